@@ -1,0 +1,53 @@
+"""brim builds datasets that are bigger than memory, under a memory limit that you set.
+
+    import brim
+
+    table = brim.files("scans")                    # or brim.table(df_or_path, files=["image"])
+    plan = brim.plan(table, "out", memory="2GB")
+    print(plan)
+    plan.run()
+    brim.verify("out", "scans")
+
+Names are loaded when they are first used, so that `import brim` is quick and pulls in nothing optional.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from brim.api import build as build
+    from brim.api import files as files
+    from brim.api import plan as plan
+    from brim.api import table as table
+    from brim.engine.unpack import unpack as unpack
+    from brim.engine.verify import verify as verify
+    from brim.errors import BrimError as BrimError
+
+_HOMES = {
+    "BrimError": "brim.errors",
+    "build": "brim.api",
+    "files": "brim.api",
+    "plan": "brim.api",
+    "table": "brim.api",
+    "unpack": "brim.engine.unpack",
+    "verify": "brim.engine.verify",
+}
+
+__all__ = ["BrimError", "__version__", "build", "files", "plan", "table", "unpack", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'brim' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,3 @@
+from brim.cli import main
+
+main()

@@ -1,0 +1,120 @@
+"""The functions of the Python interface: the command line's verbs, with Python's values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from brim.engine.build import Build, BuildOptions, Built
+from brim.engine.progress import Progress
+from brim.plans.checks import CheckOptions
+from brim.plans.cut import CutOptions
+from brim.plans.plan import Format
+from brim.sizes import parse_size
+from brim.sources import read_source
+from brim.sources.filetable import FileTable
+from brim.sources.folder import folder_source
+from brim.sources.options import SourceOptions
+from brim.sources.tables import table_source
+
+Source = str | os.PathLike[str] | FileTable
+
+
+def files(
+    folder: str | os.PathLike[str],
+    *,
+    column: str | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    limit: int | None = None,
+    label_from: Literal["parent"] | None = None,
+    split: str | None = None,
+) -> FileTable:
+    """The file table of a folder: a row for each file, or for each row of its metadata.csv.
+
+    `column` is the name of the file column, or "NAME:TYPE" to set its type too.
+    """
+    options = SourceOptions(
+        files=(column,) if column else (),
+        include=tuple(include),
+        exclude=tuple(exclude),
+        limit=limit,
+        label_from=label_from,
+        split=split,
+    )
+    return folder_source(os.fspath(folder), options)
+
+
+def table(
+    source: Any,
+    *,
+    files: Sequence[str] | Mapping[str, str] = (),
+    features: Any = None,
+    root: str | os.PathLike[str] | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    limit: int | None = None,
+    drop: Sequence[str] = (),
+    split: str | None = None,
+    split_by: str | None = None,
+) -> FileTable:
+    """The file table of a table that names files: a path, or a pandas, Polars or Arrow table.
+
+    `files` names the file columns ("image" or "image:nifti", or a dict of name to type); without it they
+    are guessed. `features` is a `datasets.Features` (or its dict) for some or all columns. Relative paths
+    start at the table's folder, or at `root`, or at the current folder for a table in memory.
+    """
+    named = tuple(f"{name}:{kind}" for name, kind in files.items()) if isinstance(files, Mapping) else tuple(files)
+    options = SourceOptions(
+        files=named,
+        include=tuple(include),
+        exclude=tuple(exclude),
+        limit=limit,
+        drop=tuple(drop),
+        split=split,
+        split_by=split_by,
+        root=None if root is None else os.fspath(root),
+    )
+    return table_source(source, options, features)
+
+
+def plan(
+    source: Source,
+    destination: str | os.PathLike[str] | None = None,
+    *,
+    format: Format = "parquet",
+    shard_size: str | int | None = None,
+    num_shards: int | None = None,
+    rows_per_shard: int | None = None,
+    shard_by: str | None = None,
+    allow_empty: bool = False,
+    oversize: Literal["error", "skip"] = "error",
+    memory: str | int | None = None,
+    workers: int | None = None,
+    fresh: bool = False,
+    update: bool = False,
+    state: str | os.PathLike[str] | None = None,
+    stop_file: str | os.PathLike[str] | None = None,
+) -> Build:
+    """What building `source` at `destination` would do. Print it to see, `run()` it to do it."""
+    options = BuildOptions(
+        format=format,
+        cut=CutOptions(None if shard_size is None else parse_size(shard_size), num_shards, rows_per_shard, shard_by),
+        checks=CheckOptions(allow_empty=allow_empty, skip_oversize=oversize == "skip"),
+        memory=memory,
+        workers=workers,
+        fresh=fresh,
+        update=update,
+        state=None if state is None else os.fspath(state),
+        stop_file=None if stop_file is None else os.fspath(stop_file),
+    )
+    source = source if isinstance(source, FileTable) else read_source(source, SourceOptions())
+    return Build(source, destination, options)
+
+
+def build(
+    source: Source, destination: str | os.PathLike[str], *, progress: Progress | None = None, **options: Any
+) -> Built:
+    """Plan and run in one step; the options are those of `plan`."""
+    return plan(source, destination, **options).run(progress)

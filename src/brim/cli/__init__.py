@@ -1,0 +1,90 @@
+"""The command line: one file a verb. It parses, calls the library and prints; it decides nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.abc import MetaPathFinder
+
+import typer
+
+from brim.cli import build, plan, unpack, verify
+from brim.cli.options import flat, help_text
+from brim.cli.output import fail
+from brim.errors import BrimError, Stopped
+
+HELP = """Datasets bigger than memory, built under a memory limit that you set.
+
+brim packages files into shards without holding them: a shard is a recipe of what lies where. So a 300 GB
+dataset takes as much memory as a small one, a killed run continues where it was, and what was written is
+proved. `brim VERB --help` has examples.
+"""
+
+app = typer.Typer(
+    name="brim",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("plan", help=help_text(plan.HELP))(flat(plan.plan))
+app.command("build", help=help_text(build.HELP))(flat(build.build))
+app.command("verify", help=help_text(verify.HELP))(flat(verify.verify))
+app.command("unpack", help=help_text(unpack.HELP))(flat(unpack.unpack))
+
+
+def _version(show: bool) -> None:
+    if show:
+        from brim import __version__
+
+        print(f"brim {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=help_text(HELP))
+def _brim(
+    version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks (anywhere on the line)."),
+) -> None:
+    pass
+
+
+class _NoPandas(MetaPathFinder):
+    """pyarrow imports pandas at its first array, if it is installed: 35 MB that this command has no use for."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("the brim command does without pandas", name=name)
+
+
+def main() -> None:
+    """The `brim` command."""
+    sys.meta_path.insert(0, _NoPandas())
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    as_json = "--json" in arguments
+    try:
+        code = app(arguments, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except BrimError as error:
+        if debug:
+            raise
+        sys.exit(fail(error, as_json))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(fail(Stopped("Stopped by Ctrl-C.", hint="Run the same command to continue."), as_json))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: nothing more to say
+        sys.exit(0)
+    except Exception as error:
+        if debug or not hasattr(error, "exit_code"):
+            if debug:
+                raise
+            bug = BrimError(
+                f"brim ran into a bug: {type(error).__name__}: {error}.",
+                hint="Nothing finished was lost. Run again with --debug and report what it prints.",
+            )
+            sys.exit(fail(bug, as_json))
+        error.show()  # type: ignore[attr-defined]  # a usage error: the parser knows how to show it
+        sys.exit(error.exit_code)

@@ -1,0 +1,146 @@
+"""Options that several verbs share, each a dataclass: what to read, how to cut it, how to run.
+
+A verb takes the dataclasses as parameters; `flat` spreads their fields out for the parser and packs them
+again for the verb, so that twenty options travel as three values.
+"""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, cast
+
+import typer
+
+SourceArgument = Annotated[
+    str,
+    typer.Argument(metavar="SOURCE", help="A folder of files, or a table (CSV, TSV, Parquet, JSONL) that names files."),
+]
+
+
+def _option(*names: str, panel: str, metavar: str | None = None, help: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel)
+
+
+_source = functools.partial(_option, panel="Source")
+_shards = functools.partial(_option, panel="Shards")
+_run = functools.partial(_option, panel="Run")
+Many = list[str] | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the source is read."""
+
+    files: Annotated[
+        Many,
+        _source(
+            "--files",
+            metavar="COLUMN[:TYPE]",
+            help="A column that names files, and what they are: nifti, image, audio, video, pdf, mesh or file. "
+            "May be repeated. Guessed otherwise; for a folder, the name of the file column.",
+        ),
+    ] = None
+    include: Annotated[
+        Many, _source("--include", metavar="GLOB", help="Only files (rows with files) that match. May be repeated.")
+    ] = None
+    exclude: Annotated[
+        Many, _source("--exclude", metavar="GLOB", help="Not files (rows with files) that match. May be repeated.")
+    ] = None
+    limit: Annotated[int | None, _source("--limit", metavar="ROWS", help="Only the first rows: a pilot.")] = None
+    label_from: Annotated[
+        str | None, _source("--label-from", metavar="parent", help="Add a class label from the parent folder.")
+    ] = None
+    root: Annotated[
+        str | None, _source("--root", metavar="DIR", help="Where a table's relative paths start. (default: its folder)")
+    ] = None
+    drop: Annotated[Many, _source("--drop", metavar="COLUMN", help="Leave a table's column out. May be repeated.")] = (
+        None
+    )
+    split: Annotated[str | None, _source("--split", metavar="NAME", help="Put all rows into this split.")] = None
+    split_by: Annotated[
+        str | None, _source("--split-by", metavar="COLUMN", help="The table's column that names each row's split.")
+    ] = None
+    allow_empty: Annotated[bool, _source("--allow-empty", help="Take files of zero bytes.")] = False
+    oversize: Annotated[
+        str, _source("--oversize", metavar="error|skip", help="Files too large for the format: refuse or leave out.")
+    ] = "error"
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """What the shards are."""
+
+    format: Annotated[str, _shards("--format", metavar="parquet|webdataset", help="What a shard is.")] = "parquet"
+    shard_size: Annotated[
+        str | None, _shards("--shard-size", metavar="SIZE", help="Rows up to this many bytes a shard. (default: 500MB)")
+    ] = None
+    num_shards: Annotated[int | None, _shards("--num-shards", metavar="N", help="This many shards for each split.")] = (
+        None
+    )
+    rows_per_shard: Annotated[
+        int | None, _shards("--rows-per-shard", metavar="N", help="This many rows a shard; 1: one shard per row.")
+    ] = None
+    shard_by: Annotated[
+        str | None,
+        _shards("--shard-by", metavar="COLUMN", help="Keep rows that share a value together: a shard for each value."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Running:
+    """What it may take and how it shows itself."""
+
+    memory: Annotated[
+        str | None, _run("--memory", metavar="SIZE", help="The limit, like 2GB. (default: half of what is available)")
+    ] = None
+    workers: Annotated[
+        int | None, _run("--workers", metavar="N", help="Shards at a time. (default: as many as help and fit)")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Showing:
+    """Where results and progress go."""
+
+    state: Annotated[str | None, _run("--state", metavar="DIR", help="Where the ledger is. (default: DEST/.brim)")] = (
+        None
+    )
+    json: Annotated[bool, _run("--json", help="One JSON object per line on stdout, nothing else.")] = False
+    quiet: Annotated[bool, _run("--quiet", "-q", help="No progress.")] = False
+
+
+def help_text(text: str) -> str:
+    """Paragraphs as long lines, which typer then wraps; indented lines stay lines."""
+    return re.sub(r"(?<=\S)\n(?=[^\n ])", " ", text)
+
+
+def flat(verb: Callable[..., None]) -> Callable[..., None]:
+    """A function for typer whose parameters are those of `verb`, its dataclasses spread out."""
+    packed: dict[str, type] = {}
+    parameters = []
+    for parameter in inspect.signature(verb).parameters.values():
+        if not is_dataclass(parameter.annotation):
+            parameters.append(parameter)
+            continue
+        packed[parameter.name] = cast("type", parameter.annotation)
+        for field in fields(parameter.annotation):
+            assert field.default is not MISSING
+            parameters.append(
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
+                )
+            )
+
+    @functools.wraps(verb)
+    def spread(*positional: Any, **given: Any) -> None:
+        for name, kind in packed.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        verb(*positional, **given)
+
+    parameters.sort(key=lambda p: p.kind)
+    spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del spread.__wrapped__
+    return spread

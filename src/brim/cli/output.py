@@ -1,0 +1,42 @@
+"""What every verb prints alike: results, errors, and the progress that fits where it is shown."""
+
+import json
+import sys
+from typing import Any
+
+from brim.errors import BrimError
+
+
+def emit(event: str, **facts: Any) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps({"event": event, **facts}, default=str), flush=True)
+
+
+def fail(error: BrimError, as_json: bool) -> int:
+    """Print an error and return its exit code."""
+    if as_json:
+        known = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+        emit("error", **{**error.facts, **known, "exit_code": error.exit_code})
+    else:
+        print(f"brim: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"      {error.hint}", file=sys.stderr)
+    return error.exit_code
+
+
+def progress_for(as_json: bool, quiet: bool) -> Any:
+    from brim.engine.progress import Silent
+    from brim.report.progress import Bar, JsonLines, PlainLines
+
+    if as_json:
+        return JsonLines()
+    if quiet:
+        return Silent()
+    return Bar() if sys.stderr.isatty() else PlainLines()
+
+
+def print_lines(lines: list[tuple[str, str]]) -> None:
+    """Labels in a column of their own."""
+    width = max((len(label) for label, _ in lines), default=0)
+    for label, text in lines:
+        print(f"{label:>{width}}  {text}")

@@ -1,0 +1,68 @@
+"""brim plan: what would be built."""
+
+from typing import Annotated, Any
+
+import typer
+
+from brim.cli.options import Cutting, Reading, Running, Showing, SourceArgument
+from brim.cli.output import emit, print_lines
+
+HELP = """Show what would be built, how big it is, and whether it fits.
+
+Looks at every file (none is read whole) and prints rows, bytes as they really are, the shards, and the
+memory a build takes. Nothing is written. Exits 2 if `brim build` would refuse a file.
+
+[bold]Examples[/bold]
+
+  brim plan scans/
+  brim plan scans.csv --files t1w:nifti --shard-size 1GB
+  brim plan photos/ out/ --label-from parent --json
+"""
+
+
+def planned(source: str, dest: str | None, reading: Reading, cutting: Cutting, running: Running, **more: Any) -> Any:
+    """The library's plan for what the command line says. `brim build` runs the same."""
+    import brim
+    from brim.sources import read_source
+    from brim.sources.options import SourceOptions
+
+    options = SourceOptions(
+        files=tuple(reading.files or ()),
+        include=tuple(reading.include or ()),
+        exclude=tuple(reading.exclude or ()),
+        limit=reading.limit,
+        label_from=reading.label_from,  # type: ignore[arg-type]  # checked by SourceOptions
+        drop=tuple(reading.drop or ()),
+        split=reading.split,
+        split_by=reading.split_by,
+        root=reading.root,
+    )
+    return brim.plan(
+        read_source(source, options),
+        dest,
+        **vars(cutting),
+        **vars(running),
+        allow_empty=reading.allow_empty,
+        oversize=reading.oversize,  # type: ignore[arg-type]  # checked by plan
+        **more,
+    )
+
+
+def show(build: Any, as_json: bool) -> None:
+    """Print a plan; FilesRefused (exit 2) if building it would refuse a file."""
+    if as_json:
+        emit("plan", **build.facts)
+    else:
+        print_lines(build.lines)
+    build.check()
+
+
+def plan(
+    source: SourceArgument,
+    reading: Reading,
+    cutting: Cutting,
+    running: Running,
+    showing: Showing,
+    dest: Annotated[str | None, typer.Argument(metavar="[DEST]", help="Where it would be built.")] = None,
+) -> None:
+    show(planned(source, dest, reading, cutting, running, state=showing.state), showing.json)

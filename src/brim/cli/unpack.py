@@ -1,0 +1,34 @@
+"""brim unpack: the original files back."""
+
+from typing import Annotated
+
+import typer
+
+from brim.cli.options import Showing
+from brim.cli.output import emit, print_lines, progress_for
+from brim.sizes import format_size
+
+HELP = """Write the original files back, byte for byte, under their relative paths.
+
+Files that are there already and hold the same bytes are left alone, so a stopped run can be continued.
+Paths that would leave the folder are refused.
+
+[bold]Example[/bold]
+
+  brim unpack out/ files/
+"""
+
+
+def unpack(
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder that brim built.")],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the files go.")],
+    showing: Showing,
+) -> None:
+    import brim
+
+    result = brim.unpack(dest, folder, state=showing.state, progress=progress_for(showing.json, showing.quiet))
+    if showing.json:
+        emit("unpacked", **vars(result))
+        return
+    there = f", {result.already_there:,} were there" if result.already_there else ""
+    print_lines([("unpacked", f"{result.files:,} files, {format_size(result.bytes)}{there}"), ("in", folder)])

@@ -1,0 +1,42 @@
+"""brim verify: prove what is at a destination."""
+
+from typing import Annotated
+
+import typer
+
+from brim.cli.options import Showing
+from brim.cli.output import emit, print_lines, progress_for
+from brim.sizes import format_size
+
+HELP = """Prove that what is at DEST is whole.
+
+Reads every shard again: size, SHA-256 against the receipts, Parquet footers and row counts, and the card
+against the shards. With SOURCE, compares every source file byte by byte with what is inside the shards.
+Exits 3 and names whatever is damaged, missing or too much.
+
+[bold]Examples[/bold]
+
+  brim verify out/
+
+  brim verify out/ scans/
+"""
+
+
+def verify(
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder that brim built.")],
+    showing: Showing,
+    source: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="What it was built from.")] = None,
+    root: Annotated[str | None, typer.Option(metavar="DIR", help="Where a table's relative paths start.")] = None,
+) -> None:
+    import brim
+
+    progress = progress_for(showing.json, showing.quiet)
+    result = brim.verify(dest, source, state=showing.state, root=root, progress=progress)
+    if showing.json:
+        emit("verified", **vars(result))
+        return
+    lines = [("whole", f"{result.shards:,} shards, {result.rows:,} rows, {format_size(result.bytes)}")]
+    if source is not None:
+        lines.append(("source", f"{result.files_compared:,} files are inside, byte for byte"))
+    lines += [("not proved", what) for what in result.unproved]
+    print_lines(lines)

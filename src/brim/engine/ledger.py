@@ -1,0 +1,146 @@
+"""The ledger: an append-only file of receipts that survives any crash.
+
+One JSON object a line, each with a checksum of its own, each on disk before the next thing depends on it.
+A torn or damaged line is as if it had not been written: its shard is done again. A finished job's ledger
+is rewritten in order, so that it depends on what was built and not on what was interrupted.
+
+Plain lines and fsync rather than SQLite, whose WAL does not work on the network file systems of clusters.
+The ledger holds no path of this machine and no secret: it may travel with the folder it describes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+LEDGER = "ledger.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A shard is done: what it is called, what it holds, what it was made of."""
+
+    name: str
+    split: str
+    rows: int
+    size: int
+    sha256: str
+    key: str
+    mtimes: str
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What was asked for: the plan's fingerprint, and the facts it is made of."""
+
+    fingerprint: str
+    facts: dict[str, Any]
+    versions: dict[str, str]
+    left_out: tuple[str, ...] = ()
+
+
+class Ledger:
+    """The receipts of one destination. `job` is the last one begun, `done` whether it was finished."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LEDGER
+        self.job: Job | None = None
+        self.done = False
+        self.receipts: dict[str, Receipt] = {}  # by name
+        self.known: dict[str, Receipt] = {}  # by key: every shard that was ever written here
+        self._descriptor: int | None = None
+        try:
+            lines = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        for line in lines:
+            self._take(_decode(line))
+
+    def _take(self, record: dict[str, Any] | None) -> None:
+        if record is None:
+            return
+        kind = record.pop("type", None)
+        if kind == "job":
+            self.job = Job(**{**record, "left_out": tuple(record.get("left_out", ()))})
+            self.done = False
+        elif kind == "shard":
+            receipt = Receipt(**record)
+            self.receipts[receipt.name] = self.known[receipt.key] = receipt
+        elif kind == "gone":
+            self.receipts.pop(record["name"], None)
+        elif kind == "done":
+            self.done = True
+
+    def begin(self, job: Job) -> None:
+        self._append({"type": "job", **asdict(job)})
+
+    def add(self, receipt: Receipt) -> None:
+        self._append({"type": "shard", **asdict(receipt)})
+
+    def forget(self, name: str) -> None:
+        self._append({"type": "gone", "name": name})
+
+    def finish(self, receipts: Iterable[Receipt]) -> None:
+        """Write the ledger again: the job and its receipts in order, and that it is done."""
+        if self.job is None:
+            raise ValueError("no job has begun")
+        records = [{"type": "job", **asdict(self.job)}]
+        records += [{"type": "shard", **asdict(receipt)} for receipt in receipts]
+        data = b"".join(_encode(record) for record in [*records, {"type": "done"}])
+        self.close()
+        temporary = self.path.with_suffix(".tmp")
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+        sync_folder(self.path.parent)
+        self.done = True
+
+    def _append(self, record: dict[str, Any]) -> None:
+        if self._descriptor is None:
+            new = not self.path.exists()
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            size = os.fstat(self._descriptor).st_size
+            if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+                os.write(self._descriptor, b"\n")  # a torn line stays a line of its own
+            if new:
+                sync_folder(self.path.parent)
+        line = _encode(record)
+        if os.write(self._descriptor, line) != len(line):
+            raise OSError(28, "No space left on device")
+        os.fsync(self._descriptor)
+        self._take(json.loads(json.dumps(record)))
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename or a new file in `folder` last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _encode(record: dict[str, Any]) -> bytes:
+    body = json.dumps(record, sort_keys=True)
+    return f"{zlib.crc32(body.encode()):08x} {body}\n".encode()
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    checksum, _, body = line.partition(b" ")
+    if not body or checksum != b"%08x" % zlib.crc32(body):
+        return None
+    record = json.loads(body)
+    return record if isinstance(record, dict) else None

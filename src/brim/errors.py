@@ -1,0 +1,98 @@
+"""Every error brim raises, by what the caller can do about it.
+
+BrimError                      1  a bug in brim, or a base for `except`
+├── InputError                 2  the command or its input is wrong: change it
+│   ├── SourceError               the source cannot be read as rows
+│   ├── FilesRefused              files are missing, empty, pointers, unreadable or too large
+│   ├── SourceChanged             a source file is not what it was when the job was planned
+│   ├── DestinationError          the destination is busy, or holds what brim did not write
+│   │   └── PlanChanged           the destination holds another job: --fresh or --update
+│   └── MissingExtra              an optional library is not installed
+├── DamageFound                3  a check or verification found damage
+├── DoesNotFit                 4  the work does not fit the memory limit
+├── SinkFailed                 5  the destination failed: run again to continue
+└── Stopped                    6  stopped on request: run again to continue
+
+An error says what is wrong and where (`message`) and what to do next (`hint`); what a program may want
+to know is in `facts`. Only the command line turns one into text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BrimError(Exception):
+    """The root of brim's errors."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "", **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.facts = facts
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.hint, self.facts)
+
+
+def _rebuild(kind: type[BrimError], message: str, hint: str, facts: dict[str, Any]) -> BrimError:
+    return kind(message, hint=hint, **facts)
+
+
+class InputError(BrimError):
+    """The command or its input is wrong."""
+
+    exit_code = 2
+
+
+class SourceError(InputError):
+    """The source cannot be read as rows. `path` names it."""
+
+
+class FilesRefused(InputError):
+    """Files that would ruin the build, found before the first byte. `problems` lists them by kind."""
+
+
+class SourceChanged(InputError):
+    """A source file is no longer what was planned. `path` names it."""
+
+
+class DestinationError(InputError):
+    """The destination is in use, or holds something brim did not write."""
+
+
+class PlanChanged(DestinationError):
+    """The destination holds another job. `changes` says how it differs."""
+
+
+class MissingExtra(InputError):
+    """An optional library is needed. `extra` names the one to install."""
+
+
+class DamageFound(BrimError):
+    """A check or verification found damage. `findings` lists it."""
+
+    exit_code = 3
+
+
+class DoesNotFit(BrimError):
+    """The work needs more memory than the limit. `need_bytes`, `limit_bytes`."""
+
+    exit_code = 4
+
+
+class SinkFailed(BrimError):
+    """The destination failed (disk full, connection lost). What is finished stays finished."""
+
+    exit_code = 5
+
+
+class Stopped(BrimError):
+    """Stopped by a signal or a stop file. What is finished stays finished."""
+
+    exit_code = 6

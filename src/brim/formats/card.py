@@ -1,0 +1,118 @@
+"""The dataset card: the README.md that tells `load_dataset` and people what is in a dataset.
+
+brim owns the YAML fields `configs` and `dataset_info` and the text between its two markers. Whatever
+else a card says was written by a person and stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from brim.errors import DestinationError
+from brim.sizes import format_size
+
+CARD = "README.md"
+_BEGIN, _END = "<!-- brim:begin -->", "<!-- brim:end -->"
+_FRONT = re.compile(r"\A---\s*\n(.*?)^---\s*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+# Names a file that never exists, so that loading a dataset that is still being built is an error and not
+# a smaller dataset.
+UNFINISHED = "data/unfinished-run-brim-build-again-to-continue"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitFacts:
+    """What a card says about a split."""
+
+    name: str
+    rows: int
+    bytes: int
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """What a card says about a dataset. `features` is the YAML list, or None where there is none."""
+
+    splits: Sequence[SplitFacts]
+    features: list[dict[str, Any]] | None
+    extension: str
+    columns: Sequence[tuple[str, str]]  # name, type
+    left_out: Sequence[str] = ()
+
+
+def write_card(facts: CardFacts, existing: str | None) -> str:
+    """The card of a finished dataset, around whatever a person wrote in the existing one."""
+    total = sum(split.bytes for split in facts.splits)
+    files = [{"split": s.name, "path": f"data/{s.name}-*{facts.extension}"} for s in facts.splits]
+    fields: dict[str, Any] = {"configs": [{"config_name": "default", "data_files": files}]}
+    info: dict[str, Any] = {} if facts.features is None else {"features": facts.features}
+    info["splits"] = [{"name": s.name, "num_bytes": s.bytes, "num_examples": s.rows} for s in facts.splits]
+    info |= {"download_size": total, "dataset_size": total}
+    if facts.extension == ".parquet":  # the reader of tars finds its own features
+        fields["dataset_info"] = info
+    return _merge(fields, _text(facts), existing)
+
+
+def write_unfinished_card(existing: str | None) -> str:
+    """The card of a dataset that is being built: whoever loads it is told so."""
+    fields = {"configs": [{"config_name": "default", "data_files": [{"split": "train", "path": UNFINISHED}]}]}
+    text = "# Unfinished dataset\n\nThis dataset is being built. Run the same `brim build` again to continue.\n"
+    return _merge(fields, text, existing)
+
+
+def read_card(text: str) -> dict[str, Any]:
+    """The YAML fields of a card."""
+    match = _FRONT.match(text)
+    try:
+        fields = yaml.safe_load(match[1]) if match else {}
+    except yaml.YAMLError as error:
+        raise DestinationError(
+            f"The YAML at the top of {CARD} is broken: {' '.join(str(error).split())}.", hint="Mend it and run again."
+        ) from error
+    return fields if isinstance(fields, dict) else {}
+
+
+def _merge(fields: dict[str, Any], text: str, existing: str | None) -> str:
+    ours = f"{_BEGIN}\n{text}{_END}\n"
+    if existing is None:
+        return f"---\n{_dump(fields)}---\n{ours}"
+    old = read_card(existing)
+    old.pop("dataset_info", None)
+    configs = [c for c in old.get("configs") or [] if isinstance(c, dict) and c.get("config_name") != "default"]
+    merged = {**old, **fields, "configs": [*fields["configs"], *configs]}
+    body = _FRONT.sub("", existing, count=1)
+    if _BEGIN in body and _END in body:
+        before, _, rest = body.partition(_BEGIN)
+        body = before + ours + rest.partition(_END)[2].removeprefix("\n")
+    elif not body.strip():
+        body = ours
+    return f"---\n{_dump(merged)}---\n{body}"
+
+
+def _dump(fields: dict[str, Any]) -> str:
+    return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _text(facts: CardFacts) -> str:
+    lines = ["# Dataset", "", "| split | rows | shards | size |", "|---|---:|---:|---:|"]
+    lines += [f"| {s.name} | {s.rows:,} | {s.shards:,} | {format_size(s.bytes)} |" for s in facts.splits]
+    lines += ["", "| column | type |", "|---|---|"]
+    lines += [f"| `{_cell(name)}` | {_cell(kind)} |" for name, kind in facts.columns]
+    if facts.left_out:
+        lines += ["", f"Left out, because the format cannot hold files of that size: {len(facts.left_out)}", ""]
+        lines += [f"- `{_cell(path)}`" for path in facts.left_out]
+    if facts.extension == ".parquet":
+        load = 'from datasets import load_dataset\n\ndataset = load_dataset("PATH_OF_THIS_FOLDER")'
+    else:
+        load = f'import webdataset\n\ndataset = webdataset.WebDataset("data/{facts.splits[0].name}-....tar")'
+    lines += ["", "```python", *load.splitlines(), "```", "", "Built with brim.", ""]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,152 @@
+"""Where each file lies inside a spliced Parquet shard, found by reading the shard alone.
+
+Used to verify and to unpack, so it shares no state with the writer: it starts from the footer on disk,
+walks the pages, and yields byte ranges. Memory is that of one small page, whatever the files weigh.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from brim.errors import DamageFound
+from brim.fileset import Ints
+from brim.formats import thrift
+from brim.formats.found import Found
+from brim.formats.levels import decode_levels
+from brim.formats.parquet import LEAF
+from brim.formats.thrift import Struct
+
+_HEADER_BYTES = 1024
+_WHOLE_PAGE_BYTES = 4 << 20  # larger pages hold one row: its lengths are read one by one
+
+
+def locate_parquet(shard: str) -> Iterator[Found]:
+    """Every file of a shard that brim wrote: row group by row group, column by column."""
+    descriptor = os.open(shard, os.O_RDONLY)
+    try:
+        yield from _locate(descriptor, shard)
+    except (thrift.ThriftError, ValueError, KeyError, IndexError, pa.ArrowException) as error:
+        raise DamageFound(f"{os.path.basename(shard)} is not a shard that brim can read: {error}.") from error
+    finally:
+        os.close(descriptor)
+
+
+def _locate(descriptor: int, shard: str) -> Iterator[Found]:
+    footer = _read_footer(descriptor)
+    leaves = _leaves(footer[2][1].items)
+    with pq.ParquetFile(shard, memory_map=False) as parquet:
+        row_before = 0
+        for number, group in enumerate(footer[4][1].items):
+            for entry in group[1][1].items:
+                meta = entry[3][1]
+                path = tuple(part.decode() for part in meta[3][1].items)
+                if path not in leaves:
+                    continue
+                leaf = leaves[path]
+                names = _paths(parquet, number, path)
+                slot = 0
+                row = row_before - 1
+                for repetition, definition, ranges in _pages(descriptor, meta, leaf):
+                    value = 0
+                    for repeats, defines in zip(repetition.tolist(), definition.tolist(), strict=True):
+                        row += repeats == 0
+                        if defines == leaf.max_definition:
+                            offset, size = ranges[value]
+                            value += 1
+                            yield Found(path[0], row, names[slot].as_py(), offset, size)
+                        slot += defines >= leaf.slot_definition
+            row_before += group[3][1]
+
+
+def _read_footer(descriptor: int) -> Struct:
+    size = os.fstat(descriptor).st_size
+    tail = os.pread(descriptor, 8, max(size - 8, 0))
+    if size < 12 or tail[4:] != b"PAR1":
+        raise ValueError("it does not end like a Parquet file")
+    length = int.from_bytes(tail[:4], "little")
+    if length > size - 12:
+        raise ValueError("its footer is longer than the file")
+    return thrift.decode(os.pread(descriptor, length, size - 8 - length))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    max_repetition: int
+    max_definition: int
+    slot_definition: int  # from here on, the struct (null or not) has a slot
+
+
+def _leaves(elements: list[Struct]) -> dict[tuple[str, ...], _Leaf]:
+    """The `bytes` leaves that stand beside a `path`, with their levels."""
+    found: dict[tuple[str, ...], _Leaf] = {}
+    at = 1
+
+    def walk(prefix: tuple[str, ...], repetition: int, definition: int) -> None:
+        nonlocal at
+        element = elements[at]
+        at += 1
+        kind = element[3][1]  # 0 required, 1 optional, 2 repeated
+        path = (*prefix, element[4][1].decode())
+        slot = definition + (kind == 2)
+        repetition, definition = repetition + (kind == 2), definition + (kind != 0)
+        children = element[5][1] if 5 in element else 0
+        begin, names = at, []
+        for _ in range(children):
+            names.append(elements[at][4][1].decode())
+            walk(path, repetition, definition)
+        if sorted(names) == sorted([LEAF, "path"]):
+            leaf = elements[begin + names.index(LEAF)]
+            found[(*path, LEAF)] = _Leaf(repetition, definition + (leaf[3][1] == 1), slot)
+
+    for _ in range(elements[0][5][1] if 5 in elements[0] else 0):
+        walk((), 0, 0)
+    return found
+
+
+def _paths(parquet: pq.ParquetFile, group: int, leaf: tuple[str, ...]) -> Any:
+    """The `path` values beside a leaf, one a slot of the struct."""
+    name = ".".join((*leaf[:-1], "path"))
+    array = parquet.read_row_group(group, columns=[name]).column(0).combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0)
+    while pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        array = array.flatten()
+    return array.field(array.type.get_field_index("path"))
+
+
+def _pages(descriptor: int, meta: Struct, leaf: _Leaf) -> Iterator[tuple[Ints, Ints, list[tuple[int, int]]]]:
+    """For each page: repetition levels, definition levels, and the byte range of each value."""
+    if meta[4][1] != 0:
+        raise ValueError("its file column is compressed, so brim did not write it")
+    at, end = int(meta[9][1]), int(meta[9][1]) + int(meta[7][1])
+    while at < end:
+        header, used = thrift.decode(os.pread(descriptor, _HEADER_BYTES, at))
+        if header[1][1] != 0 or header[5][1][2][1] != 0:
+            raise ValueError("its file column is encoded, so brim did not write it")
+        size, count = int(header[3][1]), int(header[5][1][1][1])
+        body = at + used
+        if size < 0 or body + size > end:
+            raise ValueError("a page runs past its column")
+        # The levels of a page of n slots take a few bits each; the rest of it may be one huge file.
+        data = os.pread(descriptor, size if size <= _WHOLE_PAGE_BYTES else 64 + count * 4, body)
+        repetition, used_r = decode_levels(data, count, leaf.max_repetition)
+        definition, used_d = decode_levels(memoryview(data)[used_r:], count, leaf.max_definition)
+        values = int(np.count_nonzero(definition == leaf.max_definition))
+        ranges = []
+        position = used_r + used_d
+        for _ in range(values):
+            raw = data[position : position + 4] if position + 4 <= len(data) else b""
+            length = int.from_bytes(raw or os.pread(descriptor, 4, body + position), "little")
+            ranges.append((body + position + 4, length))
+            position += 4 + length
+        if position != size:
+            raise ValueError("the lengths in a page do not add up to its size")
+        yield repetition, definition, ranges
+        at = body + size

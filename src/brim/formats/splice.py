@@ -1,0 +1,258 @@
+"""A shard as a recipe: an ordered list of segments, each a literal or a range of a source file.
+
+The size of a splice is known before a byte is read, any range of it can be read at any time, and reading
+it twice gives the same bytes. Segments are columns of numbers, not objects: a million files in one shard
+must stay small. Every source file is checked against the plan when it is opened and again when it has
+been read; a difference is SourceChanged.
+
+What a splice means (Parquet, tar) is decided in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from brim.fileset import FileSet, Ints
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+BUFFER_BYTES = 512 * 1024  # fits the second-level cache: read, hash and write touch memory once
+_LITERAL = -1
+_BLOCK = 16384  # segments turned into Python numbers at a time
+_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
+
+
+class Splice:
+    """Bytes that exist only as a list of segments. Safe to read from several threads."""
+
+    __slots__ = ("_ends", "_literals", "_sources", "_starts", "files", "size")
+
+    def __init__(self, files: FileSet, literals: bytes, ends: Ints, sources: Ints, starts: Ints) -> None:
+        self.files = files
+        self.size = int(ends[-1]) if len(ends) else 0
+        self._literals = memoryview(literals)
+        self._ends = ends
+        self._sources = sources
+        self._starts = starts
+
+    def _segments(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(source, start in the source, size) of what lies between `start` and `stop`.
+
+        Zero-byte files inside the range are segments too, so that they are checked like the others.
+        """
+        first = int(np.searchsorted(self._ends, start, side="left" if start == 0 else "right"))
+        last = int(np.searchsorted(self._ends, stop, side="right" if stop >= self.size else "left"))
+        last = min(last + 1, len(self._ends))
+        for block in range(first, last, _BLOCK):
+            cut = slice(block, min(block + _BLOCK, last))
+            begin = int(self._ends[block - 1]) if block else 0
+            for end, source, at in zip(
+                self._ends[cut].tolist(), self._sources[cut].tolist(), self._starts[cut].tolist(), strict=True
+            ):
+                skip = max(start - begin, 0)
+                yield source, at + skip, min(end, stop) - begin - skip
+                begin = end
+
+    def chunks(self, start: int = 0, stop: int | None = None, buffer_bytes: int = BUFFER_BYTES) -> Iterator[memoryview]:
+        """The bytes from `start` to `stop`. A chunk is valid until the next one is asked for."""
+        stop = self.size if stop is None else min(stop, self.size)
+        room = max(1, min(buffer_bytes, stop - start))
+        buffer = memoryview(bytearray(room))
+        filled = 0
+        for source, at, size in self._segments(start, stop):
+            if source == _LITERAL:
+                while size > 0:
+                    step = min(size, room - filled)
+                    buffer[filled : filled + step] = self._literals[at : at + step]
+                    at, size, filled = at + step, size - step, filled + step
+                    if filled == room:
+                        yield buffer
+                        filled = 0
+                continue
+            descriptor = open_source(self.files, source)
+            try:
+                while size > 0:
+                    step = os.preadv(descriptor, [buffer[filled : filled + min(size, room - filled)]], at)
+                    if step == 0:
+                        raise self.files.changed(source, "became shorter while it was read")
+                    at, size, filled = at + step, size - step, filled + step
+                    if filled == room:
+                        yield buffer
+                        filled = 0
+                self.files.check(source, os.fstat(descriptor))
+            finally:
+                os.close(descriptor)
+        if filled:
+            yield buffer[:filled]
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return b"".join(bytes(chunk) for chunk in self.chunks(offset, offset + max(size, 0)))
+
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for chunk in self.chunks():
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    def copy_to(self, descriptor: int) -> None:
+        """Write everything at the descriptor's position, through the kernel where it can.
+
+        Not for a copy that is hashed as well: the bytes then come through this process anyway, and one
+        pass of small reads beats a kernel copy plus a second read.
+        """
+        for source, at, size in self._segments(0, self.size):
+            if source == _LITERAL:
+                write_all(descriptor, self._literals[at : at + size])
+                continue
+            opened = open_source(self.files, source)
+            try:
+                copy_range(opened, at, size, descriptor)
+                self.files.check(source, os.fstat(opened))
+            finally:
+                os.close(opened)
+
+    def open(self) -> SpliceFile:
+        return SpliceFile(self)
+
+
+class SpliceFile(io.BufferedIOBase):
+    """A splice as a seekable binary file, for clients that want one."""
+
+    def __init__(self, splice: Splice) -> None:
+        self._splice = splice
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._splice.size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"cannot seek to {base + offset}")
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.closed:
+            raise ValueError("read of a closed file")
+        rest = max(self._splice.size - self._at, 0)
+        data = self._splice.read_at(self._at, rest if size is None or size < 0 else min(size, rest))
+        self._at += len(data)
+        return data
+
+    def read1(self, size: int = -1, /) -> bytes:
+        return self.read(BUFFER_BYTES if size < 0 else size)
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
+class SpliceBuilder:
+    """Collects the segments of a splice in order."""
+
+    def __init__(self, files: FileSet) -> None:
+        self._files = files
+        self._literals: list[bytes] = []
+        self._literal_bytes = 0
+        self._sizes: list[Ints] = []
+        self._sources: list[Ints] = []
+        self._starts: list[Ints] = []
+        self.position = 0
+
+    def literal(self, data: bytes) -> None:
+        if data:
+            self._add([len(data)], [_LITERAL], [self._literal_bytes])
+            self._keep(data)
+
+    def file(self, number: int, start: int = 0, size: int | None = None) -> None:
+        """A source file, or a range of it."""
+        self._add([int(self._files.sizes[number]) - start if size is None else size], [number], [start])
+
+    def interleave(self, literals: bytes, literal_sizes: Ints, files: Ints) -> None:
+        """The first literal, the first file, the second literal, the second file, and so on."""
+        count = len(files)
+        sizes, sources, starts = (np.zeros(2 * count, np.int64) for _ in range(3))
+        sizes[0::2], sizes[1::2] = literal_sizes, self._files.sizes[files]
+        sources[0::2], sources[1::2] = _LITERAL, files
+        starts[0::2] = self._literal_bytes + np.cumsum(literal_sizes) - literal_sizes
+        self._add(sizes, sources, starts)
+        self._keep(literals)
+
+    def _keep(self, data: bytes) -> None:
+        self._literals.append(data)
+        self._literal_bytes += len(data)
+
+    def _add(self, sizes: Ints | list[int], sources: Ints | list[int], starts: Ints | list[int]) -> None:
+        self._sizes.append(np.asarray(sizes, np.int64))
+        self._sources.append(np.asarray(sources, np.int32))  # half the memory of int64
+        self._starts.append(np.asarray(starts, np.int64))
+        self.position += int(self._sizes[-1].sum())
+
+    def finish(self) -> Splice:
+        empty = [np.zeros(0, np.int64)]
+        ends = np.cumsum(np.concatenate(self._sizes or empty))
+        sources, starts = np.concatenate(self._sources or empty), np.concatenate(self._starts or empty)
+        return Splice(self._files, b"".join(self._literals), ends, sources, starts)
+
+
+def open_source(files: FileSet, number: int) -> int:
+    """A descriptor of a source file that is still what was planned."""
+    try:
+        descriptor = os.open(files.full_path(number), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise files.changed(number, f"can no longer be opened ({error.strerror})") from error
+    try:
+        files.check(number, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def write_all(descriptor: int, data: memoryview | bytes) -> None:
+    """os.write, until everything is written."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def copy_range(source: int, at: int, size: int, target: int) -> None:
+    """Copy a range of one descriptor to the position of another, inside the kernel where it can."""
+    kernel = hasattr(os, "copy_file_range")
+    buffer: memoryview | None = None
+    while size > 0:
+        if kernel:
+            try:
+                step = os.copy_file_range(source, target, min(size, 1 << 30), at)
+            except OSError as error:
+                if error.errno not in _NO_KERNEL_COPY:
+                    raise
+                kernel = False
+                continue
+            if step == 0:  # some file systems answer 0 instead of an error: the plain read decides
+                kernel = False
+                continue
+        else:
+            buffer = buffer or memoryview(bytearray(BUFFER_BYTES))
+            step = os.preadv(source, [buffer[: min(size, BUFFER_BYTES)]], at)
+            if step == 0:
+                raise OSError(errno.EIO, "the file is shorter than its recorded size")
+            write_all(target, buffer[:step])
+        at, size = at + step, size - step

@@ -1,0 +1,122 @@
+"""How much memory a job may take: the user's word, or half of what is really there.
+
+What is there is the smallest headroom of all that stand above this process: the machine (MemAvailable),
+each cgroup up to the root (limit − usage + pages the kernel can take back), and Slurm's allocation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from brim.memory.meter import tree_bytes
+from brim.sizes import format_size, parse_size
+
+_UNLIMITED = 1 << 60  # cgroup v1 writes a huge number where there is no limit
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A number of bytes, and who decides it."""
+
+    bytes: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{format_size(self.bytes)} ({self.reason})"
+
+
+def effective_limit(
+    memory: str | int | None = None, environment: Mapping[str, str] | None = None, root: Path = Path("/")
+) -> Limit:
+    """The limit of a job: `memory`, else $BRIM_MEMORY, else half of the headroom."""
+    environment = os.environ if environment is None else environment
+    if memory is not None:
+        return Limit(parse_size(memory), "--memory")
+    if environment.get("BRIM_MEMORY"):
+        return Limit(parse_size(environment["BRIM_MEMORY"]), "BRIM_MEMORY")
+    smallest = min(headrooms(environment, root), key=lambda limit: limit.bytes, default=None)
+    if smallest is None:
+        return Limit(_physical_bytes() // 2, "half of the machine's memory")
+    return Limit(max(smallest.bytes // 2, 1), f"half of {smallest.reason}")
+
+
+def headrooms(environment: Mapping[str, str], root: Path = Path("/")) -> Iterator[Limit]:
+    """What each thing above this process leaves it."""
+    available = _meminfo(root / "proc/meminfo").get("MemAvailable")
+    if available is not None:
+        yield Limit(available, f"the {format_size(available)} available on this machine")
+    own = tree_bytes()
+    for group, limit, usage, reclaimable in _cgroups(root):
+        left = max(limit - usage + reclaimable + own, 0)
+        yield Limit(left, f"the {format_size(left)} that the cgroup {group} (limit {format_size(limit)}) leaves")
+    slurm = _slurm_bytes(environment)
+    if slurm is not None:
+        yield Limit(slurm, f"the {format_size(slurm)} allocated by Slurm")
+
+
+def _meminfo(path: Path) -> dict[str, int]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines)
+    return {parts[0].rstrip(":"): int(parts[1]) * 1024 for parts in fields if len(parts) > 1}
+
+
+def _cgroups(root: Path) -> Iterator[tuple[str, int, int, int]]:
+    """(name, limit, usage, reclaimable) of every limited cgroup above this process, v2 or v1."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            mount = root / "sys/fs/cgroup/memory"
+        else:
+            continue
+        parts = [part for part in group.split("/") if part]
+        for depth in range(len(parts), -1, -1):
+            folder = mount.joinpath(*parts[:depth])
+            limit, usage = _number(folder / names[0]), _number(folder / names[1])
+            if limit is None or usage is None or limit >= _UNLIMITED:
+                continue
+            stat = _stat(folder / "memory.stat")
+            cache = stat.get(names[2] + "inactive_file", 0) + stat.get(names[2] + "active_file", 0)
+            yield "/" + "/".join(parts[:depth]), limit, usage, cache
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _stat(path: Path) -> dict[str, int]:
+    try:
+        pairs = (line.split() for line in path.read_text().splitlines())
+        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
+    except OSError:
+        return {}
+
+
+def _slurm_bytes(environment: Mapping[str, str]) -> int | None:
+    per_node = environment.get("SLURM_MEM_PER_NODE", "")
+    per_cpu, cpus = environment.get("SLURM_MEM_PER_CPU", ""), environment.get("SLURM_CPUS_ON_NODE", "")
+    if per_node.isdigit() and int(per_node):
+        return int(per_node) << 20
+    if per_cpu.isdigit() and cpus.isdigit() and int(per_cpu):
+        return int(per_cpu) * int(cpus) << 20
+    return None
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

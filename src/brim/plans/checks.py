@@ -1,0 +1,157 @@
+"""The cheap checks before the first byte: what would ruin a long run is found while it costs nothing."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.errors import FilesRefused, InputError, SourceError
+from brim.fileset import Ints
+from brim.sources.filetable import FileTable, Reason, Refused, flat_numbers, one_array
+from brim.sources.pointers import COMMANDS, MAX_POINTER_BYTES, pointer_kind
+
+_SHOWN = 3
+
+_WHAT: dict[Reason, tuple[str, str]] = {
+    "missing": ("missing", "Restore them, or leave their rows out with --exclude."),
+    "folder": ("folders, not files", "Name the files inside, or pack each folder first."),
+    "special": ("not regular files (a pipe, socket or device)", "Leave them out with --exclude."),
+    "unreadable": ("not readable", "Give yourself the right to read them."),
+    "annex": ("git-annex pointers, not data", f"Fetch the data with: {COMMANDS['annex']}"),
+    "lfs": ("Git LFS pointers, not data", f"Fetch the data with: {COMMANDS['lfs']}"),
+    "url": ("addresses, not local paths", "Download them first."),
+    "name": ("named in a way that is not UTF-8", "Rename them."),
+    "empty": ("empty (0 bytes)", "Restore them, leave them out with --exclude, or take them with --allow-empty."),
+    "oversize": (
+        "too large for one cell of a Parquet file, which holds just under 2 GiB per row and column",
+        "Use --format webdataset, give each file a row of its own, or leave them out with --oversize skip.",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """What the user lets pass."""
+
+    allow_empty: bool = False
+    skip_oversize: bool = False
+
+
+def check_files(table: FileTable, options: CheckOptions, max_cell_bytes: int | None) -> FileTable:
+    """The table with every refused file noted, and oversized cells emptied if the user asked for that."""
+    refused = [*table.refused, *_unreadable_or_pointer(table)]
+    if not options.allow_empty:
+        refused += [Refused("empty", table.files.path(i)) for i in np.flatnonzero(table.files.sizes == 0).tolist()]
+    if max_cell_bytes is not None:
+        for name in table.columns:
+            over = _oversize_rows(table, name, max_cell_bytes)
+            if not len(over):
+                continue
+            paths = _paths_of(table, name, over)
+            if options.skip_oversize:
+                table = _empty_cells(table, name, over).replace(left_out=table.left_out + tuple(paths))
+            else:
+                refused += [Refused("oversize", path) for path in paths]
+    table = _drop_bare_rows(table) if table.left_out else table
+    _check_paths_stay_home(table)
+    return table.replace(refused=tuple(refused))
+
+
+def raise_refused(table: FileTable) -> None:
+    """FilesRefused if there are any."""
+    if table.refused:
+        lines = refusal_lines(table)
+        raise FilesRefused(
+            f"{len(table.refused)} of {len(table.files) + _absent(table)} files cannot be packaged, so nothing was "
+            "written:\n" + "\n".join(f"  {line}" for line in lines),
+            problems=[{"reason": r.reason, "path": r.path} for r in table.refused],
+        )
+
+
+def refusal_lines(table: FileTable) -> list[str]:
+    """One line for each reason: how many, which for example, and what to do."""
+    lines = []
+    for reason, count in Counter(r.reason for r in table.refused).most_common():
+        what, todo = _WHAT[reason]
+        paths = [r.path for r in table.refused if r.reason == reason]
+        examples = ", ".join(paths[:_SHOWN]) + (f" and {count - _SHOWN} more" if count > _SHOWN else "")
+        lines.append(f"{count} {'is' if count == 1 else 'are'} {what}: {examples}. {todo}")
+    return lines
+
+
+def _absent(table: FileTable) -> int:
+    return sum(r.reason in ("missing", "folder", "special", "annex", "url", "name") for r in table.refused)
+
+
+def _unreadable_or_pointer(table: FileTable) -> list[Refused]:
+    files = table.files
+    found = []
+    small = (files.sizes <= MAX_POINTER_BYTES) & (files.sizes > 0)
+    for number, (is_small, path) in enumerate(zip(small.tolist(), files.paths, strict=True)):
+        full = os.path.join(files.root, path.as_py())
+        reason: Reason | None = None
+        try:
+            if is_small:
+                reason = pointer_kind(full)
+            elif not os.access(full, os.R_OK):
+                reason = "unreadable"
+        except OSError:
+            reason = "unreadable"
+        if reason is not None:
+            found.append(Refused(reason, files.path(number)))
+    return found
+
+
+def _oversize_rows(table: FileTable, name: str, limit: int) -> Ints:
+    # A list's levels take up to four bytes a file besides the length.
+    extra = 8 if table.columns[name].is_list else 4
+    return np.flatnonzero(table.cell_bytes(name, table.files.sizes + extra) > limit + 4)
+
+
+def _paths_of(table: FileTable, name: str, rows: Ints) -> list[str]:
+    column = table.rows.column(name).take(pa.array(rows))
+    return [table.files.path(number) for number in flat_numbers(column).tolist()]
+
+
+def _empty_cells(table: FileTable, name: str, rows: Ints) -> FileTable:
+    mask = np.zeros(len(table), bool)
+    mask[rows] = True
+    column = one_array(table.rows.column(name))
+    emptied = pc.if_else(pa.array(mask), pa.scalar(None, column.type), column)
+    at = table.rows.column_names.index(name)
+    return table.replace(rows=table.rows.set_column(at, name, emptied))
+
+
+def _drop_bare_rows(table: FileTable) -> FileTable:
+    """Rows whose last file was left out go as well."""
+    ones = np.ones(len(table.files), np.int64)
+    keep = sum(table.cell_bytes(name, ones) for name in table.columns) > 0
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
+    splits = tuple(
+        type(split)(split.name, int(before[split.start]), int(before[split.stop]))
+        for split in table.splits
+        if before[split.stop] > before[split.start]
+    )
+    if not splits:
+        raise SourceError("Every file is too large for the format.", hint="Use --format webdataset.")
+    return table.replace(rows=table.rows.filter(pa.array(keep)), splits=splits)
+
+
+def _check_paths_stay_home(table: FileTable) -> None:
+    """Refuse metadata that would publish where things lie on this machine."""
+    places = {table.files.root, os.path.expanduser("~")} - {"/"}
+    for field in table.rows.schema:
+        if field.name in table.columns or not (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):
+            continue
+        for place in places:
+            if pc.any(pc.starts_with(table.rows.column(field.name), place.rstrip("/") + "/")).as_py():
+                raise InputError(
+                    f"The column {field.name!r} holds absolute paths of this machine, which would be published.",
+                    hint=f"Leave it out with --drop {field.name}, package its files with --files {field.name}, "
+                    "or make its paths relative.",
+                )

@@ -1,0 +1,145 @@
+"""A plan: the shards of a job, known by name, rows and bytes before anything is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.errors import SourceError
+from brim.fileset import FILE_TYPE, Ints
+from brim.plans.cut import CutOptions, Shard, cut_shards
+from brim.plans.fingerprint import digest_ints, digest_json, digest_table
+from brim.sources.filetable import FileTable, flat_numbers, one_array
+
+Format = Literal["parquet", "webdataset"]
+EXTENSIONS: dict[Format, str] = {"parquet": ".parquet", "webdataset": ".tar"}
+# A tar takes a kilobyte of headers a row, and they are made before the shard is written.
+_MAX_ROWS: dict[Format, int | None] = {"parquet": None, "webdataset": 20_000}
+_BLOCK = 131_072  # rows digested at a time
+FORMAT_VERSION = 1  # raise it when the same plan would give other bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be built. `table` is in the order of the shards."""
+
+    table: FileTable
+    shards: tuple[Shard, ...]
+    format: Format
+    cut: CutOptions
+    why: str
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Covers paths, sizes, metadata, schema, cut and format; not where the source is, nor its mtimes."""
+        return digest_json({name: fact for name, fact in self.facts.items() if name not in ("cut", "recipe")})
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What the fingerprint is made of, in pieces, so that a difference can be named; and what was asked for."""
+        table = self.table
+        return {
+            "format": f"{self.format} {FORMAT_VERSION}",
+            "rows": len(table),
+            "files": table.file_count(),
+            "bytes": int(table.file_bytes().sum()),
+            "columns": {field.name: str(field.type) for field in self.schema},
+            "features": digest_json(table.features),
+            "cut": self.cut.facts(),
+            "shards": digest_json([[s.name, s.rows] for s in self.shards]),
+            "content": self._digest(0, len(table)),
+            "recipe": dict(table.recipe),
+        }
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The schema of every shard, with the features for `datasets` in its metadata."""
+        fields = []
+        for field in self.table.rows.schema:
+            column = self.table.columns.get(field.name)
+            if column is None:
+                fields.append(field)
+            else:
+                kind = pa.list_(FILE_TYPE) if column.is_list else FILE_TYPE
+                fields.append(pa.field(field.name, kind, nullable=field.nullable))
+        metadata = None
+        if self.table.features is not None:
+            metadata = {"huggingface": json.dumps({"info": {"features": dict(self.table.features)}})}
+        return pa.schema(fields, metadata=metadata)
+
+    def shard_table(self, shard: Shard) -> tuple[pa.Table, dict[str, Ints]]:
+        """A shard's rows with every file's content left empty, and the files of each file column in order."""
+        return self._rows(shard.start, shard.stop)
+
+    def shard_key(self, shard: Shard) -> str:
+        """What the shard's bytes are made of, whatever its name: the same key is the same shard."""
+        facts = self.facts
+        content = self._digest(shard.start, shard.stop)
+        return digest_json([facts["format"], facts["columns"], facts["features"], content])
+
+    def shard_mtimes(self, shard: Shard) -> str:
+        """A digest of when the shard's files were last written to."""
+        _, numbers = self._rows(shard.start, shard.stop)
+        return digest_json([digest_ints(self.table.files.mtimes_ns[n]) for n in numbers.values()])[:16]
+
+    def _rows(self, start: int, stop: int) -> tuple[pa.Table, dict[str, Ints]]:
+        rows = self.table.rows.slice(start, stop - start)
+        arrays = []
+        numbers: dict[str, Ints] = {}
+        for field in self.schema:
+            column = rows.column(field.name)
+            if field.name in self.table.columns:
+                numbers[field.name] = flat_numbers(column)
+                column = self._placeholders(one_array(column))
+            arrays.append(column)
+        return pa.Table.from_arrays(arrays, schema=self.schema), numbers
+
+    def _placeholders(self, cells: pa.Array) -> pa.Array:
+        if pa.types.is_list(cells.type):
+            lengths = pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False)
+            offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+            mask = cells.is_null() if cells.null_count else None
+            values = self._placeholders(cells.flatten())
+            return pa.ListArray.from_arrays(offsets, values, type=pa.list_(FILE_TYPE), mask=mask)
+        paths = self.table.files.paths.take(cells).cast(pa.string())
+        empty = pa.repeat(pa.scalar(b"", pa.binary()), len(cells))
+        mask = cells.is_null() if cells.null_count else None
+        return pa.StructArray.from_arrays([empty, paths], fields=list(FILE_TYPE), mask=mask)
+
+    def _digest(self, start: int, stop: int) -> str:
+        blocks = []
+        for begin in range(start, stop, _BLOCK):
+            table, numbers = self._rows(begin, min(begin + _BLOCK, stop))
+            sizes = [digest_ints(self.table.files.sizes[n]) for n in numbers.values()]
+            blocks.append([digest_table(table), sizes])
+        return digest_json(blocks)
+
+
+def make_plan(table: FileTable, format: Format, cut: CutOptions) -> Plan:
+    """Cut a checked file table into shards."""
+    if len(table) == 0:
+        raise SourceError("The source has no rows.", hint="There is nothing to build.")
+    ordered, shards, why = cut_shards(table, EXTENSIONS[format], cut, _MAX_ROWS[format])
+    plan = Plan(ordered, shards, format, cut, why)
+    _check_schema(plan.schema)
+    return plan
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    """Some Arrow types cannot be stored in Parquet: say so before the first byte."""
+    import pyarrow.parquet as pq
+
+    for field in schema:
+        try:
+            pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+        except (pa.ArrowException, NotImplementedError) as error:
+            raise SourceError(
+                f"The column {field.name!r} holds {field.type}, which Parquet cannot store.",
+                hint=f"Cast it to another type, or leave it out with --drop {field.name}.",
+            ) from error

@@ -1,0 +1,178 @@
+"""How a running job shows itself: a bar in a terminal, a line now and then elsewhere, or JSON lines.
+
+Everything but JSON goes to stderr, so that stdout stays for results.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import Any, TextIO
+
+from brim.memory.meter import tree_bytes
+from brim.sizes import format_size
+
+_PLAIN_EVERY_S = 10.0
+_JSON_EVERY_S = 1.0
+_GAUGE_EVERY_S = 0.5
+
+
+class JsonLines:
+    """One JSON object a line on stdout."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        self._lock = threading.Lock()
+        self._done = self._total = 0
+        self._said = 0.0
+
+    def emit(self, event: str, **facts: Any) -> None:
+        with self._lock:
+            self._out.write(json.dumps({"event": event, **facts}) + "\n")
+            self._out.flush()
+
+    def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
+        self._done, self._total, self._said = 0, total_bytes, time.monotonic()
+        self.emit("start", what=what, total_bytes=total_bytes, shards=shards, limit_bytes=limit_bytes)
+
+    def advance(self, size: int) -> None:
+        self._done += size
+        if time.monotonic() - self._said >= _JSON_EVERY_S:
+            self._said = time.monotonic()
+            self.emit("progress", bytes=self._done, total_bytes=self._total, memory_bytes=tree_bytes())
+
+    def shard(self, name: str, size: int, sha256: str, how: str) -> None:
+        self.emit("shard", name=name, bytes=size, sha256=sha256, how=how)
+
+    def note(self, text: str) -> None:
+        self.emit("note", text=text)
+
+    def finish(self) -> None:
+        pass
+
+
+class PlainLines:
+    """For logs: a line when it starts, and every ten seconds."""
+
+    def __init__(self, out: TextIO | None = None, clock: Any = time.monotonic) -> None:
+        self._out, self._clock = out or sys.stderr, clock
+        self._lock = threading.Lock()
+        self._what = ""
+        self._done = self._total = self._limit = 0
+        self._shards = self._shards_done = 0
+        self._began = self._said = 0.0
+        self.peak_bytes = 0
+
+    def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
+        self._what, self._total, self._shards, self._limit = what, total_bytes, shards, limit_bytes
+        self._done = self._shards_done = 0
+        self._began = self._said = self._clock()
+
+    def advance(self, size: int) -> None:
+        with self._lock:
+            self._done += size
+            now = self._clock()
+            if now - self._said >= _PLAIN_EVERY_S:
+                self._said = now
+                self._line(now)
+
+    def _line(self, now: float) -> None:
+        self.peak_bytes = max(self.peak_bytes, memory := tree_bytes())
+        rate = self._done / max(now - self._began, 1e-6)
+        left = max(self._total - self._done, 0) / max(rate, 1.0)
+        percent = 100 * self._done / max(self._total, 1)
+        print(
+            f"{self._what}: {min(percent, 100):.0f} %, {format_size(self._done)} of {format_size(self._total)}, "
+            f"{self._shards_done} of {self._shards} shards, {format_size(rate)}/s, {_clock_text(left)} left, "
+            f"memory {format_size(memory)} of {format_size(self._limit)}",
+            file=self._out,
+            flush=True,
+        )
+
+    def shard(self, name: str, size: int, sha256: str, how: str) -> None:
+        self._shards_done += 1
+
+    def note(self, text: str) -> None:
+        print(f"{self._what or 'brim'}: {text}", file=self._out, flush=True)
+
+    def finish(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, tree_bytes())
+
+
+class Bar:
+    """A bar with bytes, rate, time left, shards, and memory against the limit."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[amount]}"),
+            TextColumn("{task.fields[shards]}"),
+            TextColumn("[cyan]{task.fields[memory]}"),
+            console=Console(stderr=True),
+            transient=True,
+            expand=True,
+            auto_refresh=False,
+        )
+        self._lock = threading.Lock()
+        self._task: Any = None
+        self._done = self._total = self._limit = self._shards = self._shards_done = 0
+        self._began = self._drawn = 0.0
+        self.peak_bytes = 0
+
+    def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._done = self._shards_done = 0
+        self._total, self._shards, self._limit = total_bytes, shards, limit_bytes
+        self._began = time.monotonic()
+        fields = {"amount": "", "shards": "", "memory": ""}
+        self._task = self._progress.add_task(what, total=max(total_bytes, 1), **fields)  # type: ignore[arg-type]
+        self._progress.start()
+        self._draw()
+
+    def advance(self, size: int) -> None:
+        with self._lock:
+            self._done += size
+            if time.monotonic() - self._drawn >= _GAUGE_EVERY_S:
+                self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = now = time.monotonic()
+        self.peak_bytes = max(self.peak_bytes, memory := tree_bytes())
+        rate = self._done / max(now - self._began, 1e-6)
+        left = (
+            f", {_clock_text((self._total - self._done) / rate)} left" if rate > 1 and self._done < self._total else ""
+        )
+        self._progress.update(
+            self._task,
+            completed=min(self._done, self._total),
+            amount=f"{format_size(self._done)} of {format_size(self._total)}, {format_size(rate)}/s{left}",
+            shards=f"{self._shards_done}/{self._shards} shards",
+            memory=f"memory {format_size(memory)} of {format_size(self._limit)}",
+        )
+        self._progress.refresh()
+
+    def shard(self, name: str, size: int, sha256: str, how: str) -> None:
+        with self._lock:
+            self._shards_done += 1
+            self._draw()
+
+    def note(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False)
+
+    def finish(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, tree_bytes())
+        self._progress.stop()
+
+
+def _clock_text(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

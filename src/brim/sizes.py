@@ -1,0 +1,40 @@
+"""Sizes as people write them: "2GB" is 2 × 10⁹ bytes, "2GiB" is 2 × 2³⁰, a bare number is bytes."""
+
+from __future__ import annotations
+
+import re
+
+from brim.errors import InputError
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGTP", start=1):
+    _UNITS[_letter] = _UNITS[f"{_letter}B"] = 1000**_power
+    _UNITS[f"{_letter}IB"] = 1024**_power
+
+_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from "500MB", "1.5 GiB" or a number; at least 1."""
+    if isinstance(text, int):
+        size = text
+    else:
+        match = _PATTERN.fullmatch(text)
+        unit = _UNITS.get(match[2].upper()) if match else None
+        if match is None or unit is None:
+            raise InputError(f"{text!r} is not a size.", hint="Write it like 500MB, 2GB or 2GiB.")
+        size = round(float(match[1]) * unit)
+    if size < 1:
+        raise InputError(f"{text!r} is not a size above zero.", hint="Write it like 500MB, 2GB or 2GiB.")
+    return size
+
+
+def format_size(size: int | float) -> str:
+    """Three significant digits with a decimal unit: "58.3 MB"."""
+    value, unit = float(size), "B"
+    for larger in ("KB", "MB", "GB", "TB", "PB"):
+        if abs(value) < 999.5:
+            break
+        value, unit = value / 1000, larger
+    digits = 0 if unit == "B" or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f} {unit}"

@@ -1,0 +1,110 @@
+"""The `datasets` features of a table, written without importing `datasets`.
+
+Features decide what `load_dataset` gives back (an image instead of bytes), so they travel in every shard
+and in the card. The JSON is what `Features.to_dict()` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from brim.errors import InputError
+from brim.sources.kinds import KINDS
+
+Feature = dict[str, Any]
+
+_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64", "date32[day]": "date32"}
+_NAMES |= {"date64[ms]": "date64"}
+
+
+class NoFeature(ValueError):
+    """`datasets` has no feature for an Arrow type."""
+
+
+def feature_of_type(kind: pa.DataType) -> Feature:
+    """The feature of an Arrow type; NoFeature where `datasets` has none."""
+    if pa.types.is_struct(kind):
+        return {field.name: feature_of_type(field.type) for field in kind}
+    if pa.types.is_fixed_size_list(kind):
+        return {"feature": feature_of_type(kind.value_type), "length": kind.list_size, "_type": "List"}
+    if pa.types.is_list(kind):
+        return {"feature": feature_of_type(kind.value_type), "_type": "List"}
+    if pa.types.is_large_list(kind):
+        return {"feature": feature_of_type(kind.value_type), "_type": "LargeList"}
+    if pa.types.is_dictionary(kind):
+        return feature_of_type(kind.value_type)
+    return {"dtype": _dtype(kind), "_type": "Value"}
+
+
+def _dtype(kind: pa.DataType) -> str:
+    plain = (
+        pa.types.is_primitive(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_null(kind)
+        or pa.types.is_decimal128(kind)
+        or pa.types.is_decimal256(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or str(kind) in ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+    )
+    if not plain or pa.types.is_interval(kind):
+        raise NoFeature(str(kind))
+    return _NAMES.get(str(kind), str(kind))
+
+
+def as_feature_dict(features: Any) -> dict[str, Any]:
+    """What the caller passed as `features=`: a `datasets.Features`, or its dict."""
+    if hasattr(features, "to_dict"):
+        features = features.to_dict()
+    if not isinstance(features, Mapping):
+        raise InputError("features= takes a datasets.Features or its to_dict().")
+    return dict(features)
+
+
+def kind_of_feature(feature: Any) -> tuple[str, bool] | None:
+    """(kind of file, whether a list of them) of a feature, or None if it holds no files."""
+    if isinstance(feature, list) and len(feature) == 1:
+        inner = kind_of_feature(feature[0])
+        return (inner[0], True) if inner else None
+    if not isinstance(feature, Mapping):
+        return None
+    kind = feature.get("_type")
+    if kind in ("List", "Sequence", "LargeList"):
+        inner = kind_of_feature(feature.get("feature"))
+        return (inner[0], True) if inner else None
+    name = str(kind).lower()
+    return (name, False) if name in KINDS else None
+
+
+def as_yaml(features: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The features as a card's `dataset_info.features` has them."""
+    return [{"name": name, **_yaml(feature)} for name, feature in features.items()]
+
+
+def _yaml(feature: Any) -> dict[str, Any]:
+    if isinstance(feature, list):
+        return _yaml({"feature": feature[0], "_type": "List"})
+    kind = feature.get("_type")
+    rest = {key: value for key, value in feature.items() if key != "_type"}
+    if not isinstance(kind, str):  # a struct, perhaps with a field of that name
+        return {"struct": as_yaml(feature)}
+    if kind in ("List", "LargeList", "Sequence"):
+        inner = _yaml(rest.pop("feature"))
+        short = inner.get("dtype") if set(inner) == {"dtype"} and isinstance(inner["dtype"], str) else None
+        name = "large_list" if kind == "LargeList" else "list"
+        body = inner["struct"] if set(inner) == {"struct"} else short or inner
+        return {name: body, **{key: value for key, value in rest.items() if value not in (None, -1)}}
+    if kind == "Value":
+        return {"dtype": rest["dtype"]}
+    if kind == "ClassLabel":
+        names = {str(number): name for number, name in enumerate(rest["names"])}
+        return {"dtype": {"class_label": {"names": names}}}
+    name = _snake(kind)
+    rest = {key: value for key, value in rest.items() if value is not None}
+    return {"dtype": {name: rest} if rest else name}
+
+
+def _snake(name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name))

@@ -1,0 +1,251 @@
+"""A folder of files: one row a file, or the rows of its metadata.csv, as imagefolder has it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.errors import InputError, SourceError
+from brim.fileset import FileSetBuilder
+from brim.sources.filetable import FileColumn, FileTable, Split, one_array
+from brim.sources.kinds import extension_of, is_companion, kind_of
+from brim.sources.options import SourceOptions
+from brim.sources.readers import read_table
+from brim.sources.tables import describe, limit_rows, make_file_table
+from brim.sources.walk import Walk
+
+_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+_SPLIT_FOLDERS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_SPLIT_OF = {folder: split for split, folders in _SPLIT_FOLDERS.items() for folder in folders}
+
+
+def folder_source(folder: str, options: SourceOptions) -> FileTable:
+    """Rows from a folder of files."""
+    root = os.path.abspath(folder)
+    if options.split_by or options.drop:
+        raise InputError("--split-by and --drop are for tables; a folder's splits are train/, validation/, test/.")
+    if options.root:
+        raise InputError("--root is for tables; a folder is its own root.")
+    walk = Walk(root)
+    selected = options.selects()
+    paths: list[str] = []
+    stats: list[tuple[str, os.stat_result]] = []
+    metadata: list[str] = []
+    for path, stat in walk:
+        if path.rsplit("/", 1)[-1] in _METADATA:
+            metadata.append(path)
+        elif selected(path):
+            paths.append(path)
+            stats.append((path, stat))
+    refused = tuple(r for r in walk.refused if selected(r.path))
+    warnings = _walk_warnings(walk)
+    if metadata:
+        return _with_metadata(root, metadata, paths, options, warnings)
+    if not paths and not refused:
+        what = " that --include and --exclude leave" if options.include or options.exclude else ""
+        raise SourceError(f"There are no files{what} in {os.path.basename(root) or root!r}.", path=root)
+    name, kind, guessed = _column(paths, options)
+    if kind != "file":
+        other = Counter(extension_of(path) or "(none)" for path in paths if kind_of(path) != kind)
+        if other and guessed:
+            stats = [(path, stat) for path, stat in stats if kind_of(path) == kind]
+            warnings += (_companion_warning(other),)
+    builder = FileSetBuilder(root)
+    order, splits = _splits([path for path, _ in stats], options)
+    builder.extend(stats[i] for i in order)
+    files = builder.finish()
+    rows = pa.table({name: pa.array(np.arange(len(files), dtype=np.int64))})
+    if options.limit is not None:
+        rows, splits = limit_rows(rows, splits, options.limit)
+        files = files.take(np.arange(len(rows), dtype=np.int64))
+    columns = {name: FileColumn(kind, is_list=False, guessed=guessed)}
+    given: dict[str, Any] = {}
+    if options.label_from:
+        rows, given["label"] = _label(rows, files.paths, splits, options)
+    features, _ = describe(rows.schema, columns, given)
+    return FileTable(rows, columns, files, features, splits, refused, warnings, recipe=options.recipe())
+
+
+def _walk_warnings(walk: Walk) -> tuple[str, ...]:
+    warnings = []
+    if walk.loops:
+        warnings.append(
+            f"{len(walk.loops)} symbolic link(s) lead back to themselves and were not followed: {walk.loops[0]}"
+        )
+    if walk.outputs:
+        warnings.append(f"the folder {walk.outputs[0]}/ was built by brim and is passed over")
+    return tuple(warnings)
+
+
+def _companion_warning(other: Counter[str]) -> str:
+    what = ", ".join(f"{count} {extension}" for extension, count in other.most_common(4))
+    return f"{other.total()} file(s) beside the data are left out ({what}); --files file:file takes every file as it is"
+
+
+def _column(paths: list[str], options: SourceOptions) -> tuple[str, str, bool]:
+    """The name and kind of the file column."""
+    named = options.file_columns()
+    if len(named) > 1:
+        raise InputError("A folder of files has one file column; --files was given more than once.")
+    kinds = Counter(kind_of(path) for path in paths)
+    media = set(kinds) - {"file"}
+    if len(media) == 1 and all(kind_of(path) != "file" or is_companion(path) for path in paths):
+        kind = media.pop()
+    else:
+        kind = "file"
+    for name, given in named.items():
+        return name, given or kind, given is None
+    return kind, kind, True
+
+
+def _splits(paths: list[str], options: SourceOptions) -> tuple[list[int], tuple[Split, ...]]:
+    """The order of the files, split after split, and the splits."""
+    if options.split is not None:
+        return list(range(len(paths))), (Split(options.split, 0, len(paths)),)
+    names = [_SPLIT_OF.get(path.split("/", 1)[0]) if "/" in path else None for path in paths]
+    present = [split for split in _SPLIT_FOLDERS if split in names]
+    if not present:
+        return list(range(len(paths))), (Split("train", 0, len(paths)),)
+    if None in names:
+        stray = paths[names.index(None)]
+        raise SourceError(
+            f"The folder has splits ({', '.join(present)}), but {names.count(None)} file(s) lie outside of them, "
+            f"for example {stray!r}.",
+            hint="Move them, leave them out with --exclude, or put all into one split with --split train.",
+        )
+    order: list[int] = []
+    splits = []
+    for split in present:
+        start = len(order)
+        order.extend(i for i, name in enumerate(names) if name == split)
+        splits.append(Split(split, start, len(order)))
+    return order, tuple(splits)
+
+
+def _label(
+    rows: pa.Table, paths: pa.Array, splits: tuple[Split, ...], options: SourceOptions
+) -> tuple[pa.Table, dict[str, Any]]:
+    """The parent folder's name as a class label; null for files that stand in the top folder."""
+    if "label" in rows.column_names:
+        raise SourceError("--label-from parent would add a column 'label', which is there already.")
+    column = next(iter(rows.column_names))
+    parts = [path.split("/") for path in paths.take(one_array(rows.column(column))).to_pylist()]
+    depth = 1 if options.split is None and any(p[0] in _SPLIT_OF and len(p) > 1 for p in parts) else 0
+    labels = pa.array([p[-2] if len(p) > depth + 1 else None for p in parts], pa.string())
+    names = sorted(pc.unique(labels.drop_null()).to_pylist())
+    if not names:
+        raise SourceError("--label-from parent: no file lies in a folder that could be its label.")
+    numbers = pc.index_in(labels, pa.array(names, pa.string())).cast(pa.int64())
+    return rows.append_column("label", numbers), {"names": names, "_type": "ClassLabel"}
+
+
+def _with_metadata(
+    root: str, metadata: list[str], paths: list[str], options: SourceOptions, warnings: tuple[str, ...]
+) -> FileTable:
+    tables = []
+    for path in metadata:
+        rows = read_table(os.path.join(root, path))
+        folder = path.rpartition("/")[0]
+        split = None if options.split else _SPLIT_OF.get(path.split("/", 1)[0] if folder else "")
+        tables.append((split or options.split or "train", _prefixed(rows, folder, path)))
+    tables.sort(key=lambda item: list(_SPLIT_FOLDERS).index(item[0]) if item[0] in _SPLIT_FOLDERS else 3)
+    try:
+        rows = pa.concat_tables([table for _, table in tables], promote_options="default")
+    except pa.ArrowException as error:
+        raise SourceError(f"The metadata files {', '.join(metadata)} do not go together: {error}.") from error
+    names = [split for split, table in tables for _ in range(table.num_rows)]
+    split_column = "\0split"
+    rows = rows.append_column(split_column, pa.array(names, pa.string()))
+    columns = _metadata_columns(rows, paths, options)
+    rows = rows.rename_columns([columns.get(name, (name, None))[0] for name in rows.column_names])
+    file_columns = dict(columns.values())
+    unlisted = len(paths) - len(_listed(rows, list(file_columns)) & set(paths))
+    companions = sum(is_companion(path) for path in paths)
+    if unlisted > companions:
+        warnings += (f"{unlisted} file(s) of the folder are in no row of {metadata[0]} and are left out",)
+    reading = SourceOptions(
+        include=options.include,
+        exclude=options.exclude,
+        limit=options.limit,
+        split_by=split_column,
+        root=root,
+    )
+    table = make_file_table(rows, file_columns, root, reading, {}, warnings).replace(recipe=options.recipe())
+    if options.label_from:
+        labelled, label = _label(table.rows, table.files.paths, table.splits, options)
+        features = None if table.features is None else {**table.features, "label": label}
+        table = table.replace(rows=labelled, features=features)
+    return table
+
+
+def _prefixed(rows: pa.Table, folder: str, shown: str) -> pa.Table:
+    """Paths of a metadata file are relative to it; here they become relative to the root."""
+    found = False
+    for name in rows.column_names:
+        if _is_file_name(name) or _is_file_names(name):
+            found = True
+            if folder:
+                values = rows.column(name).to_pylist()
+                moved = [_join(folder, value) for value in values]
+                at = rows.column_names.index(name)
+                rows = rows.set_column(at, name, pa.array(moved, rows.schema.field(name).type))
+    if not found:
+        raise SourceError(
+            f"{shown!r} has no column 'file_name'.",
+            hint="Name the files there (file_name, or NAME_file_name for several), as imagefolder has it.",
+        )
+    return rows
+
+
+def _join(folder: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_join(folder, item) for item in value]
+    return f"{folder}/{value}" if value else value
+
+
+def _is_file_name(name: str) -> bool:
+    return name == "file_name" or name.endswith("_file_name")
+
+
+def _is_file_names(name: str) -> bool:
+    return name == "file_names" or name.endswith("_file_names")
+
+
+def _metadata_columns(rows: pa.Table, paths: list[str], options: SourceOptions) -> dict[str, tuple[str, FileColumn]]:
+    """Old name → (new name, file column): `file_name` is named after its kind, `mask_file_name` is `mask`."""
+    named = options.file_columns()
+    columns: dict[str, tuple[str, FileColumn]] = {}
+    for old in rows.column_names:
+        if not (_is_file_name(old) or _is_file_names(old)):
+            continue
+        is_list = _is_file_names(old)
+        values = [v for cell in rows.column(old).to_pylist() for v in (cell if is_list and cell else [cell]) if v]
+        if values and not all(isinstance(value, str) for value in values):
+            raise SourceError(f"The column {old!r} of the metadata does not hold names of files.")
+        kinds = {kind_of(value) for value in values}
+        kind = kinds.pop() if len(kinds) == 1 else "file"
+        new = old.removesuffix("_file_names" if is_list else "_file_name")
+        if old in ("file_name", "file_names"):
+            new = next(iter(named), kind + "s" if is_list else kind)
+            kind = named.get(new) or kind
+        if new in rows.column_names:
+            raise SourceError(f"The metadata has both {old!r} and {new!r}.", hint="Rename one of them.")
+        columns[old] = (new, FileColumn(kind, is_list, guessed=new not in named))
+    return columns
+
+
+def _listed(rows: pa.Table, columns: list[str]) -> set[str]:
+    listed: set[str] = set()
+    for name in columns:
+        for cell in rows.column(name).to_pylist():
+            listed.update(cell if isinstance(cell, list) else [cell] if cell else [])
+    return listed

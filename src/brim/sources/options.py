@@ -1,0 +1,80 @@
+"""How a source is to be read: which files, which rows, which columns, which splits."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from brim.errors import InputError
+from brim.sources.kinds import parse_kind
+
+_SPLIT = re.compile(r"\w+(\.\w+)*")  # what `datasets` accepts as the name of a split
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What the user asked for. Nothing here names a place on this machine, except `root`."""
+
+    files: tuple[str, ...] = ()  # COLUMN or COLUMN:TYPE
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    limit: int | None = None
+    label_from: Literal["parent"] | None = None
+    drop: tuple[str, ...] = ()
+    split: str | None = None
+    split_by: str | None = None
+    root: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise InputError("--limit takes a number of rows above zero.")
+        if self.label_from not in (None, "parent"):
+            raise InputError(f"--label-from takes 'parent', not {self.label_from!r}.")
+        if self.split is not None:
+            check_split(self.split)
+        self.file_columns()
+
+    def file_columns(self) -> dict[str, str | None]:
+        """The file columns the user named, and the types given with them.
+
+        A column name may hold a colon: only what follows the last one can be a type.
+        """
+        columns: dict[str, str | None] = {}
+        for text in self.files:
+            name, colon, kind = text.rpartition(":")
+            if colon and name:
+                columns[name] = parse_kind(kind)
+            else:
+                columns[text] = None
+        return columns
+
+    def selects(self) -> Callable[[str], bool]:
+        """A test for paths: matched by `include` if there is one, and not by `exclude`."""
+        include, exclude = _matcher(self.include), _matcher(self.exclude)
+        return lambda path: (include is None or include(path)) and not (exclude is not None and exclude(path))
+
+    def recipe(self) -> dict[str, Any]:
+        """What decides the rows, for the ledger."""
+        values = {name: value for name, value in asdict(self).items() if value and name != "root"}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any], root: str | None = None) -> SourceOptions:
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in recipe.items()}
+        return cls(**values, root=root)
+
+
+def check_split(name: str) -> None:
+    if not _SPLIT.fullmatch(name):
+        raise InputError(f"{name!r} is not the name of a split.", hint="Use letters, digits and _, like train or test.")
+
+
+def _matcher(globs: Iterable[str]) -> Callable[[str], bool] | None:
+    """Whether a relative path, or its last part, matches one of the globs. `*` crosses folders."""
+    patterns = [re.compile(fnmatch.translate(glob)) for glob in globs]
+    if not patterns:
+        return None
+    return lambda path: any(p.match(path) or p.match(path.rsplit("/", 1)[-1]) for p in patterns)
