@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.abc import MetaPathFinder
 
 import typer
 
@@ -50,7 +49,7 @@ def _brim(
     pass
 
 
-class _NoPandas(MetaPathFinder):
+class _NoPandas:
     """pyarrow imports pandas at its first array, if it is installed: 35 MB that this command has no use for."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:

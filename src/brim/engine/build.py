@@ -83,7 +83,9 @@ class Build:
         self.limit: Limit = effective_limit(options.memory)
         cell = MAX_CELL_BYTES if options.format == "parquet" else None
         self.plan: Plan = make_plan(check_files(table, options.checks, cell), options.format, options.cut)
-        workers = options.workers or min(2 * (os.cpu_count() or 1), 8)
+        workers = options.workers or min(
+            (os.cpu_count() or 1) + 1, 8
+        )  # one more, for while the others wait for the disk
         self.forecast: Forecast = forecast_build(self.plan, self.limit, workers)
 
     @property
@@ -242,7 +244,6 @@ class _Run:
 
     def _run_shards(self, todo: list[Shard]) -> None:
         """Write shards, several at a time; the first failure drops the others cleanly."""
-        overlap = min(self.forecast.workers, len(todo)) < (os.cpu_count() or 1)
         queue = iter(todo)
         with ThreadPoolExecutor(max(self.forecast.workers, 1), "shard") as pool:
             running: set[Future[Receipt]] = set()
@@ -251,7 +252,7 @@ class _Run:
                     while len(running) < self.forecast.workers and (shard := next(queue, None)) is not None:
                         if shard.name in self.ledger.receipts:
                             self.ledger.forget(shard.name)  # before its file becomes another one
-                        running.add(pool.submit(self._write, shard, overlap))
+                        running.add(pool.submit(self._write, shard))
                     if not running:
                         return
                     finished, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -265,9 +266,9 @@ class _Run:
                 self._abort.set()
                 raise
 
-    def _write(self, shard: Shard, overlap: bool) -> Receipt:
+    def _write(self, shard: Shard) -> Receipt:
         splice = splice_of(self.plan, shard)
-        sha256 = self.sink.put(shard.name, splice, overlap, self._advance)
+        sha256 = self.sink.put(shard.name, splice, self._advance)
         return self._receipt(shard, splice.size, sha256)
 
     def _advance(self, size: int) -> None:

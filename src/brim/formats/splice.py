@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import mmap
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from brim.fileset import FileSet, Ints
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-BUFFER_BYTES = 512 * 1024  # fits the second-level cache: read, hash and write touch memory once
+BUFFER_BYTES = 1024 * 1024  # fits the second-level cache: read, hash and write touch memory once
 _LITERAL = -1
 _BLOCK = 16384  # segments turned into Python numbers at a time
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
@@ -65,7 +66,7 @@ class Splice:
         """The bytes from `start` to `stop`. A chunk is valid until the next one is asked for."""
         stop = self.size if stop is None else min(stop, self.size)
         room = max(1, min(buffer_bytes, stop - start))
-        buffer = memoryview(bytearray(room))
+        buffer = _page_aligned(room)
         filled = 0
         for source, at, size in self._segments(start, stop):
             if source == _LITERAL:
@@ -210,6 +211,11 @@ class SpliceBuilder:
         ends = np.cumsum(np.concatenate(self._sizes or empty))
         sources, starts = np.concatenate(self._sources or empty), np.concatenate(self._starts or empty)
         return Splice(self._files, b"".join(self._literals), ends, sources, starts)
+
+
+def _page_aligned(size: int) -> memoryview:
+    """A buffer that direct writes accept."""
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def open_source(files: FileSet, number: int) -> int:

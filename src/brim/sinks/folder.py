@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from brim.errors import DestinationError, SinkFailed
-from brim.formats.splice import Splice, write_all
+from brim.formats.splice import Splice
+from brim.sinks.direct import DirectFile
 from brim.sizes import format_size
 
-_WRITEBACK_BYTES = 32 << 20  # hand dirty pages to the disk as they come, so that fsync finds little to do
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -52,20 +52,20 @@ class FolderSink:
         usage = os.statvfs(self.root)
         return usage.f_bavail * usage.f_frsize if usage.f_blocks else None
 
-    def put(self, name: str, splice: Splice, overlap: bool, advance: Callable[[int], None]) -> str:
+    def put(self, name: str, splice: Splice, advance: Callable[[int], None]) -> str:
         """Write a shard and return its SHA-256. `advance` is told of bytes and may raise to drop the shard."""
         target = self.root / name
         temporary = target.with_name(f".{target.name}.tmp")
         with self._failures():
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            file = DirectFile(str(temporary))
             try:
-                digest = _write_and_hash(descriptor, splice, overlap, advance)
-                os.fsync(descriptor)
+                digest = _write_and_hash(file, splice, advance)
+                file.sync()
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
             finally:
-                os.close(descriptor)
+                file.close()
             self._rename(temporary, target)
         return digest
 
@@ -128,27 +128,16 @@ class FolderSink:
             ) from error
 
 
-def _write_and_hash(descriptor: int, splice: Splice, overlap: bool, advance: Callable[[int], None]) -> str:
-    """One pass over the bytes: read, hash and write.
-
-    Hash and write share each chunk while it is in the processor's cache. With `overlap` they also run at
-    the same time, which helps when there are fewer shards at work than cores.
-    """
+def _write_and_hash(file: DirectFile, splice: Splice, advance: Callable[[int], None]) -> str:
+    """One pass over the bytes: each chunk is read once, then hashed and written at the same time."""
     digest = hashlib.sha256()
-    written = flushed = 0
+    written = 0
     with ThreadPoolExecutor(1, "hash") as hasher:
         for chunk in splice.chunks():
-            if overlap:
-                hashing = hasher.submit(digest.update, chunk)
-                write_all(descriptor, chunk)
-                hashing.result()
-            else:
-                digest.update(chunk)
-                write_all(descriptor, chunk)
+            hashing = hasher.submit(digest.update, chunk)
+            file.write(chunk)
+            hashing.result()
             written += len(chunk)
-            if written - flushed >= _WRITEBACK_BYTES and hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(descriptor, flushed, written - flushed, os.POSIX_FADV_DONTNEED)
-                flushed = written
             advance(len(chunk))
     if written != splice.size:
         raise ValueError(f"a splice of {splice.size} bytes gave {written}")
