@@ -259,8 +259,6 @@ class _Run:
                     self.stop.check()
                     for future in finished:
                         receipt = future.result()
-                        self.ledger.add(receipt)
-                        self.written += 1
                         self.progress.shard(receipt.name, receipt.size, receipt.sha256, "written")
             except BaseException:
                 self._abort.set()
@@ -269,7 +267,10 @@ class _Run:
     def _write(self, shard: Shard) -> Receipt:
         splice = splice_of(self.plan, shard)
         sha256 = self.sink.put(shard.name, splice, self._advance)
-        return self._receipt(shard, splice.size, sha256)
+        receipt = self._receipt(shard, splice.size, sha256)
+        self.ledger.add(receipt)  # by the worker itself, so that a stop loses nothing that is finished
+        self.written += 1
+        return receipt
 
     def _advance(self, size: int) -> None:
         if self._abort.is_set():

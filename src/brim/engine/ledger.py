@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -46,7 +47,10 @@ class Job:
 
 
 class Ledger:
-    """The receipts of one destination. `job` is the last one begun, `done` whether it was finished."""
+    """The receipts of one destination. `job` is the last one begun, `done` whether it was finished.
+
+    Threads may add to it at the same time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LEDGER
@@ -55,6 +59,7 @@ class Ledger:
         self.receipts: dict[str, Receipt] = {}  # by name
         self.known: dict[str, Receipt] = {}  # by key: every shard that was ever written here
         self._descriptor: int | None = None
+        self._lock = threading.Lock()
         try:
             lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
@@ -104,6 +109,10 @@ class Ledger:
         self.done = True
 
     def _append(self, record: dict[str, Any]) -> None:
+        with self._lock:
+            self._write(record)
+
+    def _write(self, record: dict[str, Any]) -> None:
         if self._descriptor is None:
             new = not self.path.exists()
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

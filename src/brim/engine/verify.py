@@ -114,17 +114,17 @@ class _Check:
 
     def _complete_by_name(self, here: set[str]) -> None:
         """Without a ledger, the names still say how many shards there should be."""
-        seen: dict[str, set[int]] = {}
+        seen: dict[tuple[str, int, str], set[int]] = {}
         for name in sorted(here):
             match = _NAME.fullmatch(name)
             if match is None:
                 self.found(f"{name}: is not part of the dataset")
             else:
-                seen.setdefault(f"data/{match['split']}-%05d-of-{match['count']}", set()).add(int(match["number"]))
-        for pattern, numbers in seen.items():
-            count = int(pattern.rpartition("-of-")[2])
+                kind = (match["split"], int(match["count"]), Path(name).suffix)
+                seen.setdefault(kind, set()).add(int(match["number"]))
+        for (split, count, extension), numbers in seen.items():
             for number in sorted(set(range(count)) - numbers):
-                self.found(f"{pattern % number}: is missing")
+                self.found(f"data/{split}-{number:05d}-of-{count:05d}{extension}: is missing")
 
     def _shard(self, name: str) -> tuple[int, int] | None:
         """(rows, size) of a shard that is as its receipt says; None after noting what is wrong."""

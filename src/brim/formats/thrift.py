@@ -1,8 +1,9 @@
 """Thrift's compact protocol, without schemas: enough to rewrite a Parquet footer and lose nothing.
 
-A struct is a dict of field id to `(type, value)`, a list is a `List` with its element type. Every field
-is kept, known or not, so a footer that is decoded and encoded again is the same footer. Maps and sets do
-not occur in Parquet footers and are refused.
+A struct is a dict of field id to `(type, value)`, a list is a `List` with its element type. A boolean has
+the type TRUE and its value; on the wire the type is the value. Every field is kept, known or not, so a
+footer that is decoded and encoded again is the same footer. Maps and sets do not occur in Parquet footers
+and are refused.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class _Reader:
         while head := self.byte():
             kind = head & 0x0F
             last = last + (head >> 4) if head >> 4 else self.zigzag()
-            fields[last] = (kind, kind == TRUE if kind in (TRUE, FALSE) else self.value(kind))
+            fields[last] = (TRUE, kind == TRUE) if kind in (TRUE, FALSE) else (kind, self.value(kind))
         return fields
 
     def value(self, kind: int) -> Any:

@@ -60,6 +60,8 @@ def as_table(source: Any) -> pa.Table:
             table = pa.Table.from_pandas(source, preserve_index=False)
         elif isinstance(source, list):
             table = pa.Table.from_pylist(source)
+        elif type(source).__module__.split(".")[0] == "polars":
+            table = source.lazy().collect().to_arrow(compat_level=0)  # without view types, which few functions take
         elif hasattr(source, "__arrow_c_stream__") or isinstance(source, pa.RecordBatch):
             table = pa.table(source)
         else:
@@ -80,7 +82,13 @@ def checked(table: pa.Table, shown: str) -> pa.Table:
         raise SourceError(f"{shown!r} has several columns named {twice[0]!r}.", hint="Rename all but one.")
     if "" in names:
         raise SourceError(f"{shown!r} has a column without a name.", hint="Name it in the header.")
-    return table.replace_schema_metadata(None)
+    return _without_views(table.replace_schema_metadata(None))
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    schema = pa.schema([field.with_type(plain.get(field.type, field.type)) for field in table.schema])
+    return table if schema.equals(table.schema) else table.cast(schema)
 
 
 def _read_csv(path: str, delimiter: str) -> pa.Table:

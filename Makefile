@@ -1,0 +1,51 @@
+# make demo    build, verify and read the bundled sample data
+# make test    lint, types and all tests
+# Both make their own virtual environment in .venv; PYTHON says which Python to make it from.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Network file systems and containers may report more cores than the tests can use.
+JOBS ?= 2
+
+.PHONY: demo test lint types tests test-spark bench-package sample clean
+
+demo: .venv/installed
+	@rm -rf demo
+	@sh examples/demo.sh $(BIN)
+
+test: lint types tests
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/dev
+	$(BIN)/mypy
+
+tests: .venv/dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-spark: .venv/dev
+	$(BIN)/pip install --quiet --disable-pip-version-check pyspark
+	$(BIN)/python -m pytest -m spark tests/integration/test_spark.py
+
+bench-package: .venv/dev
+	$(BIN)/python benchmarks/package.py
+
+sample: .venv/dev
+	$(BIN)/python examples/make_sample.py examples/sample
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("brim needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv .venv
+
+.venv/installed: .venv/bin/python pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+.venv/dev: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv demo dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,444 @@
+"""What packaging costs: brim beside a plain copy, beside `datasets`, and as data grows.
+
+Four parts. *speed*: 12 files of 300 MB against `cp -r && sync` and against `datasets`. *growth*: memory as
+the dataset grows. *small*: how fast others read what brim wrote, beside a file of pyarrow's own. *million*:
+a million small files. Contenders take turns, numbers are medians, goals are ratios of one run on one machine.
+
+Sources are read from a warm page cache: disks are not what is compared. Not measured: uploading, tar shards,
+decoding, network file systems. Times include the start of the interpreter; memory is as peak.py has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from peak import measure
+
+HERE = Path(__file__).parent
+MB, GB = 10**6, 10**9
+BRIM = [sys.executable, "-m", "brim"]
+READERS = ("pyarrow", "duckdb", "polars")
+PACKAGES = ("brim", "pyarrow", "numpy", "datasets", "pandas", "duckdb", "polars")
+
+ROWS, ROW_BYTES = 12, 300 * MB
+GROWTH_FILE_BYTES = 250 * MB
+SMALL_FILES, SMALL_BYTES = 20_000, 10_000
+FOLDERS, FOLDER_FILES, TINY_BYTES = 100, 10_000, 500
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    text: str
+    reached: bool
+    numbers: str
+
+
+@dataclass(slots=True)
+class Part:
+    """What one part found: a table, the goals, and every single run for --json."""
+
+    title: str
+    header: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    goals: list[Goal] = field(default_factory=list)
+    runs: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A command that packages `source` into `output`, and how often it runs."""
+
+    name: str
+    command: list[str]
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All runs of one contender."""
+
+    seconds: list[float]
+    peaks: list[int]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.peaks)
+
+    @property
+    def spread(self) -> str:
+        return f"{min(self.seconds):.2f}–{max(self.seconds):.2f}"
+
+    def as_json(self) -> list[dict[str, float]]:
+        return [{"seconds": s, "peak_bytes": p} for s, p in zip(self.seconds, self.peaks, strict=True)]
+
+
+def take_turns(contenders: Sequence[Contender], source: Path, output: Path) -> dict[str, Runs]:
+    """Each contender in turn, round after round, into an output that is not there, on a synced disk."""
+    results = {contender.name: Runs([], []) for contender in contenders}
+    for number in range(max(contender.repeats for contender in contenders)):
+        for contender in contenders:
+            if number < contender.repeats:
+                remove(output)
+                warm(source)
+                subprocess.run(["sync"], check=True)
+                seconds, peak = run(contender.command)
+                results[contender.name].seconds.append(seconds)
+                results[contender.name].peaks.append(peak)
+                progress(f"{contender.name}: {seconds:.2f} s, {peak / MB:.0f} MB")
+    remove(output)
+    return results
+
+
+def run(command: Sequence[str]) -> tuple[float, int]:
+    measured = measure(command, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    if measured.exit_code:
+        raise SystemExit(f"{' '.join(command)} ended with {measured.exit_code}:\n{measured.output[-2000:]}")
+    return measured.seconds, measured.peak_bytes
+
+
+def warm(folder: Path) -> None:
+    """Read what is not too much to read, so that every contender finds it in the page cache."""
+    buffer = bytearray(MB)
+    files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else [folder]
+    for path in files:
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    path.unlink(missing_ok=True)
+
+
+def made(folder: Path, make: Callable[[Path], None], need_bytes: int) -> Path:
+    """The folder, made now if it is missing; an interrupted making does not count."""
+    if not folder.exists():
+        free = shutil.disk_usage(folder.parent).free
+        if free < need_bytes:
+            raise SystemExit(
+                f"{folder.name}: this part needs {need_bytes / GB:.0f} GB of disk, {free / GB:.0f} are free"
+            )
+        progress(f"making {folder.name}")
+        partial = folder.with_name(folder.name + ".partial")
+        remove(partial)
+        partial.mkdir()
+        make(partial)
+        partial.rename(folder)
+    return folder
+
+
+def progress(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def speed(arguments: argparse.Namespace) -> Part:
+    source = made(arguments.data / "speed", make_scans, 3 * ROWS * ROW_BYTES)
+    output = arguments.data / "speed-out"
+    peer = [sys.executable, str(HERE / "package_peers.py")]
+    places = [str(source), str(output)]
+    shards = ["--num-shards", str(ROWS)]
+    few = min(arguments.peer_repeats, arguments.repeats)
+    contenders = [
+        Contender("cp -r && sync", ["sh", "-c", 'cp -r "$0" "$1" && sync', *places], arguments.repeats),
+        Contender("brim build", [*BRIM, "build", *places, *shards, "--quiet"], arguments.repeats),
+        Contender("datasets, as push_to_hub", [*peer, "embed", *places, *shards], few),
+        Contender("datasets, copied loop", [*peer, "loop", *places, *shards], few),
+    ]
+    results = take_turns(contenders, source, output)
+    copy, brim, embed = (results[contender.name] for contender in contenders[:3])
+    part = Part(
+        f"speed: {ROWS} files of {ROW_BYTES // MB} MB into {ROWS} shards",
+        ("what", "runs", "median s", "min–max s", "GB/s", "time against cp", "time against brim", "peak MB"),
+        notes=["brim hashes every byte and syncs every shard; the two of `datasets` do neither."],
+    )
+    for name, runs in results.items():
+        part.runs[name] = runs.as_json()
+        part.rows.append(
+            (
+                name,
+                str(len(runs.seconds)),
+                f"{runs.median_s:.2f}",
+                runs.spread,
+                f"{ROWS * ROW_BYTES / GB / runs.median_s:.2f}",
+                f"{runs.median_s / copy.median_s:.2f}×",
+                f"{runs.median_s / brim.median_s:.2f}×",
+                f"{runs.peak_bytes / MB:.0f}",
+            )
+        )
+    part.goals = [
+        at_most("brim's time against cp -r && sync", brim.median_s / copy.median_s, 1.25, "×"),
+        at_least("brim faster than datasets (push_to_hub's way)", embed.median_s / brim.median_s, 8, "×"),
+        at_most("brim's peak anonymous memory", brim.peak_bytes / MB, 90, " MB"),
+    ]
+    return part
+
+
+def make_scans(folder: Path) -> None:
+    for number in range(1, ROWS + 1):
+        with open(folder / f"sub-{number:02d}_bold.nii.gz", "wb") as file:
+            for _ in range(ROW_BYTES // (10 * MB)):
+                file.write(os.urandom(10 * MB))
+
+
+def growth(arguments: argparse.Namespace) -> Part:
+    part = Part(
+        "growth: peak memory of `brim build` as data grows (sparse files)",
+        ("data", "files", "runs", "median s", "peak MB (largest)", "peak MB (smallest)"),
+    )
+    cases = [(f"{size} GB", size * GB // GROWTH_FILE_BYTES, GROWTH_FILE_BYTES) for size in (1, 4, 12)]
+    cases.append(("2 GB in one file", 1, 2_000_000_000))
+    peaks = []
+    for name, files, file_bytes in cases:
+        folder = arguments.data / ("growth-" + name.replace(" ", "-"))
+        output = folder.with_name(folder.name + "-out")
+        source = made(folder, lambda at, n=files, size=file_bytes: make_sparse(at, n, size), files * file_bytes)
+        contender = Contender(name, [*BRIM, "build", str(source), str(output), "--quiet"], arguments.repeats)
+        runs = take_turns([contender], source, output)[name]
+        peaks.append(runs.peak_bytes / MB)
+        part.runs[name] = runs.as_json()
+        part.rows.append(
+            (
+                name,
+                str(files),
+                str(len(runs.seconds)),
+                f"{runs.median_s:.2f}",
+                f"{runs.peak_bytes / MB:.1f}",
+                f"{min(runs.peaks) / MB:.1f}",
+            )
+        )
+    part.goals = [at_most("peaks of all sizes lie within", max(peaks) - min(peaks), 15, " MB")]
+    return part
+
+
+def make_sparse(folder: Path, files: int, file_bytes: int) -> None:
+    for number in range(files):
+        with open(folder / f"scan-{number:03d}.nii.gz", "wb") as file:
+            file.truncate(file_bytes)
+
+
+def small(arguments: argparse.Namespace) -> Part:
+    source = made(arguments.data / "small", make_small, 5 * SMALL_FILES * SMALL_BYTES)
+    output, twin = arguments.data / "small-out", arguments.data / "small-pyarrow.parquet"
+    remove(output)
+    run([*BRIM, "build", str(source), str(output), "--quiet"])
+    (ours,) = sorted((output / "data").glob("*.parquet"))
+    column = write_twin(source, ours, twin)
+    part = Part(
+        f"small: reading {SMALL_FILES:,} files of {SMALL_BYTES // 1000} KB back",
+        ("reader", "runs", "brim's file, median ms", "pyarrow's file, median ms", "brim against pyarrow"),
+        notes=["Each run is a fresh process and counts its best of 7 reads; both files are in the page cache."],
+    )
+    for reader in READERS:
+        times: dict[str, list[float]] = {"brim": [], "pyarrow": []}
+        for _ in range(arguments.repeats):
+            for name, path in (("brim", ours), ("pyarrow", twin)):
+                warm(path)
+                times[name].append(read_seconds(reader, path, column))
+        brim_s, pyarrow_s = (statistics.median(times[name]) for name in ("brim", "pyarrow"))
+        ratio = brim_s / pyarrow_s
+        progress(f"{reader}: {ratio:.2f}×")
+        part.runs |= {f"{reader}, {name}": [{"seconds": s} for s in each] for name, each in times.items()}
+        part.rows.append(
+            (reader, str(arguments.repeats), f"{brim_s * 1000:.1f}", f"{pyarrow_s * 1000:.1f}", f"{ratio:.2f}×")
+        )
+        part.goals.append(at_most(f"{reader} reads brim's file within", ratio, 1.1, "×"))
+    remove(output)
+    remove(twin)
+    return part
+
+
+def make_small(folder: Path) -> None:
+    for number in range(SMALL_FILES):
+        (folder / f"image-{number:05d}.png").write_bytes(os.urandom(SMALL_BYTES))
+
+
+def write_twin(source: Path, ours: Path, twin: Path) -> str:
+    """The same rows as in brim's file, from the sources, written by pyarrow; the name of their column."""
+    theirs = pq.ParquetFile(ours)
+    groups = [theirs.metadata.row_group(i).num_rows for i in range(theirs.num_row_groups)]
+    paths = sorted(source.iterdir())
+    content = pa.array([path.read_bytes() for path in paths], pa.binary())
+    (cell,) = theirs.schema_arrow
+    cells = pa.StructArray.from_arrays([content, pa.array([path.name for path in paths])], fields=list(cell.type))
+    table = pa.Table.from_arrays([cells], schema=theirs.schema_arrow)
+    if not theirs.read().equals(table):
+        raise SystemExit("brim's file does not hold the source's files")
+    pq.write_table(table, twin, compression="none", row_group_size=groups[0])
+    written = pq.read_metadata(twin)
+    if [written.row_group(i).num_rows for i in range(written.num_row_groups)] != groups:
+        raise SystemExit("the two files do not have the same row groups")
+    return str(cell.name)
+
+
+def read_seconds(reader: str, path: Path, column: str) -> float:
+    command = [sys.executable, str(HERE / "package_readers.py"), reader, str(path), column]
+    result = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    if (result["rows"], result["bytes"]) != (SMALL_FILES, SMALL_FILES * SMALL_BYTES):
+        raise SystemExit(f"{reader} read {result['rows']} rows and {result['bytes']} bytes from {path.name}")
+    return float(min(result["seconds"]))
+
+
+def million(arguments: argparse.Namespace) -> Part:
+    count = FOLDERS * FOLDER_FILES
+    source = made(arguments.data / "million", make_million, 6 * GB)
+    output = arguments.data / "million-out"
+    few = min(arguments.peer_repeats, arguments.repeats)
+    looks = [
+        Contender("du (a stat of every file)", ["du", "-s", "--apparent-size", str(source)], few),
+        Contender("brim plan", [*BRIM, "plan", str(source)], few),
+    ]
+    # One run each: minutes long, and with no goal of their own.
+    tar = ["sh", "-c", 'mkdir "$1" && tar -cf "$1/all.tar" -C "$0" . && sync', str(source), str(output)]
+    packs = [
+        Contender("tar && sync", tar, 1),
+        Contender("brim build", [*BRIM, "build", str(source), str(output), "--quiet"], 1),
+    ]
+    part = Part(
+        f"million: {count:,} files of {TINY_BYTES} bytes in {FOLDERS} folders",
+        ("what", "runs", "median s", "µs a file", "time against the one before it", "peak MB"),
+    )
+    results: dict[str, Runs] = {}
+    for beside in (looks, packs):
+        found = take_turns(beside, source, output)
+        base = found[beside[0].name].median_s
+        for name, runs in found.items():
+            ratio = "" if name == beside[0].name else f"{runs.median_s / base:.2f}×"
+            micros = f"{runs.median_s / count * 1e6:.1f}"
+            cells = (name, str(len(runs.seconds)), f"{runs.median_s:.2f}", micros, ratio, f"{runs.peak_bytes / MB:.0f}")
+            part.rows.append(cells)
+            part.runs[name] = runs.as_json()
+        results |= found
+    plan = results["brim plan"]
+    part.goals = [
+        at_most("brim plan of a million files", plan.median_s, 60, " s"),
+        at_most("brim plan's peak anonymous memory", plan.peak_bytes / MB, 600, " MB"),
+    ]
+    if not arguments.keep:
+        remove(source)
+    return part
+
+
+def make_million(folder: Path) -> None:
+    with get_context("spawn").Pool() as pool:
+        pool.map(make_tiny, [folder / f"folder-{number:03d}" for number in range(FOLDERS)], chunksize=1)
+
+
+def make_tiny(folder: Path) -> None:
+    folder.mkdir()
+    within = os.open(folder, os.O_RDONLY)
+    content = memoryview(os.urandom(FOLDER_FILES * TINY_BYTES))
+    for number in range(FOLDER_FILES):
+        file = os.open(f"image-{number:05d}.png", os.O_WRONLY | os.O_CREAT, 0o644, dir_fd=within)
+        os.write(file, content[number * TINY_BYTES : (number + 1) * TINY_BYTES])
+        os.close(file)
+    os.close(within)
+
+
+def at_most(text: str, value: float, limit: float, unit: str) -> Goal:
+    return Goal(f"{text} ≤ {limit:g}{unit}", value <= limit, f"{value:.2f}{unit}")
+
+
+def at_least(text: str, value: float, limit: float, unit: str) -> Goal:
+    return Goal(f"{text} ≥ {limit:g}{unit}", value >= limit, f"{value:.2f}{unit}")
+
+
+def machine(folder: Path) -> dict[str, str]:
+    """Where the numbers come from."""
+    cpu = next((line.split(":", 1)[1].strip() for line in lines_of("/proc/cpuinfo") if "model name" in line), "unknown")
+    ram = next(int(line.split()[1]) * 1024 for line in lines_of("/proc/meminfo") if line.startswith("MemTotal"))
+    return {
+        "CPU": cpu,
+        "cores": str(len(os.sched_getaffinity(0))),
+        "RAM": f"{ram / GB:.1f} GB",
+        "kernel": os.uname().release,
+        "filesystem": filesystem(folder),
+        "Python": sys.version.split()[0],
+        **{name: metadata.version(name) for name in PACKAGES},
+    }
+
+
+def filesystem(folder: Path) -> str:
+    """The type of the mount that is nearest above the folder."""
+    mounts = [line.split()[1:3] for line in lines_of("/proc/self/mounts")]
+    above = [(len(at), number, kind) for number, (at, kind) in enumerate(mounts) if folder.resolve().is_relative_to(at)]
+    return max(above)[2]
+
+
+def lines_of(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
+
+
+def print_part(part: Part) -> None:
+    print(f"\n### {part.title}\n")
+    for cells in (part.header, ["---"] * len(part.header), *part.rows):
+        print(f"| {' | '.join(cells)} |")
+    for note in part.notes:
+        print(f"\n{note}")
+    sys.stdout.flush()
+
+
+def print_goals(parts: dict[str, Part]) -> None:
+    print("\n### goals\n")
+    for name, part in parts.items():
+        for goal in part.goals:
+            print(f"- {'reached' if goal.reached else 'MISSED'}: {name}: {goal.text}: {goal.numbers}")
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
+    "speed": speed,
+    "growth": growth,
+    "small": small,
+    "million": million,
+}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="What packaging costs, beside a plain copy and `datasets`.")
+    parser.add_argument("--data", type=Path, default=Path("bench-data"), help="where sources and outputs go")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each contender (default: 5)")
+    parser.add_argument("--peer-repeats", type=int, default=2, help="runs of the slow ones (default: 2)")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME", help=", ".join(PARTS))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single run here")
+    parser.add_argument("--keep", action="store_true", help="do not delete the million files afterwards")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    arguments.data = arguments.data.resolve()
+    arguments.data.mkdir(parents=True, exist_ok=True)
+    facts: dict[str, Any] = machine(arguments.data)
+    parts: dict[str, Part] = {}
+    for name in arguments.only:
+        progress(name)
+        parts[name] = PARTS[name](arguments)
+        print_part(parts[name])
+    print_goals(parts)
+    print("\n" + ", ".join(f"{name} {value}" for name, value in facts.items()))
+    if arguments.json:
+        results = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Shared by all tests: folders of files, and the real command in a real process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+
+from brim.fileset import FileSet, FileSetBuilder
+
+# Two cores shared with subprocesses: how long one example takes says nothing.
+hypothesis.settings.register_profile("brim", deadline=None, max_examples=60)
+hypothesis.settings.load_profile("brim")
+
+
+def brim(
+    *arguments: str | os.PathLike[str], check: int | None = 0, **options: object
+) -> subprocess.CompletedProcess[str]:
+    """Run the brim command; unless `check` is None, its exit code must be that."""
+    command = [sys.executable, "-m", "brim", *map(os.fspath, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload]
+    if check is not None:
+        assert done.returncode == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr, done.stderr
+    return done  # type: ignore[no-any-return]
+
+
+def write_files(root: Path, contents: Mapping[str, bytes]) -> Path:
+    for path, content in contents.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content)
+    return root
+
+
+def file_set(root: Path, contents: Mapping[str, bytes]) -> FileSet:
+    write_files(root, contents)
+    builder = FileSetBuilder(str(root))
+    for path in contents:
+        builder.add(path, os.stat(root / path))
+    return builder.finish()
+
+
+def random_bytes(size: int, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+def tree_digest(folder: Path) -> dict[str, str]:
+    """What a folder holds: the SHA-256 of every file, except locks."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }
+
+
+@pytest.fixture
+def many_files(tmp_path: Path) -> Callable[..., Path]:
+    """A folder of `count` files of about `size` random bytes."""
+
+    def make(count: int = 12, size: int = 20_000, extension: str = ".bin", name: str = "source") -> Path:
+        contents = {f"f{i:03d}{extension}": random_bytes(size + 37 * i, i) for i in range(count)}
+        return write_files(tmp_path / name, contents)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """`datasets` keeps its caches away from the user's, and asks nobody."""
+    home = tmp_path_factory.mktemp("hf")
+    for name, value in {
+        "HF_HOME": str(home),
+        "HF_DATASETS_CACHE": str(home / "datasets"),
+        "HF_HUB_OFFLINE": "1",
+        "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("BRIM_MEMORY", raising=False)

@@ -1,0 +1,275 @@
+"""The command as a person meets it: real processes, real output, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import brim, random_bytes, tree_digest, write_files
+
+VERBS = ["plan", "build", "verify", "unpack"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_examples(verb: str) -> None:
+    """Every verb says what it does and shows how it is called."""
+    text = brim(verb, "--help").stdout
+    assert "Example" in text
+    assert f"brim {verb} " in text
+
+
+def test_help_and_version() -> None:
+    """The bare command shows the verbs."""
+    text = brim("--help").stdout
+    assert all(verb in text for verb in VERBS)
+    assert re.fullmatch(r"brim \d+\.\d+\.\d+\n", brim("--version").stdout)
+
+
+def test_start_up_is_quick() -> None:
+    """`brim --help` takes at most three times as long as importing typer and rich."""
+
+    def best(*command: str) -> float:
+        times = []
+        for _ in range(7):
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, *command], check=True, capture_output=True)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    assert best("-m", "brim", "--help") <= 3 * best("-c", "import typer, rich")
+
+
+def test_the_whole_way(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """plan, build, verify and unpack: the files that come out are those that went in."""
+    source, out = many_files(9), tmp_path / "out"
+    text = brim("plan", source, out, "--shard-size", "50KB").stdout
+    assert re.search(r"rows +9", text)
+    assert "as paths" in text
+    assert "in one go" in text
+    assert not out.exists()
+    text = brim("build", source, out, "--shard-size", "50KB").stdout
+    assert "load_dataset" in text
+    shards = sorted(p.name for p in (out / "data").iterdir())
+    assert shards[0] == f"train-00000-of-{len(shards):05d}.parquet"
+    assert "whole" in brim("verify", out).stdout
+    assert "9 files are inside" in brim("verify", out, source).stdout
+    brim("unpack", out, tmp_path / "back")
+    assert tree_digest(tmp_path / "back") == tree_digest(source)
+    again = brim("unpack", out, tmp_path / "back").stdout
+    assert "9 were there" in again
+
+
+def test_json_is_json_and_nothing_else(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """With --json, stdout is one object a line, for success and for failure."""
+    source, out = many_files(5), tmp_path / "out"
+    events = [json.loads(line) for line in brim("plan", source, "--json").stdout.splitlines()]
+    assert events[0]["rows"] == 5
+    assert events[0]["memory"]["need_bytes"] < 100_000_000
+    done = brim("build", source, out, "--json", "--rows-per-shard", "2")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [e["event"] for e in events] == ["start", "shard", "shard", "shard", "done"]
+    assert done.stderr == ""
+    events = [json.loads(line) for line in brim("verify", out, source, "--json").stdout.splitlines()]
+    assert events[-1]["event"] == "verified"
+    failed = json.loads(brim("plan", tmp_path / "nothing", "--json", check=2).stdout)
+    assert failed["event"] == "error"
+    assert failed["exit_code"] == 2
+
+
+def test_dry_run_is_plan(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """build --dry-run prints the plan and writes nothing."""
+    source = many_files(3)
+    dry = brim("build", source, tmp_path / "out", "--dry-run").stdout
+    assert _without_memory(dry) == _without_memory(brim("plan", source).stdout)
+    assert not (tmp_path / "out").exists()
+
+
+def _without_memory(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not re.match(r" +(memory|destination) ", line))
+
+
+def test_running_again_writes_nothing(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """The second run of the same command keeps every shard as it is."""
+    source, out = many_files(6), tmp_path / "out"
+    brim("build", source, out, "--num-shards", "3")
+    before = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (out / "data").iterdir()}
+    assert "0 written, 3 kept" in brim("build", source, out, "--num-shards", "3").stdout
+    assert {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (out / "data").iterdir()} == before
+
+
+def test_another_job_needs_a_word(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """A destination with another dataset is refused with what changed; --fresh starts over."""
+    source, out = many_files(6), tmp_path / "out"
+    brim("build", source, out, "--num-shards", "3")
+    write_files(source, {"new.bin": b"new"})
+    refused = brim("build", source, out, "--num-shards", "2", check=2).stderr
+    assert "it had 6 rows and would have 7" in refused
+    assert "--update" in refused
+    assert "--fresh" in refused
+    brim("build", source, out, "--num-shards", "2", "--fresh")
+    assert len(list((out / "data").iterdir())) == 2
+    brim("verify", out, source)
+
+
+def test_memory_too_small_is_said_at_once(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """A limit below what the build needs is exit 4 with the limit that would do, which then does."""
+    source = many_files(3)
+    refused = brim("build", source, tmp_path / "out", "--memory", "10MB", check=4).stderr
+    enough = re.search(r"--memory (\d+MB)", refused)
+    assert enough
+    brim("build", source, tmp_path / "out", "--memory", enough[1])
+
+
+def test_a_second_run_at_the_same_place_is_refused(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """Two builds at one destination: the second is told, the first is not disturbed."""
+    import fcntl
+
+    source, out = many_files(3), tmp_path / "out"
+    (out / ".brim").mkdir(parents=True)
+    with open(out / ".brim" / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "Another brim" in brim("build", source, out, check=2).stderr
+    brim("build", source, out)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_signals_stop_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    """A signal ends the build with exit 6 and leaves nothing half-written; the next run finishes it."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for i in range(40):
+        with open(source / f"{i:02d}.bin", "wb") as file:
+            file.truncate(60_000_000)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "brim", "build", str(source), str(out), "--rows-per-shard", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(out.glob("data/*.parquet")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 6, errors
+    assert "Run the same command to continue" in errors
+    assert not list(out.glob("data/.*"))
+    done = len(list(out.glob("data/*.parquet")))
+    assert 0 < done < 40
+    assert re.search(rf"40 \({40 - done} written, {done} kept\)", brim(*command[3:]).stdout)
+
+
+def test_a_terminal_gets_a_bar(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """In a terminal there is a bar with bytes, rate, shards and memory."""
+    import pty
+
+    source = many_files(30, size=2_000_000)
+    parent, child = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "160", "TERM": "xterm-256color"}
+    command = [sys.executable, "-m", "brim", "build", str(source), str(tmp_path / "out"), "--num-shards", "10"]
+    process = subprocess.Popen(command, stdout=child, stderr=child, env=environment)
+    os.close(child)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(parent, 65536)
+        except OSError:
+            break
+        if not piece:
+            break
+        shown += piece
+    assert process.wait(timeout=60) == 0
+    os.close(parent)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert "/10 shards" in text
+    assert re.search(r"memory [\d.]+ MB of", text)
+    assert "MB/s" in text or "GB/s" in text
+
+
+def test_tables_of_every_format(tmp_path: Path) -> None:
+    """CSV, TSV, JSONL and Parquet tables give the same dataset."""
+    source = write_files(tmp_path / "source", {"x/a.bin": b"aaa", "x/b.bin": b"bb"})
+    (source / "t.csv").write_text('id,file,note\n007,x/a.bin,"two\nlines"\n008,x/b.bin,plain\n')
+    (source / "t.tsv").write_text('id\tfile\tnote\n007\tx/a.bin\t"two\nlines"\n008\tx/b.bin\tplain\n')
+    lines = [{"id": "007", "file": "x/a.bin", "note": "two\nlines"}, {"id": "008", "file": "x/b.bin", "note": "plain"}]
+    (source / "t.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    import pyarrow as pa
+
+    pq.write_table(pa.Table.from_pylist(lines), source / "t.parquet")
+    seen = []
+    for name in ("t.csv", "t.tsv", "t.jsonl", "t.parquet"):
+        out = tmp_path / name
+        assert "guessed" in brim("plan", source / name).stdout
+        brim("build", source / name, out)
+        seen.append(tree_digest(out / "data"))
+    assert all(one == seen[0] for one in seen)
+    rows = pq.read_table(tmp_path / "t.csv" / "data").to_pylist()
+    assert rows[0] == {"id": "007", "file": {"bytes": b"aaa", "path": "x/a.bin"}, "note": "two\nlines"}
+
+
+def test_selection(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """--include, --exclude and --limit make a pilot."""
+    source = many_files(10)
+    facts = [
+        json.loads(brim("plan", source, "--json", *options).stdout)["rows"]
+        for options in (
+            ["--limit", "4"],
+            ["--include", "f00[0-4]*"],
+            ["--include", "f00*", "--exclude", "*3.bin", "--exclude", "f009.bin"],
+        )
+    ]
+    assert facts == [4, 5, 8]
+    assert "no files that --include" in brim("plan", source, "--include", "*.png", check=2).stderr
+
+
+def test_shards_by_value(tmp_path: Path) -> None:
+    """--shard-by keeps the rows of a value in one shard, wherever they stand in the table."""
+    source = write_files(tmp_path / "source", {f"{i}.bin": random_bytes(100 + i) for i in range(9)})
+    names = ["b", "a", "b", "c", "a", "c", "b", "c", "c"]
+    (source / "t.csv").write_text("file,who\n" + "".join(f"{i}.bin,{n}\n" for i, n in enumerate(names)))
+    brim("build", source / "t.csv", tmp_path / "out", "--shard-by", "who")
+    shards = [
+        set(pq.read_table(p, columns=["who"])["who"].to_pylist()) for p in sorted((tmp_path / "out/data").iterdir())
+    ]
+    assert shards == [{"b"}, {"a"}, {"c"}]
+    brim("build", source / "t.csv", tmp_path / "two", "--shard-by", "who", "--num-shards", "2")
+    shards = [
+        set(pq.read_table(p, columns=["who"])["who"].to_pylist()) for p in sorted((tmp_path / "two/data").iterdir())
+    ]
+    assert len(shards) == 2
+    assert not shards[0] & shards[1]
+
+
+def test_workers_do_not_change_the_bytes(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """One worker or eight: the same folder, ledger and card included."""
+    source = many_files(20)
+    for number, workers in enumerate("18"):
+        brim("build", source, tmp_path / f"out{number}", "--num-shards", "7", "--workers", workers)
+    assert tree_digest(tmp_path / "out0") == tree_digest(tmp_path / "out1")
+
+
+def test_a_hand_written_card_keeps_its_prose(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """brim changes its own fields of an existing card and nothing else."""
+    source, out = many_files(3), tmp_path / "out"
+    write_files(out, {"README.md": b"---\nlicense: mit\ntags:\n- brain\n---\n# Mine\n\nMy words.\n"})
+    brim("build", source, out)
+    text = (out / "README.md").read_text()
+    assert "license: mit" in text
+    assert "# Mine\n\nMy words." in text
+    assert "num_examples: 3" in text
+    brim("verify", out)
+
+
+def test_source_and_destination_may_nest(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """A destination inside the source is not packaged into itself, on the second run either."""
+    source = many_files(3)
+    brim("build", source, source / "out")
+    assert "0 written, 1 kept" in brim("build", source, source / "out").stdout
+    assert "source itself" in brim("build", source, source, check=2).stderr

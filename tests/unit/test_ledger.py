@@ -1,0 +1,71 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from brim.engine.ledger import LEDGER, Job, Ledger, Receipt
+
+JOB = Job("f" * 64, {"rows": 3}, {"brim": "0"})
+ONE = Receipt("data/a", "train", 1, 10, "aa", "key-a", "m", "job")
+TWO = replace(ONE, name="data/b", sha256="bb", key="key-b")
+
+
+def written(folder: Path) -> Ledger:
+    ledger = Ledger(folder)
+    ledger.begin(JOB)
+    ledger.add(ONE)
+    ledger.add(TWO)
+    ledger.close()
+    return ledger
+
+
+def test_receipts_are_read_back(tmp_path: Path) -> None:
+    """What was added is there in the next run."""
+    written(tmp_path)
+    again = Ledger(tmp_path)
+    assert again.job == JOB
+    assert again.receipts == {"data/a": ONE, "data/b": TWO}
+    assert not again.done
+
+
+def test_every_cut_leaves_a_readable_ledger(tmp_path: Path) -> None:
+    """A ledger cut at any byte loses the torn line and no other, and can be written on."""
+    written(tmp_path)
+    data = (tmp_path / LEDGER).read_bytes()
+    for cut in range(len(data)):
+        (tmp_path / LEDGER).write_bytes(data[:cut])
+        ledger = Ledger(tmp_path)
+        whole_lines = data[:cut].count(b"\n")
+        # The last line counts without its newline too: its checksum says that it is whole.
+        known = len(ledger.receipts) + (ledger.job is not None)
+        assert known in (whole_lines, whole_lines + 1)
+        ledger.add(replace(ONE, name="data/new", key="key-new"))
+        ledger.close()
+        assert "data/new" in Ledger(tmp_path).receipts
+        assert len(Ledger(tmp_path).receipts) == len(ledger.receipts)
+
+
+@pytest.mark.parametrize("at", [5, 40, 200, -30])
+def test_a_damaged_line_counts_as_not_written(tmp_path: Path, at: int) -> None:
+    """A flipped byte loses its own line only."""
+    written(tmp_path)
+    data = bytearray((tmp_path / LEDGER).read_bytes())
+    data[at] ^= 1
+    (tmp_path / LEDGER).write_bytes(bytes(data))
+    ledger = Ledger(tmp_path)
+    assert len(ledger.receipts) + (ledger.job is not None) == 2
+
+
+def test_finishing_forgets_the_way_there(tmp_path: Path) -> None:
+    """A finished ledger depends on what was built, not on the order or what was done twice."""
+    ledger = written(tmp_path)
+    ledger.add(TWO)
+    ledger.forget("data/a")
+    ledger.add(ONE)
+    ledger.finish([ONE, TWO])
+    first = (tmp_path / LEDGER).read_bytes()
+    (tmp_path / LEDGER).unlink()
+    straight = written(tmp_path)
+    straight.finish([ONE, TWO])
+    assert (tmp_path / LEDGER).read_bytes() == first
+    assert Ledger(tmp_path).done

@@ -1,0 +1,95 @@
+"""The cgroup trees here are files that look like the kernel's; cgroup v2 itself is not exercised."""
+
+from pathlib import Path
+
+import pytest
+
+from brim.errors import InputError
+from brim.memory.limit import effective_limit
+from brim.memory.meter import process_bytes, tree_bytes
+
+GB = 10**9
+
+
+def machine(root: Path, available: int = 8 * GB, cgroup: str = "0::/\n") -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {available // 1024} kB\n")
+    (root / "proc/self/cgroup").write_text(cgroup)
+    return root
+
+
+def group(root: Path, path: str, **values: object) -> None:
+    folder = root / "sys/fs/cgroup" / path
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in values.items():
+        (folder / name.replace("__", ".")).write_text(f"{value}\n")
+
+
+def test_the_user_decides(tmp_path: Path) -> None:
+    """--memory wins over everything, then BRIM_MEMORY."""
+    root = machine(tmp_path)
+    assert effective_limit("2GB", {"BRIM_MEMORY": "1GB"}, root).bytes == 2 * GB
+    limit = effective_limit(None, {"BRIM_MEMORY": "1GB"}, root)
+    assert (limit.bytes, limit.reason) == (GB, "BRIM_MEMORY")
+
+
+def test_half_of_what_the_machine_has(tmp_path: Path) -> None:
+    """Without a word from the user, half of MemAvailable."""
+    limit = effective_limit(None, {}, machine(tmp_path))
+    assert limit.bytes == pytest.approx(4 * GB, rel=1e-5)
+    assert "8.00 GB available on this machine" in limit.reason
+
+
+def test_every_cgroup_above_counts(tmp_path: Path) -> None:
+    """The tightest ancestor decides, less what its members use, plus what the kernel can take back."""
+    root = machine(tmp_path, cgroup="0::/pod/job\n")
+    group(root, "pod/job", memory__max="max", memory__current=GB)
+    stat = f"inactive_file {GB // 2}\nactive_file {GB // 2}\nanon 5"
+    group(root, "pod", memory__max=3 * GB, memory__current=2 * GB, memory__stat=stat)
+    limit = effective_limit(None, {}, root)
+    assert limit.bytes == pytest.approx((3 * GB - 2 * GB + GB + tree_bytes()) / 2, rel=0.05)
+    assert "/pod" in limit.reason
+
+
+def test_cgroup_v1(tmp_path: Path) -> None:
+    """The old hierarchy is read as well, and its huge number means no limit."""
+    root = machine(tmp_path, cgroup="5:memory:/slurm/job\n1:cpu:/x\n")
+    group(root, "memory/slurm/job", memory__limit_in_bytes=GB, memory__usage_in_bytes=0)
+    group(root, "memory", memory__limit_in_bytes=9223372036854771712, memory__usage_in_bytes=0)
+    assert effective_limit(None, {}, root).bytes == pytest.approx((GB + tree_bytes()) / 2, rel=0.05)
+
+
+def test_slurm(tmp_path: Path) -> None:
+    """Slurm's allocation is in MiB, for the node or for each of its processors."""
+    root = machine(tmp_path)
+    assert effective_limit(None, {"SLURM_MEM_PER_NODE": "1024"}, root).bytes == 512 << 20
+    per_cpu = {"SLURM_MEM_PER_CPU": "512", "SLURM_CPUS_ON_NODE": "4"}
+    assert effective_limit(None, per_cpu, root).bytes == 1024 << 20
+
+
+def test_a_wrong_size_is_said(tmp_path: Path) -> None:
+    """A limit that is not a size is an input error."""
+    with pytest.raises(InputError, match="'lots'"):
+        effective_limit("lots", {}, machine(tmp_path))
+
+
+def test_anonymous_memory_is_seen_and_files_are_not(tmp_path: Path) -> None:
+    """50 MB of anonymous memory count, 50 MB of a mapped file do not."""
+    import mmap
+    import os
+
+    before = tree_bytes()
+    block = bytearray(os.urandom(1)) * 50_000_000
+    held = tree_bytes() - before
+    assert 45_000_000 < held < 60_000_000
+    (tmp_path / "mapped").write_bytes(bytes(block))
+    del block
+    with open(tmp_path / "mapped", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        start = tree_bytes()
+        assert sum(mapped[i] for i in range(0, len(mapped), 4096)) >= 0
+        assert tree_bytes() - start < 5_000_000
+
+
+def test_a_process_that_is_gone_holds_nothing() -> None:
+    """Reading a dead process is 0, not an error."""
+    assert process_bytes(2**22 - 1) == 0
