@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from brim.engine.build import Build, BuildOptions, Built
 from brim.engine.progress import Progress
+from brim.errors import InputError
 from brim.plans.checks import CheckOptions
 from brim.plans.cut import CutOptions
 from brim.plans.plan import Format
@@ -98,6 +99,8 @@ def plan(
     stop_file: str | os.PathLike[str] | None = None,
 ) -> Build:
     """What building `source` at `destination` would do. Print it to see, `run()` it to do it."""
+    if oversize not in ("error", "skip"):
+        raise InputError(f"--oversize takes error or skip, not {oversize!r}.")
     options = BuildOptions(
         format=format,
         cut=CutOptions(None if shard_size is None else parse_size(shard_size), num_shards, rows_per_shard, shard_by),

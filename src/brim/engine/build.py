@@ -189,7 +189,7 @@ class _Run:
             )
 
     def _refuse_strangers(self) -> None:
-        ours = {shard.name for shard in self.plan.shards} | set(self.ledger.receipts)
+        ours = {shard.name for shard in self.plan.shards} | self.ledger.names
         strangers = [name for name in self.sink.shards() if name not in ours]
         if strangers:
             raise DestinationError(

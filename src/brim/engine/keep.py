@@ -47,9 +47,10 @@ def reuse(plan: Plan, sink: FolderSink, ledger: Ledger, job: str) -> None:
 
 def forget_others(sink: FolderSink, ledger: Ledger, names: set[str]) -> None:
     """Remove the shards of earlier jobs that are not among `names`."""
-    for name in [name for name in ledger.receipts if name not in names]:
+    for name in sorted(ledger.names - names):
+        if name in ledger.receipts:
+            ledger.forget(name)
         sink.remove(name)
-        ledger.forget(name)
     sink.clear(_KEEP)
 
 

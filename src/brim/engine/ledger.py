@@ -58,6 +58,7 @@ class Ledger:
         self.done = False
         self.receipts: dict[str, Receipt] = {}  # by name
         self.known: dict[str, Receipt] = {}  # by key: every shard that was ever written here
+        self.names: set[str] = set()  # every name that a shard ever had here
         self._descriptor: int | None = None
         self._lock = threading.Lock()
         try:
@@ -77,6 +78,7 @@ class Ledger:
         elif kind == "shard":
             receipt = Receipt(**record)
             self.receipts[receipt.name] = self.known[receipt.key] = receipt
+            self.names.add(receipt.name)
         elif kind == "gone":
             self.receipts.pop(record["name"], None)
         elif kind == "done":

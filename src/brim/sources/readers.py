@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import pyarrow as pa
@@ -41,6 +42,7 @@ def read_table(path: str) -> pa.Table:
             table = pq.ParquetFile(path).read()
         else:
             table = _read_jsonl(path)
+        return checked(table, shown)
     except OSError as error:
         raise SourceError(f"The table {shown!r} cannot be read: {error.strerror or error}.", path=path) from error
     except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -48,7 +50,6 @@ def read_table(path: str) -> pa.Table:
         raise SourceError(
             f"The table {shown!r} is broken: {reason}.", hint="Mend that place and run again.", path=path
         ) from error
-    return checked(table, shown)
 
 
 def as_table(source: Any) -> pa.Table:
@@ -61,7 +62,8 @@ def as_table(source: Any) -> pa.Table:
         elif isinstance(source, list):
             table = pa.Table.from_pylist(source)
         elif type(source).__module__.split(".")[0] == "polars":
-            table = source.lazy().collect().to_arrow(compat_level=0)  # without view types, which few functions take
+            oldest = sys.modules["polars"].CompatLevel.oldest()  # without view types, which few functions take
+            table = source.lazy().collect().to_arrow(compat_level=oldest)
         elif hasattr(source, "__arrow_c_stream__") or isinstance(source, pa.RecordBatch):
             table = pa.table(source)
         else:

@@ -32,6 +32,8 @@ def table_source(source: Any, options: SourceOptions, features: Any = None) -> F
         rows, base = read_table(path), os.path.dirname(path)
     else:
         rows, base = as_table(source), os.getcwd()
+    if rows.num_rows == 0:
+        raise SourceError("The table has no rows.", hint="There is nothing to build.")
     if options.label_from:
         raise InputError("--label-from is for folders of files; a table has its labels in a column.")
     base = os.path.abspath(options.root) if options.root else base

@@ -1,0 +1,76 @@
+"""A disk that is really full: a small tmpfs, which takes root to mount."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import brim
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("a full disk is not proved here: mounting a small tmpfs takes root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("a full disk is not proved here: this system does not let root mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def grow(disk: Path, megabytes: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={megabytes}m", str(disk)], check=True)
+
+
+def test_too_small_from_the_start(many_files: Callable[..., Path], small_disk: Path) -> None:
+    """What cannot fit is said before the first byte, with both numbers."""
+    source = many_files(12, size=1_000_000)
+    failed = brim("build", source, small_disk / "out", check=5).stderr
+    assert "free disk" in failed
+    assert "Make room" in failed
+    assert not list((small_disk / "out" / "data").iterdir())
+    grow(small_disk, 40)
+    brim("build", source, small_disk / "out")
+    brim("verify", small_disk / "out", source)
+
+
+def test_full_in_the_middle(many_files: Callable[..., Path], small_disk: Path) -> None:
+    """When others fill the disk meanwhile: exit 5, no half shard, and on when there is room."""
+    source, out = many_files(6, size=1_000_000), small_disk / "out"
+    code = (
+        "import sys; sys.argv = ['brim', *sys.argv[1:]]\n"
+        "from brim.sinks.folder import FolderSink\n"
+        "FolderSink.free_bytes = lambda self: None\n"  # as on file systems that do not say
+        "from brim.cli import main; main()\n"
+    )
+    (small_disk / "ballast").write_bytes(bytes(4_500_000))
+    import sys
+
+    command = [sys.executable, "-c", code, "build", str(source), str(out), "--rows-per-shard", "1", "--workers", "1"]
+    failed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert failed.returncode == 5, failed.stderr
+    assert "disk of the destination is full" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    names = [p.name for p in (out / "data").iterdir()]
+    assert 0 < len(names) < 6
+    assert not [name for name in names if name.startswith(".")]
+    (small_disk / "ballast").unlink()
+    assert f"{6 - len(names)} written, {len(names)} kept" in brim(*command[3:]).stdout
+    brim("verify", out, source)
+
+
+def test_unpack_on_a_full_disk(many_files: Callable[..., Path], tmp_path: Path, small_disk: Path) -> None:
+    """unpack says so, leaves no half file, and goes on."""
+    source, out = many_files(12, size=1_000_000), tmp_path / "out"
+    brim("build", source, out)
+    assert "the disk is full" in brim("unpack", out, small_disk / "back", check=5).stderr
+    assert not list((small_disk / "back").glob(".*"))
+    grow(small_disk, 40)
+    brim("unpack", out, small_disk / "back")

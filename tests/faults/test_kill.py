@@ -1,0 +1,78 @@
+"""kill -9, at any moment."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from brim.engine.ledger import Ledger
+from tests.conftest import brim, random_bytes, tree_digest, write_files
+
+MOMENTS = 30
+OPTIONS = ["--rows-per-shard", "1", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kill") / "source"
+    return write_files(folder, {f"f{i:02d}.bin": random_bytes(400_000 + i, i) for i in range(60)})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(source: Path) -> dict[str, str]:
+    brim("build", source, source.parent / "whole", *OPTIONS)
+    return tree_digest(source.parent / "whole")
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_killed_at_random_moments(source: Path, undisturbed: dict[str, str], tmp_path: Path, workers: str) -> None:
+    """After every kill the same command ends with the bytes of an undisturbed build, and writes no shard
+    again that had a receipt."""
+    moments = random.Random(f"brim{workers}")
+    landed = 0
+    for number in range(MOMENTS // 2):
+        out = tmp_path / "out"
+        waits_for = ".brim" if number % 3 == 0 else "data/*.parquet"  # the beginning, or the writing
+        command = [sys.executable, "-m", "brim", "build", str(source), str(out), *OPTIONS, "--workers", workers]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while process.poll() is None and not list(out.glob(waits_for)):
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0, 0.25))
+        process.kill()
+        process.wait()
+        receipts = Ledger(out / ".brim").receipts
+        landed += 0 < len(receipts) < 60
+        before = {name: _identity(out / name) for name in receipts}
+        for name, receipt in receipts.items():
+            assert (out / name).stat().st_size == receipt.size
+        brim(*command[3:])
+        assert tree_digest(out) == undisturbed
+        assert {name: _identity(out / name) for name in receipts} == before
+        shutil.rmtree(out)
+    assert landed > MOMENTS // 6, "too few kills fell into the writing of shards to prove anything"
+
+
+def test_killed_again_and_again(source: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
+    """One build that is killed ten times in a row still ends whole."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "brim", "build", str(source), str(out), *OPTIONS, "--workers", "1"]
+    for _ in range(10):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            process.wait(timeout=0.7)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    brim(*command[3:])
+    assert tree_digest(out) == undisturbed
+    brim("verify", out, source)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    return path.stat().st_ino, path.stat().st_mtime_ns

@@ -1,0 +1,174 @@
+"""Sources that change, move and break while they are packaged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import brim as api
+from brim.engine.progress import Silent
+from brim.errors import SourceChanged
+from tests.conftest import brim, random_bytes, tree_digest, write_files
+
+
+class Meddler(Silent):
+    """Does something to the source when the first shard is done."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act: Callable[[], None] | None = act
+
+    def shard(self, name: str, size: int, sha256: str, how: str) -> None:
+        if self._act:
+            self._act()
+            self._act = None
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(path.read_bytes() + b"more"),
+        lambda path: os.truncate(path, 10),
+        lambda path: path.unlink(),
+        _flip,
+    ],
+    ids=["grows", "shrinks", "vanishes", "changes"],
+)
+def test_a_file_that_changes_during_the_build(
+    many_files: Callable[..., Path], tmp_path: Path, change: Callable[[Path], Any]
+) -> None:
+    """The file is named, its shard is not there, shards before it are; with the source at rest it goes on."""
+    source, out = many_files(6), tmp_path / "out"
+    victim = source / "f004.bin"
+    original, times = victim.read_bytes(), victim.stat()
+    plan = api.plan(source, out, rows_per_shard=1, workers=1)
+    with pytest.raises(SourceChanged, match=r"f004\.bin") as caught:
+        plan.run(Meddler(lambda: change(victim)))
+    assert caught.value.facts["path"] == "f004.bin"
+    names = sorted(p.name for p in (out / "data").iterdir())
+    assert "train-00000-of-00006.parquet" in names
+    assert "train-00004-of-00006.parquet" not in names
+    assert not [name for name in names if name.startswith(".")]
+    victim.write_bytes(original)
+    os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))
+    brim("build", source, out, "--rows-per-shard", "1")
+    brim("verify", out, source)
+
+
+def test_content_that_changed_between_runs(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """Same size, new date: the shard is compared by content, kept if equal and written again if not."""
+    source, out = many_files(4), tmp_path / "out"
+    brim("build", source, out, "--rows-per-shard", "1")
+    os.utime(source / "f000.bin", ns=(7, 7))
+    _flip(source / "f001.bin")
+    done = brim("build", source, out, "--rows-per-shard", "1")
+    assert "1 written, 3 kept" in done.stdout
+    brim("verify", out, source)
+    assert "0 written, 4 kept" in brim("build", source, out, "--rows-per-shard", "1").stdout
+
+
+def test_a_source_that_was_moved_or_copied(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """The build goes on from another place, also when the copy lost its dates."""
+    source, out = many_files(6), tmp_path / "out"
+    whole = tmp_path / "whole"
+    brim("build", source, whole, "--rows-per-shard", "1")
+    stop = tmp_path / "stop"
+    plan = api.plan(source, out, rows_per_shard=1, workers=1, stop_file=stop)
+    with pytest.raises(api.BrimError):
+        plan.run(Meddler(lambda: (stop.touch(), time.sleep(0.3))[0]))
+    done = len(list((out / "data").iterdir()))
+    assert 0 < done < 6
+    moved = tmp_path / "elsewhere" / "renamed"
+    moved.parent.mkdir()
+    source.rename(moved)
+    assert f"{6 - done} written, {done} kept" in brim("build", moved, out, "--rows-per-shard", "1").stdout
+    assert tree_digest(out) == tree_digest(whole)
+    copied = tmp_path / "copied"
+    shutil.copytree(moved, copied, copy_function=shutil.copyfile)
+    again = brim("build", copied, out, "--rows-per-shard", "1")
+    assert "0 written, 6 kept" in again.stdout
+    assert tree_digest(out / "data") == tree_digest(whole / "data")
+
+
+def test_update_keeps_what_is_unchanged(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """Files added at the end touch the last shard only; the others are renamed, not written."""
+    source, out = many_files(7), tmp_path / "out"
+    options = ["--rows-per-shard", "2"]
+    brim("build", source, out, *options)
+    before = {p.stat().st_ino for p in (out / "data").iterdir()}
+    write_files(source, {"g.bin": b"new", "h.bin": b"new too"})
+    assert "2 written, 3 kept" in brim("build", source, out, *options, "--update").stdout
+    assert len(before & {p.stat().st_ino for p in (out / "data").iterdir()}) == 3
+    brim("verify", out, source)
+    fresh = tmp_path / "fresh"
+    brim("build", source, fresh, *options)
+    assert tree_digest(out) == tree_digest(fresh)
+
+
+def test_update_when_a_value_comes_first(tmp_path: Path) -> None:
+    """With --shard-by, a value that appears in the middle moves the other shards and writes only its own."""
+    source = write_files(tmp_path / "source", {f"{i}.bin": random_bytes(900 + i, i) for i in range(8)})
+    table, out = source / "t.csv", tmp_path / "out"
+
+    def rows(*names: str) -> None:
+        table.write_text("file,who\n" + "".join(f"{i}.bin,{n}\n" for i, n in enumerate(names)))
+
+    rows("b", "b", "c", "c", "d", "d")
+    brim("build", table, out, "--shard-by", "who")
+    table.write_text("file,who\n6.bin,a\n0.bin,b\n1.bin,b\n2.bin,c\n3.bin,c\n4.bin,d\n5.bin,d\n")
+    assert "1 written, 3 kept" in brim("build", table, out, "--shard-by", "who", "--update").stdout
+    brim("verify", out, table)
+    table.write_text("file,who\n2.bin,c\n3.bin,c\n4.bin,d\n5.bin,d\n6.bin,a\n7.bin,e\n")
+    assert "1 written, 3 kept" in brim("build", table, out, "--shard-by", "who", "--update").stdout
+    brim("verify", out, table)
+    assert not (out / ".brim" / "keep").exists()
+
+
+def test_a_killed_update_goes_on(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """An update that is killed at each of its steps ends like one that was not."""
+    source, out = many_files(4, size=2_000), tmp_path / "out"
+    options = ["--rows-per-shard", "1"]
+    brim("build", source, out, *options)
+    (source / "f000.bin").unlink()
+    write_files(source, {"a.bin": b"first", "z.bin": b"last"})
+    wanted = tmp_path / "wanted"
+    brim("build", source, wanted, *options)
+    for calls in range(1, 150, 4):
+        trial = tmp_path / "trial"
+        shutil.copytree(out, trial)
+        # The process dies, as by kill -9, at its n-th fsync: each marks a step of the protocol.
+        code = (
+            "import os, sys\n"
+            f"left = [{calls}]\n"
+            "real = os.fsync\n"
+            "def fsync(fd):\n"
+            "    left[0] -= 1\n"
+            "    if left[0] == 0: os._exit(137)\n"
+            "    return real(fd)\n"
+            "os.fsync = fsync\n"
+            "from brim.cli import main\n"
+            "main()\n"
+        )
+        arguments = ["build", str(source), str(trial), *options, "--update", "--workers", "1", "--quiet"]
+        killed = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=False)
+        brim("build", source, trial, *options, "--update")
+        assert tree_digest(trial) == tree_digest(wanted), f"killed at step {calls}"
+        shutil.rmtree(trial)
+        if killed.returncode == 0:
+            assert calls > 20
+            break
+    else:
+        pytest.fail("the update never came to its end")

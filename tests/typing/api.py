@@ -1,0 +1,17 @@
+"""Checked by mypy, never run: what the public interface promises about types."""
+
+import pyarrow as pa
+
+import brim
+from brim.engine.build import Build, Built
+from brim.sources.filetable import FileTable
+
+files: FileTable = brim.files("folder", include=["*.png"], label_from="parent", limit=10)
+table: FileTable = brim.table(pa.table({"image": ["a.png"]}), files={"image": "image"}, root="folder")
+plan: Build = brim.plan(table, "out", shard_size="1GB", memory="2GB", update=True)
+text: str = str(plan)
+built: Built = plan.run()
+again: Built = brim.build("folder", "out", workers=2)
+rows: int = brim.verify("out", files).rows
+count: int = brim.unpack("out", "back").files
+code: int = brim.BrimError("message").exit_code
