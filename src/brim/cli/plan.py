@@ -6,6 +6,7 @@ import typer
 
 from brim.cli.options import Cutting, Reading, Running, Showing, SourceArgument
 from brim.cli.output import emit, print_lines
+from brim.cli.reading import read
 
 HELP = """Show what would be built, how big it is, and whether it fits.
 
@@ -23,22 +24,9 @@ memory a build takes. Nothing is written. Exits 2 if `brim build` would refuse a
 def planned(source: str, dest: str | None, reading: Reading, cutting: Cutting, running: Running, **more: Any) -> Any:
     """The library's plan for what the command line says. `brim build` runs the same."""
     import brim
-    from brim.sources import read_source
-    from brim.sources.options import SourceOptions
 
-    options = SourceOptions(
-        files=tuple(reading.files or ()),
-        include=tuple(reading.include or ()),
-        exclude=tuple(reading.exclude or ()),
-        limit=reading.limit,
-        label_from=reading.label_from,  # type: ignore[arg-type]  # checked by SourceOptions
-        drop=tuple(reading.drop or ()),
-        split=reading.split,
-        split_by=reading.split_by,
-        root=reading.root,
-    )
     return brim.plan(
-        read_source(source, options),
+        read(source, reading),
         dest,
         **vars(cutting),
         **vars(running),
