@@ -7,13 +7,14 @@ set. Nothing here reads file content.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from brim.errors import SourceChanged
+from brim.tarball import Bundle, tar_size
 
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -30,6 +31,7 @@ class FileSet:
     sizes: Ints
     mtimes_ns: Ints
     inodes: Ints
+    bundles: Mapping[int, Bundle] = field(default_factory=dict)  # folders packed as one value, by number
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -61,7 +63,18 @@ class FileSet:
             path=path,
         )
 
+    def packed(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which files stand only for a bundle, or are only inside one."""
+        mask = np.zeros(len(self), bool)
+        for number, bundle in self.bundles.items():
+            mask[number] = True
+            mask[list(bundle.numbers)] = True
+        return mask
+
     def take(self, numbers: Ints) -> FileSet:
+        """Some of the files, numbered anew."""
+        if self.bundles:
+            raise ValueError("a bundle's files cannot be numbered anew")
         return FileSet(
             self.root,
             self.paths.take(pa.array(numbers)),
@@ -83,18 +96,31 @@ class FileSetBuilder:
         self._packed_paths: list[pa.Array] = []
         self._packed_stats: list[np.ndarray[tuple[int, int], np.dtype[np.int64]]] = []
         self._count = 0
+        self._bundles: dict[int, Bundle] = {}
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, path: str, stat: os.stat_result) -> int:
         """Add a file and return its number."""
+        return self._append(path, (stat.st_size, stat.st_mtime_ns, _inode(stat)))
+
+    def _append(self, path: str, stat: tuple[int, int, int]) -> int:
         self._paths.append(path)
-        self._stats.append((stat.st_size, stat.st_mtime_ns, _inode(stat)))
+        self._stats.append(stat)
         self._count += 1
         if len(self._paths) == self._BLOCK:
             self._pack()
         return self._count - 1
+
+    def add_bundle(self, path: str, members: list[tuple[str, str, os.stat_result]]) -> int:
+        """Add a folder as one value: (name inside, path, stat) of each of its files."""
+        numbers = tuple(self.add(member, stat) for _, member, stat in members)
+        size = tar_size([(name, stat.st_size) for name, _, stat in members])
+        newest = max((stat.st_mtime_ns for _, _, stat in members), default=0)
+        number = self._append(path, (size, newest, 0))
+        self._bundles[number] = Bundle(tuple(name for name, _, _ in members), numbers)
+        return number
 
     def extend(self, items: Iterable[tuple[str, os.stat_result]]) -> None:
         for path, stat in items:
@@ -111,7 +137,7 @@ class FileSetBuilder:
         paths = pa.concat_arrays(self._packed_paths)
         self._packed_paths, self._packed_stats = [], []
         sizes, mtimes, inodes = (np.ascontiguousarray(stats[:, i]) for i in range(3))
-        return FileSet(self.root, paths, sizes, mtimes, inodes)
+        return FileSet(self.root, paths, sizes, mtimes, inodes, self._bundles)
 
 
 def _inode(stat: os.stat_result) -> int:

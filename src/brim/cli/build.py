@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.options import Cutting, Reading, Running, Showing, SourceArgument
+from brim.cli.options import Bids, Cutting, Reading, Running, Showing, SourceArgument
 from brim.cli.output import emit, print_lines, progress_for
 from brim.cli.plan import planned, show
 from brim.sizes import format_size
@@ -20,6 +20,7 @@ Ctrl-C: it does what is missing and nothing else.
   brim build scans/ out/
   brim build scans.csv out/ --files t1w:nifti --files masks:nifti --memory 1GB
   brim build photos/ out/ --label-from parent --shard-size 1GB
+  brim build ds004884/ out/ --recipe arc
   brim build photos/ out/ --update        (files were added: keep unchanged shards)
 """
 
@@ -28,6 +29,7 @@ def build(
     source: SourceArgument,
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder to build into.")],
     reading: Reading,
+    bids: Bids,
     cutting: Cutting,
     running: Running,
     showing: Showing,
@@ -39,7 +41,7 @@ def build(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as `brim plan` does.")] = False,
 ) -> None:
     job = planned(
-        source, dest, reading, cutting, running,
+        source, dest, reading, bids, cutting, running,
         fresh=fresh, update=update, state=showing.state, stop_file=stop_file,
     )  # fmt: skip
     if dry_run:

@@ -24,6 +24,7 @@ def _option(*names: str, panel: str, metavar: str | None = None, help: str) -> A
 
 
 _source = functools.partial(_option, panel="Source")
+_bids = functools.partial(_option, panel="BIDS datasets and recipes")
 _shards = functools.partial(_option, panel="Shards")
 _run = functools.partial(_option, panel="Run")
 Many = list[str] | None
@@ -66,6 +67,30 @@ class Reading:
     oversize: Annotated[
         str, _source("--oversize", metavar="error|skip", help="Files too large for the format: refuse or leave out.")
     ] = "error"
+
+
+@dataclass(frozen=True)
+class Bids:
+    """What is particular to BIDS datasets, and to recipes."""
+
+    recipe: Annotated[
+        str | None,
+        _bids("--recipe", metavar="NAME|FILE", help="How a folder becomes rows: see brim recipes. files: plain files."),
+    ] = None
+    rows: Annotated[str, _bids("--rows", metavar="session|subject|file", help="What a row is.")] = "session"
+    subjects: Annotated[Many, _bids("--subjects", metavar="SUB", help="Only these subjects. May be repeated.")] = None
+    sessions: Annotated[Many, _bids("--sessions", metavar="SES", help="Only these sessions. May be repeated.")] = None
+    suffixes: Annotated[
+        Many, _bids("--suffixes", metavar="SUFFIX", help="Only these, like T1w or bold. May be repeated.")
+    ] = None
+    sidecars: Annotated[
+        str, _bids("--sidecars", metavar="safe|full|none", help="JSON, events and gradients beside each file.")
+    ] = "safe"
+    derivatives: Annotated[
+        Many, _bids("--derivatives", metavar="NAME|all", help="Take derivatives/NAME too. May be repeated.")
+    ] = None
+    phenotype: Annotated[bool, _bids("--phenotype", help="Join the tables of phenotype/.")] = False
+    no_bidsignore: Annotated[bool, _bids("--no-bidsignore", help="Take what .bidsignore excludes.")] = False
 
 
 @dataclass(frozen=True)

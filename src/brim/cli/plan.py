@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.options import Cutting, Reading, Running, Showing, SourceArgument
+from brim.cli.options import Bids, Cutting, Reading, Running, Showing, SourceArgument
 from brim.cli.output import emit, print_lines
 from brim.cli.reading import read
 
@@ -18,15 +18,18 @@ memory a build takes. Nothing is written. Exits 2 if `brim build` would refuse a
   brim plan scans/
   brim plan scans.csv --files t1w:nifti --shard-size 1GB
   brim plan photos/ out/ --label-from parent --json
+  brim plan ds004884/ --save-recipe arc-columns.toml
 """
 
 
-def planned(source: str, dest: str | None, reading: Reading, cutting: Cutting, running: Running, **more: Any) -> Any:
+def planned(
+    source: str, dest: str | None, reading: Reading, bids: Bids, cutting: Cutting, running: Running, **more: Any
+) -> Any:
     """The library's plan for what the command line says. `brim build` runs the same."""
     import brim
 
     return brim.plan(
-        read(source, reading),
+        read(source, reading, bids),
         dest,
         **vars(cutting),
         **vars(running),
@@ -48,9 +51,17 @@ def show(build: Any, as_json: bool) -> None:
 def plan(
     source: SourceArgument,
     reading: Reading,
+    bids: Bids,
     cutting: Cutting,
     running: Running,
     showing: Showing,
     dest: Annotated[str | None, typer.Argument(metavar="[DEST]", help="Where it would be built.")] = None,
+    save_recipe: Annotated[
+        str | None,
+        typer.Option("--save-recipe", metavar="FILE.toml", help="Write the columns found, so that later builds agree."),
+    ] = None,
 ) -> None:
-    show(planned(source, dest, reading, cutting, running, state=showing.state), showing.json)
+    job = planned(source, dest, reading, bids, cutting, running, state=showing.state)
+    if save_recipe is not None:
+        job.save_recipe(save_recipe)
+    show(job, showing.json)

@@ -98,6 +98,12 @@ class Build:
         """The plan for people, as (label, text)."""
         return plan_lines(self.plan, self.forecast, self.limit)
 
+    def save_recipe(self, path: str | os.PathLike[str]) -> None:
+        """Write the columns of a BIDS dataset as a recipe, so that a pilot and the whole dataset agree."""
+        if self.plan.table.saved is None:
+            raise InputError("--save-recipe is for BIDS datasets read without another recipe.")
+        Path(path).write_text(self.plan.table.saved, encoding="utf-8")
+
     def check(self) -> None:
         """FilesRefused if a file cannot be packaged."""
         raise_refused(self.plan.table)
@@ -294,7 +300,7 @@ class _Run:
             kind = str(column.type) if media is None else f"{'list of ' if media.is_list else ''}{media.kind}"
             columns.append((column.name, kind))
         features = None if plan.table.features is None else as_yaml(plan.table.features)
-        facts = CardFacts(splits, features, EXTENSIONS[plan.format], columns, plan.table.left_out)
+        facts = CardFacts(splits, features, EXTENSIONS[plan.format], columns, plan.table.left_out, plan.table.about)
         return write_card(facts, self.sink.read_text(CARD))
 
 

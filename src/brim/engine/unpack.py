@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -54,7 +56,8 @@ def unpack(
             descriptor = os.open(shard, os.O_RDONLY)
             try:
                 for found in locate(shard):
-                    _write(descriptor, found, shard.name, real, result)
+                    for file in _members(descriptor, found) if (found.path or "").endswith("/") else (found,):
+                        _write(descriptor, file, shard.name, real, result)
                     progress.advance(found.size)
             finally:
                 os.close(descriptor)
@@ -66,6 +69,18 @@ def unpack(
     finally:
         progress.finish()
     return result
+
+
+def _members(shard: int, found: Found) -> Iterator[Found]:
+    """The files of a folder that is packed as one value."""
+    with os.fdopen(os.dup(shard), "rb") as file:
+        file.seek(found.offset)
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            while (
+                member := archive.next()
+            ) is not None:
+                archive.members = []  # type: ignore[attr-defined]  # it would keep every header
+                yield Found(found.column, found.row, f"{found.path}{member.name}", member.offset_data, member.size)
 
 
 def _write(shard: int, found: Found, shard_name: str, root: str, result: Unpacked) -> None:

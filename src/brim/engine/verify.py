@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from brim.engine.ledger import Ledger
 from brim.engine.progress import Progress, Silent
 from brim.engine.shard import locate
-from brim.errors import BrimError, DamageFound, InputError, SourceChanged
+from brim.errors import BrimError, DamageFound, InputError
 from brim.fileset import Ints
 from brim.formats.card import CARD, read_card
 from brim.formats.found import Found
-from brim.formats.splice import BUFFER_BYTES, open_source
+from brim.formats.splice import BUFFER_BYTES, SpliceBuilder
 from brim.formats.tar import tar_rows
 from brim.memory.limit import effective_limit
 from brim.sources import read_source
@@ -243,22 +243,16 @@ class _Check:
 
 
 def _same(shard: int, found: Found, table: FileTable, number: int, advance: Callable[[int], None]) -> bool:
-    """Whether the range of the shard and the source file hold the same bytes."""
-    file = open_source(table.files, number)
-    try:
-        at = 0
-        while at < found.size:
-            want = min(BUFFER_BYTES, found.size - at)
-            ours, theirs = os.pread(shard, want, found.offset + at), os.pread(file, want, at)
-            if not ours or len(theirs) < len(ours):
-                raise SourceChanged(f"{found.path} ends early.", path=found.path)
-            if ours != theirs[: len(ours)]:
-                return False
-            at += len(ours)
-            advance(len(ours))
-        return True
-    finally:
-        os.close(file)
+    """Whether the range of the shard and the source's value hold the same bytes."""
+    value = SpliceBuilder(table.files)
+    value.value(number)
+    at = found.offset
+    for chunk in value.finish().chunks():
+        if os.pread(shard, len(chunk), at) != chunk:
+            return False
+        at += len(chunk)
+        advance(len(chunk))
+    return True
 
 
 def _count_rows(path: Path) -> int:

@@ -7,8 +7,8 @@ else a card says was written by a person and stays.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -22,6 +22,25 @@ _FRONT = re.compile(r"\A---\s*\n(.*?)^---\s*(?:\n|\Z)", re.DOTALL | re.MULTILINE
 # Names a file that never exists, so that loading a dataset that is still being built is an error and not
 # a smaller dataset.
 UNFINISHED = "data/unfinished-run-brim-build-again-to-continue"
+
+
+_LICENSES = {
+    "cc0": "cc0-1.0",
+    "cc01.0": "cc0-1.0",
+    "pddl": "pddl",
+    "ccby": "cc-by-4.0",
+    "ccby4.0": "cc-by-4.0",
+    "ccbysa4.0": "cc-by-sa-4.0",
+    "ccbync4.0": "cc-by-nc-4.0",
+    "mit": "mit",
+}
+_CREDITS = {
+    "Authors": "Authors",
+    "License": "License",
+    "DatasetDOI": "DOI",
+    "HowToAcknowledge": "How to acknowledge",
+    "Funding": "Funding",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +62,16 @@ class CardFacts:
     extension: str
     columns: Sequence[tuple[str, str]]  # name, type
     left_out: Sequence[str] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)  # what the source says of itself, in BIDS's words
 
 
 def write_card(facts: CardFacts, existing: str | None) -> str:
     """The card of a finished dataset, around whatever a person wrote in the existing one."""
     total = sum(split.bytes for split in facts.splits)
     files = [{"split": s.name, "path": f"data/{s.name}-*{facts.extension}"} for s in facts.splits]
-    fields: dict[str, Any] = {"configs": [{"config_name": "default", "data_files": files}]}
+    fields: dict[str, Any] = {"configs": [{"config_name": "default", "data_files": files}], **_license(facts.about)}
+    if facts.about.get("Name"):
+        fields["pretty_name"] = str(facts.about["Name"])
     info: dict[str, Any] = {} if facts.features is None else {"features": facts.features}
     info["splits"] = [{"name": s.name, "num_bytes": s.bytes, "num_examples": s.rows} for s in facts.splits]
     info |= {"download_size": total, "dataset_size": total}
@@ -98,11 +120,37 @@ def _dump(fields: dict[str, Any]) -> str:
     return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1000)
 
 
+def _license(about: Mapping[str, Any]) -> dict[str, str]:
+    """The license in the Hub's words, or as it was named."""
+    said = str(about.get("License") or "").strip()
+    if not said:
+        return {}
+    known = _LICENSES.get(re.sub(r"[^a-z0-9.]", "", said.lower()))
+    return {"license": known} if known else {"license": "other", "license_name": said}
+
+
+def _credits(about: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for key, label in _CREDITS.items():
+        said = about.get(key)
+        if said:
+            text = "; ".join(map(str, said)) if isinstance(said, list) else str(said)
+            lines.append(f"- **{label}**: {_cell(text)}")
+    return ["", *lines] if lines else []
+
+
 def _text(facts: CardFacts) -> str:
-    lines = ["# Dataset", "", "| split | rows | shards | size |", "|---|---:|---:|---:|"]
+    lines = [
+        f"# {_cell(str(facts.about.get('Name') or 'Dataset'))}",
+        *_credits(facts.about),
+        "",
+        "| split | rows | shards | size |",
+        "|---|---:|---:|---:|",
+    ]
     lines += [f"| {s.name} | {s.rows:,} | {s.shards:,} | {format_size(s.bytes)} |" for s in facts.splits]
-    lines += ["", "| column | type |", "|---|---|"]
-    lines += [f"| `{_cell(name)}` | {_cell(kind)} |" for name, kind in facts.columns]
+    told = facts.about.get("columns") or {}
+    lines += ["", "| column | type | |", "|---|---|---|"]
+    lines += [f"| `{_cell(name)}` | {_cell(kind)} | {_cell(told.get(name, ''))} |" for name, kind in facts.columns]
     if facts.left_out:
         lines += ["", f"Left out, because the format cannot hold files of that size: {len(facts.left_out)}", ""]
         lines += [f"- `{_cell(path)}`" for path in facts.left_out]

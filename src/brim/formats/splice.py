@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from brim.fileset import FileSet, Ints
+from brim.tarball import END, member_header, padding
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -186,9 +187,28 @@ class SpliceBuilder:
         """A source file, or a range of it."""
         self._add([int(self._files.sizes[number]) - start if size is None else size], [number], [start])
 
+    def value(self, number: int) -> None:
+        """A source file, or the tar of a folder that is packed as one value."""
+        bundle = self._files.bundles.get(number)
+        if bundle is None:
+            self.file(number)
+            return
+        for name, member in zip(bundle.names, bundle.numbers, strict=True):
+            size = int(self._files.sizes[member])
+            self.literal(member_header(name, size))
+            self.file(member)
+            self.literal(padding(size))
+        self.literal(END)
+
     def interleave(self, literals: bytes, literal_sizes: Ints, files: Ints) -> None:
-        """The first literal, the first file, the second literal, the second file, and so on."""
+        """The first literal, the first value, the second literal, the second value, and so on."""
         count = len(files)
+        if self._files.bundles and not self._files.bundles.keys().isdisjoint(files.tolist()):
+            ends = np.cumsum(literal_sizes).tolist()
+            for start, end, number in zip([0, *ends], ends, files.tolist(), strict=False):
+                self.literal(literals[start:end])
+                self.value(number)
+            return
         sizes, sources, starts = (np.zeros(2 * count, np.int64) for _ in range(3))
         sizes[0::2], sizes[1::2] = literal_sizes, self._files.sizes[files]
         sources[0::2], sources[1::2] = _LITERAL, files

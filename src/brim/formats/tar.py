@@ -22,8 +22,8 @@ from brim.errors import DamageFound
 from brim.fileset import FileSet, Ints
 from brim.formats.found import Found
 from brim.formats.splice import Splice, SpliceBuilder
+from brim.tarball import END, member_header, padding
 
-_BLOCK = 512
 _BATCH = 1024
 _FILES = "__files__"  # in the JSON of a row: which columns hold files, in the order of their members
 
@@ -40,29 +40,18 @@ def splice_tar(table: pa.Table, files: FileSet, numbers: Mapping[str, Ints], fir
             metadata = {name: _paths(value) if name in numbers else value for name, value in row.items()}
             metadata[_FILES] = list(numbers)
             text = json.dumps(metadata, default=_plain, ensure_ascii=False).encode()
-            out.literal(_header(f"{stem}.json", len(text)) + text + _padding(len(text)))
+            out.literal(member_header(f"{stem}.json", len(text)) + text + padding(len(text)))
             for name, queue in queues.items():
                 for suffix, path in _files_of(row[name]):
                     number = next(queue)
                     size = int(files.sizes[number])
-                    out.literal(_header(f"{stem}.{members[name]}{suffix}{_extension(path)}", size))
-                    out.file(number)
-                    out.literal(_padding(size))
+                    out.literal(member_header(f"{stem}.{members[name]}{suffix}{_extension(path)}", size))
+                    out.value(number)
+                    out.literal(padding(size))
             key += 1
-    out.literal(bytes(2 * _BLOCK))
+    out.literal(END)
     out.literal(bytes(-out.position % tarfile.RECORDSIZE))
     return out.finish()
-
-
-def _header(name: str, size: int) -> bytes:
-    info = tarfile.TarInfo(name)
-    info.size = size
-    info.mode = 0o644
-    return info.tobuf(tarfile.PAX_FORMAT)
-
-
-def _padding(size: int) -> bytes:
-    return bytes(-size % _BLOCK)
 
 
 def _member_names(columns: list[str]) -> dict[str, str]:

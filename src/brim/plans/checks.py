@@ -46,7 +46,8 @@ def check_files(table: FileTable, options: CheckOptions, max_cell_bytes: int | N
     """The table with every refused file noted, and oversized cells emptied if the user asked for that."""
     refused = [*table.refused, *_unreadable_or_pointer(table)]
     if not options.allow_empty:
-        refused += [Refused("empty", table.files.path(i)) for i in np.flatnonzero(table.files.sizes == 0).tolist()]
+        empty = (table.files.sizes == 0) & ~table.files.packed()  # inside a recording, empty files are usual
+        refused += [Refused("empty", table.files.path(i)) for i in np.flatnonzero(empty).tolist()]
     if max_cell_bytes is not None:
         for name in table.columns:
             over = _oversize_rows(table, name, max_cell_bytes)
@@ -92,6 +93,7 @@ def _unreadable_or_pointer(table: FileTable) -> list[Refused]:
     files = table.files
     found = []
     small = (files.sizes <= MAX_POINTER_BYTES) & (files.sizes > 0)
+    small[list(files.bundles)] = False
     for number, (is_small, path) in enumerate(zip(small.tolist(), files.paths, strict=True)):
         full = os.path.join(files.root, path.as_py())
         reason: Reason | None = None

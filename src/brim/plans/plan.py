@@ -117,8 +117,16 @@ class Plan:
         for begin in range(start, stop, _BLOCK):
             table, numbers = self._rows(begin, min(begin + _BLOCK, stop))
             sizes = [digest_ints(self.table.files.sizes[n]) for n in numbers.values()]
-            blocks.append([digest_table(table), sizes])
+            blocks.append([digest_table(table), sizes, *self._bundled(numbers)])
         return digest_json(blocks)
+
+    def _bundled(self, numbers: dict[str, Ints]) -> list[Any]:
+        """Names and sizes inside the folders that are packed as one value."""
+        files = self.table.files
+        if not files.bundles:
+            return []
+        bundles = [files.bundles[n] for of in numbers.values() for n in of.tolist() if n in files.bundles]
+        return [[list(b.names), [int(files.sizes[n]) for n in b.numbers]] for b in bundles]
 
 
 def make_plan(table: FileTable, format: Format, cut: CutOptions) -> Plan:

@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 import os
+import tomllib
 
-from brim.errors import SourceError
+from brim.errors import InputError, SourceError
+from brim.sources.bids.columns import SCHEMA_KIND, read_schema
+from brim.sources.bids.options import BidsOptions
+from brim.sources.bids.source import bids_source, is_bids
 from brim.sources.filetable import FileTable
 from brim.sources.folder import folder_source
 from brim.sources.options import SourceOptions
 from brim.sources.tables import table_source
 
+_PLAIN = "files"  # the recipe that takes a folder as it is
+
 
 def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileTable:
-    """A folder of files, or a table that names files, whichever the path leads to."""
+    """A BIDS dataset, a folder of files, or a table that names files: whatever the path leads to."""
     path = os.fspath(source)
     if "://" in path:
         raise SourceError(f"{path!r} is not a local path.", hint="Give a folder, or a table that names files.")
-    if os.path.isdir(path):
-        return folder_source(path, options)
     if not os.path.lexists(path):
         raise SourceError(f"The source {path!r} does not exist.", hint="Give a folder, or a table that names files.")
+    if os.path.isdir(path):
+        return _read_folder(path, options)
+    if options.recipe_text or options.bids != BidsOptions():
+        raise InputError("Recipes and the options of BIDS are for folders, not for tables.")
     return table_source(path, options)
+
+
+def _read_folder(folder: str, options: SourceOptions) -> FileTable:
+    recipe = options.recipe_text
+    if (recipe is None and is_bids(folder)) or recipe == SCHEMA_KIND:
+        return bids_source(folder, options)
+    if recipe is not None and recipe != _PLAIN:
+        return _read_by_recipe(folder, recipe, options)
+    if options.bids != BidsOptions():
+        raise InputError("This folder is not a BIDS dataset, and an option of BIDS was given.")
+    return folder_source(folder, options)
+
+
+def _read_by_recipe(folder: str, recipe: str, options: SourceOptions) -> FileTable:
+    from brim.sources.recipe import load_recipe, parse_recipe
+    from brim.sources.recipe_rows import recipe_source
+
+    if "\n" not in recipe:
+        return recipe_source(folder, load_recipe(recipe), options)
+    try:
+        kind = tomllib.loads(recipe).get("kind")
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"The recipe is not TOML: {error}.") from error
+    if kind == SCHEMA_KIND:
+        return bids_source(folder, options, read_schema(recipe))
+    return recipe_source(folder, parse_recipe(recipe), options)

@@ -60,6 +60,8 @@ class FileTable:
     warnings: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()  # paths of files too large for the format, dropped on request
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)  # what the source says of itself, for the card
+    saved: str | None = None  # the columns found, as a recipe that fixes them
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)

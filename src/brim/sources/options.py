@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from brim.errors import InputError
+from brim.sources.bids.options import BidsOptions
 from brim.sources.kinds import parse_kind
 
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # what `datasets` accepts as the name of a split
@@ -27,6 +29,8 @@ class SourceOptions:
     split: str | None = None
     split_by: str | None = None
     root: str | None = None
+    recipe_text: str | None = None  # a built-in recipe's name, or the TOML of another
+    bids: BidsOptions = field(default_factory=BidsOptions)
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 1:
@@ -58,13 +62,21 @@ class SourceOptions:
 
     def recipe(self) -> dict[str, Any]:
         """What decides the rows, for the ledger."""
-        values = {name: value for name, value in asdict(self).items() if value and name != "root"}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        values = {name: value for name, value in asdict(self).items() if value and name not in ("root", "bids")}
+        if self.bids != BidsOptions():
+            values["bids"] = asdict(self.bids)
+        recorded: dict[str, Any] = json.loads(json.dumps(values))
+        return recorded
 
     @classmethod
     def from_recipe(cls, recipe: Mapping[str, Any], root: str | None = None) -> SourceOptions:
-        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in recipe.items()}
-        return cls(**values, root=root)
+        values = _tuples(recipe)
+        bids = values.pop("bids", None)
+        return cls(**values, root=root, bids=BidsOptions(**_tuples(bids)) if bids else BidsOptions())
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
 def check_split(name: str) -> None:

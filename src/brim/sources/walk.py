@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from brim.errors import SourceError
@@ -26,6 +26,7 @@ class Walk:
     refused: list[Refused] = field(default_factory=list)
     loops: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
+    keep_hidden: Callable[[str], bool] = lambda prefix: False  # whether hidden files of this folder are data
 
     def __iter__(self) -> Iterator[tuple[str, os.stat_result]]:
         """(root-relative path, stat) of every file."""
@@ -65,7 +66,8 @@ class Walk:
         if prefix and ".brim" in names:
             self.outputs.append(prefix.rstrip("/"))
             return iter(())
-        return iter(sorted(name for name in names if not name.startswith(".") and name not in _IGNORED))
+        hidden = self.keep_hidden(prefix)
+        return iter(sorted(n for n in names if hidden or (not n.startswith(".") and n not in _IGNORED)))
 
     def look(self, full: str, path: str) -> os.stat_result | None:
         """The stat of what is there, or None after noting why it is refused."""

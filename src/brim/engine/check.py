@@ -1,0 +1,246 @@
+"""Look at every file of a source before a long run, and say what would ruin it.
+
+What `stat` and the first bytes tell is looked at for every file. Headers are looked at for a sample, or for
+every file, and then gzip streams are read to their last byte too. Nothing is written or changed. What a
+recipe expects of the source is not known here: such checks are handed in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.engine.progress import Progress, Silent
+from brim.errors import InputError, Stopped
+from brim.fileset import FileSetBuilder, Ints
+from brim.formats.parquet import MAX_CELL_BYTES
+from brim.formats.probe import PROBED_NAMES, look_of, probe_gzip, probe_header
+from brim.memory.limit import effective_limit
+from brim.plans.checks import CheckOptions, check_files
+from brim.sources.filetable import FileTable, Reason, Refused, flat_numbers
+from brim.sources.pointers import COMMANDS
+
+_WORDS: dict[Reason, str] = {
+    "missing": "missing",
+    "folder": "a folder, not a file",
+    "special": "a pipe, socket or device",
+    "unreadable": "not readable",
+    "url": "an address, not a path",
+    "name": "a name that is not UTF-8",
+    "annex": f"a git-annex pointer; fetch the data with: {COMMANDS['annex']}",
+    "lfs": f"a Git LFS pointer; fetch the data with: {COMMANDS['lfs']}",
+    "empty": "0 bytes",
+    "oversize": "more than one Parquet cell holds (just under 2 GiB); --format webdataset, or --oversize skip",
+}
+_ABSENT: tuple[Reason, ...] = ("missing", "folder", "special", "unreadable", "url", "name")
+_PROBED_KINDS = ("nifti", "image", "pdf")
+_ANATOMICAL = (
+    "T1w|T2w|FLAIR|PDw|PD|PDT2|T2star|T2starw|inplaneT1|inplaneT2|inplanePD|angio|UNIT1|MP2RAGE|MPM|MTS|MTR|"
+    "MEGRE|MESE|VFA|IRT1|FLASH|T1map|T2map|T2starmap|R1map|R2map|R2starmap|PDmap|ct|ncct|cta"
+)
+_DERIVED = r"_(mask|dseg|probseg|msk|roi|defacemask)\.nii(\.gz)?$"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at. `failed` names all offending files, `faults` what is wrong with each of
+    them, where that differs from file to file."""
+
+    name: str
+    ok: bool
+    counted: int
+    failed: list[str] = field(default_factory=list)
+    detail: str = ""
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that was looked at."""
+
+    checks: list[Check]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if not check.ok]
+
+
+def check(
+    table: FileTable,
+    *,
+    sample_size: int = 10,
+    everything: bool = False,
+    max_cell_bytes: int | None = MAX_CELL_BYTES,
+    allow_empty: bool = False,
+    extra: Sequence[Check] = (),
+    progress: Progress | None = None,
+) -> Report:
+    """Look at a source's files. `sample_size` headers a column, or all of them and the gzip streams too.
+
+    `max_cell_bytes` None: the format has no such limit. `extra` checks are part of the report.
+    """
+    if sample_size < 0:
+        raise InputError(f"--sample-size takes a number of files, not {sample_size}.")
+    at_home = _names_no_place(table)
+    # Only the file columns: a path of this machine in the metadata is a finding here, and not the end.
+    bare = table.replace(rows=table.rows.select(list(table.columns)))
+    refused = check_files(bare, CheckOptions(allow_empty=allow_empty), max_cell_bytes).refused
+    total = len(table.files)
+    links = sum(r.reason == "annex" for r in table.refused)  # of git-annex, which lead nowhere: not among the files
+    checks = [
+        _refusals("exists and can be read", refused, _ABSENT, total + len(table.refused)),
+        _refusals("is data, not a pointer", refused, ("annex", "lfs"), total + links),
+    ]
+    if not allow_empty:
+        checks.append(_refusals("is not empty", refused, ("empty",), total))
+    if max_cell_bytes is not None:
+        checks.append(_refusals("fits the format", refused, ("oversize",), total))
+    checks.append(at_home)
+    # An oversized file is whole as far as anybody knows; the others have nothing to look into.
+    unfit = {r.path for r in refused if r.reason != "oversize"}
+    checks += _look_inside(table, unfit, None if everything else sample_size, progress or Silent())
+    checks += extra
+    reminder = anatomical_reminder(table)
+    return Report([*checks, reminder] if reminder.counted else checks)
+
+
+def anatomical_reminder(table: FileTable) -> Check:
+    """Counts the images that may show a face. Always ok: whether one was removed is not brim's to see."""
+    paths = table.files.paths
+    name = rf"(?i)_({_ANATOMICAL})\.nii(\.gz)?$|(^|/)anat/[^/]*\.nii(\.gz)?$"
+    found = pc.and_not(pc.match_substring_regex(paths, name), pc.match_substring_regex(paths, "(?i)" + _DERIVED))
+    mask = np.array(found, bool)
+    for column, about in table.columns.items():
+        if about.kind == "nifti" and re.fullmatch(f"(?i:{_ANATOMICAL})", column):
+            mask[flat_numbers(table.rows.column(column))] = True
+    count = int(mask.sum())
+    detail = "brim cannot tell whether faces were removed from anatomical images: make sure that they were"
+    return Check("faces (a reminder)", True, count, detail=detail if count else "no anatomical images")
+
+
+def _names_no_place(table: FileTable) -> Check:
+    """Whether the metadata gives away where things lie on this machine."""
+    name, count = "metadata names no path of this machine", len(table.rows.column_names) - len(table.columns)
+    try:
+        nothing = FileSetBuilder(table.files.root).finish()
+        check_files(table.replace(files=nothing, columns={}, refused=()), CheckOptions(), None)
+    except InputError as error:
+        return Check(name, False, count, detail=str(error))
+    return Check(name, True, count)
+
+
+def _refusals(name: str, refused: Sequence[Refused], reasons: Sequence[Reason], counted: int) -> Check:
+    found = list(dict.fromkeys(r for r in refused if r.reason in reasons))
+    counts = Counter(r.reason for r in found)
+    detail = "; ".join(f"{count:,} × {_WORDS[reason]}" for reason, count in counts.most_common())
+    return Check(name, not found, counted, [r.path for r in found], detail)
+
+
+def _look_inside(table: FileTable, unfit: set[str], sample_size: int | None, progress: Progress) -> list[Check]:
+    """Headers, a line for each type of file; with no sample size those of all files, and gzip streams whole."""
+    kinds, of_all = _chosen(table, unfit, sample_size)
+    looks = {number: look_of(table.files.path(number), kind) for number, kind in kinds.items()}
+    headers: dict[int, str] = {}
+    streams: dict[int, str] = {}
+    zipped = [n for n in kinds if sample_size is None and table.files.path(n).lower().endswith(".gz")]
+    whole = set(zipped)
+
+    def look(number: int, advance: Callable[[int], None]) -> None:
+        path, kind = table.files.full_path(number), kinds[number]
+        if (fault := probe_header(path, kind)) is not None:
+            headers[number] = fault
+        elif number in whole and (fault := probe_gzip(path, advance, kind)) is not None:
+            streams[number] = fault
+
+    if zipped:
+        progress.start("check", int(table.files.sizes[zipped].sum()), 0, effective_limit().bytes)
+    try:
+        _in_threads(look, kinds, progress)
+    finally:
+        progress.finish()
+    checks = []
+    for name in ("NIfTI", "image", "PDF", "gzip"):
+        numbers = [n for n, found in looks.items() if found == name]
+        if numbers:
+            sampled = f"{len(numbers):,} of {of_all[name]:,} looked at; --all looks at every file"
+            detail = sampled if len(numbers) < of_all[name] else ""
+            checks.append(_faulty(f"{name} headers", table, numbers, headers, detail))
+    if zipped:
+        checks.append(_faulty("gzip, to the last byte", table, [n for n in zipped if n not in headers], streams))
+    return checks
+
+
+def _faulty(name: str, table: FileTable, numbers: list[int], faults: dict[int, str], detail: str = "") -> Check:
+    wrong = [n for n in numbers if n in faults]
+    return Check(
+        name, not wrong, len(numbers), [table.files.path(n) for n in wrong], detail, [faults[n] for n in wrong]
+    )
+
+
+def _chosen(table: FileTable, unfit: set[str], sample_size: int | None) -> tuple[dict[int, str], Counter[str]]:
+    """File number → kind of its column, of the files to look into; and how many there are of each type."""
+    kinds: dict[int, str] = {}
+    of_all: Counter[str] = Counter()
+    seen = np.zeros(len(table.files), bool)
+    for name, column in table.columns.items():
+        numbers = _candidates(table, flat_numbers(table.rows.column(name)), column.kind, unfit)
+        fresh = np.unique(numbers[~seen[numbers]])
+        seen[fresh] = True
+        of_all.update(look_of(table.files.path(n), column.kind) or "" for n in fresh.tolist())
+        if sample_size is not None and len(numbers) > sample_size:
+            numbers = numbers[np.linspace(0, len(numbers) - 1, sample_size).round().astype(np.int64)]
+        for number in numbers.tolist():
+            kinds.setdefault(number, column.kind)
+    return kinds, of_all
+
+
+def _candidates(table: FileTable, numbers: Ints, kind: str, unfit: set[str]) -> Ints:
+    """Those of the files that can be looked into."""
+    paths = table.files.paths.take(pa.array(numbers))
+    mask = np.ones(len(numbers), bool)
+    if kind not in _PROBED_KINDS:
+        mask &= np.array(pc.match_substring_regex(paths, PROBED_NAMES), bool)
+    if unfit:
+        mask &= ~np.array(pc.is_in(paths, pa.array(list(unfit), paths.type)), bool)
+    if table.files.bundles:
+        mask &= ~np.isin(numbers, list(table.files.bundles))
+    return numbers[mask]
+
+
+def _in_threads(look: Callable[[int, Callable[[int], None]], None], numbers: Iterable[int], progress: Progress) -> None:
+    """Look at each file, on all cores: zlib works outside of Python's lock."""
+    waiting, lock, stop = iter(numbers), threading.Lock(), threading.Event()
+
+    def advance(size: int) -> None:
+        if stop.is_set():
+            raise Stopped("Stopped.")
+        progress.advance(size)
+
+    def work() -> None:
+        while not stop.is_set():
+            with lock:
+                number = next(waiting, None)
+            if number is None:
+                return
+            look(number, advance)
+
+    threads = os.cpu_count() or 1
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for future in [pool.submit(work) for _ in range(threads)]:
+                future.result()
+        finally:
+            stop.set()  # Ctrl-C, or a library that is missing: the other threads need not go on

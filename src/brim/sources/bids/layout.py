@@ -1,0 +1,231 @@
+"""What is in a BIDS dataset: its subjects and sessions, their files, and what was left out."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from brim.errors import MissingExtra, SourceError
+from brim.sources.bids.names import Name, natural, parse_name
+from brim.sources.bids.options import BidsOptions
+from brim.sources.filetable import Refused
+from brim.sources.walk import Walk
+
+_ASIDE = ("sourcedata", "code", "stimuli", "derivatives", "phenotype")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A file with a BIDS name, or a recording that is a folder (then `members` are its files)."""
+
+    path: str  # relative to the dataset
+    name: Name
+    subject: str
+    session: str | None
+    datatype: str
+    stat: os.stat_result | None
+    members: tuple[tuple[str, str, os.stat_result], ...] | None = None
+    derivative: str = ""
+
+    @property
+    def folder(self) -> str:
+        return self.path.rstrip("/").rpartition("/")[0]
+
+
+@dataclass
+class Layout:
+    """A dataset as it lies on disk. Paths are relative to `root`."""
+
+    root: str
+    keys: list[tuple[str, str | None]] = field(default_factory=list)  # (subject, session) of the folders
+    items: list[Item] = field(default_factory=list)
+    shared: dict[str, list[tuple[Name, str]]] = field(default_factory=dict)  # text files by folder
+    tables: dict[str, str] = field(default_factory=dict)  # scans.tsv and sessions.tsv by path
+    left_out: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    refused: list[Refused] = field(default_factory=list)
+    loops: list[str] = field(default_factory=list)
+
+    def leave_out(self, why: str, path: str) -> None:
+        self.left_out[why] += 1
+        self.examples.setdefault(why, path)
+
+
+def read_layout(root: str, options: BidsOptions) -> Layout:
+    layout = Layout(root)
+    ignored = _ignore_rules(root) if options.bidsignore else None
+    subjects = _subjects(root)
+    if not subjects:
+        raise SourceError(
+            "This BIDS dataset has no subjects: there is no folder sub-*.",
+            hint="An atlas or template has no rows to make; --recipe files packages every file of a folder.",
+            path=root,
+        )
+    for name in sorted(os.listdir(root)):
+        if os.path.isfile(os.path.join(root, name)):
+            _add_text(layout, name, "")
+    for subject in subjects:
+        if options.wants_subject(subject):
+            _read_subject(layout, subject, subject, options, ignored, "")
+    if not layout.keys:
+        raise SourceError("No subject or session is left after --subjects and --sessions.")
+    _read_aside(layout, options, ignored)
+    return layout
+
+
+def _subjects(root: str) -> list[str]:
+    names = [entry.name for entry in os.scandir(root) if entry.name.startswith("sub-") and entry.is_dir()]
+    return sorted(names, key=natural)
+
+
+def _read_subject(
+    layout: Layout, folder: str, subject: str, options: BidsOptions, ignored: object, derivative: str
+) -> None:
+    """Everything below a subject's folder, which may be that of a derivative."""
+    walk = Walk(os.path.join(layout.root, folder), keep_hidden=lambda prefix: _bundle_of(prefix) is not None)
+    bundles: dict[str, list[tuple[str, str, os.stat_result]]] = {}
+    sessions = {
+        name for name in os.listdir(walk.root) if name.startswith("ses-") and os.path.isdir(f"{walk.root}/{name}")
+    }
+    found: set[str | None] = set(sessions)
+    for inside, stat in walk:
+        path = f"{folder}/{inside}"
+        if ignored is not None and ignored.match_file(path):  # type: ignore[attr-defined]
+            layout.leave_out("ignored by .bidsignore", path)
+            continue
+        session, datatype = _place(inside)
+        if not options.wants_session(session) and inside.count("/") > 0:
+            continue
+        bundle = _bundle_of(inside)
+        if bundle is not None:
+            name_inside = inside[len(bundle) + 1 :]
+            bundles.setdefault(bundle, []).append((name_inside, path, stat))
+            continue
+        name = parse_name(inside.rsplit("/", 1)[-1])
+        if name is None:
+            layout.leave_out("not a BIDS name", path)
+        elif name.suffix in ("scans", "sessions") and name.extension in (".tsv", ".json"):
+            layout.tables[path] = name.suffix
+        elif name.extension in (".json", ".tsv", ".bval", ".bvec"):
+            _add_text(layout, inside.rsplit("/", 1)[-1], path.rpartition("/")[0])
+            if datatype:
+                _add(layout, Item(path, name, subject, session, datatype, stat, None, derivative), options, found)
+        else:
+            _add(layout, Item(path, name, subject, session, datatype, stat, None, derivative), options, found)
+    for inside, members in bundles.items():
+        name = parse_name(inside.rsplit("/", 1)[-1])
+        if name is not None:
+            session, datatype = _place(inside)
+            item = Item(f"{folder}/{inside}/", name, subject, session, datatype, None, tuple(members), derivative)
+            _add(layout, item, options, found)
+    for refused in walk.refused:
+        if options.wants_session(_place(refused.path)[0]):
+            _add_refused(layout, folder, refused, options)
+    layout.loops += [f"{folder}/{loop}" for loop in walk.loops]
+    if not derivative:
+        keys = sorted((s for s in found if s is not None), key=natural)
+        wanted: list[str | None] = [s for s in keys if options.wants_session(s)]
+        if (None in found or not sessions) and not options.sessions:
+            wanted.insert(0, None)
+        layout.keys += [(subject, session) for session in wanted]
+
+
+def _add_refused(layout: Layout, folder: str, refused: Refused, options: BidsOptions) -> None:
+    name = parse_name(refused.path.rstrip("/").rsplit("/", 1)[-1])
+    if name is None or options.wants_suffix(name.suffix):
+        layout.refused.append(Refused(refused.reason, f"{folder}/{refused.path}"))
+
+
+def _add(layout: Layout, item: Item, options: BidsOptions, found: set[str | None]) -> None:
+    if not options.wants_suffix(item.name.suffix):
+        if not options.suffixes:
+            layout.leave_out(f"_{item.name.suffix} (--suffixes {item.name.suffix} takes them)", item.path)
+        return
+    found.add(item.session)
+    layout.items.append(item)
+
+
+def _add_text(layout: Layout, filename: str, folder: str) -> None:
+    """A text file that may apply to images at its level and below."""
+    name = parse_name(filename)
+    if name is not None and name.extension in (".json", ".tsv", ".bval", ".bvec"):
+        layout.shared.setdefault(folder, []).append((name, f"{folder}/{filename}" if folder else filename))
+
+
+def _place(inside: str) -> tuple[str | None, str]:
+    """(session, datatype) of a path inside a subject's folder."""
+    parts = inside.split("/")[:-1]
+    session = parts.pop(0) if parts and parts[0].startswith("ses-") else None
+    return session, parts[0] if parts else ""
+
+
+def _bundle_of(path: str) -> str | None:
+    """The part of a path that is a recording's folder: one with a BIDS name below the datatype."""
+    parts = path.rstrip("/").split("/")
+    for depth, part in enumerate(parts[:-1] if not path.endswith("/") else parts):
+        if part.startswith("sub-") and depth > 0 and parse_name(part) is not None:
+            return "/".join(parts[: depth + 1])
+    return None
+
+
+def _read_aside(layout: Layout, options: BidsOptions, ignored: object) -> None:
+    """Folders beside the subjects: derivatives if asked for; the others are said to be left out."""
+    for name in _ASIDE:
+        folder = os.path.join(layout.root, name)
+        if not os.path.isdir(folder) or (name == "phenotype" and options.phenotype):
+            continue
+        if name != "derivatives":
+            layout.left_out[f"{name}/"] += 1
+            continue
+        if _subjects(folder):  # derivatives without a pipeline's name
+            if options.derivatives:
+                _read_derivative(layout, "", options, ignored)
+            else:
+                layout.left_out["derivatives/sub-* (--derivatives all takes them)"] += 1
+            continue
+        present = sorted(
+            entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")
+        )
+        unknown = set(options.derivatives) - set(present) - {"all"}
+        if unknown:
+            raise SourceError(
+                f"There is no derivatives/{min(unknown)} in this dataset.",
+                hint=f"There is: {', '.join(present) or 'none'}.",
+            )
+        for derivative in present:
+            if derivative in options.derivatives or "all" in options.derivatives:
+                _read_derivative(layout, derivative, options, ignored)
+            else:
+                layout.left_out[f"derivatives/{derivative} (--derivatives {derivative} takes it)"] += 1
+
+
+def _read_derivative(layout: Layout, derivative: str, options: BidsOptions, ignored: object) -> None:
+    """A derivative's subjects, whether or not it has a dataset_description.json."""
+    base = f"derivatives/{derivative}".rstrip("/")
+    subjects = {subject for subject, _ in layout.keys}
+    there = _subjects(os.path.join(layout.root, base))
+    for subject in there:
+        if subject in subjects:
+            _read_subject(layout, f"{base}/{subject}", subject, options, ignored, derivative or "derivatives")
+        elif options.wants_subject(subject):
+            layout.leave_out(f"{base}: subjects that the dataset does not have", f"{base}/{subject}")
+    if not there:
+        layout.left_out[f"{base}: has no folders sub-*"] += 1
+
+
+def _ignore_rules(root: str) -> object | None:
+    path = Path(root) / ".bidsignore"
+    if not path.is_file():
+        return None
+    try:
+        import pathspec
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            "This dataset has a .bidsignore, and the library that reads it is not installed.",
+            hint="pip install 'brim[neuro]', or --no-bidsignore.",
+            extra="neuro",
+        ) from error
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return pathspec.GitIgnoreSpec.from_lines(lines)
