@@ -104,7 +104,7 @@ def _read_subject(
             bundles.setdefault(bundle, []).append((name_inside, path, stat))
             continue
         name = parse_name(inside.rsplit("/", 1)[-1])
-        if name is None:
+        if name is None or name.get("sub") is None:
             layout.leave_out("not a BIDS name", path)
         elif name.suffix in ("scans", "sessions") and name.extension in (".tsv", ".json"):
             layout.tables[path] = name.suffix

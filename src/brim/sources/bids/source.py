@@ -232,6 +232,9 @@ class _Reader:
                     continue
                 unique = name if name not in taken | set(joined) else f"{prefix}_{name}"
                 joined[unique] = self._as_saved(unique, values.take(take))
+        if self.schema is not None:  # exactly the columns of the schema: those that are absent here are null
+            absent = {name: pa.nulls(len(keys), pa.type_for_alias(kind)) for name, kind in self.schema.metadata.items()}
+            joined = {name: joined.get(name, nulls) for name, nulls in absent.items()}
         self.metadata_types = {name: str(array.type) for name, array in joined.items()}
         return joined
 

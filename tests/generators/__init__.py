@@ -1,0 +1,56 @@
+"""Copies of the layouts of published datasets, with tiny or sparse files, and what is known about them."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Layout:
+    """What was written: the rows that should be found, in their order, and each file's content (None: sparse)."""
+
+    root: Path
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    contents: dict[str, bytes | None] = field(default_factory=dict)
+    total_bytes: int = 0
+
+    def write(self, path: str, size: int | None = None) -> str:
+        """A tiny NIfTI image whose voxels tell its path, or a sparse file of `size`."""
+        full = self.root / path
+        full.parent.mkdir(parents=True, exist_ok=True)
+        if size is None:
+            self.contents[path] = tiny_nifti(path)
+            full.write_bytes(self.contents[path] or b"")
+        else:
+            self.contents[path] = None
+            with open(full, "wb") as file:
+                os.truncate(file.fileno(), size)
+        self.total_bytes += os.path.getsize(full)
+        return path
+
+    def count(self, column: str) -> int:
+        """The rows that have something in a column."""
+        return sum(row[column] not in (None, []) for row in self.rows)
+
+
+def tiny_nifti(seed: str) -> bytes:
+    """A valid .nii.gz of some hundred bytes."""
+    voxels = seed.encode()
+    header = bytearray(352)
+    struct.pack_into("<i", header, 0, 348)
+    struct.pack_into("<8h", header, 40, 3, len(voxels), 1, 1, 1, 1, 1, 1)
+    struct.pack_into("<2h", header, 70, 2, 8)  # unsigned bytes
+    struct.pack_into("<8f", header, 76, *[1.0] * 8)
+    struct.pack_into("<f", header, 108, 352.0)
+    header[344:348] = b"n+1\0"
+    return gzip.compress(bytes(header) + voxels, mtime=0)
+
+
+def spread(count: int, total: int) -> list[bool]:
+    """`count` of `total`, evenly spread."""
+    return [(i + 1) * count // total > i * count // total for i in range(total)]

@@ -1,0 +1,239 @@
+"""BIDS datasets become the rows and columns that lie on disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import datasets
+import nibabel
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import brim, tree_digest, write_files
+from tests.generators import bids
+
+
+def build(tmp_path: Path, shape: str, *options: str) -> tuple[Path, list[dict[str, Any]], str]:
+    """(source, rows read back, what was said) of a built dataset; verified against its source."""
+    source = write_files(tmp_path / "source", bids.SHAPES[shape]())
+    out = tmp_path / "out"
+    done = brim("build", source, out, *options)
+    brim("verify", out, source)
+    return source, pq.read_table(out / "data").to_pylist(), done.stderr
+
+
+def test_rows_are_sessions(tmp_path: Path) -> None:
+    """One row for each session folder, null session where there is none, in the order of the folders."""
+    _, rows, _ = build(tmp_path, "sessions")
+    keys = [(row["subject_id"], row["session_id"]) for row in rows]
+    assert keys == [("sub-01", "ses-a"), ("sub-01", "ses-b"), ("sub-02", None)]
+    assert rows[2]["bold"] == []
+    assert rows[2]["dwi"] is None
+
+
+def test_files_are_those_on_disk(tmp_path: Path) -> None:
+    """Every image is in the row of its folder, whole, and lists follow the entities: run-2 before run-10."""
+    source, rows, _ = build(tmp_path, "sessions")
+    for row in rows:
+        folder = source / row["subject_id"] / (row["session_id"] or "")
+        runs = [re.search(r"run-(\d+)", cell["path"])[1] for cell in row["bold"]]  # type: ignore[index]
+        assert runs == ([] if row["session_id"] is None else ["1", "2", "10"])
+        assert [entity["run"] for entity in row["bold_entities"]] == runs
+        assert all(entity["task"] == "rest" for entity in row["bold_entities"])
+        for cell in [row["t1w"], *row["bold"], *([row["dwi"]] if row["dwi"] else [])]:
+            assert cell["bytes"] == (source / cell["path"]).read_bytes()
+            assert (source / cell["path"]).is_relative_to(folder)
+    packaged = {cell["path"] for row in rows for cell in [row["t1w"], *row["bold"], row["dwi"]] if cell}
+    on_disk = {str(path.relative_to(source)) for path in source.rglob("sub-*/**/*.nii.gz")}
+    assert packaged == on_disk
+
+
+def test_participants_and_sessions_are_joined(tmp_path: Path) -> None:
+    """Numbers are typed, n/a is null, leading zeros stay text, BOM and CRLF do not matter."""
+    _, rows, said = build(tmp_path, "sessions")
+    assert [row["age"] for row in rows] == [34, 34, None]
+    assert [row["site"] for row in rows] == ["007", "007", "008"]
+    assert [row["score"] for row in rows] == [1.5, 1.5, 2.0]
+    assert [row["dose"] for row in rows] == [1, 2, None]
+    assert "1 of participants.tsv have no folder, for example sub-99" in said
+
+
+def test_scans_are_joined_per_file(tmp_path: Path) -> None:
+    """What scans.tsv says of a file stands beside it; its date stays home."""
+    _, rows, _ = build(tmp_path, "sessions")
+    assert [row["t1w_scans"] for row in rows] == [{"quality": 3}, {"quality": 4}, {"quality": None}]
+    assert "bold_scans" not in rows[0]
+
+
+def test_sidecars_follow_the_inheritance_principle(tmp_path: Path) -> None:
+    """Root-level JSON, gradients and events reach every image; the nearest file wins; private keys stay home."""
+    _, rows, said = build(tmp_path, "sessions")
+    first, second, tenth = (json.loads(text) for text in rows[0]["bold_json"])
+    assert first == tenth == {"RepetitionTime": 2.0, "TaskName": "rest"}
+    assert second == {"RepetitionTime": 3.0, "TaskName": "rest", "EchoTime": 0.03}
+    assert rows[0]["bold_events"] == ["onset\tduration\n0\t1\n"] * 2 + ["onset\tduration\n9\t9\n"]
+    assert rows[1]["dwi_bval"] == "0 1000\n"
+    assert rows[1]["dwi_bvec"].splitlines() == ["0 1", "0 0", "0 0"]
+    assert "private fields were left out" in said
+    for row in rows:
+        assert not re.search(r"InstitutionName|PatientName|AcquisitionDateTime", json.dumps(row, default=repr))
+        assert "acq_time" not in row
+
+
+def test_sidecars_full_and_none(tmp_path: Path) -> None:
+    """full keeps every field, none leaves the parallel columns out."""
+    _, rows, said = build(tmp_path, "sessions", "--sidecars", "full")
+    assert json.loads(rows[0]["bold_json"][1])["PatientName"] == "Jo"
+    assert rows[0]["acq_time"] == "2020-01-01"
+    assert rows[0]["t1w_scans"]["acq_time"].startswith("2020")
+    assert "private" not in said
+    (tmp_path / "second").mkdir()
+    _, rows, _ = build(tmp_path / "second", "sessions", "--sidecars", "none")
+    assert not [name for name in rows[0] if name.endswith(("_json", "_events", "_bval"))]
+
+
+def test_rows_by_subject_and_by_file(tmp_path: Path) -> None:
+    """--rows subject gathers a subject's sessions; --rows file has one file a row."""
+    source, rows, _ = build(tmp_path, "sessions", "--rows", "subject")
+    assert [row["subject_id"] for row in rows] == ["sub-01", "sub-02"]
+    assert [cell["path"].split("/")[1] for cell in rows[0]["t1w"]] == ["ses-a", "ses-b"]
+    assert len(rows[0]["bold"]) == 6
+    (tmp_path / "second").mkdir()
+    _, rows, _ = build(tmp_path / "second", "sessions", "--rows", "file")
+    assert len(rows) == len(list(source.rglob("sub-*/**/*.nii.gz")))
+    assert {row["suffix"] for row in rows} == {"T1w", "bold", "dwi"}
+    assert all(row["file"]["path"].startswith(row["subject_id"]) for row in rows)
+    assert [row["file_entities"]["run"] for row in rows if row["suffix"] == "bold"] == ["1", "2", "10"] * 2
+
+
+def test_recordings_of_several_files_and_folders(tmp_path: Path) -> None:
+    """Kinds of file are split by extension; a folder is one tar that is the same every time and unpacks."""
+    source, rows, said = build(tmp_path, "eeg")
+    assert {"eeg_eeg", "eeg_vhdr", "eeg_vmrk", "meg", "channels", "coordsystem"} <= set(rows[0])
+    assert rows[0]["eeg_vhdr"]["bytes"] == b"sub-1/eeg/sub-1_task-x_eeg.vhdr"
+    assert rows[0]["eeg_vhdr_events"] == "onset\n1\n"
+    assert json.loads(rows[0]["eeg_eeg_json"]) == {"SamplingFrequency": 250}
+    assert rows[1]["channels"] == "name\nCz\n"
+    assert rows[1]["meg"]["path"] == "sub-2/meg/sub-2_task-x_meg.ds/"
+    with tarfile.open(fileobj=io.BytesIO(rows[1]["meg"]["bytes"])) as archive:
+        names = sorted(archive.getnames())
+        assert names == [".hidden", "BadChannels", "hz.ds/params.dsc", "sub-2.meg4"]
+        assert archive.getmember("sub-2.meg4").mtime == 0
+    assert "_photo" in said
+    assert "_headshape" in said
+    assert "photo" not in rows[0]
+    brim("unpack", tmp_path / "out", tmp_path / "back")
+    back, there = tree_digest(tmp_path / "back"), tree_digest(source)
+    assert back.items() <= there.items()
+    assert {p for p in there if "meg.ds" in p or ("_eeg." in p and not p.endswith(".json"))} == set(back)
+
+
+def test_a_suffix_in_two_datatypes_and_cifti(tmp_path: Path) -> None:
+    """The datatype stands before the suffix where it must; CIFTI is a plain file; .nii and .nii.gz share a column."""
+    _, rows, said = build(tmp_path, "two_datatypes")
+    features = datasets.load_dataset(str(tmp_path / "out"), split="train").features
+    assert {"fmap_m0scan", "perf_m0scan", "bold_nifti", "bold_dtseries_nii"} <= set(features)
+    assert features["bold_nifti"] == datasets.Nifti()
+    assert "bytes" in features["bold_dtseries_nii"]
+    entities = [(e["echo"], e["part"]) for e in rows[0]["megre_entities"]]
+    assert entities == [("1", "mag"), ("1", "phase"), ("2", "mag")]
+    assert "notes.txt" in said
+
+
+def test_what_lies_aside(tmp_path: Path) -> None:
+    """.bidsignore is honoured, derivatives come on request and named, the rest is said to be left out."""
+    _, rows, said = build(tmp_path, "aside")
+    assert rows[0]["t1w"]["path"] == "sub-1/anat/sub-1_T1w.nii.gz"
+    for word in ("sourcedata/", "code/", "stimuli/", "derivatives/masks", "phenotype/", ".bidsignore"):
+        assert word in said
+    (tmp_path / "second").mkdir()
+    options = ["--derivatives", "all", "--phenotype", "--no-bidsignore"]
+    _, rows, _ = build(tmp_path / "second", "aside", *options)
+    assert rows[0]["masks_mask"]["path"].startswith("derivatives/masks/")
+    assert rows[0]["described_mask"]["path"].startswith("derivatives/described/")
+    assert len(rows[0]["t1w"]) == 2
+    assert rows[0]["iq_score"] == 120
+    source = tmp_path / "second" / "source"
+    assert "no derivatives/nope" in brim("plan", source, "--derivatives", "nope", check=2).stderr
+
+
+def test_selection(tmp_path: Path) -> None:
+    """--subjects, --sessions, --suffixes and --limit choose rows and columns; prefixes may be left out."""
+    source = write_files(tmp_path / "source", bids.sessions())
+
+    def facts(*options: str) -> dict[str, Any]:
+        return json.loads(brim("plan", source, "--json", *options).stdout)
+
+    assert facts("--subjects", "02")["rows"] == 1
+    assert facts("--subjects", "sub-01", "--sessions", "b")["rows"] == 1
+    assert list(facts("--suffixes", "t1w")["columns"]) == ["t1w"]
+    assert facts("--limit", "2")["rows"] == 2
+    assert "No subject" in brim("plan", source, "--subjects", "77", check=2).stderr
+
+
+def test_a_pilot_and_the_whole_agree(tmp_path: Path) -> None:
+    """A saved recipe fixes columns and whether they are lists, whatever a subset would suggest."""
+    source = write_files(tmp_path / "source", bids.sessions())
+    recipe = tmp_path / "columns.toml"
+    brim("plan", source, "--save-recipe", recipe)
+    brim("build", source, tmp_path / "pilot", "--subjects", "02", "--recipe", recipe)
+    brim("build", source, tmp_path / "whole", "--recipe", recipe)
+    brim("build", source, tmp_path / "plain")
+    pilot, whole = (pq.read_schema(next((tmp_path / n / "data").iterdir())) for n in ("pilot", "whole"))
+    assert pilot.equals(whole)
+    assert tree_digest(tmp_path / "whole" / "data") == tree_digest(tmp_path / "plain" / "data")
+    brim("verify", tmp_path / "whole", source)
+    write_files(source, {"sub-02/anat/sub-02_run-2_T1w.nii.gz": b"second"})
+    failed = brim("build", source, tmp_path / "more", "--recipe", recipe, check=2).stderr
+    assert "sub-02_T1w.nii.gz" in failed
+    assert "sub-02_run-2_T1w.nii.gz" in failed
+
+
+def test_no_subjects_is_an_error(tmp_path: Path) -> None:
+    """An atlas is refused with a way to package it all the same."""
+    source = write_files(tmp_path / "atlas", bids.base() | bids.files("tpl-MNI/tpl-MNI_dseg.nii.gz"))
+    assert "no subjects" in brim("build", source, tmp_path / "out", check=2).stderr
+    brim("build", source, tmp_path / "out", "--recipe", "files")
+
+
+@pytest.mark.parametrize("damage", ["lfs", "annex link", "empty", "broken json", "broken tsv"])
+def test_damage_in_a_dataset(tmp_path: Path, damage: str) -> None:
+    """Pointers and empty images are refused by name; a broken sidecar is said and does not stop the build."""
+    source = write_files(tmp_path / "source", bids.sessions())
+    victim = source / "sub-02/anat/sub-02_T1w.nii.gz"
+    code, says = 2, "sub-02_T1w.nii.gz"
+    if damage == "lfs":
+        victim.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    elif damage == "annex link":
+        victim.unlink()
+        victim.symlink_to("../../.git/annex/objects/aa/bb/MD5E-s1--x.nii.gz")
+    elif damage == "empty":
+        victim.write_bytes(b"")
+    elif damage == "broken json":
+        (source / "task-rest_bold.json").write_bytes(b"{nope")
+        code, says = 0, "task-rest_bold.json"
+    else:
+        (source / "participants.tsv").write_bytes(b"participant_id\tage\nsub-01\t1\t2\t3\n")
+        says = "participants.tsv line 2"
+    assert says in brim("build", source, tmp_path / "out", check=code).stderr
+
+
+def test_round_trip_with_datasets(tmp_path: Path) -> None:
+    """load_dataset decodes what nibabel reads from the source, and the card carries the credits."""
+    source, _, _ = build(tmp_path, "sessions")
+    loaded = datasets.load_dataset(str(tmp_path / "out"), split="train")
+    image = nibabel.load(source / "sub-01/ses-b/func/sub-01_ses-b_task-rest_run-10_bold.nii.gz")
+    assert np.array_equal(loaded[1]["bold"][2].get_fdata(), image.get_fdata())
+    card = (tmp_path / "out" / "README.md").read_text()
+    for word in ("A study of brims", "Ada L.; Charles B.", "license: cc0-1.0", "doi:10.0/brim", "Cite us.", "A grant"):
+        assert word in card
+    assert "Age in years" in card
+    brim("unpack", tmp_path / "out", tmp_path / "back")
+    images = {name: digest for name, digest in tree_digest(source).items() if name.endswith(".nii.gz")}
+    assert tree_digest(tmp_path / "back") == images
