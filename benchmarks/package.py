@@ -2,10 +2,11 @@
 
 Four parts. *speed*: 12 files of 300 MB against `cp -r && sync` and against `datasets`. *growth*: memory as
 the dataset grows. *small*: how fast others read what brim wrote, beside a file of pyarrow's own. *million*:
-a million small files. Contenders take turns, numbers are medians, goals are ratios of one run on one machine.
+a million small files. Contenders take turns; times are medians and include the start of the interpreter,
+memory is the largest of the runs, as peak.py has it.
 
-Sources are read from a warm page cache: disks are not what is compared. Not measured: uploading, tar shards,
-decoding, network file systems. Times include the start of the interpreter; memory is as peak.py has it.
+Sources are in the page cache unless a row says otherwise: the disk they come from is not compared. Not
+measured: uploading, tar shards, decoding, network file systems.
 """
 
 from __future__ import annotations
@@ -13,31 +14,45 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import metadata
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from package_data import (
+    FOLDER_FILES,
+    FOLDERS,
+    GB,
+    MB,
+    ROW_BYTES,
+    ROWS,
+    SMALL_BYTES,
+    SMALL_FILES,
+    TINY_BYTES,
+    cool,
+    made,
+    make_million,
+    make_scans,
+    make_small,
+    make_sparse,
+    remove,
+    warm,
+)
 from peak import measure
 
 HERE = Path(__file__).parent
-MB, GB = 10**6, 10**9
 BRIM = [sys.executable, "-m", "brim"]
 READERS = ("pyarrow", "duckdb", "polars")
 PACKAGES = ("brim", "pyarrow", "numpy", "datasets", "pandas", "duckdb", "polars")
 
-ROWS, ROW_BYTES = 12, 300 * MB
 GROWTH_FILE_BYTES = 250 * MB
-SMALL_FILES, SMALL_BYTES = 20_000, 10_000
-FOLDERS, FOLDER_FILES, TINY_BYTES = 100, 10_000, 500
+READS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +76,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A command that packages `source` into `output`, and how often it runs."""
+    """A command, how often it runs, and what is done with the source before each run."""
 
     name: str
     command: list[str]
     repeats: int
+    prepare: Callable[[Path], None] = warm
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +114,7 @@ def take_turns(contenders: Sequence[Contender], source: Path, output: Path) -> d
         for contender in contenders:
             if number < contender.repeats:
                 remove(output)
-                warm(source)
+                contender.prepare(source)
                 subprocess.run(["sync"], check=True)
                 seconds, peak = run(contender.command)
                 results[contender.name].seconds.append(seconds)
@@ -109,42 +125,10 @@ def take_turns(contenders: Sequence[Contender], source: Path, output: Path) -> d
 
 
 def run(command: Sequence[str]) -> tuple[float, int]:
-    measured = measure(command, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    measured = measure(command)
     if measured.exit_code:
         raise SystemExit(f"{' '.join(command)} ended with {measured.exit_code}:\n{measured.output[-2000:]}")
     return measured.seconds, measured.peak_bytes
-
-
-def warm(folder: Path) -> None:
-    """Read what is not too much to read, so that every contender finds it in the page cache."""
-    buffer = bytearray(MB)
-    files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else [folder]
-    for path in files:
-        with open(path, "rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-
-
-def remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    path.unlink(missing_ok=True)
-
-
-def made(folder: Path, make: Callable[[Path], None], need_bytes: int) -> Path:
-    """The folder, made now if it is missing; an interrupted making does not count."""
-    if not folder.exists():
-        free = shutil.disk_usage(folder.parent).free
-        if free < need_bytes:
-            raise SystemExit(
-                f"{folder.name}: this part needs {need_bytes / GB:.0f} GB of disk, {free / GB:.0f} are free"
-            )
-        progress(f"making {folder.name}")
-        partial = folder.with_name(folder.name + ".partial")
-        remove(partial)
-        partial.mkdir()
-        make(partial)
-        partial.rename(folder)
-    return folder
 
 
 def progress(text: str) -> None:
@@ -193,13 +177,6 @@ def speed(arguments: argparse.Namespace) -> Part:
     return part
 
 
-def make_scans(folder: Path) -> None:
-    for number in range(1, ROWS + 1):
-        with open(folder / f"sub-{number:02d}_bold.nii.gz", "wb") as file:
-            for _ in range(ROW_BYTES // (10 * MB)):
-                file.write(os.urandom(10 * MB))
-
-
 def growth(arguments: argparse.Namespace) -> Part:
     part = Part(
         "growth: peak memory of `brim build` as data grows (sparse files)",
@@ -211,8 +188,8 @@ def growth(arguments: argparse.Namespace) -> Part:
     for name, files, file_bytes in cases:
         folder = arguments.data / ("growth-" + name.replace(" ", "-"))
         output = folder.with_name(folder.name + "-out")
-        source = made(folder, lambda at, n=files, size=file_bytes: make_sparse(at, n, size), files * file_bytes)
-        contender = Contender(name, [*BRIM, "build", str(source), str(output), "--quiet"], arguments.repeats)
+        source = made(folder, partial(make_sparse, files=files, file_bytes=file_bytes), files * file_bytes)
+        contender = Contender(name, [*BRIM, "build", str(source), str(output), "--quiet"], arguments.repeats, cool)
         runs = take_turns([contender], source, output)[name]
         peaks.append(runs.peak_bytes / MB)
         part.runs[name] = runs.as_json()
@@ -230,12 +207,6 @@ def growth(arguments: argparse.Namespace) -> Part:
     return part
 
 
-def make_sparse(folder: Path, files: int, file_bytes: int) -> None:
-    for number in range(files):
-        with open(folder / f"scan-{number:03d}.nii.gz", "wb") as file:
-            file.truncate(file_bytes)
-
-
 def small(arguments: argparse.Namespace) -> Part:
     source = made(arguments.data / "small", make_small, 5 * SMALL_FILES * SMALL_BYTES)
     output, twin = arguments.data / "small-out", arguments.data / "small-pyarrow.parquet"
@@ -246,30 +217,22 @@ def small(arguments: argparse.Namespace) -> Part:
     part = Part(
         f"small: reading {SMALL_FILES:,} files of {SMALL_BYTES // 1000} KB back",
         ("reader", "runs", "brim's file, median ms", "pyarrow's file, median ms", "brim against pyarrow"),
-        notes=["Each run is a fresh process and counts its best of 7 reads; both files are in the page cache."],
+        notes=[
+            f"A run is a fresh process that reads both files in turn and counts its best of {READS} reads of each; "
+            "the last column is the median of the runs' ratios. Both files are in the page cache."
+        ],
     )
     for reader in READERS:
-        times: dict[str, list[float]] = {"brim": [], "pyarrow": []}
-        for _ in range(arguments.repeats):
-            for name, path in (("brim", ours), ("pyarrow", twin)):
-                warm(path)
-                times[name].append(read_seconds(reader, path, column))
-        brim_s, pyarrow_s = (statistics.median(times[name]) for name in ("brim", "pyarrow"))
-        ratio = brim_s / pyarrow_s
+        pairs = [best_reads(reader, column, ours, twin) for _ in range(arguments.repeats)]
+        ratio = statistics.median(brim / pyarrow for brim, pyarrow in pairs)
+        brim_ms, pyarrow_ms = (statistics.median(seconds) * 1000 for seconds in zip(*pairs, strict=True))
         progress(f"{reader}: {ratio:.2f}×")
-        part.runs |= {f"{reader}, {name}": [{"seconds": s} for s in each] for name, each in times.items()}
-        part.rows.append(
-            (reader, str(arguments.repeats), f"{brim_s * 1000:.1f}", f"{pyarrow_s * 1000:.1f}", f"{ratio:.2f}×")
-        )
+        part.runs[reader] = [{"brim": brim, "pyarrow": pyarrow} for brim, pyarrow in pairs]
+        part.rows.append((reader, str(len(pairs)), f"{brim_ms:.1f}", f"{pyarrow_ms:.1f}", f"{ratio:.2f}×"))
         part.goals.append(at_most(f"{reader} reads brim's file within", ratio, 1.1, "×"))
     remove(output)
     remove(twin)
     return part
-
-
-def make_small(folder: Path) -> None:
-    for number in range(SMALL_FILES):
-        (folder / f"image-{number:05d}.png").write_bytes(os.urandom(SMALL_BYTES))
 
 
 def write_twin(source: Path, ours: Path, twin: Path) -> str:
@@ -290,12 +253,19 @@ def write_twin(source: Path, ours: Path, twin: Path) -> str:
     return str(cell.name)
 
 
-def read_seconds(reader: str, path: Path, column: str) -> float:
-    command = [sys.executable, str(HERE / "package_readers.py"), reader, str(path), column]
-    result = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    if (result["rows"], result["bytes"]) != (SMALL_FILES, SMALL_FILES * SMALL_BYTES):
-        raise SystemExit(f"{reader} read {result['rows']} rows and {result['bytes']} bytes from {path.name}")
-    return float(min(result["seconds"]))
+def best_reads(reader: str, column: str, *files: Path) -> list[float]:
+    """The shortest time that a fresh process took to read each file."""
+    for file in files:
+        # The way a file came into the page cache decides the size of its pieces there, which was worth up to
+        # 14 % between two copies of one file. So all come the same way, and again for every run.
+        cool(file)
+        warm(file)
+    command = [sys.executable, str(HERE / "package_readers.py"), reader, column, *map(str, files)]
+    results = json.loads(subprocess.run([*command, "--reads", str(READS)], check=True, capture_output=True).stdout)
+    for file, result in zip(files, results, strict=True):
+        if (result["rows"], result["bytes"]) != (SMALL_FILES, SMALL_FILES * SMALL_BYTES):
+            raise SystemExit(f"{reader} read {result['rows']} rows and {result['bytes']} bytes from {file.name}")
+    return [min(result["seconds"]) for result in results]
 
 
 def million(arguments: argparse.Namespace) -> Part:
@@ -306,6 +276,7 @@ def million(arguments: argparse.Namespace) -> Part:
     looks = [
         Contender("du (a stat of every file)", ["du", "-s", "--apparent-size", str(source)], few),
         Contender("brim plan", [*BRIM, "plan", str(source)], few),
+        Contender("brim plan, content not in the page cache", [*BRIM, "plan", str(source)], few, cool),
     ]
     # One run each: minutes long, and with no goal of their own.
     tar = ["sh", "-c", 'mkdir "$1" && tar -cf "$1/all.tar" -C "$0" . && sync', str(source), str(output)]
@@ -315,7 +286,7 @@ def million(arguments: argparse.Namespace) -> Part:
     ]
     part = Part(
         f"million: {count:,} files of {TINY_BYTES} bytes in {FOLDERS} folders",
-        ("what", "runs", "median s", "µs a file", "time against the one before it", "peak MB"),
+        ("what", "runs", "median s", "µs a file", "time against du or tar", "peak MB"),
     )
     results: dict[str, Runs] = {}
     for beside in (looks, packs):
@@ -328,30 +299,13 @@ def million(arguments: argparse.Namespace) -> Part:
             part.rows.append(cells)
             part.runs[name] = runs.as_json()
         results |= found
-    plan = results["brim plan"]
-    part.goals = [
-        at_most("brim plan of a million files", plan.median_s, 60, " s"),
-        at_most("brim plan's peak anonymous memory", plan.peak_bytes / MB, 600, " MB"),
-    ]
+    for plan in looks[1:]:
+        runs = results[plan.name]
+        part.goals.append(at_most(f"{plan.name}, a million files", runs.median_s, 60, " s"))
+        part.goals.append(at_most(f"{plan.name}, peak anonymous memory", runs.peak_bytes / MB, 600, " MB"))
     if not arguments.keep:
         remove(source)
     return part
-
-
-def make_million(folder: Path) -> None:
-    with get_context("spawn").Pool() as pool:
-        pool.map(make_tiny, [folder / f"folder-{number:03d}" for number in range(FOLDERS)], chunksize=1)
-
-
-def make_tiny(folder: Path) -> None:
-    folder.mkdir()
-    within = os.open(folder, os.O_RDONLY)
-    content = memoryview(os.urandom(FOLDER_FILES * TINY_BYTES))
-    for number in range(FOLDER_FILES):
-        file = os.open(f"image-{number:05d}.png", os.O_WRONLY | os.O_CREAT, 0o644, dir_fd=within)
-        os.write(file, content[number * TINY_BYTES : (number + 1) * TINY_BYTES])
-        os.close(file)
-    os.close(within)
 
 
 def at_most(text: str, value: float, limit: float, unit: str) -> Goal:
@@ -427,7 +381,8 @@ def main() -> None:
     arguments = parse_arguments()
     arguments.data = arguments.data.resolve()
     arguments.data.mkdir(parents=True, exist_ok=True)
-    facts: dict[str, Any] = machine(arguments.data)
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(arguments.data / "huggingface")}
+    facts = machine(arguments.data)
     parts: dict[str, Part] = {}
     for name in arguments.only:
         progress(name)

@@ -1,7 +1,8 @@
-"""Worker of package.py: read a Parquet file of one struct<bytes, path> column several times in one process.
+"""Worker of package.py: read Parquet files of one struct<bytes, path> column in turn, several times.
 
-Prints JSON: the seconds of each read (imports, start and the check of the result not included), and the
-bytes and rows that were read, so that the caller can tell that two files hold the same.
+The turns are taken within one process, so that what else the machine does falls on all files alike. Prints
+JSON for each file: the seconds of each read (imports, start and the check of the result not included), and
+the bytes and rows that were read, so that the caller can tell that the files hold the same.
 """
 
 from __future__ import annotations
@@ -67,21 +68,21 @@ READERS: dict[str, type[Reader]] = {"pyarrow": PyArrow, "duckdb": DuckDB, "polar
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("reader", choices=READERS)
-    parser.add_argument("file")
     parser.add_argument("column")
-    parser.add_argument("--reads", type=int, default=7)
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--reads", type=int, required=True)
     arguments = parser.parse_args()
     reader = READERS[arguments.reader]()
-    seconds = []
-    totals = (0, 0)
-    for _ in range(arguments.reads):
-        begin = time.perf_counter()
-        result = reader.read(arguments.file, arguments.column)
-        seconds.append(time.perf_counter() - begin)
-        totals = reader.totals(result, arguments.column)
-        del result
-        gc.collect()
-    print(json.dumps({"seconds": seconds, "bytes": totals[0], "rows": totals[1]}))
+    found: dict[str, dict[str, Any]] = {file: {"seconds": []} for file in arguments.files}
+    for number in range(arguments.reads):
+        for file in arguments.files[:: 1 if number % 2 else -1]:
+            begin = time.perf_counter()
+            result = reader.read(file, arguments.column)
+            found[file]["seconds"].append(time.perf_counter() - begin)
+            found[file]["bytes"], found[file]["rows"] = reader.totals(result, arguments.column)
+            del result
+            gc.collect()
+    print(json.dumps(list(found.values())))
 
 
 if __name__ == "__main__":

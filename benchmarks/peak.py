@@ -5,7 +5,7 @@ counted: file-backed pages and the page cache, which the kernel takes back. The 
 processes share pages after a fork; a spike shorter than the sampling period, and a descendant whose parent
 has ended, can be missed.
 
-Linux only. The library sees `measure`; as a script: `python benchmarks/peak.py [--curve FILE] -- COMMAND…`
+Linux only. Import `measure`, or run `python benchmarks/peak.py [--curve FILE] -- COMMAND…`
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,9 @@ def measure(
     points: list[tuple[float, int]] = []
     with tempfile.TemporaryFile() as output:
         begin = time.monotonic()
-        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
         ended = _EndOf(process.pid)
         try:
             while True:
@@ -57,7 +60,7 @@ def measure(
                     break
             seconds = time.monotonic() - begin
         except BaseException:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # its children too
             raise
         finally:
             ended.close()

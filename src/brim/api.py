@@ -26,8 +26,8 @@ def files(
     folder: str | os.PathLike[str],
     *,
     column: str | None = None,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     limit: int | None = None,
     label_from: Literal["parent"] | None = None,
     split: str | None = None,
@@ -38,8 +38,8 @@ def files(
     """
     options = SourceOptions(
         files=(column,) if column else (),
-        include=tuple(include),
-        exclude=tuple(exclude),
+        include=_many(include),
+        exclude=_many(exclude),
         limit=limit,
         label_from=label_from,
         split=split,
@@ -50,13 +50,13 @@ def files(
 def table(
     source: Any,
     *,
-    files: Sequence[str] | Mapping[str, str] = (),
+    files: str | Sequence[str] | Mapping[str, str] = (),
     features: Any = None,
     root: str | os.PathLike[str] | None = None,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     limit: int | None = None,
-    drop: Sequence[str] = (),
+    drop: str | Sequence[str] = (),
     split: str | None = None,
     split_by: str | None = None,
 ) -> FileTable:
@@ -66,13 +66,13 @@ def table(
     are guessed. `features` is a `datasets.Features` (or its dict) for some or all columns. Relative paths
     start at the table's folder, or at `root`, or at the current folder for a table in memory.
     """
-    named = tuple(f"{name}:{kind}" for name, kind in files.items()) if isinstance(files, Mapping) else tuple(files)
+    named = tuple(f"{name}:{kind}" for name, kind in files.items()) if isinstance(files, Mapping) else _many(files)
     options = SourceOptions(
         files=named,
-        include=tuple(include),
-        exclude=tuple(exclude),
+        include=_many(include),
+        exclude=_many(exclude),
         limit=limit,
-        drop=tuple(drop),
+        drop=_many(drop),
         split=split,
         split_by=split_by,
         root=None if root is None else os.fspath(root),
@@ -80,18 +80,23 @@ def table(
     return table_source(source, options, features)
 
 
+def _many(value: str | Sequence[str]) -> tuple[str, ...]:
+    """One or several: a text alone means itself, not its letters."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
 def plan(
     source: Source,
     destination: str | os.PathLike[str] | None = None,
     *,
     format: Format = "parquet",
-    shard_size: str | int | None = None,
+    shard_size: str | int | float | None = None,
     num_shards: int | None = None,
     rows_per_shard: int | None = None,
     shard_by: str | None = None,
     allow_empty: bool = False,
     oversize: Literal["error", "skip"] = "error",
-    memory: str | int | None = None,
+    memory: str | int | float | None = None,
     workers: int | None = None,
     fresh: bool = False,
     update: bool = False,

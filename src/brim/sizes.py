@@ -14,18 +14,18 @@ for _power, _letter in enumerate("KMGTP", start=1):
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
 
 
-def parse_size(text: str | int) -> int:
+def parse_size(text: str | int | float) -> int:
     """Bytes from "500MB", "1.5 GiB" or a number; at least 1."""
-    if isinstance(text, int):
-        size = text
+    if isinstance(text, int | float):
+        size = round(text)
     else:
         match = _PATTERN.fullmatch(text)
         unit = _UNITS.get(match[2].upper()) if match else None
         if match is None or unit is None:
             raise InputError(f"{text!r} is not a size.", hint="Write it like 500MB, 2GB or 2GiB.")
-        size = round(float(match[1]) * unit)
-    if size < 1:
-        raise InputError(f"{text!r} is not a size above zero.", hint="Write it like 500MB, 2GB or 2GiB.")
+        size = round(float(match[1]) * unit) if len(match[1]) < 30 else 0
+    if not 0 < size < 2**62:
+        raise InputError(f"{text!r} is not a size above zero and below 4 EB.", hint="Write it like 500MB, 2GB or 2GiB.")
     return size
 
 

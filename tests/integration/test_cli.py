@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 
-VERBS = ["plan", "build", "verify", "unpack"]
+VERBS = ["plan", "check", "build", "verify", "unpack", "recipes"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -201,15 +201,15 @@ def test_bad_gzip(write: Write, content: bytes, said: str) -> None:
     assert said in (whole(write("a.gz", content)) or "")
 
 
-@given(st.data())
-def test_any_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """A single flipped bit behind the gzip header never passes."""
-    content = bytearray(gzip.compress(random_bytes(2000, 3), mtime=0))
-    at = data.draw(st.integers(10, len(content) - 1))
-    content[at] ^= 1 << data.draw(st.integers(0, 7))
+@given(at=st.integers(10, 1_000_000), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, at: int, bit: int) -> None:
+    """A flipped bit behind the gzip header passes only where it is padding, and the content is the same."""
+    original = b"brain " * 300 + random_bytes(1000, 3)
+    content = bytearray(gzip.compress(original, mtime=0))
+    content[10 + at % (len(content) - 10)] ^= 1 << bit
     path = tmp_path_factory.mktemp("flip") / "a.gz"
     path.write_bytes(content)
-    assert whole(str(path)) is not None
+    assert whole(str(path)) is not None or gzip.decompress(content) == original
 
 
 @given(cut=st.integers(0, 100_000))

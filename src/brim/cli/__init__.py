@@ -7,9 +7,9 @@ import sys
 
 import typer
 
-from brim.cli import build, plan, unpack, verify
+from brim.cli import build, check, plan, recipes, unpack, verify
 from brim.cli.options import flat, help_text
-from brim.cli.output import fail
+from brim.cli.output import fail, nobody_listens
 from brim.errors import BrimError, Stopped
 
 HELP = """Datasets bigger than memory, built under a memory limit that you set.
@@ -28,9 +28,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("plan", help=help_text(plan.HELP))(flat(plan.plan))
+app.command("check", help=help_text(check.HELP))(flat(check.check))
 app.command("build", help=help_text(build.HELP))(flat(build.build))
 app.command("verify", help=help_text(verify.HELP))(flat(verify.verify))
 app.command("unpack", help=help_text(unpack.HELP))(flat(unpack.unpack))
+app.command("recipes", help=help_text(recipes.HELP))(flat(recipes.recipes))
 
 
 def _version(show: bool) -> None:
@@ -49,6 +51,9 @@ def _brim(
     pass
 
 
+_INTERRUPTED = 130  # what typer makes of Ctrl-C
+
+
 class _NoPandas:
     """pyarrow imports pandas at its first array, if it is installed: 35 MB that this command has no use for."""
 
@@ -57,8 +62,17 @@ class _NoPandas:
             raise ModuleNotFoundError("the brim command does without pandas", name=name)
 
 
+def _settle_streams() -> None:
+    """Closed streams swallow what is printed; characters that a terminal cannot show become "?"."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        getattr(sys, name).reconfigure(errors="replace")
+
+
 def main() -> None:
     """The `brim` command."""
+    _settle_streams()
     sys.meta_path.insert(0, _NoPandas())
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
@@ -66,6 +80,8 @@ def main() -> None:
     as_json = "--json" in arguments
     try:
         code = app(arguments, standalone_mode=False)
+        if code == _INTERRUPTED:
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except BrimError as error:
         if debug:
@@ -74,7 +90,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(fail(Stopped("Stopped by Ctrl-C.", hint="Run the same command to continue."), as_json))
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: nothing more to say
+        nobody_listens()
         sys.exit(0)
     except Exception as error:
         if debug or not hasattr(error, "exit_code"):

@@ -1,5 +1,6 @@
 """brim build: package files into shards."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -63,6 +64,8 @@ def build(
     if result.left_out:
         lines.append(("left out", f"{len(result.left_out)} file(s) too large for the format, listed in README.md"))
     if cutting.format == "parquet":
-        lines.append(("load", f'datasets.load_dataset("{dest}")'))
-    lines.append(("prove", f"brim verify {dest} {source}"))
+        lines.append(("load", f"datasets.load_dataset({dest!r})"))
+    places = (("--root", reading.root), ("--state", showing.state))
+    options = [word for option, value in places if value for word in (option, value)]
+    lines.append(("prove", shlex.join(["brim", "verify", dest, source, *options])))
     print_lines(lines)

@@ -1,6 +1,7 @@
 """What every verb prints alike: results, errors, and the progress that fits where it is shown."""
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -9,7 +10,15 @@ from brim.errors import BrimError
 
 def emit(event: str, **facts: Any) -> None:
     """One JSON object on stdout."""
-    print(json.dumps({"event": event, **facts}, default=str), flush=True)
+    try:
+        print(json.dumps({"event": event, **facts}, default=str), flush=True)
+    except BrokenPipeError:
+        nobody_listens()
+
+
+def nobody_listens() -> None:
+    """Whoever read stdout is gone (`| head`): the work goes on, and what is printed goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def fail(error: BrimError, as_json: bool) -> int:
@@ -29,7 +38,7 @@ def progress_for(as_json: bool, quiet: bool) -> Any:
     from brim.report.progress import Bar, JsonLines, PlainLines
 
     if as_json:
-        return JsonLines()
+        return JsonLines(nobody_listens)
     if quiet:
         return Silent()
     return Bar() if sys.stderr.isatty() else PlainLines()

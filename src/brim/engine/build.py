@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.engine.keep import forget_others, reuse
-from brim.engine.ledger import Job, Ledger, Receipt
+from brim.engine.ledger import LEDGER, Job, Ledger, Receipt
 from brim.engine.lock import locked
 from brim.engine.progress import Progress, Silent
 from brim.engine.shard import splice_of
@@ -44,7 +44,7 @@ class BuildOptions:
     format: Format = "parquet"
     cut: CutOptions = field(default_factory=CutOptions)
     checks: CheckOptions = field(default_factory=CheckOptions)
-    memory: str | int | None = None
+    memory: str | int | float | None = None
     workers: int | None = None
     fresh: bool = False
     update: bool = False
@@ -116,13 +116,15 @@ class Build:
         self.check()
         if self.destination is None:
             raise InputError("This plan has no destination.", hint="Give one to brim.plan(source, destination).")
-        if self.destination == Path(self.plan.table.files.root):
+        if os.path.realpath(self.destination) == os.path.realpath(self.plan.table.files.root):
             raise DestinationError("The destination is the source itself.", hint="Give another folder.")
+        stop_file = Path(self.options.stop_file) if self.options.stop_file else None
+        if stop_file is not None and stop_file.is_dir():
+            raise InputError(f"--stop-file {str(stop_file)!r} is a folder.", hint="Give the name of a file.")
         sink = FolderSink(self.destination)
         sink.open()
-        state = Path(self.options.state) if self.options.state else self.destination / STATE
-        state.mkdir(parents=True, exist_ok=True)
-        stop_files = [state / "stop"] + ([Path(self.options.stop_file)] if self.options.stop_file else [])
+        state = self._state(self.destination)
+        stop_files = (state / "stop", *([stop_file] if stop_file else []))
         with locked(state), stoppable(*stop_files) as stop:
             run = _Run(self, sink, Ledger(state), progress or Silent(), stop)
             try:
@@ -130,6 +132,22 @@ class Build:
             finally:
                 run.ledger.close()
                 run.progress.finish()
+
+    def _state(self, destination: Path) -> Path:
+        """Where the ledger lives. The folder .brim is made in any case: it marks what brim built."""
+        state = Path(self.options.state) if self.options.state else destination / STATE
+        try:
+            (destination / STATE).mkdir(exist_ok=True)
+            state.mkdir(parents=True, exist_ok=True)
+            for name in ("lock", LEDGER):
+                with open(state / name, "ab"):
+                    pass
+        except OSError as error:
+            raise DestinationError(
+                f"The folder of the ledger, {str(state)!r}, cannot be used: {error.strerror}.",
+                hint="Choose another one with --state DIR.",
+            ) from error
+        return state
 
 
 def _folder(destination: str | os.PathLike[str]) -> Path:

@@ -108,7 +108,8 @@ def check(
         checks.append(_refusals("is not empty", refused, ("empty",), total))
     if max_cell_bytes is not None:
         checks.append(_refusals("fits the format", refused, ("oversize",), total))
-    checks.append(at_home)
+    if at_home.counted:
+        checks.append(at_home)
     # An oversized file is whole as far as anybody knows; the others have nothing to look into.
     unfit = {r.path for r in refused if r.reason != "oversize"}
     checks += _look_inside(table, unfit, None if everything else sample_size, progress or Silent())
@@ -210,7 +211,7 @@ def _chosen(table: FileTable, unfit: set[str], sample_size: int | None) -> tuple
 def _candidates(table: FileTable, numbers: Ints, kind: str, unfit: set[str]) -> Ints:
     """Those of the files that can be looked into."""
     paths = table.files.paths.take(pa.array(numbers))
-    mask = np.ones(len(numbers), bool)
+    mask = table.files.sizes[numbers] > 0
     if kind not in _PROBED_KINDS:
         mask &= np.array(pc.match_substring_regex(paths, PROBED_NAMES), bool)
     if unfit:

@@ -41,7 +41,7 @@ def unpack(
         raise InputError(f"{str(folder)!r} holds no dataset: it has no folder data/.")
     if target.exists() and not target.is_dir():
         raise InputError(f"{str(target)!r} is a file.", hint="Give a folder.")
-    shards = sorted((folder / "data").glob("[!.]*"))
+    shards = sorted(path for path in (folder / "data").glob("[!.]*") if path.is_file())
     if not shards:
         raise InputError(f"{str(folder)!r} holds no shards.")
     missing = [n for n in Ledger(Path(state) if state else folder / ".brim").receipts if not (folder / n).exists()]
@@ -53,7 +53,10 @@ def unpack(
         target.mkdir(parents=True, exist_ok=True)
         real = os.path.realpath(target)
         for shard in shards:
-            descriptor = os.open(shard, os.O_RDONLY)
+            try:
+                descriptor = os.open(shard, os.O_RDONLY)
+            except OSError as error:
+                raise InputError(f"data/{shard.name} cannot be read: {error.strerror}.") from error
             try:
                 for found in locate(shard):
                     for file in _members(descriptor, found) if (found.path or "").endswith("/") else (found,):
@@ -76,9 +79,7 @@ def _members(shard: int, found: Found) -> Iterator[Found]:
     with os.fdopen(os.dup(shard), "rb") as file:
         file.seek(found.offset)
         with tarfile.open(fileobj=file, mode="r:") as archive:
-            while (
-                member := archive.next()
-            ) is not None:
+            while (member := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # it would keep every header
                 yield Found(found.column, found.row, f"{found.path}{member.name}", member.offset_data, member.size)
 

@@ -98,5 +98,6 @@ def _summed(answer: _Answer) -> Check:
             codes[issue["code"]] += 1
     common = ", ".join(f"{code} {count:,}" for code, count in codes.most_common(3))
     detail = f"{severities['error']:,} errors, {severities['warning']:,} warnings" + (f" ({common})" if common else "")
-    faults = [", ".join(found) for found in codes_of.values()]
-    return Check("BIDS validator", not codes_of, answer.files, list(codes_of), detail, faults)
+    failed = sorted(codes_of)
+    faults = [", ".join(codes_of[path]) for path in failed]
+    return Check("BIDS validator", not failed, answer.files, failed, detail, faults)

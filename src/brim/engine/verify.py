@@ -21,7 +21,7 @@ from brim.engine.progress import Progress, Silent
 from brim.engine.shard import locate
 from brim.errors import BrimError, DamageFound, InputError
 from brim.fileset import Ints
-from brim.formats.card import CARD, read_card
+from brim.formats.card import CARD, card_rows, card_splits, read_card
 from brim.formats.found import Found
 from brim.formats.splice import BUFFER_BYTES, SpliceBuilder
 from brim.formats.tar import tar_rows
@@ -176,18 +176,18 @@ class _Check:
         except (BrimError, UnicodeDecodeError, OSError) as error:
             self.found(f"{CARD}: {error}")
             return
-        configs = fields.get("configs") or [{}]
-        splits = {entry.get("split") for entry in configs[0].get("data_files") or []}
         rows: dict[str, int] = {}
         for name, count in self.rows_of.items():
             match = _NAME.fullmatch(name)
             if match:
                 rows[match["split"]] = rows.get(match["split"], 0) + count
-        if splits != set(rows) and not self.result.findings:
+        if self.result.findings:
+            return  # with shards missing, the card cannot agree
+        splits = card_splits(fields)
+        if splits is not None and splits != set(rows):
             self.found(f"{CARD}: names the splits {_list(splits)}, the shards are of {_list(set(rows))}")
-        for split in (fields.get("dataset_info") or {}).get("splits") or []:
-            name, said = split.get("name"), split.get("num_examples")
-            if name in rows and said != rows[name] and not self.result.findings:
+        for name, said in card_rows(fields).items():
+            if name in rows and said != rows[name]:
                 self.found(f"{CARD}: says {said:,} rows of {name}, the shards hold {rows[name]:,}")
 
     def source(self, source: str | os.PathLike[str] | FileTable, root: str | None) -> None:

@@ -89,7 +89,7 @@ def write_unfinished_card(existing: str | None) -> str:
 
 def read_card(text: str) -> dict[str, Any]:
     """The YAML fields of a card."""
-    match = _FRONT.match(text)
+    match = _FRONT.match(text.removeprefix("\ufeff"))
     try:
         fields = yaml.safe_load(match[1]) if match else {}
     except yaml.YAMLError as error:
@@ -99,13 +99,37 @@ def read_card(text: str) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
+def card_rows(fields: dict[str, Any]) -> dict[str, int]:
+    """The rows of each split that a card tells, in any of the forms that cards have."""
+    infos = fields.get("dataset_info")
+    rows: dict[str, int] = {}
+    for info in infos if isinstance(infos, list) else [infos]:
+        splits = info.get("splits") if isinstance(info, dict) else None
+        for split in splits if isinstance(splits, list) else []:
+            if isinstance(split, dict) and isinstance(split.get("num_examples"), int):
+                rows[str(split.get("name"))] = split["num_examples"]
+    return rows
+
+
+def card_splits(fields: dict[str, Any]) -> set[str] | None:
+    """The splits that a card's first configuration lists, or None if it lists files in another way."""
+    configs = fields.get("configs")
+    first = configs[0] if isinstance(configs, list) and configs and isinstance(configs[0], dict) else {}
+    entries = first.get("data_files")
+    if not isinstance(entries, list) or not all(isinstance(e, dict) and "split" in e for e in entries):
+        return None
+    return {str(entry["split"]) for entry in entries}
+
+
 def _merge(fields: dict[str, Any], text: str, existing: str | None) -> str:
     ours = f"{_BEGIN}\n{text}{_END}\n"
     if existing is None:
         return f"---\n{_dump(fields)}---\n{ours}"
+    existing = existing.removeprefix("\ufeff")
     old = read_card(existing)
     old.pop("dataset_info", None)
-    configs = [c for c in old.get("configs") or [] if isinstance(c, dict) and c.get("config_name") != "default"]
+    listed = old.get("configs") if isinstance(old.get("configs"), list) else []
+    configs = [c for c in listed or [] if isinstance(c, dict) and c.get("config_name") != "default"]
     merged = {**old, **fields, "configs": [*fields["configs"], *configs]}
     body = _FRONT.sub("", existing, count=1)
     if _BEGIN in body and _END in body:

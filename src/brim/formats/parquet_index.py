@@ -24,6 +24,7 @@ from brim.formats.parquet import LEAF
 from brim.formats.thrift import Struct
 
 _HEADER_BYTES = 1024
+_BYTE_ARRAY, _UNCOMPRESSED = 6, 0
 _WHOLE_PAGE_BYTES = 4 << 20  # larger pages hold one row: its lengths are read one by one
 
 
@@ -44,13 +45,13 @@ def _locate(descriptor: int, shard: str) -> Iterator[Found]:
     with pq.ParquetFile(shard, memory_map=False) as parquet:
         row_before = 0
         for number, group in enumerate(footer[4][1].items):
-            for entry in group[1][1].items:
+            paths = [tuple(part.decode() for part in entry[3][1][3][1].items) for entry in group[1][1].items]
+            for entry, path in zip(group[1][1].items, paths, strict=True):
                 meta = entry[3][1]
-                path = tuple(part.decode() for part in meta[3][1].items)
-                if path not in leaves:
+                if path not in leaves or not _is_spliced(meta):
                     continue
                 leaf = leaves[path]
-                names = _paths(parquet, number, path)
+                names = _path_values(parquet, number, paths.index((*path[:-1], "path")))
                 slot = 0
                 row = row_before - 1
                 for repetition, definition, ranges in _pages(descriptor, meta, leaf):
@@ -110,10 +111,14 @@ def _leaves(elements: list[Struct]) -> dict[tuple[str, ...], _Leaf]:
     return found
 
 
-def _paths(parquet: pq.ParquetFile, group: int, leaf: tuple[str, ...]) -> Any:
-    """The `path` values beside a leaf, one a slot of the struct."""
-    name = ".".join((*leaf[:-1], "path"))
-    array = parquet.read_row_group(group, columns=[name]).column(0).combine_chunks()
+def _is_spliced(meta: Struct) -> bool:
+    """Whether brim wrote a chunk: other columns of this shape are pyarrow's, and compressed."""
+    return bool(meta[1][1] == _BYTE_ARRAY and meta[4][1] == _UNCOMPRESSED)
+
+
+def _path_values(parquet: pq.ParquetFile, group: int, column: int) -> Any:
+    """The values of a `path` leaf, one a slot of its struct. By number, because names may hold dots."""
+    array = parquet.reader.read_row_group(group, column_indices=[column]).column(0).combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0)
     while pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
@@ -123,8 +128,6 @@ def _paths(parquet: pq.ParquetFile, group: int, leaf: tuple[str, ...]) -> Any:
 
 def _pages(descriptor: int, meta: Struct, leaf: _Leaf) -> Iterator[tuple[Ints, Ints, list[tuple[int, int]]]]:
     """For each page: repetition levels, definition levels, and the byte range of each value."""
-    if meta[4][1] != 0:
-        raise ValueError("its file column is compressed, so brim did not write it")
     at, end = int(meta[9][1]), int(meta[9][1]) + int(meta[7][1])
     while at < end:
         header, used = thrift.decode(os.pread(descriptor, _HEADER_BYTES, at))

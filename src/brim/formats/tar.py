@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import datetime
-import decimal
 import json
 import re
 import tarfile
@@ -34,7 +33,7 @@ def splice_tar(table: pa.Table, files: FileSet, numbers: Mapping[str, Ints], fir
     members = _member_names(table.column_names)
     queues = {name: iter(of.tolist()) for name, of in numbers.items()}
     key = first_key
-    for batch in table.to_batches(max_chunksize=_BATCH):
+    for batch in _readable(table).to_batches(max_chunksize=_BATCH):
         for row in batch.to_pylist():
             stem = f"{key:09d}"
             metadata = {name: _paths(value) if name in numbers else value for name, value in row.items()}
@@ -52,6 +51,16 @@ def splice_tar(table: pa.Table, files: FileSet, numbers: Mapping[str, Ints], fir
     out.literal(END)
     out.literal(bytes(-out.position % tarfile.RECORDSIZE))
     return out.finish()
+
+
+def _readable(table: pa.Table) -> pa.Table:
+    """Times as texts: Python's own have no nanoseconds."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_timestamp(field.type) or pa.types.is_time(field.type):
+            table = table.set_column(number, field.name, table.column(number).cast(pa.string()))
+        elif pa.types.is_duration(field.type):
+            table = table.set_column(number, field.name, table.column(number).cast(pa.int64()))
+    return table
 
 
 def _member_names(columns: list[str]) -> dict[str, str]:
@@ -94,9 +103,7 @@ def _plain(value: Any) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    if isinstance(value, decimal.Decimal | datetime.timedelta):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    return str(value)
 
 
 def locate_tar(shard: str) -> Iterator[Found]:

@@ -29,7 +29,7 @@ class Limit:
 
 
 def effective_limit(
-    memory: str | int | None = None, environment: Mapping[str, str] | None = None, root: Path = Path("/")
+    memory: str | int | float | None = None, environment: Mapping[str, str] | None = None, root: Path = Path("/")
 ) -> Limit:
     """The limit of a job: `memory`, else $BRIM_MEMORY, else half of the headroom."""
     environment = os.environ if environment is None else environment

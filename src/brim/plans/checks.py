@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,14 +147,27 @@ def _drop_bare_rows(table: FileTable) -> FileTable:
 
 def _check_paths_stay_home(table: FileTable) -> None:
     """Refuse metadata that would publish where things lie on this machine."""
-    places = {table.files.root, os.path.expanduser("~")} - {"/"}
+    places = {table.files.root.rstrip("/"), os.path.expanduser("~").rstrip("/")} - {""}
     for field in table.rows.schema:
-        if field.name in table.columns or not (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):
+        if field.name in table.columns:
             continue
-        for place in places:
-            if pc.any(pc.starts_with(table.rows.column(field.name), place.rstrip("/") + "/")).as_py():
+        for texts in _texts(one_array(table.rows.column(field.name))):
+            if any(pc.any(pc.match_substring(texts, f"{place}/")).as_py() for place in places):
                 raise InputError(
                     f"The column {field.name!r} holds absolute paths of this machine, which would be published.",
                     hint=f"Leave it out with --drop {field.name}, package its files with --files {field.name}, "
                     "or make its paths relative.",
                 )
+
+
+def _texts(array: pa.Array) -> Iterator[pa.Array]:
+    """Every array of texts inside an array."""
+    if pa.types.is_dictionary(array.type):
+        yield from _texts(array.dictionary)
+    elif pa.types.is_struct(array.type):
+        for child in array.flatten():
+            yield from _texts(child)
+    elif pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        yield from _texts(array.flatten())
+    elif pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        yield array

@@ -11,6 +11,7 @@ import pyarrow as pa
 from brim import cuts
 from brim.errors import InputError
 from brim.fileset import Ints
+from brim.plans.weights import metadata_bytes
 from brim.sizes import format_size
 from brim.sources.filetable import FileTable, Split
 
@@ -31,7 +32,7 @@ class CutOptions:
         chosen = [n for n in (self.shard_bytes, self.num_shards, self.rows_per_shard) if n is not None]
         if len(chosen) > 1:
             raise InputError("Choose one of --shard-size, --num-shards and --rows-per-shard.")
-        if any(n < 1 for n in chosen):
+        if any(not 0 < n < 2**62 for n in chosen):
             raise InputError("--num-shards and --rows-per-shard take a number above zero.")
         if self.shard_by is not None and self.rows_per_shard is not None:
             raise InputError("--shard-by keeps all rows of a value together, so --rows-per-shard cannot hold.")
@@ -61,8 +62,7 @@ def cut_shards(
     """The table in the order of its shards, the shards, and why there are so many."""
     table, groups = _grouped(table, options.shard_by)
     file_bytes = table.file_bytes()
-    # Rows weigh their metadata too, each the same, so that a table of texts is cut as well.
-    weights = file_bytes + table.rows.nbytes // max(len(table), 1)
+    weights = file_bytes + metadata_bytes(table)  # so that a table of long texts is cut as well
     pieces = [(split, groups[(groups >= split.start) & (groups <= split.stop)]) for split in table.splits]
     boundaries, why = _boundaries(pieces, weights, options, max_rows)
     before = np.concatenate([np.zeros(1, np.int64), np.cumsum(file_bytes)])

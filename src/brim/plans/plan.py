@@ -97,6 +97,8 @@ class Plan:
             if field.name in self.table.columns:
                 numbers[field.name] = flat_numbers(column)
                 column = self._placeholders(one_array(column))
+            elif pa.types.is_dictionary(column.type):
+                column = _encoded_anew(one_array(column))
             arrays.append(column)
         return pa.Table.from_arrays(arrays, schema=self.schema), numbers
 
@@ -129,21 +131,36 @@ class Plan:
         return [[list(b.names), [int(files.sizes[n]) for n in b.numbers]] for b in bundles]
 
 
+def _encoded_anew(array: pa.Array) -> pa.Array:
+    """Dictionary values in the order of their first use, so that bytes depend on values alone."""
+    again = array.dictionary_decode().dictionary_encode()
+    indices = again.indices.cast(array.type.index_type)
+    return pa.DictionaryArray.from_arrays(indices, again.dictionary, ordered=array.type.ordered)
+
+
 def make_plan(table: FileTable, format: Format, cut: CutOptions) -> Plan:
     """Cut a checked file table into shards."""
     if len(table) == 0:
         raise SourceError("The source has no rows.", hint="There is nothing to build.")
+    try:
+        table.rows.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SourceError(f"The table holds values that are not what their type says: {error}.") from error
     ordered, shards, why = cut_shards(table, EXTENSIONS[format], cut, _MAX_ROWS[format])
     plan = Plan(ordered, shards, format, cut, why)
-    _check_schema(plan.schema)
+    _check_schema(plan.schema, format)
     return plan
 
 
-def _check_schema(schema: pa.Schema) -> None:
-    """Some Arrow types cannot be stored in Parquet: say so before the first byte."""
+def _check_schema(schema: pa.Schema, format: Format) -> None:
+    """Some Arrow types cannot be stored: say so before the first byte."""
+    if format == "webdataset" and "__files__" in schema.names:
+        raise SourceError("A column is named '__files__', which WebDataset shards need themselves.", hint="Rename it.")
     import pyarrow.parquet as pq
 
     for field in schema:
+        if _has_twins(field.type):
+            raise SourceError(f"The column {field.name!r} has two fields of the same name.", hint="Rename one of them.")
         try:
             pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
         except (pa.ArrowException, NotImplementedError) as error:
@@ -151,3 +168,11 @@ def _check_schema(schema: pa.Schema) -> None:
                 f"The column {field.name!r} holds {field.type}, which Parquet cannot store.",
                 hint=f"Cast it to another type, or leave it out with --drop {field.name}.",
             ) from error
+
+
+def _has_twins(kind: pa.DataType) -> bool:
+    """Whether a struct inside a type has two fields of one name."""
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        return len(set(names)) < len(names) or any(_has_twins(field.type) for field in kind)
+    return _has_twins(kind.value_type) if pa.types.is_nested(kind) and hasattr(kind, "value_type") else False

@@ -9,6 +9,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from brim.memory.meter import tree_bytes
@@ -22,16 +23,19 @@ _GAUGE_EVERY_S = 0.5
 class JsonLines:
     """One JSON object a line on stdout."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out or sys.stdout
+    def __init__(self, on_broken: Callable[[], None], out: TextIO | None = None) -> None:
+        self._out, self._on_broken = out or sys.stdout, on_broken
         self._lock = threading.Lock()
         self._done = self._total = 0
         self._said = 0.0
 
     def emit(self, event: str, **facts: Any) -> None:
         with self._lock:
-            self._out.write(json.dumps({"event": event, **facts}) + "\n")
-            self._out.flush()
+            try:
+                self._out.write(json.dumps({"event": event, **facts}) + "\n")
+                self._out.flush()
+            except BrokenPipeError:
+                self._on_broken()
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         self._done, self._total, self._said = 0, total_bytes, time.monotonic()
@@ -85,7 +89,8 @@ class PlainLines:
         percent = 100 * self._done / max(self._total, 1)
         print(
             f"{self._what}: {min(percent, 100):.0f} %, {format_size(self._done)} of {format_size(self._total)}, "
-            f"{self._shards_done} of {self._shards} shards, {format_size(rate)}/s, {_clock_text(left)} left, "
+            f"{f'{self._shards_done} of {self._shards} shards, ' if self._shards else ''}"
+            f"{format_size(rate)}/s, {_clock_text(left)} left, "
             f"memory {format_size(memory)} of {format_size(self._limit)}",
             file=self._out,
             flush=True,
@@ -154,7 +159,7 @@ class Bar:
             self._task,
             completed=min(self._done, self._total),
             amount=f"{format_size(self._done)} of {format_size(self._total)}, {format_size(rate)}/s{left}",
-            shards=f"{self._shards_done}/{self._shards} shards",
+            shards=f"{self._shards_done}/{self._shards} shards" if self._shards else "",
             memory=f"memory {format_size(memory)} of {format_size(self._limit)}",
         )
         self._progress.refresh()
@@ -165,7 +170,7 @@ class Bar:
             self._draw()
 
     def note(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False)
+        self._progress.console.print(text, markup=False, highlight=False)
 
     def finish(self) -> None:
         self.peak_bytes = max(self.peak_bytes, tree_bytes())

@@ -17,6 +17,7 @@ from brim.sinks.direct import DirectFile
 from brim.sizes import format_size
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
 
 class FolderSink:
@@ -84,6 +85,10 @@ class FolderSink:
             return (self.root / name).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise DestinationError(
+                f"The {name} at the destination cannot be read: {error}.", hint="Mend or move it."
+            ) from error
 
     def move(self, name: str, to: str) -> None:
         with self._failures():
@@ -117,7 +122,7 @@ class FolderSink:
                 left = f" ({format_size(free)} left)" if free is not None else ""
                 message = f"The disk of the destination is full{left}; finished shards are kept."
                 raise SinkFailed(message, hint="Make room, then run the same command to continue.") from error
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            if error.errno in _UNUSABLE:
                 raise DestinationError(
                     f"The destination {str(self.root)!r} cannot be written: {error.strerror}.",
                     hint="Choose another folder, or give yourself the right to write there.",

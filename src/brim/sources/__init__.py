@@ -12,6 +12,8 @@ from brim.sources.bids.source import bids_source, is_bids
 from brim.sources.filetable import FileTable
 from brim.sources.folder import folder_source
 from brim.sources.options import SourceOptions
+from brim.sources.recipe import Recipe, load_recipe, parse_recipe
+from brim.sources.recipe_rows import recipe_source
 from brim.sources.tables import table_source
 
 _PLAIN = "files"  # the recipe that takes a folder as it is
@@ -43,15 +45,18 @@ def _read_folder(folder: str, options: SourceOptions) -> FileTable:
 
 
 def _read_by_recipe(folder: str, recipe: str, options: SourceOptions) -> FileTable:
-    from brim.sources.recipe import load_recipe, parse_recipe
-    from brim.sources.recipe_rows import recipe_source
+    found = find_recipe(recipe)
+    return bids_source(folder, options, read_schema(recipe)) if found is None else recipe_source(folder, found, options)
 
-    if "\n" not in recipe:
-        return recipe_source(folder, load_recipe(recipe), options)
+
+def find_recipe(text: str | None) -> Recipe | None:
+    """The recipe of that name or TOML; None for those that only say how to read: files, bids, saved columns."""
+    if text is None or text in (_PLAIN, SCHEMA_KIND):
+        return None
+    if "\n" not in text:
+        return load_recipe(text)
     try:
-        kind = tomllib.loads(recipe).get("kind")
+        kind = tomllib.loads(text).get("kind")
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"The recipe is not TOML: {error}.") from error
-    if kind == SCHEMA_KIND:
-        return bids_source(folder, options, read_schema(recipe))
-    return recipe_source(folder, parse_recipe(recipe), options)
+    return None if kind == SCHEMA_KIND else parse_recipe(text)

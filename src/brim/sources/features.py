@@ -6,10 +6,12 @@ and in the card. The JSON is what `Features.to_dict()` gives.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from brim.errors import InputError
 from brim.sources.kinds import KINDS
@@ -108,3 +110,35 @@ def _yaml(feature: Any) -> dict[str, Any]:
 
 def _snake(name: str) -> str:
     return "".join("_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+def cast_to_feature(column: Any, feature: Any, name: str) -> Any:
+    """A column's values as a feature that the user gave says, where brim can tell."""
+    kind = feature.get("_type") if isinstance(feature, Mapping) else None
+    try:
+        if kind == "Value":
+            return column.cast(_arrow_type(str(feature.get("dtype"))))
+        if kind == "ClassLabel":
+            if pa.types.is_integer(column.type):
+                return column.cast(pa.int64())
+            names = pa.array(list(feature["names"]), pa.string())
+            numbers = pc.index_in(column.cast(pa.string()), names)
+            if numbers.null_count > column.null_count:
+                raise InputError(f"The column {name!r} holds values that are not among the names of its ClassLabel.")
+            return numbers.cast(pa.int64())
+    except (pa.ArrowException, ValueError, KeyError) as error:
+        raise InputError(f"The column {name!r} cannot be what features= says of it: {error}.") from error
+    return column
+
+
+def _arrow_type(dtype: str) -> pa.DataType:
+    """The Arrow type of a Value's dtype."""
+    match = re.fullmatch(r"(decimal128|decimal256|timestamp|fixed_size_binary)[(\[](.*)[)\]]", dtype)
+    if match is None:
+        return pa.type_for_alias(dtype)
+    kind, inside = match[1], [part.strip() for part in match[2].split(",")]
+    if kind.startswith("decimal"):
+        return getattr(pa, kind)(int(inside[0]), int(inside[1]))
+    if kind == "fixed_size_binary":
+        return pa.binary(int(inside[0]))
+    return pa.timestamp(inside[0], tz=inside[1].removeprefix("tz=") if len(inside) > 1 else None)

@@ -37,16 +37,20 @@ def folder_source(folder: str, options: SourceOptions) -> FileTable:
         raise InputError("--root is for tables; a folder is its own root.")
     walk = Walk(root)
     selected = options.selects()
+    allowed = SourceOptions(exclude=options.exclude).selects()
+    relevant: int | None = None
     paths: list[str] = []
     stats: list[tuple[str, os.stat_result]] = []
     metadata: list[str] = []
     for path, stat in walk:
-        if path.rsplit("/", 1)[-1] in _METADATA:
+        if path.rsplit("/", 1)[-1] in _METADATA and allowed(path):
             metadata.append(path)
         elif selected(path):
             paths.append(path)
             stats.append((path, stat))
-    refused = tuple(r for r in walk.refused if selected(r.path))
+            if len(paths) == options.limit:
+                relevant = len(walk.refused)  # what is refused later lies beyond the rows that were asked for
+    refused = tuple(r for r in walk.refused[:relevant] if selected(r.path))
     warnings = _walk_warnings(walk)
     if metadata:
         return _with_metadata(root, metadata, paths, options, warnings)
@@ -70,7 +74,7 @@ def folder_source(folder: str, options: SourceOptions) -> FileTable:
     columns = {name: FileColumn(kind, is_list=False, guessed=guessed)}
     given: dict[str, Any] = {}
     if options.label_from:
-        rows, given["label"] = _label(rows, files.paths, splits, options)
+        rows, given["label"] = _label(rows, name, files.paths, options)
     features, _ = describe(rows.schema, columns, given)
     return FileTable(rows, columns, files, features, splits, refused, warnings, recipe=options.recipe())
 
@@ -131,14 +135,11 @@ def _splits(paths: list[str], options: SourceOptions) -> tuple[list[int], tuple[
     return order, tuple(splits)
 
 
-def _label(
-    rows: pa.Table, paths: pa.Array, splits: tuple[Split, ...], options: SourceOptions
-) -> tuple[pa.Table, dict[str, Any]]:
-    """The parent folder's name as a class label; null for files that stand in the top folder."""
+def _label(rows: pa.Table, column: str, paths: pa.Array, options: SourceOptions) -> tuple[pa.Table, dict[str, Any]]:
+    """The name of the folder that a column's file lies in, as a class label; null for files in the top folder."""
     if "label" in rows.column_names:
         raise SourceError("--label-from parent would add a column 'label', which is there already.")
-    column = next(iter(rows.column_names))
-    parts = [path.split("/") for path in paths.take(one_array(rows.column(column))).to_pylist()]
+    parts = [(path or "").split("/") for path in paths.take(one_array(rows.column(column))).to_pylist()]
     depth = 1 if options.split is None and any(p[0] in _SPLIT_OF and len(p) > 1 for p in parts) else 0
     labels = pa.array([p[-2] if len(p) > depth + 1 else None for p in parts], pa.string())
     names = sorted(pc.unique(labels.drop_null()).to_pylist())
@@ -153,25 +154,22 @@ def _with_metadata(
 ) -> FileTable:
     tables = []
     for path in metadata:
-        rows = read_table(os.path.join(root, path))
-        folder = path.rpartition("/")[0]
-        split = None if options.split else _SPLIT_OF.get(path.split("/", 1)[0] if folder else "")
-        tables.append((split or options.split or "train", _prefixed(rows, folder, path)))
-    tables.sort(key=lambda item: list(_SPLIT_FOLDERS).index(item[0]) if item[0] in _SPLIT_FOLDERS else 3)
+        tables.append(_prefixed(read_table(os.path.join(root, path)), path.rpartition("/")[0], path))
     try:
-        rows = pa.concat_tables([table for _, table in tables], promote_options="default")
+        rows = pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
         raise SourceError(f"The metadata files {', '.join(metadata)} do not go together: {error}.") from error
-    names = [split for split, table in tables for _ in range(table.num_rows)]
     split_column = "\0split"
-    rows = rows.append_column(split_column, pa.array(names, pa.string()))
+    rows = rows.append_column(split_column, pa.array(_row_splits(rows, options), pa.string()))
     columns = _metadata_columns(rows, paths, options)
     rows = rows.rename_columns([columns.get(name, (name, None))[0] for name in rows.column_names])
     file_columns = dict(columns.values())
-    unlisted = len(paths) - len(_listed(rows, list(file_columns)) & set(paths))
-    companions = sum(is_companion(path) for path in paths)
-    if unlisted > companions:
-        warnings += (f"{unlisted} file(s) of the folder are in no row of {metadata[0]} and are left out",)
+    listed = _listed(rows, list(file_columns))
+    unlisted = [path for path in paths if path not in listed]
+    if not any(map(is_companion, listed)):
+        unlisted = [path for path in unlisted if not is_companion(path)]
+    if unlisted:
+        warnings += (f"{len(unlisted)} file(s) are in no row of {metadata[0]} and are left out: {unlisted[0]}",)
     reading = SourceOptions(
         include=options.include,
         exclude=options.exclude,
@@ -180,11 +178,31 @@ def _with_metadata(
         root=root,
     )
     table = make_file_table(rows, file_columns, root, reading, {}, warnings).replace(recipe=options.recipe())
+    if options.label_from and all(column.is_list for column in table.columns.values()):
+        raise SourceError("--label-from parent needs a column with one file a row.")
     if options.label_from:
-        labelled, label = _label(table.rows, table.files.paths, table.splits, options)
+        first = next(name for name, column in table.columns.items() if not column.is_list)
+        labelled, label = _label(table.rows, first, table.files.paths, options)
         features = None if table.features is None else {**table.features, "label": label}
         table = table.replace(rows=labelled, features=features)
     return table
+
+
+def _row_splits(rows: pa.Table, options: SourceOptions) -> list[str]:
+    """The split of each row: the top folder that its first file lies in."""
+    if options.split is not None:
+        return [options.split] * rows.num_rows
+    name = next(n for n in rows.column_names if _is_file_name(n) or _is_file_names(n))
+    firsts = [cell[0] if isinstance(cell, list) and cell else cell for cell in rows.column(name).to_pylist()]
+    tops = [first.split("/", 1)[0] if isinstance(first, str) and "/" in first else "" for first in firsts]
+    splits = [_SPLIT_OF.get(top) for top in tops]
+    if set(splits) - {None} and None in splits:
+        stray = firsts[splits.index(None)]
+        raise SourceError(
+            f"The metadata names files in splits, and {splits.count(None)} outside of them, such as {stray!r}.",
+            hint="Move them, or put all into one split with --split train.",
+        )
+    return [split or "train" for split in splits]
 
 
 def _prefixed(rows: pa.Table, folder: str, shown: str) -> pa.Table:

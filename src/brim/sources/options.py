@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -33,23 +33,25 @@ class SourceOptions:
     bids: BidsOptions = field(default_factory=BidsOptions)
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
+        if self.limit is not None and not 0 < self.limit < 2**62:
             raise InputError("--limit takes a number of rows above zero.")
         if self.label_from not in (None, "parent"):
             raise InputError(f"--label-from takes 'parent', not {self.label_from!r}.")
         if self.split is not None:
             check_split(self.split)
-        self.file_columns()
+        for glob in (*self.include, *self.exclude):
+            if glob.startswith("/"):
+                raise InputError(f"{glob!r} starts with /.", hint="Globs are matched against relative paths.")
 
-    def file_columns(self) -> dict[str, str | None]:
+    def file_columns(self, known: Collection[str] = ()) -> dict[str, str | None]:
         """The file columns the user named, and the types given with them.
 
-        A column name may hold a colon: only what follows the last one can be a type.
+        A name may hold a colon: if it is the name of a column as it stands, that column is meant.
         """
         columns: dict[str, str | None] = {}
         for text in self.files:
             name, colon, kind = text.rpartition(":")
-            if colon and name:
+            if colon and name and text not in known:
                 columns[name] = parse_kind(kind)
             else:
                 columns[text] = None
@@ -80,7 +82,7 @@ def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_split(name: str) -> None:
-    if not _SPLIT.fullmatch(name):
+    if not _SPLIT.fullmatch(name) or name == "all":  # which `datasets` keeps for itself
         raise InputError(f"{name!r} is not the name of a split.", hint="Use letters, digits and _, like train or test.")
 
 

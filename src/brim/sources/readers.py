@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv as csv_module
+import gzip
 import os
 import sys
 from typing import Any
@@ -12,6 +14,7 @@ import pyarrow.compute as pc
 from brim.errors import SourceError
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_LOSES_DIGITS = r"^[+-]?(0[0-9]|[0-9]{19,}$|[0-9]{16,}\.?[0-9]*$)"
 TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 
 
@@ -58,9 +61,11 @@ def as_table(source: Any) -> pa.Table:
         if isinstance(source, pa.Table):
             table = source
         elif type(source).__module__.split(".")[0] == "pandas":
-            table = pa.Table.from_pandas(source, preserve_index=False)
+            named = any(name is not None for name in source.index.names)
+            table = pa.Table.from_pandas(source, preserve_index=named)
         elif isinstance(source, list):
-            table = pa.Table.from_pylist(source)
+            names = dict.fromkeys(name for row in source for name in row)  # not only those of the first row
+            table = pa.table({name: [row.get(name) for row in source] for name in names})
         elif type(source).__module__.split(".")[0] == "polars":
             oldest = sys.modules["polars"].CompatLevel.oldest()  # without view types, which few functions take
             table = source.lazy().collect().to_arrow(compat_level=oldest)
@@ -71,7 +76,7 @@ def as_table(source: Any) -> pa.Table:
                 f"brim.table() cannot read a {type(source).__name__}.",
                 hint="Give a path, a pandas, Polars or Arrow table, or a list of dicts.",
             )
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, AttributeError) as error:
         raise SourceError(f"The table cannot be turned into Arrow: {error}.") from error
     return checked(table, "the table")
 
@@ -88,9 +93,23 @@ def checked(table: pa.Table, shown: str) -> pa.Table:
 
 
 def _without_views(table: pa.Table) -> pa.Table:
-    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    schema = pa.schema([field.with_type(plain.get(field.type, field.type)) for field in table.schema])
+    """Views as plain texts, which every function takes."""
+    schema = pa.schema([field.with_type(_plain_type(field.type)) for field in table.schema])
     return table if schema.equals(table.schema) else table.cast(schema)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain_type(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_plain_type(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
+    return kind
 
 
 def _read_csv(path: str, delimiter: str) -> pa.Table:
@@ -100,18 +119,38 @@ def _read_csv(path: str, delimiter: str) -> pa.Table:
     # One thread: the reader's threads would each keep memory of their own.
     read = csv.ReadOptions(use_threads=False, block_size=8 << 20)
     table = csv.read_csv(path, read, parse)
-    # 007 is a name, not the number seven: columns that would lose leading zeros stay text.
-    numbers = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+    _check_quotes(path, delimiter)
+    broken = [field.name for field in table.schema if pa.types.is_binary(field.type)]
+    if broken:
+        raise pa.ArrowInvalid(f"the column {broken[0]!r} is not UTF-8 text; save the table as UTF-8")
+    # 007 is a name and not the number seven, and an id of twenty digits is more than a number can hold:
+    # columns that would lose digits stay text.
+    numbers = [f.name for f in table.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
     if numbers:
-        as_text = csv.ConvertOptions(include_columns=numbers, column_types=dict.fromkeys(numbers, pa.string()))
+        as_text = csv.ConvertOptions(
+            include_columns=numbers, column_types=dict.fromkeys(numbers, pa.string()), strings_can_be_null=True
+        )
         texts = csv.read_csv(path, read, parse, as_text)
         for name in numbers:
             text = texts.column(name)
-            if pc.any(pc.match_substring_regex(text, r"^[+-]?0[0-9]")).as_py():
-                null = pc.is_null(table.column(name))
-                kept = pc.if_else(null, pa.scalar(None, pa.string()), text)
-                table = table.set_column(table.column_names.index(name), name, kept)
+            if pc.any(pc.match_substring_regex(text, _LOSES_DIGITS)).as_py():
+                table = table.set_column(table.column_names.index(name), name, text)
     return table
+
+
+def _check_quotes(path: str, delimiter: str) -> None:
+    """A quote that is never closed would make one cell of the rest of the table."""
+    opener = gzip.open if path.endswith(".gz") else open
+    with opener(path, "rb") as file:
+        quotes = sum(block.count(b'"') for block in iter(lambda: file.read(1 << 20), b""))
+    if quotes % 2 == 0:
+        return
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as text:
+            for _ in csv_module.reader(text, delimiter=delimiter, strict=True):
+                pass
+    except csv_module.Error as error:
+        raise pa.ArrowInvalid(f"a quote is opened and never closed ({error})") from error
 
 
 def _read_jsonl(path: str) -> pa.Table:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from brim.errors import InputError, SourceError
 from brim.fileset import FileSet, FileSetBuilder
-from brim.sources.features import NoFeature, as_feature_dict, feature_of_type, kind_of_feature
+from brim.sources.features import NoFeature, as_feature_dict, cast_to_feature, feature_of_type, kind_of_feature
 from brim.sources.filetable import FileColumn, FileTable, Refused, Split, one_array
 from brim.sources.kinds import feature_of, kind_of
 from brim.sources.options import SourceOptions, check_split
@@ -40,6 +40,10 @@ def table_source(source: Any, options: SourceOptions, features: Any = None) -> F
     rows = _drop(rows, options.drop)
     given = as_feature_dict(features) if features is not None else {}
     columns = _file_columns(rows, base, options, given)
+    for name, feature in given.items():
+        if name not in columns:
+            cast = cast_to_feature(rows.column(name), feature, name)
+            rows = rows.set_column(rows.column_names.index(name), name, cast)
     return make_file_table(rows, columns, base, options, given)
 
 
@@ -54,7 +58,9 @@ def make_file_table(
     """The file table of rows whose file columns hold paths relative to `base`."""
     if rows.num_rows == 0:
         raise SourceError("The table has no rows.", hint="There is nothing to build.")
-    rows = _select(rows, columns, options)
+    if options.split_by in columns:
+        raise InputError(f"--split-by {options.split_by} names a column of files.")
+    rows = _select(rows, columns, options, base)
     rows, splits = _split(rows, options)
     if options.limit is not None:
         rows, splits = limit_rows(rows, splits, options.limit)
@@ -128,7 +134,7 @@ def _is_text_list(kind: pa.DataType) -> bool:
 
 
 def _file_columns(rows: pa.Table, base: str, options: SourceOptions, given: Mapping[str, Any]) -> dict[str, FileColumn]:
-    named = options.file_columns()
+    named = options.file_columns(rows.column_names)
     columns: dict[str, FileColumn] = {}
     for name, feature in given.items():
         _need_column(rows, name, "features=")
@@ -144,6 +150,10 @@ def _file_columns(rows: pa.Table, base: str, options: SourceOptions, given: Mapp
                 hint="Name a column of paths, or of lists of paths.",
             )
         is_list = not _holds_text(column_type)
+        media = kind_of_feature(given[name]) if name in given else None
+        if media is not None and media[1] != is_list:
+            said, has = ("lists of files", "one a row") if media[1] else ("one file a row", "lists")
+            raise SourceError(f"features= says {said} for the column {name!r}, and the table has {has}.")
         columns[name] = FileColumn(kind or _kind_of_sample(_sample(rows.column(name))), is_list)
     if columns:
         return columns
@@ -209,7 +219,7 @@ def _paths(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array | None]:
     return pc.if_else(pc.equal(array, ""), pa.scalar(None, pa.large_string()), array), lists
 
 
-def _select(rows: pa.Table, columns: Mapping[str, FileColumn], options: SourceOptions) -> pa.Table:
+def _select(rows: pa.Table, columns: Mapping[str, FileColumn], options: SourceOptions, base: str) -> pa.Table:
     """The rows with a file that `include` matches (if given) and none that `exclude` matches."""
     if not options.include and not options.exclude:
         return rows
@@ -218,7 +228,8 @@ def _select(rows: pa.Table, columns: Mapping[str, FileColumn], options: SourceOp
     cells = [rows.column(name).to_pylist() for name in columns]
     keep = []
     for row in zip(*cells, strict=True):
-        paths = [p for cell in row for p in (cell if isinstance(cell, list) else [cell]) if p]
+        cells_paths = [p for cell in row for p in (cell if isinstance(cell, list) else [cell]) if p]
+        paths = [p.removeprefix(base + "/") for p in cells_paths]
         keep.append(all(map(allowed, paths)) and (not options.include or any(map(included, paths))))
     rows = rows.filter(pa.array(keep, pa.bool_()))
     if rows.num_rows == 0:
@@ -260,11 +271,16 @@ def _number_files(
                 stat_result = _look(walk, base, path)
                 if stat_result is not None:
                     found[path] = stat_result
-    root = _root(base, found, fixed_root)
+    places = {path: _place(base, path) for path in found}
+    root = _root(base, list(places.values()), fixed_root)
     builder = FileSetBuilder(root)
-    number = {}
-    for path, stat_result in found.items():
-        number[path] = builder.add(os.path.relpath(os.path.join(base, path), root), stat_result)
+    number: dict[str, int] = {}
+    by_place: dict[str, int] = {}  # two spellings of a path are one file
+    for path, full in places.items():
+        relative = os.path.relpath(full, root)
+        if relative not in by_place:
+            by_place[relative] = builder.add(relative, found[path])
+        number[path] = by_place[relative]
     for name, (flat, lists) in encoded.items():
         numbers = pa.array([number.get(path) for path in flat.dictionary.to_pylist()], pa.int64())
         cells = numbers.take(flat.indices)
@@ -275,7 +291,8 @@ def _number_files(
                 mask=lists.is_null() if lists.null_count else None,
             )
         at = rows.column_names.index(name)
-        field = pa.field(name, cells.type, nullable=rows.schema.field(name).nullable)
+        nullable = rows.schema.field(name).nullable or cells.null_count > 0
+        field = pa.field(name, cells.type, nullable=nullable)
         rows = rows.set_column(at, field, cells)
     return rows, builder.finish(), tuple(walk.refused)
 
@@ -302,10 +319,18 @@ def _look(walk: Walk, base: str, path: str) -> os.stat_result | None:
     return found
 
 
-def _root(base: str, found: Mapping[str, os.stat_result], fixed: bool) -> str:
+def _place(base: str, path: str) -> str:
+    """The absolute path of a file. Where `..` follows a link, only the real folder leads to the same file."""
+    full = os.path.join(base, path)
+    if ".." in path.split("/"):
+        folder, name = os.path.split(full)
+        return os.path.join(os.path.realpath(folder), name)
+    return os.path.normpath(full)
+
+
+def _root(base: str, full: list[str], fixed: bool) -> str:
     """The folder that published paths start from: the table's, or what all files have in common."""
-    full = [os.path.normpath(os.path.join(base, path)) for path in found]
-    if all(path.startswith(base + os.sep) for path in full):
+    if all(path.startswith(base.rstrip("/") + "/") for path in full):
         return base
     if fixed:
         outside = next(path for path in full if not path.startswith(base + os.sep))

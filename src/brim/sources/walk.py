@@ -6,6 +6,7 @@ files and the droppings of operating systems are passed over, and so is a folder
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -81,8 +82,11 @@ class Walk:
         except FileNotFoundError:
             self.refused.append(Refused("annex" if is_annex_link(full) else "missing", path))
             return None
+        except NotADirectoryError:
+            self.refused.append(Refused("missing", path))
+            return None
         except OSError as error:
-            if error.errno == 40 or os.path.islink(full):  # ELOOP: links that only lead to each other
+            if error.errno == errno.ELOOP:
                 self.loops.append(path)
             else:
                 self.refused.append(Refused("unreadable", path))
