@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Network file systems and containers may report more cores than the tests can use.
 JOBS ?= 2
 
-.PHONY: demo test lint types tests test-spark bench-package sample clean
+.PHONY: demo test lint types tests test-spark bench-arc bench-package sample clean
 
 demo: .venv/installed
 	@rm -rf demo
@@ -23,11 +23,14 @@ types: .venv/dev
 	$(BIN)/mypy
 
 tests: .venv/dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-spark: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check pyspark
 	$(BIN)/python -m pytest -m spark tests/integration/test_spark.py
+
+bench-arc: .venv/dev
+	$(BIN)/python benchmarks/arc.py
 
 bench-package: .venv/dev
 	$(BIN)/python benchmarks/package.py

@@ -144,16 +144,20 @@ def speed(arguments: argparse.Namespace) -> Part:
     few = min(arguments.peer_repeats, arguments.repeats)
     contenders = [
         Contender("cp -r && sync", ["sh", "-c", 'cp -r "$0" "$1" && sync', *places], arguments.repeats),
+        Contender("cp -r && sync OUT/*", ["sh", "-c", 'cp -r "$0" "$1" && sync "$1"/*', *places], arguments.repeats),
         Contender("brim build", [*BRIM, "build", *places, *shards, "--quiet"], arguments.repeats),
         Contender("datasets, as push_to_hub", [*peer, "embed", *places, *shards], few),
         Contender("datasets, copied loop", [*peer, "loop", *places, *shards], few),
     ]
     results = take_turns(contenders, source, output)
-    copy, brim, embed = (results[contender.name] for contender in contenders[:3])
+    copy, _, brim, embed, _ = (results[contender.name] for contender in contenders)
     part = Part(
         f"speed: {ROWS} files of {ROW_BYTES // MB} MB into {ROWS} shards",
         ("what", "runs", "median s", "min–max s", "GB/s", "time against cp", "time against brim", "peak MB"),
-        notes=["brim hashes every byte and syncs every shard; the two of `datasets` do neither."],
+        notes=[
+            "brim hashes every byte and syncs every shard; the two of `datasets` do neither. `sync` alone also waits "
+            "for what other programs have written, `sync OUT/*` and brim wait for their own files only."
+        ],
     )
     for name, runs in results.items():
         part.runs[name] = runs.as_json()
@@ -324,6 +328,7 @@ def machine(folder: Path) -> dict[str, str]:
         "CPU": cpu,
         "cores": str(len(os.sched_getaffinity(0))),
         "RAM": f"{ram / GB:.1f} GB",
+        "load before": f"{os.getloadavg()[0]:.1f}",
         "kernel": os.uname().release,
         "filesystem": filesystem(folder),
         "Python": sys.version.split()[0],

@@ -109,7 +109,7 @@ def _finding(item: Any) -> str:
 
 
 def _print(checks: list[Any], every_file: bool) -> None:
-    counts = [f"{len(item.failed):,} of {item.counted:,}" if item.failed else f"{item.counted:,}" for item in checks]
+    counts = [f"{len(item.failed):,} of {item.counted:,}" if item.failed else f"{item.counted:,}" if item.counted else "" for item in checks]
     names = max(len(item.name) for item in checks)
     width = max(map(len, counts))
     for item, count in zip(checks, counts, strict=True):
