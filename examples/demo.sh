@@ -2,13 +2,13 @@
 # The whole of `make demo`: plan, build, verify and read the sample data. $1 is where brim is installed.
 set -eu
 bin=$1
-options="--files t1w:nifti --files sagittal:image --files coronal:image"
+options="--files t1w:nifti --files sagittal:image --files coronal:image --rows-per-shard 2"
 
 echo "== brim plan: what would be built"
 "$bin/brim" plan examples/sample/scans.csv $options
 echo
 echo "== brim build: package the files of examples/sample/scans.csv into demo/dataset"
-"$bin/brim" build examples/sample/scans.csv demo/dataset $options --rows-per-shard 2
+"$bin/brim" build examples/sample/scans.csv demo/dataset $options
 echo
 echo "== brim verify: compare every byte with the source"
 "$bin/brim" verify demo/dataset examples/sample/scans.csv

@@ -2,7 +2,7 @@
 
     import brim
 
-    table = brim.files("scans")                    # or brim.table(df_or_path, files=["image"])
+    table = brim.files("scans")         # or brim.bids("ds004884"), brim.table(df_or_path, files=["image"])
     plan = brim.plan(table, "out", memory="2GB")
     print(plan)
     plan.run()
@@ -18,17 +18,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from brim.api import bids as bids
     from brim.api import build as build
     from brim.api import files as files
     from brim.api import plan as plan
     from brim.api import table as table
+    from brim.engine.check import check as check
     from brim.engine.unpack import unpack as unpack
     from brim.engine.verify import verify as verify
     from brim.errors import BrimError as BrimError
 
 _HOMES = {
     "BrimError": "brim.errors",
+    "bids": "brim.api",
     "build": "brim.api",
+    "check": "brim.engine.check",
     "files": "brim.api",
     "plan": "brim.api",
     "table": "brim.api",
@@ -36,7 +40,7 @@ _HOMES = {
     "verify": "brim.engine.verify",
 }
 
-__all__ = ["BrimError", "__version__", "build", "files", "plan", "table", "unpack", "verify"]
+__all__ = ["BrimError", "__version__", "bids", "build", "check", "files", "plan", "table", "unpack", "verify"]
 
 
 def __getattr__(name: str) -> Any:

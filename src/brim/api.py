@@ -13,7 +13,8 @@ from brim.plans.checks import CheckOptions
 from brim.plans.cut import CutOptions
 from brim.plans.plan import Format
 from brim.sizes import parse_size
-from brim.sources import read_source
+from brim.sources import read_source, recipe_text
+from brim.sources.bids.options import BidsOptions
 from brim.sources.filetable import FileTable
 from brim.sources.folder import folder_source
 from brim.sources.options import SourceOptions
@@ -45,6 +46,48 @@ def files(
         split=split,
     )
     return folder_source(os.fspath(folder), options)
+
+
+def bids(
+    folder: str | os.PathLike[str],
+    *,
+    recipe: str | os.PathLike[str] | None = None,
+    rows: Literal["session", "subject", "file"] = "session",
+    sidecars: Literal["safe", "full", "none"] = "safe",
+    subjects: str | Sequence[str] = (),
+    sessions: str | Sequence[str] = (),
+    suffixes: str | Sequence[str] = (),
+    derivatives: str | Sequence[str] = (),
+    phenotype: bool = False,
+    bidsignore: bool = True,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    limit: int | None = None,
+    split: str | None = None,
+) -> FileTable:
+    """The file table of a BIDS dataset, or of another folder that a recipe describes.
+
+    `recipe` is the name of a built-in recipe, or a path that ends in .toml.
+    """
+    text = None if recipe is None else os.fspath(recipe)
+    options = SourceOptions(
+        include=_many(include),
+        exclude=_many(exclude),
+        limit=limit,
+        split=split,
+        recipe_text=recipe_text(text) or "bids",
+        bids=BidsOptions(
+            rows=rows,
+            sidecars=sidecars,
+            subjects=_many(subjects),
+            sessions=_many(sessions),
+            suffixes=_many(suffixes),
+            derivatives=_many(derivatives),
+            phenotype=phenotype,
+            bidsignore=bidsignore,
+        ),
+    )
+    return read_source(folder, options)
 
 
 def table(

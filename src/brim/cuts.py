@@ -7,12 +7,17 @@ import numpy as np
 from brim.fileset import Ints
 
 
+def running(values: Ints) -> Ints:
+    """The sum of all values before each place; one longer than the values."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(values)]).astype(np.int64)
+
+
 def fill(weights: Ints, limit: int, max_count: int | None = None) -> Ints:
     """Boundaries of runs, each as long as its weight stays within `limit`; a heavier item stands alone.
 
     A cut depends only on what comes before it, so items added at the end leave earlier runs as they are.
     """
-    total = np.concatenate([np.zeros(1, np.int64), np.cumsum(weights)])
+    total = running(weights)
     cuts = [0]
     while cuts[-1] < len(weights):
         start = cuts[-1]

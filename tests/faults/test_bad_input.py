@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_pointers_instead_of_data(tmp_path: Path) -> None:
     text = refused(source)
     assert "git lfs pull" in text
     assert "git annex get" in text
-    assert "1 is Git LFS pointers" in text or "Git LFS" in text
+    assert "1 is a Git LFS pointer, not data: a.nii.gz" in text
     assert "b.nii.gz" in text
     assert "d.nii.gz" in text
     assert "small.nii.gz" not in text
@@ -90,7 +91,7 @@ def test_a_link_loop_in_a_folder_is_reported_and_not_followed(tmp_path: Path) ->
     (source / "linked").symlink_to(tmp_path / "other")
     (source / "file-link.bin").symlink_to(tmp_path / "other" / "b.bin")
     text = brim("plan", source).stdout
-    assert "rows  3" in text.replace("   ", " ") or " 3 " in text
+    assert re.search(r"rows +3 ", text)
     assert "lead back to themselves" in text
     brim("build", source, tmp_path / "out")
     brim("unpack", tmp_path / "out", tmp_path / "back")

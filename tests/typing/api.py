@@ -12,6 +12,8 @@ plan: Build = brim.plan(table, "out", shard_size="1GB", memory="2GB", update=Tru
 text: str = str(plan)
 built: Built = plan.run()
 again: Built = brim.build("folder", "out", workers=2)
+bids: FileTable = brim.bids("ds004884", recipe="arc", subjects="M2001", sidecars="none")
+ok: bool = brim.check(bids, everything=True).ok
 rows: int = brim.verify("out", files).rows
 count: int = brim.unpack("out", "back").files
 code: int = brim.BrimError("message").exit_code

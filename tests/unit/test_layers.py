@@ -8,7 +8,7 @@ from pathlib import Path
 import brim
 
 SOURCE = Path(brim.__file__).parent
-LEAVES = {"errors", "sizes", "fileset", "cuts", "tarball", "memory"}
+LEAVES = {"errors", "sizes", "fileset", "cuts", "tarball", "durable", "memory"}
 MAY_IMPORT = {
     "sources": {"sources"},
     "plans": {"plans", "sources"},
@@ -71,6 +71,17 @@ def test_importing_brim_is_light() -> None:
 
 def test_public_names() -> None:
     """The public interface is this and nothing else."""
-    assert brim.__all__ == ["BrimError", "__version__", "build", "files", "plan", "table", "unpack", "verify"]
+    assert brim.__all__ == [
+        "BrimError",
+        "__version__",
+        "bids",
+        "build",
+        "check",
+        "files",
+        "plan",
+        "table",
+        "unpack",
+        "verify",
+    ]
     assert all(getattr(brim, name) is not None for name in brim.__all__)
     assert dir(brim) == brim.__all__

@@ -48,7 +48,7 @@ def test_levels_agree_with_pyarrow(rows: list[Any]) -> None:
     table = pa.table({"x": pa.array(rows, pa.list_(pa.list_(_FILE)))})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, row_group_size=max(len(rows), 1))
-    levels, _ = levels_of(table.column("x"), True, "bytes")
+    levels = levels_of(table.column("x"), True, "bytes")
     metadata = pq.read_metadata(pa.BufferReader(sink.getvalue()))
     if not rows:
         assert len(levels.definition) == 0

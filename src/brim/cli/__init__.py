@@ -83,23 +83,20 @@ def main() -> None:
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
-    except BrimError as error:
-        if debug:
-            raise
-        sys.exit(fail(error, as_json))
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(fail(Stopped("Stopped by Ctrl-C.", hint="Run the same command to continue."), as_json))
     except BrokenPipeError:
         nobody_listens()
         sys.exit(0)
-    except Exception as error:
-        if debug or not hasattr(error, "exit_code"):
-            if debug:
-                raise
-            bug = BrimError(
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(fail(Stopped("Stopped by Ctrl-C.", hint="Run it again."), as_json))
+    except Exception as error:  # the last place: nobody should see a traceback unasked
+        if hasattr(error, "show"):  # a usage error: the parser knows how to show it
+            error.show()
+            sys.exit(2)
+        if debug:
+            raise
+        if not isinstance(error, BrimError):
+            error = BrimError(
                 f"brim ran into a bug: {type(error).__name__}: {error}.",
                 hint="Nothing finished was lost. Run again with --debug and report what it prints.",
             )
-            sys.exit(fail(bug, as_json))
-        error.show()  # type: ignore[attr-defined]  # a usage error: the parser knows how to show it
-        sys.exit(error.exit_code)
+        sys.exit(fail(error, as_json))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.options import Bids, Cutting, Reading, Running, Showing, SourceArgument
+from brim.cli.options import Bids, Cutting, Keeping, Reading, Running, Showing, SourceArgument, Watching
 from brim.cli.output import emit, print_lines, progress_for
 from brim.cli.plan import planned, show
 from brim.sizes import format_size
@@ -33,7 +33,9 @@ def build(
     bids: Bids,
     cutting: Cutting,
     running: Running,
+    keeping: Keeping,
     showing: Showing,
+    watching: Watching,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over: remove what an earlier build left.")] = False,
     update: Annotated[bool, typer.Option("--update", help="Bring DEST up to date; keep unchanged shards.")] = False,
     stop_file: Annotated[
@@ -43,12 +45,12 @@ def build(
 ) -> None:
     job = planned(
         source, dest, reading, bids, cutting, running,
-        fresh=fresh, update=update, state=showing.state, stop_file=stop_file,
+        fresh=fresh, update=update, state=keeping.state, stop_file=stop_file,
     )  # fmt: skip
     if dry_run:
         show(job, showing.json)
         return
-    progress = progress_for(showing.json, showing.quiet)
+    progress = progress_for(showing.json, watching.quiet)
     for warning in job.plan.table.warnings:
         progress.note(warning)
     result = job.run(progress)
@@ -61,11 +63,14 @@ def build(
         ("holds", f"{result.rows:,} rows, {result.files:,} files, {format_size(result.bytes)}"),
         ("shards", f"{result.shards:,} ({result.written:,} written{kept})"),
     ]
+    peak = getattr(progress, "peak_bytes", 0)
+    if peak:
+        lines.append(("memory", f"{format_size(peak)} at most, of {format_size(job.limit.bytes)}"))
     if result.left_out:
         lines.append(("left out", f"{len(result.left_out)} file(s) too large for the format, listed in README.md"))
     if cutting.format == "parquet":
         lines.append(("load", f"datasets.load_dataset({dest!r})"))
-    places = (("--root", reading.root), ("--state", showing.state))
+    places = (("--root", reading.root), ("--state", keeping.state))
     options = [word for option, value in places if value for word in (option, value)]
     lines.append(("prove", shlex.join(["brim", "verify", dest, source, *options])))
     print_lines(lines)

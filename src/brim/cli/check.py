@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.options import Bids, Reading, Showing, SourceArgument
-from brim.cli.output import emit, progress_for
+from brim.cli.options import Bids, Reading, Showing, SourceArgument, Watching
+from brim.cli.output import emit, progress_for, wrapped
 from brim.cli.reading import read
 
 HELP = """Look at every file before a long run.
@@ -29,6 +29,7 @@ def check(
     reading: Reading,
     bids: Bids,
     showing: Showing,
+    watching: Watching,
     sample_size: Annotated[
         int, typer.Option("--sample-size", metavar="N", min=0, help="Headers to look at in each file column.")
     ] = 10,
@@ -55,7 +56,7 @@ def check(
     if reading.oversize not in ("error", "skip"):
         raise InputError(f"--oversize takes error or skip, not {reading.oversize!r}.")
     table = read(source, reading, bids)
-    progress = progress_for(showing.json, showing.quiet)
+    progress = progress_for(showing.json, watching.quiet)
     for warning in table.warnings:
         progress.note(warning)
     limit = {"max_cell_bytes": None} if reading.oversize == "skip" else {}
@@ -73,9 +74,8 @@ def check(
 
 def expectations(table: Any, source: str, recipe: str | None, tolerance: float | None) -> list[Any]:
     """What the recipe says of the whole dataset, as checks. The columns of a BIDS dataset say nothing of it."""
-    from brim.cli.reading import recipe_text
     from brim.engine.check import Check
-    from brim.sources import find_recipe
+    from brim.sources import find_recipe, recipe_text
     from brim.sources.recipe import expectation_findings
 
     found = find_recipe(recipe_text(recipe))
@@ -109,7 +109,10 @@ def _finding(item: Any) -> str:
 
 
 def _print(checks: list[Any], every_file: bool) -> None:
-    counts = [f"{len(item.failed):,} of {item.counted:,}" if item.failed else f"{item.counted:,}" if item.counted else "" for item in checks]
+    counts = [
+        f"{len(item.failed):,} of {item.counted:,}" if item.failed else f"{item.counted:,}" if item.counted else ""
+        for item in checks
+    ]
     names = max(len(item.name) for item in checks)
     width = max(map(len, counts))
     for item, count in zip(checks, counts, strict=True):
@@ -119,7 +122,8 @@ def _print(checks: list[Any], every_file: bool) -> None:
             more = f" and {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
             shown = ", ".join(files[:_SHOWN]) + more
         text = " | ".join(part for part in (item.detail, shown) if part)
-        print(f"{'ok' if item.ok else 'FAIL':>4}  {item.name:<{names}}  {count:>{width}}  {text}".rstrip())
+        line = f"{'ok' if item.ok else 'FAIL':>4}  {item.name:<{names}}  {count:>{width}}  {text}".rstrip()
+        print(wrapped(line, 6))
         if every_file:
             for file in files:
                 print(f"      {file}")

@@ -15,7 +15,10 @@ import typer
 
 SourceArgument = Annotated[
     str,
-    typer.Argument(metavar="SOURCE", help="A folder of files, or a table (CSV, TSV, Parquet, JSONL) that names files."),
+    typer.Argument(
+        metavar="SOURCE",
+        help="A folder of files, a BIDS dataset, or a table (CSV, TSV, Parquet, JSONL) that names files.",
+    ),
 ]
 
 
@@ -126,13 +129,25 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Showing:
-    """Where results and progress go."""
+class Keeping:
+    """Where the ledger is."""
 
-    state: Annotated[str | None, _run("--state", metavar="DIR", help="Where the ledger is. (default: DEST/.brim)")] = (
+    state: Annotated[str | None, _run("--state", metavar="DIR", help="Where the ledger is (default: DEST/.brim)")] = (
         None
     )
+
+
+@dataclass(frozen=True)
+class Showing:
+    """How results are shown."""
+
     json: Annotated[bool, _run("--json", help="One JSON object per line on stdout, nothing else.")] = False
+
+
+@dataclass(frozen=True)
+class Watching:
+    """How a running job shows itself."""
+
     quiet: Annotated[bool, _run("--quiet", "-q", help="No progress.")] = False
 
 

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from typing import Any
 
 from brim.errors import BrimError
@@ -45,7 +47,22 @@ def progress_for(as_json: bool, quiet: bool) -> Any:
 
 
 def print_lines(lines: list[tuple[str, str]]) -> None:
-    """Labels in a column of their own."""
+    """Labels in a column of their own; in a terminal, long texts are wrapped beside them."""
     width = max((len(label) for label, _ in lines), default=0)
     for label, text in lines:
-        print(f"{label:>{width}}  {text}")
+        print(wrapped(f"{label:>{width}}  {text}", width + 2))
+
+
+def wrapped(line: str, indent: int) -> str:
+    """A line as it is, or broken at blanks to fit the terminal."""
+    if not sys.stdout.isatty():
+        return line
+    columns = max(shutil.get_terminal_size().columns, indent + 20)
+    return textwrap.fill(
+        line,
+        columns,
+        subsequent_indent=" " * indent,
+        drop_whitespace=True,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )

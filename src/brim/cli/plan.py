@@ -55,13 +55,13 @@ def plan(
     cutting: Cutting,
     running: Running,
     showing: Showing,
-    dest: Annotated[str | None, typer.Argument(metavar="[DEST]", help="Where it would be built.")] = None,
+    dest: Annotated[str | None, typer.Argument(metavar="DEST", help="Where it would be built.")] = None,
     save_recipe: Annotated[
         str | None,
         typer.Option("--save-recipe", metavar="FILE.toml", help="Write the columns found, so that later builds agree."),
     ] = None,
 ) -> None:
-    job = planned(source, dest, reading, bids, cutting, running, state=showing.state)
+    job = planned(source, dest, reading, bids, cutting, running)
     if save_recipe is not None:
         job.save_recipe(save_recipe)
     show(job, showing.json)

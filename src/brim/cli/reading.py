@@ -3,12 +3,11 @@
 from typing import Any
 
 from brim.cli.options import Bids, Reading
-from brim.errors import InputError
 
 
 def read(source: str, reading: Reading, bids: Bids) -> Any:
     """The file table of SOURCE, read as the options say."""
-    from brim.sources import read_source
+    from brim.sources import read_source, recipe_text
     from brim.sources.bids.options import BidsOptions
     from brim.sources.options import SourceOptions
 
@@ -35,14 +34,3 @@ def read(source: str, reading: Reading, bids: Bids) -> Any:
         ),
     )
     return read_source(source, options)
-
-
-def recipe_text(recipe: str | None) -> str | None:
-    """A recipe's name, or the text of its file: a job remembers what it said, not where it was."""
-    if recipe is None or not recipe.endswith(".toml"):
-        return recipe
-    try:
-        with open(recipe, encoding="utf-8") as file:
-            return file.read() + "\n"
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The recipe {recipe!r} cannot be read: {error}.") from error

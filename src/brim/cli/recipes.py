@@ -23,7 +23,7 @@ With NAME, prints that recipe: a file to start your own from.
 def recipes(
     showing: Showing,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A built-in recipe, or a file that ends in .toml.")
+        str | None, typer.Argument(metavar="NAME", help="A built-in recipe, or a file that ends in .toml.")
     ] = None,
 ) -> None:
     from brim.sources.recipe import builtin_recipes, load_recipe

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.options import Showing
+from brim.cli.options import Keeping, Showing, Watching
 from brim.cli.output import emit, print_lines, progress_for
 from brim.sizes import format_size
 
@@ -22,13 +22,18 @@ Paths that would leave the folder are refused.
 def unpack(
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder that brim built.")],
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the files go.")],
+    keeping: Keeping,
     showing: Showing,
+    watching: Watching,
 ) -> None:
     import brim
 
-    result = brim.unpack(dest, folder, state=showing.state, progress=progress_for(showing.json, showing.quiet))
+    result = brim.unpack(dest, folder, state=keeping.state, progress=progress_for(showing.json, watching.quiet))
     if showing.json:
         emit("unpacked", **vars(result))
         return
     there = f", {result.already_there:,} were there" if result.already_there else ""
-    print_lines([("unpacked", f"{result.files:,} files, {format_size(result.bytes)}{there}"), ("in", folder)])
+    lines = [("unpacked", f"{result.files:,} files, {format_size(result.bytes)}{there}"), ("in", folder)]
+    if result.unproved:
+        lines.append(("not proved", f"{result.unproved:,} shard(s) without a receipt to compare with"))
+    print_lines(lines)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.options import Showing
+from brim.cli.options import Keeping, Showing, Watching
 from brim.cli.output import emit, print_lines, progress_for
 from brim.sizes import format_size
 
@@ -24,14 +24,16 @@ Exits 3 and names whatever is damaged, missing or too much.
 
 def verify(
     dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder that brim built.")],
+    keeping: Keeping,
     showing: Showing,
-    source: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="What it was built from.")] = None,
+    watching: Watching,
+    source: Annotated[str | None, typer.Argument(metavar="SOURCE", help="What it was built from.")] = None,
     root: Annotated[str | None, typer.Option(metavar="DIR", help="Where a table's relative paths start.")] = None,
 ) -> None:
     import brim
 
-    progress = progress_for(showing.json, showing.quiet)
-    result = brim.verify(dest, source, state=showing.state, root=root, progress=progress)
+    progress = progress_for(showing.json, watching.quiet)
+    result = brim.verify(dest, source, state=keeping.state, root=root, progress=progress)
     if showing.json:
         emit("verified", **vars(result))
         return

@@ -14,17 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from brim.durable import failures, sync_folder
 from brim.engine.keep import forget_others, reuse
 from brim.engine.ledger import LEDGER, Job, Ledger, Receipt
 from brim.engine.lock import locked
 from brim.engine.progress import Progress, Silent
 from brim.engine.shard import splice_of
 from brim.engine.stop import Stop, stoppable
-from brim.errors import DestinationError, InputError, PlanChanged, SinkFailed
+from brim.errors import DestinationError, InputError, PlanChanged, SinkFailed, Stopped
 from brim.formats.card import CARD, CardFacts, SplitFacts, write_card, write_unfinished_card
 from brim.formats.parquet import MAX_CELL_BYTES
 from brim.memory.limit import Limit, effective_limit
-from brim.plans.checks import CheckOptions, check_files, raise_refused
+from brim.plans.checks import CheckOptions, check_files, check_paths_stay_home, raise_refused
 from brim.plans.cut import CutOptions, Shard
 from brim.plans.describe import plan_facts, plan_lines
 from brim.plans.forecast import Forecast, forecast_build
@@ -82,6 +83,7 @@ class Build:
         self.options = options
         self.limit: Limit = effective_limit(options.memory)
         cell = MAX_CELL_BYTES if options.format == "parquet" else None
+        check_paths_stay_home(table)
         self.plan: Plan = make_plan(check_files(table, options.checks, cell), options.format, options.cut)
         workers = options.workers or min(
             (os.cpu_count() or 1) + 1, 8
@@ -128,7 +130,12 @@ class Build:
         with locked(state), stoppable(*stop_files) as stop:
             run = _Run(self, sink, Ledger(state), progress or Silent(), stop)
             try:
-                return run.run()
+                with failures(self.destination):
+                    return run.run()
+            except Stopped as stopped:
+                if self.options.fresh:
+                    raise Stopped(stopped.message, hint="Run it again without --fresh to continue.") from stopped
+                raise
             finally:
                 run.ledger.close()
                 run.progress.finish()
@@ -142,6 +149,7 @@ class Build:
             for name in ("lock", LEDGER):
                 with open(state / name, "ab"):
                     pass
+            sync_folder(state)
         except OSError as error:
             raise DestinationError(
                 f"The folder of the ledger, {str(state)!r}, cannot be used: {error.strerror}.",
@@ -170,11 +178,11 @@ class _Run:
         self._abort = threading.Event()
 
     def run(self) -> Built:
+        self.sink.sweep()
         self._settle_with_previous()
         self._refuse_strangers()
         if self.ledger.job is None or self.ledger.job.fingerprint != self.plan.fingerprint:
-            facts = {**self.plan.facts}
-            self.ledger.begin(Job(self.plan.fingerprint, facts, _versions(), self.plan.table.left_out))
+            self.ledger.begin(Job(self.plan.fingerprint, self.plan.facts, _versions(), self.plan.table.left_out))
         todo = self._todo()
         if todo or not self.ledger.done:
             self._need_room(todo)
@@ -238,22 +246,14 @@ class _Run:
             self.progress.note(f"{len(doubtful)} shard(s) have files with a new date: comparing their content")
             self.progress.start("compare", sum(s.file_bytes for s, _ in doubtful), len(doubtful), self.limit.bytes)
         for shard, receipt in doubtful:
-            if self._hash(shard) == receipt.sha256:
+            sha256 = splice_of(self.plan, shard).sha256(self._advance)
+            self.progress.shard(shard.name, receipt.size, sha256, "compared")
+            if sha256 == receipt.sha256:
                 self.ledger.add(self._receipt(shard, receipt.size, receipt.sha256))
             else:
                 self.progress.note(f"{shard.name}: the content of its files changed, so it is written again")
                 todo.append(shard)
         return sorted(todo, key=lambda shard: shard.start)
-
-    def _hash(self, shard: Shard) -> str:
-        import hashlib
-
-        digest = hashlib.sha256()
-        for chunk in splice_of(self.plan, shard).chunks():
-            self.stop.check()
-            digest.update(chunk)
-            self.progress.advance(len(chunk))
-        return digest.hexdigest()
 
     def _need_room(self, todo: list[Shard]) -> None:
         need, free = sum(shard.file_bytes for shard in todo), self.sink.free_bytes()
@@ -269,7 +269,7 @@ class _Run:
     def _run_shards(self, todo: list[Shard]) -> None:
         """Write shards, several at a time; the first failure drops the others cleanly."""
         queue = iter(todo)
-        with ThreadPoolExecutor(max(self.forecast.workers, 1), "shard") as pool:
+        with ThreadPoolExecutor(self.forecast.workers, "shard") as pool:
             running: set[Future[Receipt]] = set()
             try:
                 while True:
@@ -283,6 +283,7 @@ class _Run:
                     self.stop.check()
                     for future in finished:
                         receipt = future.result()
+                        self.written += 1
                         self.progress.shard(receipt.name, receipt.size, receipt.sha256, "written")
             except BaseException:
                 self._abort.set()
@@ -293,7 +294,6 @@ class _Run:
         sha256 = self.sink.put(shard.name, splice, self._advance)
         receipt = self._receipt(shard, splice.size, sha256)
         self.ledger.add(receipt)  # by the worker itself, so that a stop loses nothing that is finished
-        self.written += 1
         return receipt
 
     def _advance(self, size: int) -> None:

@@ -7,7 +7,6 @@ recipe expects of the source is not known here: such checks are handed in.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections import Counter
@@ -20,27 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.engine.progress import Progress, Silent
-from brim.errors import InputError, Stopped
-from brim.fileset import FileSetBuilder, Ints
+from brim.errors import InputError, MissingExtra, Stopped
+from brim.fileset import Ints
 from brim.formats.parquet import MAX_CELL_BYTES
 from brim.formats.probe import PROBED_NAMES, look_of, probe_gzip, probe_header
+from brim.memory.cores import usable_cores
 from brim.memory.limit import effective_limit
-from brim.plans.checks import CheckOptions, check_files
+from brim.plans.checks import REASONS, CheckOptions, check_files, check_paths_stay_home
 from brim.sources.filetable import FileTable, Reason, Refused, flat_numbers
-from brim.sources.pointers import COMMANDS
 
-_WORDS: dict[Reason, str] = {
-    "missing": "missing",
-    "folder": "a folder, not a file",
-    "special": "a pipe, socket or device",
-    "unreadable": "not readable",
-    "url": "an address, not a path",
-    "name": "a name that is not UTF-8",
-    "annex": f"a git-annex pointer; fetch the data with: {COMMANDS['annex']}",
-    "lfs": f"a Git LFS pointer; fetch the data with: {COMMANDS['lfs']}",
-    "empty": "0 bytes",
-    "oversize": "more than one Parquet cell holds (just under 2 GiB); --format webdataset, or --oversize skip",
-}
 _ABSENT: tuple[Reason, ...] = ("missing", "folder", "special", "unreadable", "url", "name")
 _PROBED_KINDS = ("nifti", "image", "pdf")
 _ANATOMICAL = (
@@ -95,9 +82,7 @@ def check(
     if sample_size < 0:
         raise InputError(f"--sample-size takes a number of files, not {sample_size}.")
     at_home = _names_no_place(table)
-    # Only the file columns: a path of this machine in the metadata is a finding here, and not the end.
-    bare = table.replace(rows=table.rows.select(list(table.columns)))
-    refused = check_files(bare, CheckOptions(allow_empty=allow_empty), max_cell_bytes).refused
+    refused = check_files(table, CheckOptions(allow_empty=allow_empty), max_cell_bytes).refused
     total = len(table.files)
     links = sum(r.reason == "annex" for r in table.refused)  # of git-annex, which lead nowhere: not among the files
     checks = [
@@ -136,8 +121,7 @@ def _names_no_place(table: FileTable) -> Check:
     """Whether the metadata gives away where things lie on this machine."""
     name, count = "metadata names no path of this machine", len(table.rows.column_names) - len(table.columns)
     try:
-        nothing = FileSetBuilder(table.files.root).finish()
-        check_files(table.replace(files=nothing, columns={}, refused=()), CheckOptions(), None)
+        check_paths_stay_home(table)
     except InputError as error:
         return Check(name, False, count, detail=str(error))
     return Check(name, True, count)
@@ -146,7 +130,9 @@ def _names_no_place(table: FileTable) -> Check:
 def _refusals(name: str, refused: Sequence[Refused], reasons: Sequence[Reason], counted: int) -> Check:
     found = list(dict.fromkeys(r for r in refused if r.reason in reasons))
     counts = Counter(r.reason for r in found)
-    detail = "; ".join(f"{count:,} × {_WORDS[reason]}" for reason, count in counts.most_common())
+    detail = "; ".join(
+        f"{count:,} × {REASONS[reason].one}. {REASONS[reason].todo}" for reason, count in counts.most_common()
+    )
     return Check(name, not found, counted, [r.path for r in found], detail)
 
 
@@ -156,12 +142,18 @@ def _look_inside(table: FileTable, unfit: set[str], sample_size: int | None, pro
     looks = {number: look_of(table.files.path(number), kind) for number, kind in kinds.items()}
     headers: dict[int, str] = {}
     streams: dict[int, str] = {}
+    lacking: list[MissingExtra] = []
     zipped = [n for n in kinds if sample_size is None and table.files.path(n).lower().endswith(".gz")]
     whole = set(zipped)
 
     def look(number: int, advance: Callable[[int], None]) -> None:
         path, kind = table.files.full_path(number), kinds[number]
-        if (fault := probe_header(path, kind)) is not None:
+        try:
+            fault = probe_header(path, kind)
+        except MissingExtra as error:
+            lacking.append(error)
+            fault, kind = None, "file"  # the stream can be read all the same
+        if fault is not None:
             headers[number] = fault
         elif number in whole and (fault := probe_gzip(path, advance, kind)) is not None:
             streams[number] = fault
@@ -178,6 +170,9 @@ def _look_inside(table: FileTable, unfit: set[str], sample_size: int | None, pro
         if numbers:
             sampled = f"{len(numbers):,} of {of_all[name]:,} looked at; --all looks at every file"
             detail = sampled if len(numbers) < of_all[name] else ""
+            if lacking and name == "NIfTI":
+                checks.append(Check("NIfTI headers", True, 0, detail=f"NOT LOOKED AT. {lacking[0]}"))
+                continue
             checks.append(_faulty(f"{name} headers", table, numbers, headers, detail))
     if zipped:
         checks.append(_faulty("gzip, to the last byte", table, [n for n in zipped if n not in headers], streams))
@@ -238,7 +233,7 @@ def _in_threads(look: Callable[[int, Callable[[int], None]], None], numbers: Ite
                 return
             look(number, advance)
 
-    threads = os.cpu_count() or 1
+    threads = usable_cores()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for future in [pool.submit(work) for _ in range(threads)]:

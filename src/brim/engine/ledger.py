@@ -10,6 +10,7 @@ The ledger holds no path of this machine and no secret: it may travel with the f
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -18,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from brim.durable import write_whole
 
 LEDGER = "ledger.jsonl"
 
@@ -101,13 +104,7 @@ class Ledger:
         records += [{"type": "shard", **asdict(receipt)} for receipt in receipts]
         data = b"".join(_encode(record) for record in [*records, {"type": "done"}])
         self.close()
-        temporary = self.path.with_suffix(".tmp")
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
-        sync_folder(self.path.parent)
+        write_whole(self.path, data)
         self.done = True
 
     def _append(self, record: dict[str, Any]) -> None:
@@ -116,16 +113,14 @@ class Ledger:
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._descriptor is None:
-            new = not self.path.exists()
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             size = os.fstat(self._descriptor).st_size
             if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
                 os.write(self._descriptor, b"\n")  # a torn line stays a line of its own
-            if new:
-                sync_folder(self.path.parent)
         line = _encode(record)
-        if os.write(self._descriptor, line) != len(line):
-            raise OSError(28, "No space left on device")
+        if (written := os.write(self._descriptor, line)) != len(line):
+            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(self._descriptor)
         self._take(json.loads(json.dumps(record)))
 
@@ -133,15 +128,6 @@ class Ledger:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename or a new file in `folder` last through a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _encode(record: dict[str, Any]) -> bytes:

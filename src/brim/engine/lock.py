@@ -17,9 +17,14 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise DestinationError(
                 "Another brim is building at this destination.", hint="Wait for it to end, or stop it."
+            ) from error
+        except OSError as error:
+            raise DestinationError(
+                f"The file system of the ledger cannot lock files: {error.strerror}.",
+                hint="Keep the ledger on another disk with --state DIR.",
             ) from error
         yield
     finally:

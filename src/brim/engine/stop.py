@@ -22,6 +22,7 @@ class Stop:
     def __init__(self, files: tuple[Path, ...]) -> None:
         self._files = files
         self._why: str | None = None
+        self._obeyed: Path | None = None
         self._looked = 0.0
         self._event = threading.Event()
 
@@ -36,6 +37,7 @@ class Stop:
             self._looked = now
             for file in self._files:
                 if file.exists():
+                    self._obeyed = file
                     self.request(f"the stop file {file.name}")
         if self._event.is_set():
             raise Stopped(
@@ -43,9 +45,9 @@ class Stop:
             )
 
     def obeyed(self) -> None:
-        """A stop file has done its work."""
-        for file in self._files:
-            file.unlink(missing_ok=True)
+        """A stop file that was seen has done its work."""
+        if self._obeyed is not None:
+            self._obeyed.unlink(missing_ok=True)
 
 
 @contextmanager

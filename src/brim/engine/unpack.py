@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from brim.engine.ledger import Ledger
+from brim.durable import failures
+from brim.engine.hashing import sha256_of
+from brim.engine.ledger import Ledger, Receipt
 from brim.engine.progress import Progress, Silent
 from brim.engine.shard import locate
-from brim.errors import DamageFound, InputError, SinkFailed
+from brim.errors import DamageFound, InputError
 from brim.formats.found import Found
 from brim.formats.splice import BUFFER_BYTES, copy_range
 from brim.memory.limit import effective_limit
@@ -25,53 +26,66 @@ class Unpacked:
     files: int = 0
     bytes: int = 0
     already_there: int = 0
+    unproved: int = 0  # shards without a receipt to compare with
 
 
 def unpack(
     destination: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    state: str | None = None,
+    state: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Unpacked:
     """Write every file of a dataset below `out`. What is there already must be the same, and stays."""
     folder, target = Path(destination), Path(out)
     progress = progress or Silent()
     if not (folder / "data").is_dir():
-        raise InputError(f"{str(folder)!r} holds no dataset: it has no folder data/.")
+        raise InputError(
+            f"{str(folder)!r} holds no dataset: it has no folder data/.", hint="Give the folder that brim built."
+        )
     if target.exists() and not target.is_dir():
         raise InputError(f"{str(target)!r} is a file.", hint="Give a folder.")
     shards = sorted(path for path in (folder / "data").glob("[!.]*") if path.is_file())
     if not shards:
         raise InputError(f"{str(folder)!r} holds no shards.")
-    missing = [n for n in Ledger(Path(state) if state else folder / ".brim").receipts if not (folder / n).exists()]
+    receipts = Ledger(Path(state) if state else folder / ".brim").receipts
+    missing = [name for name in receipts if not (folder / name).exists()]
     if missing:
         raise DamageFound(f"{missing[0]} is missing.", hint="brim verify lists everything that is wrong.")
-    progress.start("unpack", sum(shard.stat().st_size for shard in shards), len(shards), effective_limit().bytes)
+    total = sum(shard.stat().st_size for shard in shards)
+    progress.start("unpack", total, len(shards), effective_limit().bytes)
     result = Unpacked()
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        real = os.path.realpath(target)
-        for shard in shards:
-            try:
-                descriptor = os.open(shard, os.O_RDONLY)
-            except OSError as error:
-                raise InputError(f"data/{shard.name} cannot be read: {error.strerror}.") from error
-            try:
-                for found in locate(shard):
-                    for file in _members(descriptor, found) if (found.path or "").endswith("/") else (found,):
-                        _write(descriptor, file, shard.name, real, result)
-                    progress.advance(found.size)
-            finally:
-                os.close(descriptor)
-            progress.shard(f"data/{shard.name}", shard.stat().st_size, "", "unpacked")
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = "the disk is full" if full else f"{error.strerror or error}"
-        raise SinkFailed(f"Unpacking stopped: {what}.", hint="Run the same command to continue.") from error
+        with failures(target):
+            target.mkdir(parents=True, exist_ok=True)
+            for shard in shards:
+                _unpack_shard(shard, receipts.get(f"data/{shard.name}"), os.path.realpath(target), result, progress)
     finally:
         progress.finish()
     return result
+
+
+def _unpack_shard(shard: Path, receipt: Receipt | None, root: str, result: Unpacked, progress: Progress) -> None:
+    """Prove a shard by its receipt, then write its files."""
+    try:
+        if receipt is None:
+            result.unproved += 1
+        elif sha256_of(shard, lambda _: None) != receipt.sha256:
+            raise DamageFound(
+                f"data/{shard.name} is damaged: its content is not what was written.",
+                hint="brim verify lists everything that is wrong.",
+            )
+        descriptor = os.open(shard, os.O_RDONLY)
+    except OSError as error:
+        raise InputError(f"data/{shard.name} cannot be read: {error.strerror}.") from error
+    try:
+        for found in locate(shard):
+            for file in _members(descriptor, found) if (found.path or "").endswith("/") else (found,):
+                _write(descriptor, file, shard.name, root, result)
+            progress.advance(found.size)
+    finally:
+        os.close(descriptor)
+    progress.shard(f"data/{shard.name}", shard.stat().st_size, "", "unpacked")
 
 
 def _members(shard: int, found: Found) -> Iterator[Found]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import threading
@@ -16,15 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from brim.engine.hashing import sha256_of
 from brim.engine.ledger import Ledger
 from brim.engine.progress import Progress, Silent
 from brim.engine.shard import locate
-from brim.errors import BrimError, DamageFound, InputError
+from brim.errors import BrimError, DamageFound, InputError, Stopped
 from brim.fileset import Ints
 from brim.formats.card import CARD, card_rows, card_splits, read_card
 from brim.formats.found import Found
-from brim.formats.splice import BUFFER_BYTES, SpliceBuilder
+from brim.formats.splice import SpliceBuilder
 from brim.formats.tar import tar_rows
+from brim.memory.cores import usable_cores
 from brim.memory.limit import effective_limit
 from brim.sources import read_source
 from brim.sources.filetable import FileTable, flat_numbers
@@ -49,8 +50,8 @@ def verify(
     destination: str | os.PathLike[str],
     source: str | os.PathLike[str] | FileTable | None = None,
     *,
-    state: str | None = None,
-    root: str | None = None,
+    state: str | os.PathLike[str] | None = None,
+    root: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Verified:
     """Read everything at the destination again; raise DamageFound that names whatever is wrong.
@@ -61,30 +62,34 @@ def verify(
     if not folder.is_dir():
         raise InputError(f"There is no folder {str(folder)!r} to verify.")
     if not (folder / "data").is_dir():
-        raise InputError(f"{str(folder)!r} holds no dataset: it has no folder data/.")
-    check = _Check(folder, Ledger(Path(state) if state else folder / ".brim"), progress or Silent())
+        raise InputError(
+            f"{str(folder)!r} holds no dataset: it has no folder data/.", hint="Give the folder that brim built."
+        )
+    check = _Verification(folder, Ledger(Path(state) if state else folder / ".brim"), progress or Silent())
     try:
         check.shards()
         check.card()
         if source is not None:
-            check.source(source, root)
+            check.source(source, None if root is None else os.fspath(root))
     finally:
         check.progress.finish()
     if check.result.findings:
         count = len(check.result.findings)
         raise DamageFound(
             f"{count} problem{'s' if count != 1 else ''} found:\n" + "\n".join(f"  {f}" for f in check.result.findings),
+            hint="Run the same brim build again: it writes what is missing or of another size. --fresh starts over.",
             findings=check.result.findings,
         )
     return check.result
 
 
-class _Check:
+class _Verification:
     def __init__(self, folder: Path, ledger: Ledger, progress: Progress) -> None:
         self.folder, self.ledger, self.progress = folder, ledger, progress
         self.result = Verified()
         self.rows_of: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
 
     def found(self, what: str) -> None:
         with self._lock:
@@ -104,12 +109,15 @@ class _Check:
         names = sorted(receipts) if self.ledger.job is not None else sorted(here)
         total = sum((self.folder / name).stat().st_size for name in names if name in here)
         self.progress.start("verify", total, len(names), effective_limit().bytes)
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for name, result in zip(names, pool.map(self._shard, names), strict=True):
-                if result is not None:
-                    self.rows_of[name], size = result
-                    self.result.rows += self.rows_of[name]
-                    self.result.bytes += size
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            try:
+                for name, result in zip(names, pool.map(self._shard, names), strict=True):
+                    if result is not None:
+                        self.rows_of[name], size = result
+                        self.result.rows += self.rows_of[name]
+                        self.result.bytes += size
+            finally:
+                self._stopped.set()  # Ctrl-C: the other threads need not go on
         self.result.shards = len(names)
 
     def _complete_by_name(self, here: set[str]) -> None:
@@ -135,7 +143,7 @@ class _Check:
             if receipt is not None and size != receipt.size:
                 self.found(f"{name}: has {size:,} bytes instead of {receipt.size:,}")
                 return None
-            digest = self._sha256(path)
+            digest = sha256_of(path, self._advance)
         except FileNotFoundError:
             self.found(f"{name}: is missing")
             return None
@@ -156,14 +164,10 @@ class _Check:
         self.progress.shard(name, size, digest, "verified")
         return rows, size
 
-    def _sha256(self, path: Path) -> str:
-        digest = hashlib.sha256()
-        buffer = memoryview(bytearray(BUFFER_BYTES))
-        with open(path, "rb", buffering=0) as file:
-            while size := file.readinto(buffer):
-                digest.update(buffer[:size])
-                self.progress.advance(size)
-        return digest.hexdigest()
+    def _advance(self, size: int) -> None:
+        if self._stopped.is_set():
+            raise Stopped("Stopped.")
+        self.progress.advance(size)
 
     def card(self) -> None:
         """The card says what the shards hold."""
@@ -209,6 +213,7 @@ class _Check:
                 self._compare(name, table, number_of, seen)
             except BrimError as error:
                 self.found(f"{name}: {error}")
+            self.progress.shard(name, 0, "", "compared")
         self.result.files_compared = int(seen.sum())
         if len(self.rows_of) < self.result.shards:
             return  # files of a damaged shard would all be reported once more

@@ -26,8 +26,8 @@ class Levels:
     max_definition: int
 
 
-def levels_of(array: Any, nullable: bool, leaf: str) -> tuple[Levels, Any]:
-    """The levels of the leaf named `leaf` below a column, and the leaf's values.
+def levels_of(array: Any, nullable: bool, leaf: str) -> Levels:
+    """The levels of the leaf named `leaf` below a column.
 
     Below a column may be lists of lists of structs to any depth, of which one has the child `leaf`.
     Nullability comes from the types, as it does in the Parquet schema.
@@ -74,7 +74,7 @@ def levels_of(array: Any, nullable: bool, leaf: str) -> tuple[Levels, Any]:
             nullable = array.type.field(number).nullable
             array = array.field(number)
         else:
-            return Levels(repetition, definition, index, max_repetition, max_definition), array
+            return Levels(repetition, definition, index, max_repetition, max_definition)
 
 
 def encode_levels(levels: Ints, maximum: int) -> bytes:

@@ -53,7 +53,7 @@ def splice_parquet(table: pa.Table, files: FileSet, numbers: Mapping[str, Ints])
     columns = {name: _Column.of(table, name, files, numbers[name]) for name in numbers}
     row_bytes = sum((column.row_bytes for column in columns.values()), np.zeros(len(table), np.int64))
     groups = cuts.fill(row_bytes, ROW_GROUP_BYTES, ROW_GROUP_ROWS)
-    skeleton = _write_skeleton(table, groups, columns)
+    skeleton = _write_skeleton(table, groups)
     footer, _ = thrift.decode(skeleton, len(skeleton) - 8 - int.from_bytes(skeleton[-8:-4], "little"))
 
     out = SpliceBuilder(files)
@@ -90,13 +90,13 @@ class _Column:
 
     @classmethod
     def of(cls, table: pa.Table, name: str, files: FileSet, numbers: Ints) -> _Column:
-        levels, _ = levels_of(table.column(name), table.schema.field(name).nullable, LEAF)
+        levels = levels_of(table.column(name), table.schema.field(name).nullable, LEAF)
         present = levels.definition == levels.max_definition
-        values_before = _running(present.astype(np.int64))
+        values_before = cuts.running(present.astype(np.int64))
         if values_before[-1] != len(numbers):
             raise ValueError(f"column {name!r} has {values_before[-1]} values and {len(numbers)} files")
         row_starts = np.append(np.flatnonzero(levels.repetition == 0), len(levels.repetition))
-        bytes_before = _running(cell_bytes(files.sizes[numbers]))[values_before]
+        bytes_before = cuts.running(cell_bytes(files.sizes[numbers]))[values_before]
         row_bytes = np.diff(bytes_before[row_starts])
         return cls(levels, row_starts, values_before, numbers, row_bytes)
 
@@ -110,11 +110,7 @@ class _Chunk:
     pages: list[tuple[int, int, int]] | None = None  # offset, size with header, first row
 
 
-def _running(values: Ints) -> Ints:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
-
-
-def _write_skeleton(table: pa.Table, groups: Ints, columns: Mapping[str, _Column]) -> memoryview:
+def _write_skeleton(table: pa.Table, groups: Ints) -> memoryview:
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, table.schema, compression="snappy", write_page_index=True) as writer:
         for start, end in zip(groups[:-1].tolist(), groups[1:].tolist(), strict=True):

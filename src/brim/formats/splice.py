@@ -15,7 +15,7 @@ import hashlib
 import io
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,7 +82,10 @@ class Splice:
             descriptor = open_source(self.files, source)
             try:
                 while size > 0:
-                    step = os.preadv(descriptor, [buffer[filled : filled + min(size, room - filled)]], at)
+                    try:
+                        step = os.preadv(descriptor, [buffer[filled : filled + min(size, room - filled)]], at)
+                    except OSError as error:
+                        raise self.files.changed(source, f"cannot be read ({error.strerror})") from error
                     if step == 0:
                         raise self.files.changed(source, "became shorter while it was read")
                     at, size, filled = at + step, size - step, filled + step
@@ -98,10 +101,13 @@ class Splice:
     def read_at(self, offset: int, size: int) -> bytes:
         return b"".join(bytes(chunk) for chunk in self.chunks(offset, offset + max(size, 0)))
 
-    def sha256(self) -> str:
+    def sha256(self, advance: Callable[[int], None] | None = None) -> str:
+        """`advance` is told of bytes, and may raise to stop."""
         digest = hashlib.sha256()
         for chunk in self.chunks():
             digest.update(chunk)
+            if advance is not None:
+                advance(len(chunk))
         return digest.hexdigest()
 
     def copy_to(self, descriptor: int) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from brim import cuts
 from brim.errors import FilesRefused, InputError, SourceError
 from brim.fileset import Ints
 from brim.sources.filetable import FileTable, Reason, Refused, flat_numbers, one_array
@@ -18,17 +19,36 @@ from brim.sources.pointers import COMMANDS, MAX_POINTER_BYTES, pointer_kind
 
 _SHOWN = 3
 
-_WHAT: dict[Reason, tuple[str, str]] = {
-    "missing": ("missing", "Restore them, or leave their rows out with --exclude."),
-    "folder": ("folders, not files", "Name the files inside, or pack each folder first."),
-    "special": ("not regular files (a pipe, socket or device)", "Leave them out with --exclude."),
-    "unreadable": ("not readable", "Give yourself the right to read them."),
-    "annex": ("git-annex pointers, not data", f"Fetch the data with: {COMMANDS['annex']}"),
-    "lfs": ("Git LFS pointers, not data", f"Fetch the data with: {COMMANDS['lfs']}"),
-    "url": ("addresses, not local paths", "Download them first."),
-    "name": ("named in a way that is not UTF-8", "Rename them."),
-    "empty": ("empty (0 bytes)", "Restore them, leave them out with --exclude, or take them with --allow-empty."),
-    "oversize": (
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A reason to refuse a file, of one and of several, and what to do about it."""
+
+    one: str
+    many: str
+    todo: str
+
+
+REASONS: dict[Reason, Words] = {
+    "missing": Words("missing", "missing", "Restore them, or leave their rows out with --exclude."),
+    "folder": Words("a folder, not a file", "folders, not files", "Name the files inside, or pack each folder first."),
+    "special": Words("a pipe, socket or device", "pipes, sockets or devices", "Leave them out with --exclude."),
+    "unreadable": Words("not readable", "not readable", "Give yourself the right to read them."),
+    "annex": Words(
+        "a git-annex pointer, not data", "git-annex pointers, not data", f"Fetch the data with: {COMMANDS['annex']}"
+    ),
+    "lfs": Words(
+        "a Git LFS pointer, not data", "Git LFS pointers, not data", f"Fetch the data with: {COMMANDS['lfs']}"
+    ),
+    "url": Words("an address, not a local path", "addresses, not local paths", "Download them first."),
+    "name": Words("named in a way that is not UTF-8", "named in a way that is not UTF-8", "Rename them."),
+    "empty": Words(
+        "empty (0 bytes)",
+        "empty (0 bytes)",
+        "Restore them, leave them out with --exclude, or take them with --allow-empty.",
+    ),
+    "oversize": Words(
+        "too large for one cell of a Parquet file, which holds just under 2 GiB per row and column",
         "too large for one cell of a Parquet file, which holds just under 2 GiB per row and column",
         "Use --format webdataset, give each file a row of its own, or leave them out with --oversize skip.",
     ),
@@ -60,7 +80,6 @@ def check_files(table: FileTable, options: CheckOptions, max_cell_bytes: int | N
             else:
                 refused += [Refused("oversize", path) for path in paths]
     table = _drop_bare_rows(table) if table.left_out else table
-    _check_paths_stay_home(table)
     return table.replace(refused=tuple(refused))
 
 
@@ -69,8 +88,8 @@ def raise_refused(table: FileTable) -> None:
     if table.refused:
         lines = refusal_lines(table)
         raise FilesRefused(
-            f"{len(table.refused)} of {len(table.files) + _absent(table)} files cannot be packaged, so nothing was "
-            "written:\n" + "\n".join(f"  {line}" for line in lines),
+            f"{len(table.refused)} of {len(table.files) + _absent(table)} files cannot be packaged:\n"
+            + "\n".join(f"  {line}" for line in lines),
             problems=[{"reason": r.reason, "path": r.path} for r in table.refused],
         )
 
@@ -79,10 +98,11 @@ def refusal_lines(table: FileTable) -> list[str]:
     """One line for each reason: how many, which for example, and what to do."""
     lines = []
     for reason, count in Counter(r.reason for r in table.refused).most_common():
-        what, todo = _WHAT[reason]
+        words = REASONS[reason]
         paths = [r.path for r in table.refused if r.reason == reason]
         examples = ", ".join(paths[:_SHOWN]) + (f" and {count - _SHOWN} more" if count > _SHOWN else "")
-        lines.append(f"{count} {'is' if count == 1 else 'are'} {what}: {examples}. {todo}")
+        what = f"is {words.one}" if count == 1 else f"are {words.many}"
+        lines.append(f"{count} {what}: {examples}. {words.todo}")
     return lines
 
 
@@ -133,8 +153,9 @@ def _empty_cells(table: FileTable, name: str, rows: Ints) -> FileTable:
 def _drop_bare_rows(table: FileTable) -> FileTable:
     """Rows whose last file was left out go as well."""
     ones = np.ones(len(table.files), np.int64)
-    keep = sum(table.cell_bytes(name, ones) for name in table.columns) > 0
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
+    files = sum((table.cell_bytes(name, ones) for name in table.columns), np.zeros(len(table), np.int64))
+    keep = files > 0
+    before = cuts.running(keep.astype(np.int64))
     splits = tuple(
         type(split)(split.name, int(before[split.start]), int(before[split.stop]))
         for split in table.splits
@@ -145,7 +166,7 @@ def _drop_bare_rows(table: FileTable) -> FileTable:
     return table.replace(rows=table.rows.filter(pa.array(keep)), splits=splits)
 
 
-def _check_paths_stay_home(table: FileTable) -> None:
+def check_paths_stay_home(table: FileTable) -> None:
     """Refuse metadata that would publish where things lie on this machine."""
     places = {table.files.root.rstrip("/"), os.path.expanduser("~").rstrip("/")} - {""}
     for field in table.rows.schema:

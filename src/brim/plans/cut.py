@@ -65,7 +65,7 @@ def cut_shards(
     weights = file_bytes + metadata_bytes(table)  # so that a table of long texts is cut as well
     pieces = [(split, groups[(groups >= split.start) & (groups <= split.stop)]) for split in table.splits]
     boundaries, why = _boundaries(pieces, weights, options, max_rows)
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(file_bytes)])
+    before = cuts.running(file_bytes)
     shards = []
     for split, edges in zip(table.splits, boundaries, strict=True):
         count = len(edges) - 1
@@ -107,7 +107,7 @@ def _boundaries(
     pieces: list[tuple[Split, Ints]], weights: Ints, options: CutOptions, max_rows: int | None
 ) -> tuple[list[Ints], str]:
     """For each split, the rows at which its shards begin and end."""
-    total = np.concatenate([np.zeros(1, np.int64), np.cumsum(weights)])
+    total = cuts.running(weights)
 
     def by_size(limit: int) -> list[Ints]:
         return [edges[cuts.fill(np.diff(total[edges]), limit, max_rows)] for _, edges in pieces]

@@ -6,7 +6,6 @@ import statistics
 from typing import Any
 
 from brim.memory.limit import Limit
-from brim.plans.checks import refusal_lines
 from brim.plans.forecast import VIEWER_ROW_BYTES, Forecast, metadata_trap
 from brim.plans.plan import Plan
 from brim.sizes import format_size
@@ -97,7 +96,6 @@ def plan_lines(plan: Plan, forecast: Forecast, limit: Limit) -> list[tuple[str, 
         shown = ", ".join(table.left_out[:3]) + ("…" if len(table.left_out) > 3 else "")
         lines.append(("left out", f"{len(table.left_out)} file(s) too large for the format: {shown}"))
     lines += [("note", warning) for warning in table.warnings]
-    lines += [("refused", line) for line in refusal_lines(table)]
     return lines
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from brim import cuts
 from brim.fileset import Ints
 from brim.sources.filetable import FileTable, one_array
 
@@ -29,7 +30,7 @@ def _sizes(array: pa.Array) -> Ints:
         return np.asarray(pc.binary_length(array).fill_null(0).to_numpy(zero_copy_only=False), np.int64) + 4
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         lengths = np.asarray(pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
-        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(_sizes(array.flatten()))])
+        before = cuts.running(_sizes(array.flatten()))
         ends = np.cumsum(lengths)
         return np.asarray(before[ends] - before[ends - lengths], np.int64) + 4
     if pa.types.is_struct(kind):

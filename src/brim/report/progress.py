@@ -18,6 +18,7 @@ from brim.sizes import format_size
 _PLAIN_EVERY_S = 10.0
 _JSON_EVERY_S = 1.0
 _GAUGE_EVERY_S = 0.5
+_WIDE_COLUMNS = 110
 
 
 class JsonLines:
@@ -25,7 +26,7 @@ class JsonLines:
 
     def __init__(self, on_broken: Callable[[], None], out: TextIO | None = None) -> None:
         self._out, self._on_broken = out or sys.stdout, on_broken
-        self._lock = threading.Lock()
+        self._lock, self._counting = threading.Lock(), threading.Lock()
         self._done = self._total = 0
         self._said = 0.0
 
@@ -42,9 +43,12 @@ class JsonLines:
         self.emit("start", what=what, total_bytes=total_bytes, shards=shards, limit_bytes=limit_bytes)
 
     def advance(self, size: int) -> None:
-        self._done += size
-        if time.monotonic() - self._said >= _JSON_EVERY_S:
-            self._said = time.monotonic()
+        with self._counting:
+            self._done += size
+            due = time.monotonic() - self._said >= _JSON_EVERY_S
+            if due:
+                self._said = time.monotonic()
+        if due:
             self.emit("progress", bytes=self._done, total_bytes=self._total, memory_bytes=tree_bytes())
 
     def shard(self, name: str, size: int, sha256: str, how: str) -> None:
@@ -97,7 +101,8 @@ class PlainLines:
         )
 
     def shard(self, name: str, size: int, sha256: str, how: str) -> None:
-        self._shards_done += 1
+        with self._lock:
+            self._shards_done += 1
 
     def note(self, text: str) -> None:
         print(f"{self._what or 'brim'}: {text}", file=self._out, flush=True)
@@ -112,15 +117,18 @@ class Bar:
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
 
+        console = Console(stderr=True)
+        self._wide = console.width >= _WIDE_COLUMNS
+        fixed = Column(no_wrap=True, overflow="ellipsis")
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("{task.fields[amount]}"),
-            TextColumn("{task.fields[shards]}"),
-            TextColumn("[cyan]{task.fields[memory]}"),
-            console=Console(stderr=True),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=7)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=8)),
+            TextColumn("{task.percentage:>3.0f} %", table_column=Column(no_wrap=True, min_width=5)),
+            TextColumn("{task.fields[amount]}", table_column=fixed),
+            TextColumn("[cyan]{task.fields[memory]}", table_column=Column(no_wrap=True)),
+            console=console,
             transient=True,
             expand=True,
             auto_refresh=False,
@@ -137,7 +145,7 @@ class Bar:
         self._done = self._shards_done = 0
         self._total, self._shards, self._limit = total_bytes, shards, limit_bytes
         self._began = time.monotonic()
-        fields = {"amount": "", "shards": "", "memory": ""}
+        fields = {"amount": "", "memory": ""}
         self._task = self._progress.add_task(what, total=max(total_bytes, 1), **fields)  # type: ignore[arg-type]
         self._progress.start()
         self._draw()
@@ -152,16 +160,15 @@ class Bar:
         self._drawn = now = time.monotonic()
         self.peak_bytes = max(self.peak_bytes, memory := tree_bytes())
         rate = self._done / max(now - self._began, 1e-6)
-        left = (
-            f", {_clock_text((self._total - self._done) / rate)} left" if rate > 1 and self._done < self._total else ""
-        )
-        self._progress.update(
-            self._task,
-            completed=min(self._done, self._total),
-            amount=f"{format_size(self._done)} of {format_size(self._total)}, {format_size(rate)}/s{left}",
-            shards=f"{self._shards_done}/{self._shards} shards" if self._shards else "",
-            memory=f"memory {format_size(memory)} of {format_size(self._limit)}",
-        )
+        rest = max(self._total - self._done, 0)
+        left = f" {_clock_text(rest / rate)} left" if rate > 1 and rest else ""
+        amount = f"{format_size(self._done)} of {format_size(self._total)} {format_size(rate)}/s{left}"
+        gauge = f"memory {format_size(memory)}"
+        if self._wide:
+            amount += f"  {self._shards_done}/{self._shards} shards" if self._shards else ""
+            gauge += f" of {format_size(self._limit)}"
+        completed = min(self._done, self._total)
+        self._progress.update(self._task, completed=completed, amount=amount, memory=gauge)
         self._progress.refresh()
 
     def shard(self, name: str, size: int, sha256: str, how: str) -> None:

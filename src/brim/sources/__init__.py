@@ -60,3 +60,17 @@ def find_recipe(text: str | None) -> Recipe | None:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"The recipe is not TOML: {error}.") from error
     return None if kind == SCHEMA_KIND else parse_recipe(text)
+
+
+def recipe_text(recipe: str | None) -> str | None:
+    """A recipe's name, or the text of its file: a job remembers what it said, not where it was."""
+    if recipe is None or not recipe.endswith(".toml"):
+        return recipe
+    try:
+        with open(recipe, encoding="utf-8-sig") as file:
+            return file.read() + "\n"
+    except OSError as error:
+        hint = "brim recipes lists the built-in ones."
+        raise InputError(f"The recipe {recipe!r} cannot be read: {error.strerror}.", hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"The recipe {recipe!r} is not UTF-8 text.", hint="Save it as UTF-8.") from error

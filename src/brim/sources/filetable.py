@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from brim import cuts
 from brim.fileset import FileSet, Ints
 
 Reason = Literal["missing", "folder", "special", "unreadable", "annex", "lfs", "url", "name", "empty", "oversize"]
@@ -112,6 +113,6 @@ def cell_sums(column: pa.ChunkedArray, weights: Ints) -> Ints:
         inner = array
     numbers = inner.fill_null(-1).to_numpy(zero_copy_only=False)
     values = np.where(numbers >= 0, np.append(weights, 0)[numbers], 0)
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
+    before = cuts.running(values)
     ends = np.cumsum(lengths)
     return np.asarray(before[ends] - before[ends - lengths], np.int64)

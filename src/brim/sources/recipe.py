@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from brim.errors import InputError
 from brim.sources.filetable import FileColumn, FileTable, one_array
 from brim.sources.kinds import KINDS
-from brim.sources.place import Place, Span
+from brim.sources.toml_table import Span, TomlTable
 
 COLUMN_TYPES = (*KINDS, "text")
 VALUE_TYPES = {
@@ -218,7 +218,7 @@ def parse_recipe(text: str, shown: str = "the recipe") -> Recipe:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"The recipe {shown!r} is not valid TOML: {error}.") from error
-    top = Place(given, shown, ("name", "title", "root", "rows", "key", "columns", "tables", "expect"))
+    top = TomlTable(given, shown, ("name", "title", "root", "rows", "key", "columns", "tables", "expect"))
     key = top.texts("key")
     rows = tuple(_pattern(glob, (), f"{shown}: rows") for glob in top.texts("rows"))
     for glob in rows:
@@ -245,17 +245,17 @@ def parse_recipe(text: str, shown: str = "the recipe") -> Recipe:
 
 
 def _column(item: Any, shown: str, key: tuple[str, ...]) -> RecipeColumn:
-    place = Place(item, shown, ("name", "pattern", "type", "list"))
+    place = TomlTable(item, shown, ("name", "pattern", "type", "list"))
     pattern = _pattern(place.text("pattern"), key, f"{shown}: pattern")
     return RecipeColumn(place.text("name"), pattern, place.text("type", None, COLUMN_TYPES), place.flag("list"))
 
 
 def _table(item: Any, shown: str, key: tuple[str, ...]) -> RecipeTable:
-    place = Place(item, shown, ("pattern", "key", "columns", "null"))
+    place = TomlTable(item, shown, ("pattern", "key", "columns", "null"))
     pattern = _pattern(place.text("pattern"), key, f"{shown}: pattern")
     if not pattern.lower().endswith(TABLE_EXTENSIONS):
         raise place.wrong("pattern", f"must end in {', '.join(TABLE_EXTENSIONS)}")
-    match = Place(place.values.get("key", {}), f"{shown}: key", key)
+    match = TomlTable(place.values.get("key", {}), f"{shown}: key", key)
     joined = {name: match.text(name) for name in match.values}
     if not joined and not _PLACEHOLDER.search(pattern):
         raise InputError(
@@ -269,7 +269,7 @@ def _table(item: Any, shown: str, key: tuple[str, ...]) -> RecipeTable:
         )
     columns = []
     for source, about in given.items():
-        cell = Place(about, f"{shown}, columns.{source}", ("name", "type", "optional"))
+        cell = TomlTable(about, f"{shown}, columns.{source}", ("name", "type", "optional"))
         kind = cell.text("type", None, tuple(VALUE_TYPES))
         columns.append(TableColumn(source, cell.text("name", source), kind, cell.flag("optional")))
     null = tuple(text.casefold() for text in place.texts("null", _NULLS))
@@ -277,9 +277,9 @@ def _table(item: Any, shown: str, key: tuple[str, ...]) -> RecipeTable:
 
 
 def _expect(item: Any, shown: str, names: list[str]) -> Expect:
-    place = Place(item, shown, ("required", "rows", "subjects", "counts", "tolerance", "note"))
+    place = TomlTable(item, shown, ("required", "rows", "subjects", "counts", "tolerance", "note"))
     required = tuple(_pattern(path, (), f"{shown}: required") for path in place.texts("required", ()))
-    counts = Place(place.values.get("counts", {}), f"{shown}.counts", tuple(names))
+    counts = TomlTable(place.values.get("counts", {}), f"{shown}.counts", tuple(names))
     spans = {name: counts.span(name) or (0, 0) for name in counts.values}
     tolerance = place.values.get("tolerance", _TOLERANCE)
     if type(tolerance) not in (int, float) or not 0 <= tolerance < 1:

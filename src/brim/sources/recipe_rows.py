@@ -9,7 +9,6 @@ import functools
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 
@@ -17,6 +16,7 @@ from brim.errors import InputError, SourceError
 from brim.sources.bids.options import BidsOptions
 from brim.sources.filetable import FileTable, Refused
 from brim.sources.options import SourceOptions
+from brim.sources.order import natural
 from brim.sources.recipe import VALUE_TYPES, Key, Recipe, RecipeColumn, has_glob, path_regex
 from brim.sources.recipe_tables import Join, SmallFiles
 from brim.sources.tables import make_file_table
@@ -67,12 +67,6 @@ def recipe_source(folder: str, recipe: Recipe, options: SourceOptions) -> FileTa
     made = make_file_table(pa.table(columns), recipe.file_columns(), finder.top, reading, {}, warnings)
     refused = dict.fromkeys([*made.refused, *small.walk.refused, *finder.refused])
     return made.replace(refused=tuple(refused), recipe=options.recipe())
-
-
-def natural(text: str) -> tuple[Any, ...]:
-    """Sorts run-2 before run-10."""
-    parts = re.split(r"([0-9]+)", text)
-    return (*((part, int(number)) for part, number in zip(parts[::2], [*parts[1::2], -1], strict=True)), text)
 
 
 class _Finder:

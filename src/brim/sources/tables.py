@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from brim import cuts
 from brim.errors import InputError, SourceError
 from brim.fileset import FileSet, FileSetBuilder
 from brim.sources.features import NoFeature, as_feature_dict, cast_to_feature, feature_of_type, kind_of_feature
@@ -300,7 +301,7 @@ def _number_files(
 def _compact_offsets(lists: pa.Array) -> pa.Array:
     """Offsets into the flattened values: null lists count as empty, whatever lies behind them."""
     lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
-    return pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+    return pa.array(cuts.running(lengths))
 
 
 def _look(walk: Walk, base: str, path: str) -> os.stat_result | None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from brim.errors import MissingExtra, SourceError
-from brim.sources.bids.names import Name, natural, parse_name
+from brim.sources.bids.names import TEXT_EXTENSIONS, Name, parse_name
 from brim.sources.bids.options import BidsOptions
 from brim.sources.filetable import Refused
+from brim.sources.order import natural
 from brim.sources.walk import Walk
 
+Ignored = Callable[[str], bool]
 _ASIDE = ("sourcedata", "code", "stimuli", "derivatives", "phenotype")
 
 
@@ -55,7 +58,7 @@ class Layout:
 
 def read_layout(root: str, options: BidsOptions) -> Layout:
     layout = Layout(root)
-    ignored = _ignore_rules(root) if options.bidsignore else None
+    ignored = _ignore_rules(root) if options.bidsignore else _nothing
     subjects = _subjects(root)
     if not subjects:
         raise SourceError(
@@ -66,13 +69,28 @@ def read_layout(root: str, options: BidsOptions) -> Layout:
     for name in sorted(os.listdir(root)):
         if os.path.isfile(os.path.join(root, name)):
             _add_text(layout, name, "")
+    _check_asked("--subjects", options.subjects, "sub-", subjects)
     for subject in subjects:
         if options.wants_subject(subject):
             _read_subject(layout, subject, subject, options, ignored, "")
     if not layout.keys:
-        raise SourceError("No subject or session is left after --subjects and --sessions.")
+        raise SourceError(
+            "No subject or session is left after --subjects and --sessions.", hint="Leave one of them out."
+        )
+    _check_asked("--sessions", options.sessions, "ses-", [session for _, session in layout.keys if session])
     _read_aside(layout, options, ignored)
+    met = {item.name.suffix.lower() for item in layout.items}
+    if unmet := [suffix for suffix in options.suffixes if suffix.lower() not in met]:
+        raise SourceError(f"--suffixes names {unmet[0]!r}, which no file has.", hint="brim plan shows those there are.")
     return layout
+
+
+def _check_asked(option: str, names: tuple[str, ...], prefix: str, there: list[str]) -> None:
+    """Every name that was asked for must be there."""
+    asked = [name if name.startswith(prefix) else prefix + name for name in names]
+    if unknown := [name for name in asked if name not in there]:
+        some = ", ".join(there[:5]) + (", …" if len(there) > 5 else "")
+        raise SourceError(f"{option} names {unknown[0]}, which is not in the dataset.", hint=f"There is: {some}.")
 
 
 def _subjects(root: str) -> list[str]:
@@ -81,7 +99,7 @@ def _subjects(root: str) -> list[str]:
 
 
 def _read_subject(
-    layout: Layout, folder: str, subject: str, options: BidsOptions, ignored: object, derivative: str
+    layout: Layout, folder: str, subject: str, options: BidsOptions, ignored: Ignored, derivative: str
 ) -> None:
     """Everything below a subject's folder, which may be that of a derivative."""
     walk = Walk(os.path.join(layout.root, folder), keep_hidden=lambda prefix: _bundle_of(prefix) is not None)
@@ -92,7 +110,7 @@ def _read_subject(
     found: set[str | None] = set(sessions)
     for inside, stat in walk:
         path = f"{folder}/{inside}"
-        if ignored is not None and ignored.match_file(path):  # type: ignore[attr-defined]
+        if ignored(path):
             layout.leave_out("ignored by .bidsignore", path)
             continue
         session, datatype = _place(inside)
@@ -108,7 +126,7 @@ def _read_subject(
             layout.leave_out("not a BIDS name", path)
         elif name.suffix in ("scans", "sessions") and name.extension in (".tsv", ".json"):
             layout.tables[path] = name.suffix
-        elif name.extension in (".json", ".tsv", ".bval", ".bvec"):
+        elif name.extension in TEXT_EXTENSIONS:
             _add_text(layout, inside.rsplit("/", 1)[-1], path.rpartition("/")[0])
             if datatype:
                 _add(layout, Item(path, name, subject, session, datatype, stat, None, derivative), options, found)
@@ -150,7 +168,7 @@ def _add(layout: Layout, item: Item, options: BidsOptions, found: set[str | None
 def _add_text(layout: Layout, filename: str, folder: str) -> None:
     """A text file that may apply to images at its level and below."""
     name = parse_name(filename)
-    if name is not None and name.extension in (".json", ".tsv", ".bval", ".bvec"):
+    if name is not None and name.extension in TEXT_EXTENSIONS:
         layout.shared.setdefault(folder, []).append((name, f"{folder}/{filename}" if folder else filename))
 
 
@@ -170,8 +188,12 @@ def _bundle_of(path: str) -> str | None:
     return None
 
 
-def _read_aside(layout: Layout, options: BidsOptions, ignored: object) -> None:
+def _read_aside(layout: Layout, options: BidsOptions, ignored: Ignored) -> None:
     """Folders beside the subjects: derivatives if asked for; the others are said to be left out."""
+    asked = [("phenotype", options.phenotype), ("derivatives", bool(options.derivatives))]
+    for name, wanted in asked:
+        if wanted and not os.path.isdir(os.path.join(layout.root, name)):
+            raise SourceError(f"There is no {name}/ in this dataset.", hint=f"Leave --{name} out.")
     for name in _ASIDE:
         folder = os.path.join(layout.root, name)
         if not os.path.isdir(folder) or (name == "phenotype" and options.phenotype):
@@ -201,7 +223,7 @@ def _read_aside(layout: Layout, options: BidsOptions, ignored: object) -> None:
                 layout.left_out[f"derivatives/{derivative} (--derivatives {derivative} takes it)"] += 1
 
 
-def _read_derivative(layout: Layout, derivative: str, options: BidsOptions, ignored: object) -> None:
+def _read_derivative(layout: Layout, derivative: str, options: BidsOptions, ignored: Ignored) -> None:
     """A derivative's subjects, whether or not it has a dataset_description.json."""
     base = f"derivatives/{derivative}".rstrip("/")
     subjects = {subject for subject, _ in layout.keys}
@@ -215,10 +237,15 @@ def _read_derivative(layout: Layout, derivative: str, options: BidsOptions, igno
         layout.left_out[f"{base}: has no folders sub-*"] += 1
 
 
-def _ignore_rules(root: str) -> object | None:
+def _nothing(_path: str) -> bool:
+    return False
+
+
+def _ignore_rules(root: str) -> Ignored:
+    """A test for paths that .bidsignore excludes."""
     path = Path(root) / ".bidsignore"
     if not path.is_file():
-        return None
+        return _nothing
     try:
         import pathspec
     except ModuleNotFoundError as error:
@@ -228,4 +255,4 @@ def _ignore_rules(root: str) -> object | None:
             extra="neuro",
         ) from error
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return pathspec.GitIgnoreSpec.from_lines(lines)
+    return pathspec.GitIgnoreSpec.from_lines(lines).match_file

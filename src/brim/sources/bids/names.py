@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from brim.sources.kinds import kind_of
+from brim.sources.order import natural
 
 _PART = re.compile(r"([A-Za-z0-9]+)-(.+)")
 TEXT_EXTENSIONS = frozenset([".tsv", ".json", ".bval", ".bvec"])
@@ -57,10 +58,3 @@ def file_kind(name: Name) -> str:
     if kind == "nifti" and name.extension.lower() not in (".nii", ".nii.gz"):
         return "file"
     return kind
-
-
-def natural(text: str) -> tuple[object, ...]:
-    """A key by which run-2 comes before run-10."""
-    return tuple(
-        (0, int(piece), piece) if piece.isdigit() else (1, 0, piece) for piece in re.split(r"(\d+)", text) if piece
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
@@ -93,9 +92,9 @@ class _Reader:
         arrays = self._rows_by_file(limit) if self.options.rows == "file" else self._rows_by_folder(limit)
         removed = self.sidecars.removed
         if removed:
-            keys = ", ".join(key for key, _ in removed.most_common(4))
+            keys = ", ".join(key for key, _ in removed.most_common(4)) + (", …" if len(removed) > 4 else "")
             self.warnings.append(
-                f"{removed.total()} private fields were left out of sidecars and tables ({keys}, …); "
+                f"{removed.total()} private fields were left out of sidecars and tables ({keys}); "
                 "--sidecars full keeps them"
             )
         if self.sidecars.broken:
@@ -295,7 +294,7 @@ def _as_type(value: str | None, kind: pa.DataType, shown: str) -> Any:
 def _left_out(layout: Layout) -> list[str]:
     """What of the dataset is not in the rows, and how to have it."""
     lines = []
-    for why, count in Counter(layout.left_out).most_common():
+    for why, count in layout.left_out.most_common():
         example = layout.examples.get(why)
         lines.append(
             f"left out: {why}" if example is None else f"left out: {count} file(s), {why}, for example {example}"

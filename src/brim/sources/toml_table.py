@@ -9,7 +9,7 @@ from brim.errors import InputError
 Span = tuple[int, int]  # lowest and highest
 
 
-class Place:
+class TomlTable:
     """The values of a table, of which only some keys are `allowed`; `shown` is where it stands."""
 
     def __init__(self, values: Any, shown: str, allowed: tuple[str, ...]) -> None:

@@ -1,0 +1,71 @@
+"""Writes that last through a power cut, and the system's errors about them as brim's."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from brim.errors import DestinationError, SinkFailed
+from brim.sizes import format_size
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename or a new file in `folder` last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give a file its name, for good. What had the name before is gone."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source.replace(target)
+    for folder in {source.parent, target.parent}:
+        sync_folder(folder)
+
+
+def write_whole(target: Path, data: bytes) -> None:
+    """A small file that appears whole or not at all."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    rename(temporary, target)
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Room on the disk, or None where the file system does not say."""
+    usage = os.statvfs(folder)
+    return usage.f_bavail * usage.f_frsize if usage.f_blocks else None
+
+
+@contextmanager
+def failures(root: Path) -> Iterator[None]:
+    """Here the system's errors about a destination become brim's."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            free = free_bytes(root) if root.exists() else None
+            left = f" ({format_size(free)} left)" if free is not None else ""
+            raise SinkFailed(
+                f"The disk of the destination is full{left}; what is finished is kept.",
+                hint="Make room, then run the same command to continue.",
+            ) from error
+        if error.errno in _UNUSABLE:
+            raise DestinationError(
+                f"The destination {str(root)!r} cannot be used: {error.strerror}.",
+                hint="Choose another folder, or give yourself the right to write there.",
+            ) from error
+        raise SinkFailed(
+            f"Writing to the destination failed: {error.strerror or error}.", hint="Run the same command to continue."
+        ) from error

@@ -1,0 +1,11 @@
+"""The order in which people count: run-2 before run-10."""
+
+from __future__ import annotations
+
+import re
+
+
+def natural(text: str) -> tuple[object, ...]:
+    """A key for sorting: numbers by value (then by how they are written), everything else by character."""
+    pieces = (piece for piece in re.split(r"(\d+)", text) if piece)
+    return tuple((0, int(piece), piece) if piece.isdigit() else (1, 0, piece) for piece in pieces)
