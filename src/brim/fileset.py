@@ -7,7 +7,7 @@ set. Nothing here reads file content.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -121,10 +121,6 @@ class FileSetBuilder:
         number = self._append(path, (size, newest, 0))
         self._bundles[number] = Bundle(tuple(name for name, _, _ in members), numbers)
         return number
-
-    def extend(self, items: Iterable[tuple[str, os.stat_result]]) -> None:
-        for path, stat in items:
-            self.add(path, stat)
 
     def _pack(self) -> None:
         self._packed_paths.append(pa.array(self._paths, pa.large_string()))

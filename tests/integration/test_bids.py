@@ -174,7 +174,8 @@ def test_selection(tmp_path: Path) -> None:
     assert facts("--subjects", "sub-01", "--sessions", "b")["rows"] == 1
     assert list(facts("--suffixes", "t1w")["columns"]) == ["t1w"]
     assert facts("--limit", "2")["rows"] == 2
-    assert "No subject" in brim("plan", source, "--subjects", "77", check=2).stderr
+    assert "names sub-77" in brim("plan", source, "--subjects", "77", "--subjects", "01", check=2).stderr
+    assert "no file has" in brim("plan", source, "--suffixes", "bodl", check=2).stderr
 
 
 def test_a_pilot_and_the_whole_agree(tmp_path: Path) -> None:

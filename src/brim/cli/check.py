@@ -55,7 +55,7 @@ def check(
 
     if reading.oversize not in ("error", "skip"):
         raise InputError(f"--oversize takes error or skip, not {reading.oversize!r}.")
-    table = read(source, reading, bids)
+    table = read(source, reading, bids, lenient=True)
     progress = progress_for(showing.json, watching.quiet)
     for warning in table.warnings:
         progress.note(warning)

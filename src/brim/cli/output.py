@@ -36,13 +36,12 @@ def fail(error: BrimError, as_json: bool) -> int:
 
 
 def progress_for(as_json: bool, quiet: bool) -> Any:
-    from brim.engine.progress import Silent
-    from brim.report.progress import Bar, JsonLines, PlainLines
+    from brim.report.progress import Bar, JsonLines, NotesOnly, PlainLines
 
     if as_json:
         return JsonLines(nobody_listens)
     if quiet:
-        return Silent()
+        return NotesOnly()
     return Bar() if sys.stderr.isatty() else PlainLines()
 
 

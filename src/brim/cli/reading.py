@@ -5,7 +5,7 @@ from typing import Any
 from brim.cli.options import Bids, Reading
 
 
-def read(source: str, reading: Reading, bids: Bids) -> Any:
+def read(source: str, reading: Reading, bids: Bids, lenient: bool = False) -> Any:
     """The file table of SOURCE, read as the options say."""
     from brim.sources import read_source, recipe_text
     from brim.sources.bids.options import BidsOptions
@@ -22,6 +22,7 @@ def read(source: str, reading: Reading, bids: Bids) -> Any:
         split_by=reading.split_by,
         root=reading.root,
         recipe_text=recipe_text(bids.recipe),
+        lenient=lenient,
         bids=BidsOptions(
             rows=bids.rows,  # type: ignore[arg-type]  # checked by BidsOptions
             sidecars=bids.sidecars,  # type: ignore[arg-type]  # checked by BidsOptions

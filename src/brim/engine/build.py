@@ -104,7 +104,10 @@ class Build:
         """Write the columns of a BIDS dataset as a recipe, so that a pilot and the whole dataset agree."""
         if self.plan.table.saved is None:
             raise InputError("--save-recipe is for BIDS datasets read without another recipe.")
-        Path(path).write_text(self.plan.table.saved, encoding="utf-8")
+        try:
+            Path(path).write_text(self.plan.table.saved, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"The recipe cannot be written to {str(path)!r}: {error.strerror}.") from error
 
     def check(self) -> None:
         """FilesRefused if a file cannot be packaged."""

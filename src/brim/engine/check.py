@@ -93,6 +93,8 @@ def check(
         checks.append(_refusals("is not empty", refused, ("empty",), total))
     if max_cell_bytes is not None:
         checks.append(_refusals("fits the format", refused, ("oversize",), total))
+    if table.crowded:
+        checks.append(Check("one file where one is expected", False, total, list(table.crowded)))
     if at_home.counted:
         checks.append(at_home)
     # An oversized file is whole as far as anybody knows; the others have nothing to look into.

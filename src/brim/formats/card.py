@@ -187,4 +187,4 @@ def _text(facts: CardFacts) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return text.replace("|", "\\|").replace("\n", " ").replace("<!--", "<! --")

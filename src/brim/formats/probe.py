@@ -192,6 +192,9 @@ def _nifti_header(head: bytes) -> Any:
 
 def _check_nifti_length(header: Any, length: int) -> None:
     values = math.prod(map(int, header.get_data_shape()))
+    offset = float(header["vox_offset"])
+    if not math.isfinite(offset) or offset < 0:
+        raise _Damage("has an impossible place of its data in the NIfTI header")
     promised = int(header.get_data_offset()) + values * header.get_data_dtype().itemsize
     if length < promised:
         raise _Damage(f"holds too little data: {length:,} of the {promised:,} bytes its NIfTI header promises")

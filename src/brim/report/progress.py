@@ -61,6 +61,18 @@ class JsonLines:
         pass
 
 
+class NotesOnly:
+    """No progress, but what the user should know."""
+
+    def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None: ...
+    def advance(self, size: int) -> None: ...
+    def shard(self, name: str, size: int, sha256: str, how: str) -> None: ...
+    def finish(self) -> None: ...
+
+    def note(self, text: str) -> None:
+        print(f"brim: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
 class PlainLines:
     """For logs: a line when it starts, and every ten seconds."""
 

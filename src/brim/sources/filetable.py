@@ -62,6 +62,7 @@ class FileTable:
     left_out: tuple[str, ...] = ()  # paths of files too large for the format, dropped on request
     recipe: Mapping[str, Any] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)  # what the source says of itself, for the card
+    crowded: tuple[str, ...] = ()  # files of cells that hold several where one is expected (only if read leniently)
     saved: str | None = None  # the columns found, as a recipe that fixes them
 
     def __len__(self) -> int:

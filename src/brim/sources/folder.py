@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections import Counter
 from typing import Any
 
@@ -11,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.errors import InputError, SourceError
-from brim.fileset import FileSetBuilder
+from brim.fileset import FileSetBuilder, Ints
 from brim.sources.filetable import FileColumn, FileTable, Split, one_array
-from brim.sources.kinds import extension_of, is_companion, kind_of
+from brim.sources.kinds import KINDS, extension_of, is_companion, kind_of
 from brim.sources.options import SourceOptions
 from brim.sources.readers import read_table
 from brim.sources.tables import describe, limit_rows, make_file_table
@@ -25,6 +26,8 @@ _SPLIT_FOLDERS = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
+_SPLIT_CODES = {folder: code for code, folders in enumerate(_SPLIT_FOLDERS.values(), start=1) for folder in folders}
+_COMPANION = 255
 _SPLIT_OF = {folder: split for split, folders in _SPLIT_FOLDERS.items() for folder in folders}
 
 
@@ -39,34 +42,39 @@ def folder_source(folder: str, options: SourceOptions) -> FileTable:
     selected = options.selects()
     allowed = SourceOptions(exclude=options.exclude).selects()
     relevant: int | None = None
-    paths: list[str] = []
-    stats: list[tuple[str, os.stat_result]] = []
+    builder = FileSetBuilder(root)
+    kinds, tops = array("B"), array("B")  # a byte a file: a million files must stay small
     metadata: list[str] = []
     for path, stat in walk:
         if path.rsplit("/", 1)[-1] in _METADATA and allowed(path):
             metadata.append(path)
         elif selected(path):
-            paths.append(path)
-            stats.append((path, stat))
-            if len(paths) == options.limit:
+            builder.add(path, stat)
+            kind = kind_of(path)
+            kinds.append(_COMPANION if kind == "file" and is_companion(path) else KINDS.index(kind))
+            tops.append(_SPLIT_CODES.get(path.split("/", 1)[0], 0) if "/" in path else 0)
+            if len(builder) == options.limit:
                 relevant = len(walk.refused)  # what is refused later lies beyond the rows that were asked for
     refused = tuple(r for r in walk.refused[:relevant] if selected(r.path))
     warnings = _walk_warnings(walk)
+    files = builder.finish()
     if metadata:
-        return _with_metadata(root, metadata, paths, options, warnings)
-    if not paths and not refused:
+        return _with_metadata(root, metadata, files.paths.to_pylist(), options, warnings)
+    if not len(files) and not refused:
         what = " that --include and --exclude leave" if options.include or options.exclude else ""
         raise SourceError(f"There are no files{what} in {os.path.basename(root) or root!r}.", path=root)
-    name, kind, guessed = _column(paths, options)
-    if kind != "file":
-        other = Counter(extension_of(path) or "(none)" for path in paths if kind_of(path) != kind)
-        if other and guessed:
-            stats = [(path, stat) for path, stat in stats if kind_of(path) == kind]
-            warnings += (_companion_warning(other),)
-    builder = FileSetBuilder(root)
-    order, splits = _splits([path for path, _ in stats], options)
-    builder.extend(stats[i] for i in order)
-    files = builder.finish()
+    codes = np.frombuffer(kinds, np.uint8)
+    name, kind, guessed = _column(codes, options)
+    numbers = np.arange(len(files), dtype=np.int64)
+    if kind != "file" and guessed:
+        beside = numbers[codes != KINDS.index(kind)]
+        if len(beside):
+            numbers = numbers[codes == KINDS.index(kind)]
+            others = files.paths.take(pa.array(beside)).to_pylist()
+            warnings += (_companion_warning(Counter(extension_of(path) or "(none)" for path in others)),)
+    numbers, splits = _splits(numbers, np.frombuffer(tops, np.uint8)[numbers], files.paths, options)
+    if len(numbers) < len(files) or len(splits) > 1:
+        files = files.take(numbers)
     rows = pa.table({name: pa.array(np.arange(len(files), dtype=np.int64))})
     if options.limit is not None:
         rows, splits = limit_rows(rows, splits, options.limit)
@@ -95,44 +103,36 @@ def _companion_warning(other: Counter[str]) -> str:
     return f"{other.total()} file(s) beside the data are left out ({what}); --files file:file takes every file as it is"
 
 
-def _column(paths: list[str], options: SourceOptions) -> tuple[str, str, bool]:
-    """The name and kind of the file column."""
+def _column(codes: np.ndarray[Any, np.dtype[np.uint8]], options: SourceOptions) -> tuple[str, str, bool]:
+    """The name and kind of the file column, from the kinds of all files."""
     named = options.file_columns()
     if len(named) > 1:
         raise InputError("A folder of files has one file column; --files was given more than once.")
-    kinds = Counter(kind_of(path) for path in paths)
-    media = set(kinds) - {"file"}
-    if len(media) == 1 and all(kind_of(path) != "file" or is_companion(path) for path in paths):
-        kind = media.pop()
-    else:
-        kind = "file"
+    found = set(np.unique(codes).tolist()) - {_COMPANION}
+    kind = KINDS[found.pop()] if len(found) == 1 else "file"
     for name, given in named.items():
         return name, given or kind, given is None
     return kind, kind, True
 
 
-def _splits(paths: list[str], options: SourceOptions) -> tuple[list[int], tuple[Split, ...]]:
-    """The order of the files, split after split, and the splits."""
-    if options.split is not None:
-        return list(range(len(paths))), (Split(options.split, 0, len(paths)),)
-    names = [_SPLIT_OF.get(path.split("/", 1)[0]) if "/" in path else None for path in paths]
-    present = [split for split in _SPLIT_FOLDERS if split in names]
-    if not present:
-        return list(range(len(paths))), (Split("train", 0, len(paths)),)
-    if None in names:
-        stray = paths[names.index(None)]
+def _splits(
+    numbers: Ints, tops: np.ndarray[Any, np.dtype[np.uint8]], paths: pa.Array, options: SourceOptions
+) -> tuple[Ints, tuple[Split, ...]]:
+    """The files, split after split, and the splits."""
+    present = sorted(set(np.unique(tops).tolist()) - {0})
+    if options.split is not None or not present:
+        return numbers, (Split(options.split or "train", 0, len(numbers)),)
+    names = list(_SPLIT_FOLDERS)
+    outside = numbers[tops == 0]
+    if len(outside):
         raise SourceError(
-            f"The folder has splits ({', '.join(present)}), but {names.count(None)} file(s) lie outside of them, "
-            f"for example {stray!r}.",
+            f"The folder has splits ({', '.join(names[code - 1] for code in present)}), but {len(outside)} file(s) lie "
+            f"outside of them, for example {paths[int(outside[0])].as_py()!r}.",
             hint="Move them, leave them out with --exclude, or put all into one split with --split train.",
         )
-    order: list[int] = []
-    splits = []
-    for split in present:
-        start = len(order)
-        order.extend(i for i, name in enumerate(names) if name == split)
-        splits.append(Split(split, start, len(order)))
-    return order, tuple(splits)
+    ends = np.cumsum([int((tops == code).sum()) for code in present]).tolist()
+    splits = [Split(names[c - 1], start, end) for c, start, end in zip(present, [0, *ends], ends, strict=False)]
+    return numbers[np.argsort(tops, kind="stable")], tuple(splits)
 
 
 def _label(rows: pa.Table, column: str, paths: pa.Array, options: SourceOptions) -> tuple[pa.Table, dict[str, Any]]:

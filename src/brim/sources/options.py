@@ -31,6 +31,7 @@ class SourceOptions:
     root: str | None = None
     recipe_text: str | None = None  # a built-in recipe's name, or the TOML of another
     bids: BidsOptions = field(default_factory=BidsOptions)
+    lenient: bool = False  # for a check: note what does not fit instead of stopping there
 
     def __post_init__(self) -> None:
         if self.limit is not None and not 0 < self.limit < 2**62:
@@ -64,7 +65,9 @@ class SourceOptions:
 
     def recipe(self) -> dict[str, Any]:
         """What decides the rows, for the ledger."""
-        values = {name: value for name, value in asdict(self).items() if value and name not in ("root", "bids")}
+        values = {
+            name: value for name, value in asdict(self).items() if value and name not in ("root", "bids", "lenient")
+        }
         if self.bids != BidsOptions():
             values["bids"] = asdict(self.bids)
         recorded: dict[str, Any] = json.loads(json.dumps(values))

@@ -148,6 +148,8 @@ def expectation_findings(table: FileTable, recipe: Recipe, folder: str, toleranc
     """
     expect = recipe.expect
     share = expect.tolerance if tolerance is None else tolerance
+    if not 0 <= share <= 1:
+        raise InputError(f"--tolerance takes a share from 0 to 1, not {share}.")
     findings = [_required(path, os.path.join(folder, recipe.root, path)) for path in expect.required]
     numbers: list[tuple[str, Span, int]] = []
     if expect.rows is not None:

@@ -66,7 +66,9 @@ def recipe_source(folder: str, recipe: Recipe, options: SourceOptions) -> FileTa
     reading = SourceOptions(split=options.split, root=finder.top)
     made = make_file_table(pa.table(columns), recipe.file_columns(), finder.top, reading, {}, warnings)
     refused = dict.fromkeys([*made.refused, *small.walk.refused, *finder.refused])
-    return made.replace(refused=tuple(refused), recipe=options.recipe())
+    singles = [column.name for column in recipe.columns if not column.is_list]
+    crowded = [path for name in singles for cell in cells[name] if len(cell) > 1 for path in cell]
+    return made.replace(refused=tuple(refused), recipe=options.recipe(), crowded=tuple(crowded))
 
 
 class _Finder:
@@ -163,7 +165,7 @@ def _cells(finder: _Finder, keys: list[Key], options: SourceOptions) -> tuple[li
             cells[column.name].append(paths)
             if len(paths) > 1 and not column.is_list:
                 crowded.append((key, column, paths))
-    if crowded:
+    if crowded and not options.lenient:
         raise _too_many(crowded, finder.recipe)
     return kept, cells
 

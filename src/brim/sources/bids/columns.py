@@ -15,10 +15,13 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import pyarrow as pa
+
 from brim.errors import InputError, SourceError
 from brim.sources.bids.layout import Item
 from brim.sources.bids.names import file_kind, is_text
-from brim.sources.bids.sidecars import HAVE_EVENTS
+from brim.sources.bids.options import BidsOptions
+from brim.sources.kinds import KINDS
 
 SCHEMA_KIND = "bids"
 
@@ -51,8 +54,8 @@ def group_of(item: Item) -> str:
     return item.name.extension.lower() if kind == "file" else kind
 
 
-def find_columns(items: Iterable[Item], row_of: Callable[[Item], Hashable]) -> list[Column]:
-    """The columns of these files, in the order of their names."""
+def find_columns(items: Iterable[Item], row_of: Callable[[Item], Hashable], of_row: frozenset[str]) -> list[Column]:
+    """The columns of these files, in the order of their names. Entities `of_row` are those of the whole row."""
     groups: dict[tuple[str, str, str, str], list[Item]] = {}
     for item in items:
         groups.setdefault((item.derivative, item.name.suffix, item.datatype, group_of(item)), []).append(item)
@@ -68,7 +71,7 @@ def find_columns(items: Iterable[Item], row_of: Callable[[Item], Hashable]) -> l
         if derivative:
             name = f"{_plain(derivative)}_{name}"
         rows = [row_of(item) for item in members]
-        entities = dict.fromkeys(e for item in members for e, _ in item.name.entities if e not in ("sub", "ses"))
+        entities = dict.fromkeys(e for item in members for e, _ in item.name.entities if e not in of_row)
         kind = "text" if is_text(members[0].name) else "file" if group.startswith(".") or not group else group
         columns.append(
             Column(name, suffix, datatype, group, kind, len(set(rows)) < len(rows), derivative, tuple(entities))
@@ -77,7 +80,7 @@ def find_columns(items: Iterable[Item], row_of: Callable[[Item], Hashable]) -> l
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"[^0-9a-z]+", "_", text.lower()).strip("_")
+    return re.sub(r"[^0-9a-z]+", "_", text.lower()).strip("_") or text.lower()
 
 
 def _distinct(columns: list[Column]) -> list[Column]:
@@ -92,11 +95,10 @@ def _distinct(columns: list[Column]) -> list[Column]:
     return columns
 
 
-def is_data(items: list[Item]) -> Callable[[Item], bool]:
-    """Whether a file is a value of its own, and not what travels with another one."""
+def is_data(items: list[Item], taken: set[str]) -> Callable[[Item], bool]:
+    """Whether a file is a value of its own, and not what travels with another one. `taken` are paths that do."""
     recorded = {item.name.suffix for item in items if not is_text(item.name)}
     tables = {item.name.suffix for item in items if item.name.extension == ".tsv"}
-    with_events = bool(recorded & HAVE_EVENTS)
 
     def test(item: Item) -> bool:
         extension, suffix = item.name.extension, item.name.suffix
@@ -105,33 +107,37 @@ def is_data(items: list[Item]) -> Callable[[Item], bool]:
         if extension == ".json":
             return suffix not in recorded and suffix not in tables
         if extension == ".tsv":
-            return not (suffix == "events" and with_events)
+            return item.path not in taken
         return suffix not in recorded  # gradients without an image
 
     return test
 
 
-def write_schema(columns: list[Column], rows: str, sidecars: str, metadata: dict[str, str]) -> str:
+def write_schema(columns: list[Column], options: BidsOptions, metadata: dict[str, str]) -> str:
     """The columns as TOML; JSON's strings and lists are TOML's."""
-    lines = ["# The columns of a BIDS dataset, as brim found them.", f'kind = "{SCHEMA_KIND}"', f'rows = "{rows}"']
-    lines += [f'sidecars = "{sidecars}"', "", "[metadata]  # name = type"]
+    lines = ["# The columns of a BIDS dataset, as brim found them.", f'kind = "{SCHEMA_KIND}"']
+    lines += [f'rows = "{options.rows}"', f'sidecars = "{options.sidecars}"']
+    lines += [f"derivatives = {json.dumps(list(options.derivatives))}", f"phenotype = {json.dumps(options.phenotype)}"]
+    lines += ["", "[metadata]  # name = type"]
     lines += [f"{json.dumps(name)} = {json.dumps(kind)}" for name, kind in metadata.items()]
     for column in columns:
         lines += ["", "[[columns]]"]
         for name, value in asdict(column).items():
-            if value not in ("", ()):
+            if value not in ("", ()) or name in ("suffix", "group"):
                 lines.append(f"{name} = {json.dumps(list(value) if isinstance(value, tuple) else value)}")
     return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A saved schema: the columns, and the types of the joined metadata."""
+    """A saved schema: the columns, the types of the joined metadata, and the options that go with them."""
 
     columns: list[Column]
     metadata: dict[str, str]
     rows: str
     sidecars: str
+    derivatives: tuple[str, ...]
+    phenotype: bool
 
 
 def read_schema(text: str) -> Schema:
@@ -139,8 +145,16 @@ def read_schema(text: str) -> Schema:
         content = tomllib.loads(text)
         columns = [_read_column(entry) for entry in content["columns"]]
         metadata = {str(name): str(kind) for name, kind in content.get("metadata", {}).items()}
-        return Schema(columns, metadata, content["rows"], content["sidecars"])
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+        for kind in [*metadata.values(), *(s.rpartition(":")[2] for column in columns for s in column.scans)]:
+            pa.type_for_alias(kind)
+        names = ["subject_id", "session_id", *metadata, *(column.name for column in columns)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise KeyError(f"two columns are named {twice[0]!r}")
+        derivatives = tuple(map(str, content.get("derivatives", [])))
+        return Schema(
+            columns, metadata, content["rows"], content["sidecars"], derivatives, bool(content.get("phenotype"))
+        )
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise InputError(
             f"The recipe of a BIDS dataset is broken: {error}.", hint="Save it again with brim plan."
         ) from error
@@ -150,7 +164,9 @@ def _read_column(entry: dict[str, Any]) -> Column:
     known = {field.name for field in fields(Column)}
     if unknown := sorted(set(entry) - known):
         raise KeyError(f"a column has the unknown key {unknown[0]!r}")
-    defaults: dict[str, Any] = {"datatype": "", "group": ""}
+    if entry.get("kind") not in (*KINDS, "text"):
+        raise KeyError(f"a column has the unknown kind {entry.get('kind')!r}")
+    defaults: dict[str, Any] = {"datatype": ""}
     return Column(**{**defaults, **{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}})
 
 

@@ -59,16 +59,14 @@ class Layout:
 def read_layout(root: str, options: BidsOptions) -> Layout:
     layout = Layout(root)
     ignored = _ignore_rules(root) if options.bidsignore else _nothing
-    subjects = _subjects(root)
+    subjects = [subject for subject in _subjects(root, layout.refused) if not ignored(f"{subject}/")]
     if not subjects:
         raise SourceError(
             "This BIDS dataset has no subjects: there is no folder sub-*.",
             hint="An atlas or template has no rows to make; --recipe files packages every file of a folder.",
             path=root,
         )
-    for name in sorted(os.listdir(root)):
-        if os.path.isfile(os.path.join(root, name)):
-            _add_text(layout, name, "")
+    _read_top(layout, ignored)
     _check_asked("--subjects", options.subjects, "sub-", subjects)
     for subject in subjects:
         if options.wants_subject(subject):
@@ -82,7 +80,32 @@ def read_layout(root: str, options: BidsOptions) -> Layout:
     met = {item.name.suffix.lower() for item in layout.items}
     if unmet := [suffix for suffix in options.suffixes if suffix.lower() not in met]:
         raise SourceError(f"--suffixes names {unmet[0]!r}, which no file has.", hint="brim plan shows those there are.")
+    _add_keys(layout, subjects)
     return layout
+
+
+def _read_top(layout: Layout, ignored: Ignored) -> None:
+    """Files beside the subjects: texts that apply to all of them; links that lead nowhere are refused."""
+    walk = Walk(layout.root)
+    for name in sorted(os.listdir(layout.root)):
+        full = os.path.join(layout.root, name)
+        if name.startswith(".") or name.startswith("sub-") or ignored(name):
+            continue
+        if os.path.isdir(full):
+            if name not in _ASIDE:
+                layout.left_out[f"the folder {name}/"] += 1
+        elif walk.look(full, name) is not None:
+            _add_text(layout, name, "")
+    layout.refused += walk.refused
+
+
+def _add_keys(layout: Layout, subjects: list[str]) -> None:
+    """Rows for sessions (or none) that only a derivative has."""
+    order = {subject: number for number, subject in enumerate(subjects)}
+    extra = {(item.subject, item.session) for item in layout.items} - set(layout.keys)
+    if extra:
+        keys = [*layout.keys, *extra]
+        layout.keys = sorted(keys, key=lambda k: (order[k[0]], k[1] is not None, natural(k[1] or "")))
 
 
 def _check_asked(option: str, names: tuple[str, ...], prefix: str, there: list[str]) -> None:
@@ -93,8 +116,14 @@ def _check_asked(option: str, names: tuple[str, ...], prefix: str, there: list[s
         raise SourceError(f"{option} names {unknown[0]}, which is not in the dataset.", hint=f"There is: {some}.")
 
 
-def _subjects(root: str) -> list[str]:
-    names = [entry.name for entry in os.scandir(root) if entry.name.startswith("sub-") and entry.is_dir()]
+def _subjects(root: str, refused: list[Refused] | None = None) -> list[str]:
+    names = []
+    for entry in os.scandir(root):
+        if entry.name.startswith("sub-") and entry.is_dir():
+            if entry.name.encode("utf-8", "replace").decode() == entry.name:
+                names.append(entry.name)
+            elif refused is not None:
+                refused.append(Refused("name", entry.name.encode("utf-8", "backslashreplace").decode()))
     return sorted(names, key=natural)
 
 
@@ -128,7 +157,7 @@ def _read_subject(
             layout.tables[path] = name.suffix
         elif name.extension in TEXT_EXTENSIONS:
             _add_text(layout, inside.rsplit("/", 1)[-1], path.rpartition("/")[0])
-            if datatype:
+            if datatype or name.extension == ".tsv":
                 _add(layout, Item(path, name, subject, session, datatype, stat, None, derivative), options, found)
         else:
             _add(layout, Item(path, name, subject, session, datatype, stat, None, derivative), options, found)
@@ -138,8 +167,12 @@ def _read_subject(
             session, datatype = _place(inside)
             item = Item(f"{folder}/{inside}/", name, subject, session, datatype, None, tuple(members), derivative)
             _add(layout, item, options, found)
+    for empty in _empty_recordings(walk.root, set(bundles)):
+        walk.refused.append(Refused("empty", f"{empty}/"))
     for refused in walk.refused:
-        if options.wants_session(_place(refused.path)[0]):
+        if ignored(f"{folder}/{refused.path}"):
+            layout.leave_out("ignored by .bidsignore", f"{folder}/{refused.path}")
+        elif options.wants_session(_place(refused.path)[0]):
             _add_refused(layout, folder, refused, options)
     layout.loops += [f"{folder}/{loop}" for loop in walk.loops]
     if not derivative:
@@ -148,6 +181,21 @@ def _read_subject(
         if (None in found or not sessions) and not options.sessions:
             wanted.insert(0, None)
         layout.keys += [(subject, session) for session in wanted]
+
+
+def _empty_recordings(root: str, bundles: set[str]) -> list[str]:
+    """Folders with a recording's name and nothing inside: a copy that failed."""
+    found = []
+    for folder, names, _ in os.walk(root):
+        inside = os.path.relpath(folder, root)
+        if inside != "." and _bundle_of(f"{inside}/") is not None:
+            names.clear()
+            continue
+        for name in names:
+            path = name if inside == "." else f"{inside}/{name}"
+            if _bundle_of(f"{path}/") == path and path not in bundles:
+                found.append(path)
+    return found
 
 
 def _add_refused(layout: Layout, folder: str, refused: Refused, options: BidsOptions) -> None:
@@ -202,14 +250,11 @@ def _read_aside(layout: Layout, options: BidsOptions, ignored: Ignored) -> None:
             layout.left_out[f"{name}/"] += 1
             continue
         if _subjects(folder):  # derivatives without a pipeline's name
-            if options.derivatives:
+            if "all" in options.derivatives:
                 _read_derivative(layout, "", options, ignored)
             else:
                 layout.left_out["derivatives/sub-* (--derivatives all takes them)"] += 1
-            continue
-        present = sorted(
-            entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")
-        )
+        present = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith((".", "sub-")))
         unknown = set(options.derivatives) - set(present) - {"all"}
         if unknown:
             raise SourceError(
@@ -228,6 +273,9 @@ def _read_derivative(layout: Layout, derivative: str, options: BidsOptions, igno
     base = f"derivatives/{derivative}".rstrip("/")
     subjects = {subject for subject, _ in layout.keys}
     there = _subjects(os.path.join(layout.root, base))
+    for name in sorted(os.listdir(os.path.join(layout.root, base))):
+        if os.path.isfile(os.path.join(layout.root, base, name)):
+            _add_text(layout, name, base)
     for subject in there:
         if subject in subjects:
             _read_subject(layout, f"{base}/{subject}", subject, options, ignored, derivative or "derivatives")

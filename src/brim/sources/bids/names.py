@@ -10,7 +10,9 @@ from brim.sources.order import natural
 
 _PART = re.compile(r"([A-Za-z0-9]+)-(.+)")
 TEXT_EXTENSIONS = frozenset([".tsv", ".json", ".bval", ".bvec"])
-LARGE_TABLES = frozenset(["motion", "physio", "stim"])  # recordings that happen to be tables: files, not texts
+LARGE_TABLES = frozenset(
+    ["motion", "physio", "stim", "timeseries", "regressors"]
+)  # recordings that happen to be tables: files, not texts
 
 
 @dataclass(frozen=True, slots=True)

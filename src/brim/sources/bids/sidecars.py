@@ -6,31 +6,38 @@ among the image's. Of gradients and events the nearest counts; JSON fields are m
 
 from __future__ import annotations
 
-import fnmatch
 import json
+import math
 import os
 import re
 from collections import Counter
 from typing import Any
 
+from brim.errors import SourceError
 from brim.sources.bids.layout import Item, Layout
+from brim.sources.filetable import Refused
+from brim.sources.pointers import pointer_kind
 
-# What identifies a person, a place, a device or a day. DICOM names, as converters copy them into JSON.
-PRIVATE_KEYS = (
-    "Patient*", "*Physician*", "Institution*", "*DateTime*", "*Date", "*Address*", "*Telephone*", "*BirthDate*",
-    "AcquisitionTime", "ContentTime", "SeriesTime", "StudyTime", "InstanceCreationTime", "*StepStartTime",
-    "*StepEndTime", "*SerialNumber", "*StationName", "*StationAETitle", "*Operator*",
-    "AccessionNumber", "StudyID", "*InstanceUID", "*OfReferenceUID", "Referring*", "Requesting*", "SubjectName*",
-    "OtherPatient*", "acq_time",
-)  # fmt: skip
-_PRIVATE = re.compile("|".join(fnmatch.translate(pattern) for pattern in PRIVATE_KEYS), re.IGNORECASE)
+# What identifies a person, a place, a device or a day: DICOM names, as converters copy them into JSON, and the
+# same words as tables spell them. Compared without case and underscores.
+_PRIVATE = re.compile(
+    r"patient.*|.*patient(id|name).*|issuerofpatient.*|.*physician.*|.*operator.*|responsibleperson.*|subject(id|name).*"
+    r"|institution.*|.*address|.*telephone.*|.*datetime.*|dateof.*|dob|birth(date|day)|.*birthdate.*"
+    r"|(acq|acquisition|content|series|study|scan|session|visit|exam|recording|instancecreation|procedure.*|performed.*)"
+    r"(date|time|datetime)s?|.*stepstart(date|time)|.*stepend(date|time)"
+    r"|.*serialnumber.*|.*stationname|.*stationaetitle|accessionnumber|studyid|.*instanceuid|.*ofreferenceuid"
+    r"|.*creatoruid|deviceuid|referring.*|requesting.*"
+)
+_DATE = re.compile(r".*[a-z]Dates?")  # any other DICOM date; with its capital, so that a candidate is not one
 
 # Recordings that have events.
-HAVE_EVENTS = frozenset("bold cbv phase eeg meg ieeg nirs emg pet beh".split())  # noqa: SIM905
+_MOST_TEXT_BYTES = 16 << 20
+HAVE_EVENTS = frozenset("bold cbv phase eeg meg ieeg nirs emg pet beh motion svs mrsi mrsref unloc".split())  # noqa: SIM905
 
 
 def is_private(key: str) -> bool:
-    return _PRIVATE.fullmatch(key) is not None
+    plain = re.sub(r"[\s_-]", "", key).lower()
+    return _PRIVATE.fullmatch(plain) is not None or _DATE.fullmatch(key) is not None
 
 
 class Sidecars:
@@ -45,13 +52,9 @@ class Sidecars:
 
     def json(self, item: Item) -> str | None:
         """The merged fields as JSON text, or None if no file applies."""
-        merged: dict[str, Any] = {}
-        applies = self._applying(item, item.name.suffix, ".json")
-        for path in applies:
-            merged |= self._read_fields(path) or {}
-        if not applies:
-            return None
-        return json.dumps(merged, ensure_ascii=False)
+        read = [self._read_fields(path) for path in self._applying(item, item.name.suffix, ".json")]
+        fields = [each for each in read if each is not None]
+        return _as_json({key: value for each in fields for key, value in each.items()}) if fields else None
 
     def nearest(self, item: Item, extension: str, suffix: str | None = None) -> str | None:
         """The text of the nearest file with this extension that applies."""
@@ -59,16 +62,22 @@ class Sidecars:
         return self.text(applies[-1]) if applies else None
 
     def events(self, item: Item) -> str | None:
+        path = self.events_path(item)
+        return None if path is None else self.text(path)
+
+    def events_path(self, item: Item) -> str | None:
+        """The events that belong to a recording."""
         if item.name.suffix not in HAVE_EVENTS or item.name.get("task") is None:
             return None
-        return self.nearest(item, ".tsv", "events")
+        applies = self._applying(item, "events", ".tsv")
+        return applies[-1] if applies else None
 
     def text(self, path: str) -> str | None:
         """The content of a text file; JSON loses its private fields."""
         if path not in self._texts:
             if path.endswith(".json"):
                 fields = self._read_fields(path)
-                self._texts[path] = None if fields is None else json.dumps(fields, ensure_ascii=False)
+                self._texts[path] = None if fields is None else _as_json(fields)
             else:
                 self._texts[path] = self._read(path)
         return self._texts[path]
@@ -87,8 +96,18 @@ class Sidecars:
         return found
 
     def _read(self, path: str) -> str | None:
+        full = os.path.join(self._layout.root, path)
         try:
-            with open(os.path.join(self._layout.root, path), encoding="utf-8-sig") as file:
+            if os.path.getsize(full) > _MOST_TEXT_BYTES:
+                raise SourceError(
+                    f"{path} is too large to travel as text ({os.path.getsize(full):,} bytes).",
+                    hint="Leave it out with --exclude, or take other suffixes with --suffixes.",
+                )
+            pointer = pointer_kind(full)
+            if pointer is not None:
+                self._layout.refused.append(Refused(pointer, path))
+                return None
+            with open(full, encoding="utf-8-sig") as file:
                 return file.read()
         except (OSError, UnicodeDecodeError):
             self.broken.append(path)
@@ -99,27 +118,36 @@ class Sidecars:
             text = self._read(path)
             try:
                 fields = json.loads(text) if text and text.strip() else {} if text is not None else None
-            except ValueError:
+            except (ValueError, RecursionError):
                 self.broken.append(path)
                 fields = None
             if fields is not None and not isinstance(fields, dict):
                 self.broken.append(path)
                 fields = None
-            self._fields[path] = self._clean(fields) if self._safe and fields else fields
+            self._fields[path] = fields if fields is None else self._clean(fields)
         return self._fields[path]
 
     def _clean(self, value: Any) -> Any:
-        """A JSON value without private fields, at any depth."""
+        """A JSON value without private fields at any depth, and without numbers that JSON does not have."""
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
         if isinstance(value, list):
             return [self._clean(element) for element in value]
         if not isinstance(value, dict):
             return value
-        self.removed.update(key for key in value if is_private(key))
-        return {key: self._clean(inner) for key, inner in value.items() if not is_private(key)}
+        private = {key for key in value if self._safe and is_private(key)}
+        self.removed.update(private)
+        return {key: self._clean(inner) for key, inner in value.items() if key not in private}
+
+
+def _as_json(fields: dict[str, Any]) -> str:
+    text = json.dumps(fields, ensure_ascii=False)
+    # Half of a surrogate pair can be written in JSON and not in UTF-8.
+    return text if text.isprintable() or text.encode("utf-8", "ignore").decode() == text else json.dumps(fields)
 
 
 def _folders_above(item: Item) -> list[str]:
     """The folders from the top of the dataset (or of the derivative) down to the item's own."""
     parts = item.folder.split("/")
-    start = parts.index(item.subject) if item.derivative else 0
-    return ["", *("/".join(parts[: depth + 1]) for depth in range(start, len(parts)))]
+    first = parts.index(item.subject)  # what lies above is the top: of the dataset, or of the derivative
+    return ["/".join(parts[:depth]) for depth in range(first, len(parts) + 1)]

@@ -15,7 +15,7 @@ from brim.fileset import FileSetBuilder
 from brim.sources.bids import tables
 from brim.sources.bids.columns import Column, Schema, find_columns, is_data, single, write_schema
 from brim.sources.bids.layout import Item, Layout, read_layout
-from brim.sources.bids.names import file_kind, is_text
+from brim.sources.bids.names import file_kind, is_text, parse_name
 from brim.sources.bids.options import BidsOptions
 from brim.sources.bids.sidecars import Sidecars, is_private
 from brim.sources.filetable import FileColumn, FileTable, Split
@@ -23,13 +23,19 @@ from brim.sources.options import SourceOptions
 from brim.sources.tables import describe
 
 Key = tuple[str, str | None]
+_LOOKED_AT = 5  # subjects, to tell whether a folder is BIDS
 
 
 def is_bids(folder: str) -> bool:
-    """Whether a folder says that it is BIDS, or looks like it."""
+    """Whether a folder says that it is BIDS, or has subjects with files that are named that way."""
     if os.path.isfile(os.path.join(folder, "dataset_description.json")):
         return True
-    return any(entry.name.startswith("sub-") and entry.is_dir() for entry in os.scandir(folder))
+    subjects = [entry.path for entry in os.scandir(folder) if entry.name.startswith("sub-") and entry.is_dir()]
+    for subject in sorted(subjects)[:_LOOKED_AT]:
+        for _, _, names in os.walk(subject):
+            if any(name.startswith(f"{os.path.basename(subject)}_") and parse_name(name) for name in names):
+                return True
+    return False
 
 
 def bids_source(folder: str, options: SourceOptions, schema: Schema | None = None) -> FileTable:
@@ -43,11 +49,22 @@ def bids_source(folder: str, options: SourceOptions, schema: Schema | None = Non
         raise InputError("--split-by is for tables.", hint="--split NAME puts all rows into one split.")
     bids = options.bids
     if schema is not None:
-        bids = replace(bids, rows=schema.rows, sidecars=schema.sidecars)  # type: ignore[arg-type]  # checked by it
+        bids = replace(
+            bids,
+            rows=schema.rows,  # type: ignore[arg-type]  # checked by BidsOptions
+            sidecars=schema.sidecars,  # type: ignore[arg-type]  # checked by BidsOptions
+            derivatives=schema.derivatives,
+            phenotype=schema.phenotype,
+        )
     root = os.path.abspath(folder)
     layout = read_layout(root, bids)
     selected = options.selects()
     items = [item for item in layout.items if selected(item.path)]
+    if not items and not layout.refused:
+        raise SourceError(
+            "No file of the subjects has a BIDS name, or none was selected.",
+            hint="--recipe files packages every file of a folder as it is.",
+        )
     reader = _Reader(layout, items, bids, schema)
     rows = reader.rows(options.limit)
     for name in options.drop:
@@ -68,7 +85,7 @@ def bids_source(folder: str, options: SourceOptions, schema: Schema | None = Non
         warnings=(*reader.warnings, *_left_out(layout), *unknown),
         recipe=options.recipe(),
         about=_about(root, rows.column_names),
-        saved=write_schema(reader.columns, bids.rows, bids.sidecars, reader.metadata_types),
+        saved=write_schema(reader.columns, bids, reader.metadata_types),
     )
 
 
@@ -77,13 +94,14 @@ class _Reader:
 
     def __init__(self, layout: Layout, items: list[Item], options: BidsOptions, schema: Schema | None) -> None:
         self.layout, self.options, self.schema = layout, options, schema
-        self.sidecars = Sidecars(layout, safe=options.sidecars == "safe")
+        self.sidecars = Sidecars(layout, safe=options.sidecars != "full")
         self.builder = FileSetBuilder(layout.root)
         self.file_columns: dict[str, FileColumn] = {}
         self.metadata_types: dict[str, str] = {}
         self.warnings: list[str] = []
         self.scans = tables.scans(layout.root, layout.tables)
-        data = is_data(items)
+        taken = {path for item in items if not is_text(item.name) and (path := self.sidecars.events_path(item))}
+        data = is_data(items, taken)
         self.items = [item for item in items if data(item)]
         self.columns: list[Column] = []
         self._numbers: dict[str, int] = {}
@@ -113,8 +131,8 @@ class _Reader:
         )
         row_of: Callable[[Item], Hashable] = (lambda i: i.subject) if by_subject else (lambda i: (i.subject, i.session))
         if self.schema is None:
-            found = find_columns(self.items, row_of)
-            self.columns = [self._with_extras(column) for column in found]
+            found = find_columns(self.items, row_of, frozenset(["sub"] if by_subject else ["sub", "ses"]))
+            self.columns = [self._with_extras(c, [i for i in self.items if c.holds(i)]) for c in found]
         else:
             self.columns = self.schema.columns
             unknown = [item for item in self.items if not any(column.holds(item) for column in self.columns)]
@@ -137,9 +155,8 @@ class _Reader:
             values |= self._values(column, wanted, keys)
         return arrays | self._metadata(keys, set(arrays) | set(values)) | values
 
-    def _with_extras(self, column: Column) -> Column:
+    def _with_extras(self, column: Column, items: list[Item]) -> Column:
         """The parallel columns that this one has: only those that some file needs."""
-        items = [item for item in self.items if column.holds(item)]
         extras = []
         if self.options.sidecars != "none" and column.kind != "text":
             for extra in ("json", "events", "bval", "bvec"):
@@ -153,7 +170,7 @@ class _Reader:
         return replace(column, extras=tuple(extras), scans=tuple(scans))
 
     def _is_private(self, name: str) -> bool:
-        private = self.options.sidecars == "safe" and is_private(name)
+        private = self.options.sidecars != "full" and is_private(name)
         self.sidecars.removed.update([name] if private else [])
         return private
 
@@ -219,23 +236,32 @@ class _Reader:
                 if name.endswith(".tsv"):
                     path = f"phenotype/{name}"
                     measured, _ = tables.keyed_table(self.layout.root, path, "participant_id", "sub-", subjects)
-                    renamed = {f"{name.removesuffix('.tsv')}_{key}": value for key, value in measured.items()}
+                    shown = {key: value for key, value in measured.items() if not self._is_private(key)}
+                    renamed = {f"{name.removesuffix('.tsv')}_{key}": value for key, value in shown.items()}
                     sources.append(("phenotype", renamed, order))
         said = tables.sessions(self.layout.root, self.layout.tables, self.layout.keys)
-        if said and self.options.rows == "session":
+        if said and self.options.rows != "subject":
             at = {key: number for number, key in enumerate(self.layout.keys)}
-            sources.append(("session", said, pa.array([at[key] for key in keys], pa.int64())))
+            typed = {name: self._typed(name, texts) for name, texts in said.items()}
+            sources.append(("session", typed, pa.array([at[key] for key in keys], pa.int64())))
         for prefix, columns, take in sources:
             for name, values in columns.items():
                 if self._is_private(name):
                     continue
-                unique = name if name not in taken | set(joined) else f"{prefix}_{name}"
+                unique = name
+                while unique in taken or unique in joined:
+                    unique = f"{prefix}_{unique}"
                 joined[unique] = self._as_saved(unique, values.take(take))
         if self.schema is not None:  # exactly the columns of the schema: those that are absent here are null
             absent = {name: pa.nulls(len(keys), pa.type_for_alias(kind)) for name, kind in self.schema.metadata.items()}
             joined = {name: joined.get(name, nulls) for name, nulls in absent.items()}
         self.metadata_types = {name: str(array.type) for name, array in joined.items()}
         return joined
+
+    def _typed(self, name: str, texts: list[str | None]) -> pa.Array:
+        """Texts by what they look like; as text where the schema says so, whatever these look like."""
+        kind = None if self.schema is None else self.schema.metadata.get(name)
+        return pa.array(texts, pa.string()) if kind == "string" else tables.typed(texts)
 
     def _as_saved(self, name: str, array: pa.Array) -> pa.Array:
         kind = None if self.schema is None else self.schema.metadata.get(name)
@@ -257,12 +283,11 @@ class _Reader:
         keys = [(item.subject, item.session) for item in items]
         entities = dict.fromkeys(e for item in items for e, _ in item.name.entities if e not in ("sub", "ses"))
         kind = kinds.pop() if len(kinds) == 1 else "file"
+        texts = len(self.items) - len([item for item in self.items if not is_text(item.name) or item.members])
+        if texts:
+            self.warnings.append(f"{texts} text file(s) have no row of their own with --rows file and are left out")
         column = Column("file", "", "", "", kind, False, "", tuple(entities))
-        if self.options.sidecars != "none":
-            extras = [
-                e for e in ("json", "events", "bval", "bvec") if any(self._extra(e, i) is not None for i in items)
-            ]
-            column = replace(column, extras=tuple(extras))
+        column = self._with_extras(column, items) if self.schema is None else self.schema.columns[0]
         arrays = {
             "subject_id": pa.array([subject for subject, _ in keys], pa.string()),
             "session_id": pa.array([session for _, session in keys], pa.string()),

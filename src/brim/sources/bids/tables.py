@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import csv
+import math
 import os
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
 from brim.errors import SourceError
+from brim.sources.pointers import COMMANDS, pointer_kind
 
 Texts = dict[str, list[str | None]]
 _NULLS = frozenset(["", "n/a", "N/A", "NA", "nan", "NaN"])
@@ -20,13 +22,19 @@ _NUMBER = re.compile(r"[+-]?(0|[1-9]\d*|(?=\.\d))(\.\d*)?([eE][+-]?\d+)?")
 def read_tsv(path: str, shown: str) -> Texts:
     """The columns of a TSV as texts; nulls are None. Byte-order marks and CRLF are accepted."""
     try:
+        pointer = pointer_kind(path)
         with open(path, encoding="utf-8-sig", newline="") as file:
-            lines = [row for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if any(row)]
+            lines = [line.split("\t") for line in re.split(r"\r\n|\r|\n", file.read()) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{shown} cannot be read: {error}.", path=shown) from error
+    if pointer is not None:
+        raise SourceError(f"{shown} is a pointer, not data.", hint=f"Fetch it with: {COMMANDS[pointer]}", path=shown)
     if not lines:
         return {}
     header = [name.strip() for name in lines[0]]
+    twice = sorted({name for name in header if name and header.count(name) > 1})
+    if twice:
+        raise SourceError(f"{shown} has two columns named {twice[0]!r}.", hint="Rename one of them.", path=shown)
     columns: Texts = {name: [] for name in header if name}
     for number, row in enumerate(lines[1:], start=2):
         if len(row) > len(header) and any(row[len(header) :]):
@@ -42,11 +50,10 @@ def typed(values: Sequence[str | None]) -> pa.Array:
     """Texts as whole numbers, numbers or text. Leading zeros stay text: 007 is a name."""
     present = [value for value in values if value is not None]
     if present and all(_INTEGER.fullmatch(value) for value in present):
-        try:
+        if all(-(2**63) <= int(value) < 2**63 for value in present):
             return pa.array([None if value is None else int(value) for value in values], pa.int64())
-        except OverflowError:
-            pass
-    if present and all(_NUMBER.fullmatch(value) for value in present):
+        return pa.array(values, pa.string())  # an id of that many digits is a name
+    if present and all(_NUMBER.fullmatch(value) and math.isfinite(float(value)) for value in present):
         return pa.array([None if value is None else float(value) for value in values], pa.float64())
     return pa.array(values, pa.string())
 
@@ -83,8 +90,8 @@ def keyed_table(
     return {column: typed(values).take(order) for column, values in columns.items()}, tuple(warnings)
 
 
-def sessions(root: str, tables: Mapping[str, str], keys: Sequence[tuple[str, str | None]]) -> dict[str, pa.Array]:
-    """A value for each (subject, session) and column of the subjects' sessions.tsv."""
+def sessions(root: str, tables: Mapping[str, str], keys: Sequence[tuple[str, str | None]]) -> Texts:
+    """A text for each (subject, session) and column of the subjects' sessions.tsv."""
     found: dict[tuple[str, str], dict[str, str | None]] = {}
     names: dict[str, None] = {}
     for path, kind in sorted(tables.items()):
@@ -98,7 +105,7 @@ def sessions(root: str, tables: Mapping[str, str], keys: Sequence[tuple[str, str
                 found[subject, session] = {name: values[row] for name, values in columns.items()}
         names |= dict.fromkeys(columns)
     joined = [found.get((subject, session), {}) if session else {} for subject, session in keys]
-    return {name: typed([row.get(name) for row in joined]) for name in names}
+    return {name: [row.get(name) for row in joined] for name in names}
 
 
 def scans(root: str, tables: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
@@ -111,5 +118,6 @@ def scans(root: str, tables: Mapping[str, str]) -> dict[str, dict[str, str | Non
         folder = path.rpartition("/")[0]
         for row, name in enumerate(columns.pop("filename", [])):
             if name is not None:
-                found[f"{folder}/{name}"] = {column: values[row] for column, values in columns.items()}
+                place = posixpath.normpath(f"{folder}/{name}")
+                found[place] = {column: values[row] for column, values in columns.items()}
     return found
