@@ -66,6 +66,18 @@ def test_full_in_the_middle(many_files: Callable[..., Path], small_disk: Path) -
     brim("verify", out, source)
 
 
+def test_no_room_for_the_ledger(many_files: Callable[..., Path], tmp_path: Path, small_disk: Path) -> None:
+    """A ledger that cannot be written is a failed destination, and the build goes on when it can."""
+    source, out, state = many_files(40, size=100), tmp_path / "out", small_disk / "state"
+    state.mkdir()
+    (small_disk / "ballast").write_bytes(bytes(8_388_608 - 3 * 4096))
+    failed = brim("build", source, out, "--rows-per-shard", "1", "--state", state, check=5).stderr
+    assert "is full" in failed
+    (small_disk / "ballast").unlink()
+    brim("build", source, out, "--rows-per-shard", "1", "--state", state)
+    brim("verify", out, source, "--state", state)
+
+
 def test_unpack_on_a_full_disk(many_files: Callable[..., Path], tmp_path: Path, small_disk: Path) -> None:
     """unpack says so, leaves no half file, and goes on."""
     source, out = many_files(12, size=1_000_000), tmp_path / "out"

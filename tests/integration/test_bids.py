@@ -238,3 +238,169 @@ def test_round_trip_with_datasets(tmp_path: Path) -> None:
     brim("unpack", tmp_path / "out", tmp_path / "back")
     images = {name: digest for name, digest in tree_digest(source).items() if name.endswith(".nii.gz")}
     assert tree_digest(tmp_path / "back") == images
+
+
+def small(tmp_path: Path, more: dict[str, bytes]) -> Path:
+    """A dataset of two subjects with one image each, and what else is given."""
+    tree = bids.base() | bids.files("sub-01/anat/sub-01_T1w.nii.gz", "sub-02/anat/sub-02_T1w.nii.gz")
+    return write_files(tmp_path / "small", tree | more)
+
+
+def rows_of(source: Path, out: Path, *options: str) -> list[dict[str, Any]]:
+    brim("build", source, out, *options)
+    brim("verify", out, source)
+    return pq.read_table(out / "data").to_pylist()
+
+
+def test_a_folder_that_only_looks_like_bids(tmp_path: Path) -> None:
+    """One folder named sub-something does not make a dataset; empty subjects are an error, not an empty success."""
+    plain = write_files(tmp_path / "plain", {"sub-marine/a.jpg": b"a", "cars/b.jpg": b"b", "c.jpg": b"c"})
+    assert len(rows_of(plain, tmp_path / "out")) == 3
+    empty = write_files(tmp_path / "empty", bids.base())
+    (empty / "sub-01" / "anat").mkdir(parents=True)
+    assert "BIDS name" in brim("build", empty, tmp_path / "none", check=2).stderr
+
+
+def test_tables_with_mistakes(tmp_path: Path) -> None:
+    """A column twice, a pointer, and a number too long are said or kept, never mixed up."""
+    source = small(tmp_path, {"participants.tsv": b"participant_id\tage\tage\nsub-01\t1\t2\n"})
+    assert "two columns named 'age'" in brim("plan", source, check=2).stderr
+    (source / "participants.tsv").write_text(
+        "participant_id\tid\tt1w\tparticipant_t1w\nsub-01\t99999999999999999999\t1\t2\n"
+    )
+    row = rows_of(source, tmp_path / "out")[0]
+    assert row["id"] == "99999999999999999999"
+    assert {row["participant_t1w"], row["participant_participant_t1w"]} == {1, 2}
+    (source / "participants.tsv").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    assert "git lfs pull" in brim("plan", source, check=2).stderr
+    (source / "participants.tsv").unlink()
+    (source / "participants.tsv").symlink_to(".git/annex/objects/x/y/z.tsv")
+    assert "participants.tsv" in brim("plan", source, check=2).stderr
+
+
+def test_derivatives_without_sessions_have_a_row(tmp_path: Path) -> None:
+    """What a pipeline made of several sessions is in a row of its own, with its own sidecars."""
+    tree = bids.base() | bids.files(
+        "sub-01/ses-1/anat/sub-01_ses-1_T1w.nii.gz",
+        "derivatives/fp/sub-01/anat/sub-01_desc-preproc_T1w.nii.gz",
+        "derivatives/fp/sub-01/ses-1/func/sub-01_ses-1_task-a_bold.nii.gz",
+        "derivatives/sub-01/anat/sub-01_mask.nii.gz",
+    )
+    tree |= {"task-a_bold.json": b'{"Raw": 1}', "derivatives/fp/task-a_bold.json": b'{"SkullStripped": true}'}
+    rows = rows_of(write_files(tmp_path / "source", tree), tmp_path / "out", "--derivatives", "fp")
+    assert [row["session_id"] for row in rows] == [None, "ses-1"]
+    assert rows[0]["fp_t1w"]["path"].startswith("derivatives/fp/")
+    assert json.loads(rows[1]["fp_bold_json"]) == {"SkullStripped": True}
+    assert "derivatives_mask" not in rows[0]
+
+
+def test_privacy_in_every_way_of_reading(tmp_path: Path) -> None:
+    """Private columns stay home with --sidecars none and in phenotype too; a candidate is no date."""
+    source = small(
+        tmp_path,
+        {
+            "phenotype/demo.tsv": b"participant_id\tPatientName\tdate_of_birth\tcandidate\nsub-01\tJo\t1990\tyes\n",
+            "sub-01/sub-01_scans.tsv": b"filename\tacq_time\n./anat/sub-01_T1w.nii.gz\t2020-01-01\n",
+        },
+    )
+    for number, options in enumerate(([], ["--sidecars", "none"])):
+        row = rows_of(source, tmp_path / f"out{number}", "--phenotype", *options)[0]
+        assert row["demo_candidate"] == "yes"
+        assert not re.search(r"Jo|1990|2020-01-01", json.dumps(row, default=repr))
+
+
+def test_events_without_a_recording_are_kept(tmp_path: Path) -> None:
+    """Events that no image takes, and tables above the datatypes, have columns of their own."""
+    source = small(
+        tmp_path,
+        {
+            "sub-01/func/sub-01_task-a_bold.nii.gz": b"bold",
+            "sub-01/func/sub-01_task-a_events.tsv": b"a",
+            "sub-01/beh/sub-01_task-b_events.tsv": b"b",
+            "sub-01/sub-01_channels.tsv": b"c",
+        },
+    )
+    row = rows_of(source, tmp_path / "out")[0]
+    assert row["bold_events"] == "a"
+    assert row["events"] == "b"
+    assert row["channels"] == "c"
+
+
+def test_rows_by_file_and_by_subject_keep_what_they_know(tmp_path: Path) -> None:
+    """--rows subject says which session a file is of; --rows file has scans and sessions, and can be saved."""
+    source = write_files(tmp_path / "source", bids.sessions())
+    by_subject = rows_of(source, tmp_path / "subject", "--rows", "subject")
+    assert [entity["ses"] for entity in by_subject[0]["t1w_entities"]] == ["a", "b"]
+    recipe = tmp_path / "file.toml"
+    brim("plan", source, "--rows", "file", "--save-recipe", recipe)
+    by_file = rows_of(source, tmp_path / "file", "--recipe", str(recipe))
+    first = next(row for row in by_file if row["suffix"] == "T1w")
+    assert (first["file_scans"]["quality"], first["dose"]) == (3, 1)
+    pilot = rows_of(source, tmp_path / "pilot", "--recipe", str(recipe), "--subjects", "02")
+    assert pilot[0].keys() == by_file[0].keys()
+
+
+def test_bidsignore_of_subjects_links_and_root_files(tmp_path: Path) -> None:
+    """What is ignored makes no row, stops no build and applies to nothing."""
+    source = small(tmp_path, {".bidsignore": b"sub-02/\n*_CT.nii.gz\nT1w.json\n", "T1w.json": b'{"Bad": 1}'})
+    (source / "sub-01/anat/sub-01_CT.nii.gz").symlink_to("../../.git/annex/objects/x/y/z.nii.gz")
+    rows = rows_of(source, tmp_path / "out")
+    assert [row["subject_id"] for row in rows] == ["sub-01"]
+    assert "t1w_json" not in rows[0]
+
+
+@pytest.mark.parametrize("content", [b'{"a": "\\ud800"}', b'{"a": NaN}', b"[" * 2000, b"[1]", b""])
+def test_odd_sidecars(tmp_path: Path, content: bytes) -> None:
+    """Whatever a sidecar holds, the build ends and what it publishes is JSON or null."""
+    source = small(tmp_path, {"sub-01/anat/sub-01_T1w.json": content})
+    row = rows_of(source, tmp_path / "out")[0]
+    text = row.get("t1w_json")
+    assert text is None or json.loads(text, parse_constant=lambda _: pytest.fail("not JSON")) is not None
+
+
+def test_odd_names_and_empty_recordings(tmp_path: Path) -> None:
+    """Digits of other scripts, names that are not UTF-8 and empty recording folders are said, not crashed on."""
+    source = small(tmp_path, {"sub-\u00b2/anat/sub-\u00b2_T1w.nii.gz": b"x"})
+    assert len(rows_of(source, tmp_path / "out")) == 3
+    (source / "sub-01/meg/sub-01_task-a_meg.ds").mkdir(parents=True)
+    assert "meg.ds" in brim("plan", source, check=2).stderr
+
+
+@pytest.mark.parametrize(
+    "change", [('kind = "nifti"', 'kind = "blah"'), ('name = "t1w"', 'name = "subject_id"'), ('"int64"', '"x"')]
+)
+def test_saved_columns_with_mistakes(tmp_path: Path, change: tuple[str, str]) -> None:
+    """A saved recipe that was edited wrongly is refused."""
+    source = small(tmp_path, {"participants.tsv": b"participant_id\tage\nsub-01\t1\n"})
+    recipe = tmp_path / "r.toml"
+    brim("plan", source, "--save-recipe", recipe)
+    assert change[0] in recipe.read_text()
+    recipe.write_text(recipe.read_text().replace(*change))
+    assert "is broken" in brim("plan", source, "--recipe", recipe, check=2).stderr
+    brim("plan", source, "--save-recipe", tmp_path / "no" / "folder.toml", check=2)
+
+
+def test_check_names_everything(tmp_path: Path) -> None:
+    """Two files where one is expected do not hide an empty file: check finds both."""
+    source = write_files(
+        tmp_path / "source",
+        {
+            "sub-1/ses-1/anat/sub-1_ses-1_T1w.nii.gz": b"a",
+            "sub-1/ses-1/anat/sub-1_ses-1_run-2_T1w.nii.gz": b"b",
+            "sub-1/ses-2/anat/sub-1_ses-2_T2w.nii.gz": b"",
+            "participants.tsv": b"participant_id\tsex\tage_at_stroke\twab_aq\twab_type\nsub-1\tF\t1\t2\tx\n",
+        },
+    )
+    said = brim("check", source, "--recipe", "arc", check=3).stdout
+    assert "run-2_T1w.nii.gz" in said
+    assert "ses-2_T2w.nii.gz" in said
+    brim("check", source, "--recipe", "arc", "--tolerance", "nan", check=2)
+
+
+def test_python_reads_bids(tmp_path: Path) -> None:
+    """brim.bids and brim.check are the command's bids and check."""
+    import brim as api
+
+    table = api.bids(small(tmp_path, {}), subjects="01")
+    assert table.rows.column("subject_id").to_pylist() == ["sub-01"]
+    assert not api.check(table).ok

@@ -142,6 +142,23 @@ def test_a_second_run_at_the_same_place_is_refused(many_files: Callable[..., Pat
     brim("build", source, out)
 
 
+def test_a_second_build_does_not_disturb_the_first(tmp_path: Path) -> None:
+    """While one build writes, another at the same place is refused and takes nothing away."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    for i in range(30):
+        with open(source / f"{i:02d}.bin", "wb") as file:
+            file.truncate(60_000_000)
+    command = [sys.executable, "-m", "brim", "build", str(source), str(out), "--rows-per-shard", "1", "--quiet"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while first.poll() is None and not list(out.glob("data/.*.tmp")):
+        time.sleep(0.005)
+    assert "Another brim" in brim(*command[3:], check=2).stderr
+    _, errors = first.communicate(timeout=120)
+    assert first.returncode == 0, errors
+    brim("verify", out)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_signals_stop_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     """A signal ends the build with exit 6 and leaves nothing half-written; the next run finishes it."""
@@ -166,13 +183,14 @@ def test_signals_stop_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     assert re.search(rf"40 \({40 - done} written, {done} kept\)", brim(*command[3:]).stdout)
 
 
-def test_a_terminal_gets_a_bar(many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """In a terminal there is a bar with bytes, rate, shards and memory."""
+@pytest.mark.parametrize("columns", [80, 160])
+def test_a_terminal_gets_a_bar(many_files: Callable[..., Path], tmp_path: Path, columns: int) -> None:
+    """In a terminal there is a bar with percent, bytes, rate and memory; shards and the limit where they fit."""
     import pty
 
     source = many_files(30, size=2_000_000)
     parent, child = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "160", "TERM": "xterm-256color"}
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color"}
     command = [sys.executable, "-m", "brim", "build", str(source), str(tmp_path / "out"), "--num-shards", "10"]
     process = subprocess.Popen(command, stdout=child, stderr=child, env=environment)
     os.close(child)
@@ -188,8 +206,10 @@ def test_a_terminal_gets_a_bar(many_files: Callable[..., Path], tmp_path: Path) 
     assert process.wait(timeout=60) == 0
     os.close(parent)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    assert "/10 shards" in text
-    assert re.search(r"memory [\d.]+ MB of", text)
+    assert ("/10 shards" in text) == (columns == 160)
+    assert re.search(r"memory [\d.]+ MB", text)
+    assert re.search(r"━.* \d+ % ", text)
+    assert "…" not in text
     assert "MB/s" in text or "GB/s" in text
 
 

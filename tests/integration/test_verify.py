@@ -152,6 +152,30 @@ def test_paths_that_would_leave_the_folder(tmp_path: Path) -> None:
     assert not list(outside.iterdir())
 
 
+def test_unpack_proves_what_it_unpacks(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """A damaged shard is refused; one without a receipt is unpacked, and said not to be proved."""
+    source, out = many_files(4), tmp_path / "out"
+    brim("build", source, out)
+    path = shard(out, 0)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    assert "is damaged" in brim("unpack", out, tmp_path / "back", check=3).stderr
+    assert not list((tmp_path / "back").iterdir())
+    shutil.rmtree(out / ".brim")
+    assert "not proved" in brim("unpack", out, tmp_path / "back").stdout
+
+
+def test_values_of_the_table_are_compared(tmp_path: Path) -> None:
+    """A changed value in the source's table is found, although every file is the same."""
+    source, out = write_files(tmp_path / "source", {"a.bin": b"a"}), tmp_path / "out"
+    (source / "t.csv").write_text("f,age\na.bin,1\n")
+    brim("build", source / "t.csv", out)
+    brim("verify", out, source / "t.csv")
+    (source / "t.csv").write_text("f,age\na.bin,2\n")
+    assert "values of the source's table" in brim("verify", out, source / "t.csv", check=3).stderr
+
+
 def test_unpack_overwrites_nothing(many_files: Callable[..., Path], tmp_path: Path) -> None:
     """A file with other content that is already there stays."""
     source, out, back = many_files(3), tmp_path / "out", tmp_path / "back"

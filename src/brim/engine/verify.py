@@ -27,6 +27,8 @@ from brim.formats.splice import SpliceBuilder
 from brim.formats.tar import tar_rows
 from brim.memory.cores import usable_cores
 from brim.memory.limit import effective_limit
+from brim.plans.cut import CutOptions
+from brim.plans.plan import make_plan
 from brim.sources import read_source
 from brim.sources.filetable import FileTable, flat_numbers
 from brim.sources.options import SourceOptions
@@ -223,6 +225,17 @@ class _Verification:
                 self.found(
                     f"{path}: is {seen[number]} time(s) in the shards and {expected[number]} time(s) in the source"
                 )
+        self._metadata(table)
+
+    def _metadata(self, table: FileTable) -> None:
+        """The source's values are those that were built: its plan has the same digest of content."""
+        job = self.ledger.job
+        if job is None or job.left_out or self.result.findings or table.refused:
+            self.result.unproved.append("metadata: the values of other columns were not compared with the source")
+            return
+        plan = make_plan(table, job.facts["format"].split()[0], CutOptions(**job.facts["cut"]))
+        if plan.facts["content"] != job.facts["content"]:
+            self.found("the values of the source's table are not those that were built (its files are)")
 
     def _read(self, source: str | os.PathLike[str], root: str | None) -> FileTable:
         recipe: dict[str, Any] = self.ledger.job.facts["recipe"] if self.ledger.job else {}

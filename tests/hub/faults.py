@@ -1,0 +1,86 @@
+"""What can go wrong on the way to the test Hub: rules, matched against requests in the order in which they come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+Action = Literal["status", "cut", "stall", "lose", "conflict"]
+
+
+@dataclass(slots=True)
+class Fault:
+    """One rule: from the `nth` request of a route on (counted from when the rule was added), `times` times, `action`.
+
+    status    answer `status` (with Retry-After if given) after reading the body, without doing the work
+    cut       close the connection after `after_bytes` of the request's body (of the answer's, for a GET)
+    stall     after `after_bytes` of the body, neither read nor answer for `seconds`, then go on
+    lose      do the work, then close the connection instead of answering
+    conflict  someone else commits to that revision first; the answer is 412
+    """
+
+    route: str
+    nth: int = 1
+    times: int | None = 1
+    action: Action = "status"
+    status: int = 503
+    retry_after: float | None = None
+    after_bytes: int = 0
+    seconds: float = 1.0
+    path: str = ""
+    """Only requests whose path contains this count."""
+    fired: int = 0
+    seen: int = field(default=0, repr=False)
+
+    def matches(self, route: str, path: str) -> bool:
+        return route == self.route and self.path in path
+
+    def due(self) -> bool:
+        return self.seen >= self.nth and (self.times is None or self.fired < self.times)
+
+
+class Faults:
+    """The rules of one hub. Of several that are due, the one added first fires."""
+
+    def __init__(self) -> None:
+        self._rules: list[Fault] = []
+        self._lock = threading.Lock()
+
+    def add(
+        self,
+        route: str,
+        *,
+        nth: int = 1,
+        times: int | None = 1,
+        action: Action = "status",
+        status: int = 503,
+        retry_after: float | None = None,
+        after_bytes: int = 0,
+        seconds: float = 1.0,
+        path: str = "",
+    ) -> Fault:
+        rule = Fault(route, nth, times, action, status, retry_after, after_bytes, seconds, path)
+        with self._lock:
+            self._rules.append(rule)
+        return rule
+
+    def clear(self) -> None:
+        with self._lock:
+            self._rules.clear()
+
+    def take(self, route: str, path: str) -> Fault | None:
+        """The rule that this request falls under; each call counts as one request."""
+        taken = None
+        with self._lock:
+            for rule in self._rules:
+                if rule.matches(route, path):
+                    rule.seen += 1
+                    if taken is None and rule.due():
+                        rule.fired += 1
+                        taken = rule
+        return taken
+
+    def __iter__(self) -> Iterator[Fault]:
+        return iter(list(self._rules))

@@ -1,0 +1,293 @@
+"""HTTP for the test Hub: requests read as streams, answers, and the faults that happen on the wire."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from .faults import Fault
+from .store import HubError
+
+if TYPE_CHECKING:
+    from .server import TestHub
+
+BLOCK_BYTES = 1 << 18
+REPO = r"/api/(?P<kind>models|datasets|spaces)/(?P<name>[^/]+/[^/]+)"
+FILES = r"/(?:(?P<kind>datasets|spaces)/)?(?P<name>[^/]+/[^/]+)"
+REVISION = r"/(?P<revision>[^/]+)"
+
+
+class Cut(ConnectionError):
+    """The connection ends here, without an answer."""
+
+
+@dataclass(slots=True)
+class Answer:
+    json: Any = None
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    file: tuple[Path, int, int] | None = None
+    """Instead of a body: this many bytes of a file, as (path, start, length)."""
+
+    def __post_init__(self) -> None:
+        if self.json is not None:
+            self.body = json.dumps(self.json).encode()
+            self.headers.setdefault("Content-Type", "application/json; charset=utf-8")
+
+    @property
+    def length(self) -> int:
+        return len(self.body) if self.file is None else self.file[2]
+
+    def blocks(self) -> Iterator[bytes]:
+        if self.file is None:
+            yield self.body
+            return
+        path, start, left = self.file
+        with open(path, "rb") as file:
+            file.seek(start)
+            while left and (block := file.read(min(left, BLOCK_BYTES))):
+                left -= len(block)
+                yield block
+
+
+class Body:
+    """The body of a request as a stream; a cut or a stall happens while it is read."""
+
+    def __init__(self, source: BufferedIOBase, length: int, fault: Fault | None, stopping: threading.Event) -> None:
+        self.length, self.received = length, 0
+        self.on_bytes: Callable[[int], None] = lambda count: None
+        self._source, self._stopping = source, stopping
+        self._fault = fault if fault is not None and fault.action in ("cut", "stall") and length else None
+        self._at = min(fault.after_bytes, length) if fault is not None else 0
+
+    def readinto(self, view: memoryview) -> int:
+        """The next bytes, 0 at the end; a client that went away raises."""
+        self._happen()
+        wanted = min(len(view), self.length - self.received)
+        if self._fault is not None:
+            wanted = min(wanted, self._at - self.received)
+        if not wanted:
+            return 0
+        count = self._source.readinto(view[:wanted])
+        self.received += count
+        self.on_bytes(count)
+        if count < wanted:
+            raise Cut(f"client left after {self.received} of {self.length} bytes")
+        self._happen()
+        return count
+
+    def _happen(self) -> None:
+        if self._fault is None or self.received < self._at:
+            return
+        fault, self._fault = self._fault, None
+        if fault.action == "cut":
+            raise Cut("cut by a fault")
+        self._stopping.wait(fault.seconds)
+
+    def blocks(self) -> Iterator[memoryview]:
+        view = memoryview(bytearray(min(BLOCK_BYTES, self.length)))
+        while count := self.readinto(view):
+            yield view[:count]
+
+    def read(self) -> bytes:
+        return b"".join(bytes(block) for block in self.blocks())
+
+    def lines(self) -> Iterator[bytes]:
+        rest = b""
+        for block in self.blocks():
+            *whole, rest = (rest + block).split(b"\n")
+            yield from whole
+        yield rest
+
+    def drain(self) -> None:
+        for _ in self.blocks():
+            pass
+
+
+@dataclass(slots=True)
+class Request:
+    hub: TestHub
+    method: str
+    path: str
+    groups: dict[str, str]
+    query: dict[str, list[str]]
+    headers: Message
+    body: Body
+
+    def json(self) -> Any:
+        return json.loads(self.body.read() or b"{}")
+
+    def flag(self, name: str) -> bool:
+        return self.query.get(name, ["0"])[0].lower() in ("1", "true")
+
+    def first(self, name: str, default: str = "") -> str:
+        return self.query.get(name, [default])[0]
+
+    def range(self, size: int) -> tuple[int, int] | None:
+        """First byte and length that the Range header asks for."""
+        found = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        if found is None or found.groups() == ("", ""):
+            return None
+        first, last = found.groups()
+        start = int(first) if first else max(0, size - int(last))
+        end = min(int(last), size - 1) if first and last else size - 1
+        if start > end:
+            raise HubError(416, f"Range {self.headers['Range']} of {size} bytes")
+        return start, end - start + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    name: str
+    methods: tuple[str, ...]
+    pattern: re.Pattern[str]
+    function: Callable[[Request], Answer]
+
+
+def route(name: str, methods: str, pattern: str, function: Callable[[Request], Answer]) -> Route:
+    return Route(name, tuple(methods.split()), re.compile(pattern), function)
+
+
+def error_answer(error: HubError) -> Answer:
+    headers = {"X-Error-Message": error.message.encode("ascii", "backslashreplace").decode()}
+    if error.code:
+        headers["X-Error-Code"] = error.code
+    headers |= error.fields.pop("headers", {})
+    return Answer({"error": error.message, **error.fields}, error.status, headers)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: Listener
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        hub = self.server.hub
+        url = urlsplit(self.path)
+        route, groups = self.server.find(self.command, url.path)
+        with hub.lock:
+            hub.counters.requests[route.name] += 1
+            hub.log.append(f"{self.command} {self.path.partition('?expires=')[0]}")
+        fault = hub.faults.take(route.name, unquote(url.path))
+        length = int(self.headers.get("Content-Length", 0))
+        body = Body(self.rfile, length, fault, hub.stopping)
+        request = Request(hub, self.command, url.path, groups, parse_qs(url.query), self.headers, body)
+        try:
+            with hub.intake(route.name, request):
+                answer = self._answer(route, request, fault)
+                body.drain()
+            self._send(answer, fault if not length else None)
+        except ConnectionError:
+            self.close_connection = True
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+    def _answer(self, route: Route, request: Request, fault: Fault | None) -> Answer:
+        action = fault.action if fault is not None else None
+        try:
+            if "chunked" in self.headers.get("Transfer-Encoding", ""):
+                self.close_connection = True
+                raise HubError(501, "A body needs a Content-Length")
+            if fault is not None and action == "status":
+                request.body.drain()
+                retry = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after:g}"}
+                raise HubError(fault.status, "Injected fault", headers=retry)
+            if action == "conflict":
+                request.body.drain()
+                request.hub.commit_as_someone_else(request.groups)
+                raise HubError(412, "A commit has happened since. Please refresh and try again.")
+            answer = route.function(request)
+        except HubError as error:
+            return error_answer(error)
+        if action == "lose":
+            request.body.drain()
+            raise Cut("answer lost by a fault")
+        return answer
+
+    def _send(self, answer: Answer, fault: Fault | None) -> None:
+        left = fault.after_bytes if fault is not None and fault.action == "cut" else None
+        if left == 0:
+            raise Cut("cut by a fault")
+        if fault is not None and fault.action == "stall":
+            self.server.hub.stopping.wait(fault.seconds)
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        if "Content-Length" not in answer.headers:
+            self.send_header("Content-Length", str(answer.length))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        for block in answer.blocks():
+            self.wfile.write(block if left is None else block[:left])
+            if left is not None:
+                left -= len(block)
+                if left <= 0:
+                    raise Cut("cut by a fault")
+
+
+class Listener(ThreadingHTTPServer):
+    """One address. Closing it also ends the connections that are open, as a server's restart does."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], hub: TestHub, routes: list[Route]) -> None:
+        self.hub, self._routes = hub, routes
+        self._connections: set[socket.socket] = set()
+        super().__init__(address, Handler)
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread.start()
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        for known in self._routes:
+            if method in known.methods and (found := known.pattern.fullmatch(path)):
+                return known, {name: unquote(value or "") for name, value in found.groupdict().items()}
+        return Route("unknown", (), re.compile(""), _unknown), {}
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exception()
+        if error is not None and not isinstance(error, ConnectionError):
+            self.hub.errors.append(error)
+
+    def close(self) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+        for connection in list(self._connections):
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+
+def _unknown(request: Request) -> Answer:
+    raise HubError(404, "Not found")
