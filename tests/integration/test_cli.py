@@ -56,8 +56,11 @@ def test_the_whole_way(many_files: Callable[..., Path], tmp_path: Path) -> None:
     assert re.search(r"rows +9", text)
     assert "as paths" in text
     assert "in one go" in text
+    assert re.search(r"destination .*\(new\)", text)
     assert not out.exists()
     text = brim("build", source, out, "--shard-size", "50KB").stdout
+    assert "holds 5 of 5 shards" in brim("plan", source, out, "--shard-size", "50KB").stdout
+    assert "another dataset" in brim("plan", source, out, "--limit", "2").stdout
     assert "load_dataset" in text
     shards = sorted(p.name for p in (out / "data").iterdir())
     assert shards[0] == f"train-00000-of-{len(shards):05d}.parquet"

@@ -25,6 +25,7 @@ from brim.errors import DestinationError, InputError, PlanChanged, SinkFailed, S
 from brim.formats.card import CARD, CardFacts, SplitFacts, write_card, write_unfinished_card
 from brim.formats.parquet import MAX_CELL_BYTES
 from brim.memory.limit import Limit, effective_limit
+from brim.plans.changes import changes_between
 from brim.plans.checks import CheckOptions, check_files, check_paths_stay_home, raise_refused
 from brim.plans.cut import CutOptions, Shard
 from brim.plans.describe import plan_facts, plan_lines
@@ -98,7 +99,10 @@ class Build:
     @property
     def lines(self) -> list[tuple[str, str]]:
         """The plan for people, as (label, text)."""
-        return plan_lines(self.plan, self.forecast, self.limit)
+        lines = plan_lines(self.plan, self.forecast, self.limit)
+        if self.destination is not None:
+            lines.append(("destination", self._destination_text(self.destination)))
+        return lines
 
     def save_recipe(self, path: str | os.PathLike[str]) -> None:
         """Write the columns of a BIDS dataset as a recipe, so that a pilot and the whole dataset agree."""
@@ -108,6 +112,18 @@ class Build:
             Path(path).write_text(self.plan.table.saved, encoding="utf-8")
         except OSError as error:
             raise InputError(f"The recipe cannot be written to {str(path)!r}: {error.strerror}.") from error
+
+    def _destination_text(self, destination: Path) -> str:
+        """What a build would find at the destination."""
+        state = Path(self.options.state) if self.options.state else destination / STATE
+        ledger = Ledger(state)
+        if ledger.job is None:
+            return f"{destination} ({'there, and not built by brim' if destination.exists() else 'new'})"
+        if ledger.job.fingerprint != self.plan.fingerprint:
+            changes = "; ".join(changes_between(ledger.job.facts, self.plan.facts))
+            return f"{destination} holds another dataset ({changes}): --update or --fresh"
+        done = sum(shard.name in ledger.receipts for shard in self.plan.shards)
+        return f"{destination} holds {done:,} of {len(self.plan.shards):,} shards; a build writes the others"
 
     def check(self) -> None:
         """FilesRefused if a file cannot be packaged."""
@@ -335,30 +351,3 @@ def _versions() -> dict[str, str]:
     from brim import __version__
 
     return {"brim": __version__, "pyarrow": pyarrow.__version__}
-
-
-def changes_between(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What differs between two plans, in words."""
-    changes = []
-    if old["format"] != new["format"]:
-        changes.append(f"its format was {old['format']} and is now {new['format']}")
-    for name in ("rows", "files"):
-        if old[name] != new[name]:
-            changes.append(f"it had {old[name]:,} {name} and would have {new[name]:,}")
-    if old["bytes"] != new["bytes"]:
-        changes.append(f"its files were {format_size(old['bytes'])} and are {format_size(new['bytes'])}")
-    gone = sorted(set(old["columns"]) - set(new["columns"]))
-    added = sorted(set(new["columns"]) - set(old["columns"]))
-    retyped = sorted(n for n in set(old["columns"]) & set(new["columns"]) if old["columns"][n] != new["columns"][n])
-    changes += [f"the column {name!r} is gone" for name in gone]
-    changes += [f"the column {name!r} is new" for name in added]
-    changes += [f"the column {name!r} has another type" for name in retyped]
-    if old["cut"] != new["cut"] and old["shards"] != new["shards"]:
-        changes.append(f"its shards were cut by {_cut(old['cut'])} and would be by {_cut(new['cut'])}")
-    if not changes and old["features"] != new["features"]:
-        changes.append("the types of its columns for `datasets` changed")
-    return changes or ["names of files or values of its table changed"]
-
-
-def _cut(facts: dict[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items()) or "the default size"
