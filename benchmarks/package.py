@@ -375,7 +375,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What packaging costs, beside a plain copy and `datasets`.")
     parser.add_argument("--data", type=Path, default=Path("bench-data"), help="where sources and outputs go")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each contender (default: 5)")
-    parser.add_argument("--peer-repeats", type=int, default=2, help="runs of the slow ones (default: 2)")
+    parser.add_argument("--peer-repeats", type=int, default=5, help="runs of the slow ones (default: 5)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME", help=", ".join(PARTS))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single run here")
     parser.add_argument("--keep", action="store_true", help="do not delete the million files afterwards")

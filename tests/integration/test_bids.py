@@ -324,6 +324,10 @@ def test_events_without_a_recording_are_kept(tmp_path: Path) -> None:
     assert row["bold_events"] == "a"
     assert row["events"] == "b"
     assert row["channels"] == "c"
+    write_files(source, {f"sub-01/func/sub-01_task-a_run-{i}_channels.tsv": str(i).encode() for i in (2, 10)})
+    row = rows_of(source, tmp_path / "both")[0]
+    assert row["top_channels"] == "c"
+    assert row["func_channels"] == ["2", "10"]
 
 
 def test_rows_by_file_and_by_subject_keep_what_they_know(tmp_path: Path) -> None:

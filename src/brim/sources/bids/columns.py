@@ -32,7 +32,7 @@ class Column:
 
     name: str
     suffix: str
-    datatype: str  # "" is any
+    datatype: str  # "" for what lies above the datatypes
     group: str  # the kind, or the extension where nothing decodes it
     kind: str
     is_list: bool
@@ -42,10 +42,8 @@ class Column:
     scans: tuple[str, ...] = ()  # columns of scans.tsv, as "name:type"
 
     def holds(self, item: Item) -> bool:
-        return (
-            (self.suffix, self.derivative, self.group) == (item.name.suffix, item.derivative, group_of(item))
-            and self.datatype in ("", item.datatype)
-        )  # fmt: skip
+        mine = (self.suffix, self.derivative, self.datatype, self.group)
+        return mine == (item.name.suffix, item.derivative, item.datatype, group_of(item))
 
 
 def group_of(item: Item) -> str:
