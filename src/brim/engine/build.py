@@ -16,7 +16,7 @@ from typing import Any
 
 from brim.durable import failures, sync_folder
 from brim.engine.keep import forget_others, reuse
-from brim.engine.ledger import LEDGER, Job, Ledger, Receipt
+from brim.engine.ledger import LEDGER, STATE, Job, Ledger, Receipt, state_folder
 from brim.engine.lock import locked
 from brim.engine.progress import Progress, Silent
 from brim.engine.shard import splice_of
@@ -24,6 +24,7 @@ from brim.engine.stop import Stop, stoppable
 from brim.errors import DestinationError, InputError, PlanChanged, SinkFailed, Stopped
 from brim.formats.card import CARD, CardFacts, SplitFacts, write_card, write_unfinished_card
 from brim.formats.parquet import MAX_CELL_BYTES
+from brim.memory.cores import usable_cores
 from brim.memory.limit import Limit, effective_limit
 from brim.plans.changes import changes_between
 from brim.plans.checks import CheckOptions, check_files, check_paths_stay_home, raise_refused
@@ -35,8 +36,6 @@ from brim.sinks.folder import FolderSink
 from brim.sizes import format_size
 from brim.sources.features import as_yaml
 from brim.sources.filetable import FileTable
-
-STATE = ".brim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +85,8 @@ class Build:
         cell = MAX_CELL_BYTES if options.format == "parquet" else None
         check_paths_stay_home(table)
         self.plan: Plan = make_plan(check_files(table, options.checks, cell), options.format, options.cut)
-        workers = options.workers or min(
-            (os.cpu_count() or 1) + 1, 8
-        )  # one more, for while the others wait for the disk
+        # One more than cores: while one waits for the disk, the others hash.
+        workers = options.workers or min(usable_cores() + 1, 8)
         self.forecast: Forecast = forecast_build(self.plan, self.limit, workers)
 
     @property
@@ -115,8 +113,7 @@ class Build:
 
     def _destination_text(self, destination: Path) -> str:
         """What a build would find at the destination."""
-        state = Path(self.options.state) if self.options.state else destination / STATE
-        ledger = Ledger(state)
+        ledger = Ledger(state_folder(destination, self.options.state))
         if ledger.job is None:
             return f"{destination} ({'there, and not built by brim' if destination.exists() else 'new'})"
         if ledger.job.fingerprint != self.plan.fingerprint:
@@ -161,7 +158,7 @@ class Build:
 
     def _state(self, destination: Path) -> Path:
         """Where the ledger lives. The folder .brim is made in any case: it marks what brim built."""
-        state = Path(self.options.state) if self.options.state else destination / STATE
+        state = state_folder(destination, self.options.state)
         try:
             (destination / STATE).mkdir(exist_ok=True)
             state.mkdir(parents=True, exist_ok=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from brim.engine.ledger import Ledger, Receipt
+from brim.engine.ledger import STATE, Ledger, Receipt
 from brim.plans.cut import Shard
 from brim.plans.plan import Plan
 from brim.sinks.folder import FolderSink
 
-_KEEP = ".brim/keep"
+_KEEP = f"{STATE}/keep"
 
 
 def reuse(plan: Plan, sink: FolderSink, ledger: Ledger, job: str) -> None:

@@ -23,6 +23,12 @@ from typing import Any
 from brim.durable import write_whole
 
 LEDGER = "ledger.jsonl"
+STATE = ".brim"
+
+
+def state_folder(destination: Path, state: str | os.PathLike[str] | None) -> Path:
+    """Where the ledger of a destination is: inside it, unless the user keeps it elsewhere."""
+    return Path(state) if state else destination / STATE
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from brim.durable import failures
 from brim.engine.hashing import sha256_of
-from brim.engine.ledger import Ledger, Receipt
+from brim.engine.ledger import Ledger, Receipt, state_folder
 from brim.engine.progress import Progress, Silent
 from brim.engine.shard import locate
 from brim.errors import DamageFound, InputError
@@ -48,7 +48,7 @@ def unpack(
     shards = sorted(path for path in (folder / "data").glob("[!.]*") if path.is_file())
     if not shards:
         raise InputError(f"{str(folder)!r} holds no shards.")
-    receipts = Ledger(Path(state) if state else folder / ".brim").receipts
+    receipts = Ledger(state_folder(folder, state)).receipts
     missing = [name for name in receipts if not (folder / name).exists()]
     if missing:
         raise DamageFound(f"{missing[0]} is missing.", hint="brim verify lists everything that is wrong.")

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.engine.hashing import sha256_of
-from brim.engine.ledger import Ledger
+from brim.engine.ledger import Ledger, state_folder
 from brim.engine.progress import Progress, Silent
 from brim.engine.shard import locate
 from brim.errors import BrimError, DamageFound, InputError, Stopped
@@ -67,7 +67,7 @@ def verify(
         raise InputError(
             f"{str(folder)!r} holds no dataset: it has no folder data/.", hint="Give the folder that brim built."
         )
-    check = _Verification(folder, Ledger(Path(state) if state else folder / ".brim"), progress or Silent())
+    check = _Verification(folder, Ledger(state_folder(folder, state)), progress or Silent())
     try:
         check.shards()
         check.card()
