@@ -12,6 +12,7 @@ from brim.errors import InputError
 from brim.plans.checks import CheckOptions
 from brim.plans.cut import CutOptions
 from brim.plans.plan import Format
+from brim.sinks.hub.options import HubOptions, Via
 from brim.sizes import parse_size
 from brim.sources import read_source, recipe_text
 from brim.sources.bids.options import BidsOptions
@@ -145,8 +146,16 @@ def plan(
     update: bool = False,
     state: str | os.PathLike[str] | None = None,
     stop_file: str | os.PathLike[str] | None = None,
+    config: str = "default",
+    commit_message: str | None = None,
+    public: bool = False,
+    direct: bool = False,
+    via: Via = "auto",
 ) -> Build:
-    """What building `source` at `destination` would do. Print it to see, `run()` it to do it."""
+    """What building `source` at `destination` would do. Print it to see, `run()` it to do it.
+
+    The destination is a folder or hf://datasets/ORG/NAME[@BRANCH]; the last five options are for the Hub.
+    """
     if oversize not in ("error", "skip"):
         raise InputError(f"--oversize takes error or skip, not {oversize!r}.")
     options = BuildOptions(
@@ -159,6 +168,7 @@ def plan(
         update=update,
         state=None if state is None else os.fspath(state),
         stop_file=None if stop_file is None else os.fspath(stop_file),
+        hub=HubOptions(config=config, message=commit_message, public=public, direct=direct, via=via),
     )
     source = source if isinstance(source, FileTable) else read_source(source, SourceOptions())
     return Build(source, destination, options)

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "sinks": {"sinks", "formats"},
     "engine": {"engine", "plans", "sinks", "formats", "sources"},
     "report": {"report"},
-    "api": {"engine", "plans", "sources"},
+    "api": {"engine", "plans", "sinks", "sources"},
     "cli": {"cli", "api", "engine", "plans", "sources", "report", ""},
     "memory": set(),
     "": {"api", "engine", "errors"},

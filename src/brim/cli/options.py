@@ -29,6 +29,7 @@ def _option(*names: str, panel: str, metavar: str | None = None, help: str) -> A
 _source = functools.partial(_option, panel="Source")
 _bids = functools.partial(_option, panel="BIDS datasets and recipes")
 _shards = functools.partial(_option, panel="Shards")
+_hub = functools.partial(_option, panel="Hugging Face Hub")
 _run = functools.partial(_option, panel="Run")
 Many = list[str] | None
 
@@ -129,12 +130,34 @@ class Running:
 
 
 @dataclass(frozen=True)
+class Publishing:
+    """How it is published on the Hub."""
+
+    config: Annotated[str, _hub("--config", metavar="NAME", help="The config (subset) that is published.")] = "default"
+    commit_message: Annotated[str | None, _hub("--commit-message", metavar="TEXT", help="For the last commit.")] = None
+    public: Annotated[bool, _hub("--public", help="Make a new repository public. (default: private)")] = False
+    direct: Annotated[
+        bool, _hub("--direct", help="Commit groups of shards to the branch as they come, the card last.")
+    ] = False
+    via: Annotated[
+        str,
+        _hub(
+            "--via",
+            metavar="auto|lfs|xet",
+            help="How the bytes go: lfs takes the least memory, xet reads every file once and sends only chunks that "
+            "the Hub does not have. (auto: lfs)",
+        ),
+    ] = "auto"
+
+
+@dataclass(frozen=True)
 class Keeping:
     """Where the ledger is."""
 
-    state: Annotated[str | None, _run("--state", metavar="DIR", help="Where the ledger is (default: DEST/.brim)")] = (
-        None
-    )
+    state: Annotated[
+        str | None,
+        _run("--state", metavar="DIR", help="Where the ledger is. (default: DEST/.brim, or the user's state folder)"),
+    ] = None
 
 
 @dataclass(frozen=True)

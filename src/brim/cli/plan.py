@@ -55,7 +55,9 @@ def plan(
     cutting: Cutting,
     running: Running,
     showing: Showing,
-    dest: Annotated[str | None, typer.Argument(metavar="DEST", help="Where it would be built.")] = None,
+    dest: Annotated[
+        str | None, typer.Argument(metavar="DEST", help="Where it would be built: a folder, or hf://datasets/ORG/NAME.")
+    ] = None,
     save_recipe: Annotated[
         str | None,
         typer.Option("--save-recipe", metavar="FILE.toml", help="Write the columns found, so that later builds agree."),

@@ -16,19 +16,15 @@ import os
 import threading
 import zlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from brim.durable import write_whole
+from brim.sinks.sink import Piece
 
 LEDGER = "ledger.jsonl"
 STATE = ".brim"
-
-
-def state_folder(destination: Path, state: str | os.PathLike[str] | None) -> Path:
-    """Where the ledger of a destination is: inside it, unless the user keeps it elsewhere."""
-    return Path(state) if state else destination / STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +39,11 @@ class Receipt:
     key: str
     mtimes: str
     job: str
+    staged_at: int = 0  # when it was sent to where it is safe only for some hours; 0: it is where it belongs
+
+    @property
+    def piece(self) -> Piece:
+        return Piece(self.name, self.size, self.sha256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +69,30 @@ class Ledger:
         self.receipts: dict[str, Receipt] = {}  # by name
         self.known: dict[str, Receipt] = {}  # by key: every shard that was ever written here
         self.names: set[str] = set()  # every name that a shard ever had here
+        self._notes: dict[str, Any] = {}
         self._descriptor: int | None = None
         self._lock = threading.Lock()
         try:
-            lines = self.path.read_bytes().split(b"\n")
+            self._read(self.path.read_bytes())
         except FileNotFoundError:
-            return
-        for line in lines:
-            self._take(_decode(line))
+            pass
+
+    def _read(self, data: bytes) -> None:
+        for line in data.split(b"\n"):
+            try:
+                self._take(_decode(line))
+            except (TypeError, KeyError, ValueError):
+                continue  # whole, and not of a ledger that this version knows
+
+    def agree_with(self, published: bytes) -> None:
+        """The destination is the truth: unless a job is under way here, begin with the ledger that is published."""
+        theirs = Ledger(self.path.parent / "none")
+        theirs._read(published)
+        known = None if self.job is None else self.job.fingerprint
+        if (known is None or self.done) and known != (None if theirs.job is None else theirs.job.fingerprint):
+            write_whole(self.path, published)
+            self.__init__(self.path.parent)  # type: ignore[misc]
+        self.names |= theirs.names
 
     def _take(self, record: dict[str, Any] | None) -> None:
         if record is None:
@@ -84,12 +101,15 @@ class Ledger:
         if kind == "job":
             self.job = Job(**{**record, "left_out": tuple(record.get("left_out", ()))})
             self.done = False
+            self._notes = {}
         elif kind == "shard":
             receipt = Receipt(**record)
             self.receipts[receipt.name] = self.known[receipt.key] = receipt
             self.names.add(receipt.name)
         elif kind == "gone":
             self.receipts.pop(record["name"], None)
+        elif kind == "note":
+            self._notes[record["name"]] = record["value"]
         elif kind == "done":
             self.done = True
 
@@ -102,13 +122,19 @@ class Ledger:
     def forget(self, name: str) -> None:
         self._append({"type": "gone", "name": name})
 
+    def remember(self, name: str, value: Any) -> None:
+        """Something else that the job needs after a crash."""
+        if self._notes.get(name) != value:
+            self._append({"type": "note", "name": name, "value": value})
+
+    def recall(self, name: str) -> Any:
+        return self._notes.get(name)
+
     def finish(self, receipts: Iterable[Receipt]) -> None:
         """Write the ledger again: the job and its receipts in order, and that it is done."""
         if self.job is None:
             raise ValueError("no job has begun")
-        records = [{"type": "job", **asdict(self.job)}]
-        records += [{"type": "shard", **asdict(receipt)} for receipt in receipts]
-        data = b"".join(_encode(record) for record in [*records, {"type": "done"}])
+        data = finished_ledger(self.job, receipts)
         self.close()
         write_whole(self.path, data)
         self.done = True
@@ -136,8 +162,15 @@ class Ledger:
             self._descriptor = None
 
 
+def finished_ledger(job: Job, receipts: Iterable[Receipt]) -> bytes:
+    """A ledger that depends on what was built alone: the job, its receipts in order, and that it is done."""
+    records = [{"type": "job", **asdict(job)}]
+    records += [{"type": "shard", **asdict(replace(receipt, staged_at=0))} for receipt in receipts]
+    return b"".join(_encode(record) for record in [*records, {"type": "done"}])
+
+
 def _encode(record: dict[str, Any]) -> bytes:
-    body = json.dumps(record, sort_keys=True)
+    body = json.dumps({name: value for name, value in record.items() if name != "staged_at" or value}, sort_keys=True)
     return f"{zlib.crc32(body.encode()):08x} {body}\n".encode()
 
 

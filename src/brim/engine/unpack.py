@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from brim.durable import failures
+from brim.engine.destination import state_folder
 from brim.engine.hashing import sha256_of
-from brim.engine.ledger import Ledger, Receipt, state_folder
+from brim.engine.ledger import Ledger, Receipt
 from brim.engine.progress import Progress, Silent
 from brim.engine.shard import locate
 from brim.errors import DamageFound, InputError

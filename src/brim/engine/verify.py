@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from brim.engine.destination import state_folder
 from brim.engine.hashing import sha256_of
-from brim.engine.ledger import Ledger, state_folder
+from brim.engine.ledger import Ledger
 from brim.engine.progress import Progress, Silent
 from brim.engine.shard import locate
 from brim.errors import BrimError, DamageFound, InputError, Stopped

@@ -1,7 +1,7 @@
 """The dataset card: the README.md that tells `load_dataset` and people what is in a dataset.
 
-brim owns the YAML fields `configs` and `dataset_info` and the text between its two markers. Whatever
-else a card says was written by a person and stays.
+brim owns its config in the YAML fields `configs` and `dataset_info`, and the text between its two markers.
+Whatever else a card says was written by a person and stays, line by line.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from brim.errors import DestinationError
 from brim.sizes import format_size
 
 CARD = "README.md"
+_KEY = re.compile(r"^([A-Za-z_][\w-]*|'[^']+'|\"[^\"]+\")\s*:", re.MULTILINE)
 _BEGIN, _END = "<!-- brim:begin -->", "<!-- brim:end -->"
 _FRONT = re.compile(r"\A---\s*\n(.*?)^---\s*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 # Names a file that never exists, so that loading a dataset that is still being built is an error and not
@@ -63,26 +64,95 @@ class CardFacts:
     columns: Sequence[tuple[str, str]]  # name, type
     left_out: Sequence[str] = ()
     about: Mapping[str, Any] = field(default_factory=dict)  # what the source says of itself, in BIDS's words
+    where: str = "PATH_OF_THIS_FOLDER"  # what load_dataset takes
+    config: str = "default"
+    folder: str = "data"
+    keep_splits: bool = False  # other splits of the config stay as the card has them
+    set_default: bool = False
 
 
 def write_card(facts: CardFacts, existing: str | None) -> str:
     """The card of a finished dataset, around whatever a person wrote in the existing one."""
-    total = sum(split.bytes for split in facts.splits)
-    files = [{"split": s.name, "path": f"data/{s.name}-*{facts.extension}"} for s in facts.splits]
-    fields: dict[str, Any] = {"configs": [{"config_name": "default", "data_files": files}], **_license(facts.about)}
-    if facts.about.get("Name"):
+    old = {} if existing is None else read_card(existing)
+    fields: dict[str, Any] = {"configs": _configs(facts, old)}
+    if "license" not in old:
+        fields |= _license(facts.about)
+    if facts.about.get("Name") and "pretty_name" not in old:
         fields["pretty_name"] = str(facts.about["Name"])
-    info: dict[str, Any] = {} if facts.features is None else {"features": facts.features}
-    info["splits"] = [{"name": s.name, "num_bytes": s.bytes, "num_examples": s.rows} for s in facts.splits]
-    info |= {"download_size": total, "dataset_size": total}
-    if facts.extension == ".parquet":  # the reader of tars finds its own features
-        fields["dataset_info"] = info
+    # The reader of tars finds its own features; what an earlier Parquet version said would be wrong.
+    fields["dataset_info"] = _info(facts, old) if facts.extension == ".parquet" else _others(old, facts.config)
     return _merge(fields, _text(facts), existing)
 
 
-def write_unfinished_card(existing: str | None) -> str:
+def _configs(facts: CardFacts, old: dict[str, Any]) -> list[dict[str, Any]]:
+    listed = old.get("configs")
+    configs = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    files = [{"split": s.name, "path": f"{facts.folder}/{s.name}-*{facts.extension}"} for s in facts.splits]
+    mine: dict[str, Any] = {"config_name": facts.config, "data_files": files}
+    for entry in configs:
+        if entry.get("config_name") == facts.config:
+            mine = {**{k: v for k, v in entry.items() if k == "default"}, **mine}
+            if facts.keep_splits:
+                mine["data_files"] = _by_split(entry.get("data_files"), files, "split")
+    if facts.set_default:
+        configs = [{k: v for k, v in entry.items() if k != "default"} for entry in configs]
+        mine["default"] = True
+    if not any(entry.get("config_name") == facts.config for entry in configs):
+        return [*configs, mine] if facts.config != "default" else [mine, *configs]
+    return [mine if entry.get("config_name") == facts.config else entry for entry in configs]
+
+
+def _info(facts: CardFacts, old: dict[str, Any]) -> Any:
+    """`dataset_info` as `datasets` writes it: one mapping for one config, a list for several."""
+    mine: dict[str, Any] = {} if facts.config == "default" else {"config_name": facts.config}
+    mine |= {} if facts.features is None else {"features": facts.features}
+    splits: list[dict[str, Any]] = [
+        {"name": s.name, "num_bytes": s.bytes, "num_examples": s.rows} for s in facts.splits
+    ]
+    known = old.get("dataset_info")
+    for info in known if isinstance(known, list) else [known]:
+        if isinstance(info, dict) and info.get("config_name", "default") == facts.config and facts.keep_splits:
+            splits = _by_split(info.get("splits"), splits, "name")
+            if info.get("features") is not None and info["features"] != mine.get("features"):
+                raise DestinationError(
+                    "The other splits there have other columns or types.",
+                    hint="Publish all splits together, or give this one another --config.",
+                )
+    total = sum(int(split.get("num_bytes") or 0) for split in splits)
+    mine |= {"splits": splits, "download_size": total, "dataset_size": total}
+    others = _others(old, facts.config)
+    if not others:
+        return mine
+    return [*others, {"config_name": facts.config, **mine}]
+
+
+def _others(old: dict[str, Any], config: str) -> list[dict[str, Any]]:
+    """What a card says of other configs."""
+    known = old.get("dataset_info")
+    infos = [info for info in (known if isinstance(known, list) else [known]) if isinstance(info, dict)]
+    return [
+        {"config_name": info.get("config_name", "default"), **info}
+        for info in infos
+        if info.get("config_name", "default") != config
+    ]
+
+
+def _by_split(known: Any, mine: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """A list of entries by split, with ours in the place of those of the same name."""
+    listed = [entry for entry in known if isinstance(entry, dict)] if isinstance(known, list) else []
+    ours = {entry[key]: entry for entry in mine}
+    kept = [ours.pop(entry.get(key), entry) for entry in listed]
+    return [*kept, *ours.values()]
+
+
+def write_unfinished_card(existing: str | None, config: str = "default") -> str:
     """The card of a dataset that is being built: whoever loads it is told so."""
-    fields = {"configs": [{"config_name": "default", "data_files": [{"split": "train", "path": UNFINISHED}]}]}
+    old = {} if existing is None else read_card(existing)
+    files = [{"split": "train", "path": UNFINISHED}]
+    listed = old.get("configs")
+    configs = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    others = [entry for entry in configs if entry.get("config_name") != config]
+    fields = {"configs": [{"config_name": config, "data_files": files}, *others], "dataset_info": _others(old, config)}
     text = "# Unfinished dataset\n\nThis dataset is being built. Run the same `brim build` again to continue.\n"
     return _merge(fields, text, existing)
 
@@ -122,22 +192,42 @@ def card_splits(fields: dict[str, Any]) -> set[str] | None:
 
 
 def _merge(fields: dict[str, Any], text: str, existing: str | None) -> str:
+    """An existing card with our fields and our text in it, and every other line as it was."""
     ours = f"{_BEGIN}\n{text}{_END}\n"
     if existing is None:
-        return f"---\n{_dump(fields)}---\n{ours}"
+        return f"---\n{_dump({k: v for k, v in fields.items() if v not in ([], {})})}---\n{ours}"
     existing = existing.removeprefix("\ufeff")
-    old = read_card(existing)
-    old.pop("dataset_info", None)
-    listed = old.get("configs") if isinstance(old.get("configs"), list) else []
-    configs = [c for c in listed or [] if isinstance(c, dict) and c.get("config_name") != "default"]
-    merged = {**old, **fields, "configs": [*fields["configs"], *configs]}
-    body = _FRONT.sub("", existing, count=1)
+    match = _FRONT.match(existing)
+    front = _set_fields(match[1] if match else "", fields)
+    body = existing[match.end() :] if match else existing
     if _BEGIN in body and _END in body:
         before, _, rest = body.partition(_BEGIN)
         body = before + ours + rest.partition(_END)[2].removeprefix("\n")
     elif not body.strip():
         body = ours
-    return f"---\n{_dump(merged)}---\n{body}"
+    return f"---\n{front}---\n{body}"
+
+
+def _set_fields(front: str, fields: dict[str, Any]) -> str:
+    """YAML text with some top-level fields replaced, added or (empty ones) removed; all others keep their lines."""
+    if front.strip() and not _KEY.search(front):  # in flow style, {a: 1}, or no mapping at all
+        found = yaml.safe_load(front)
+        front = _dump(found) if isinstance(found, dict) else ""
+    blocks: list[tuple[str, str]] = []
+    for line in front.splitlines(keepends=True):
+        key = _KEY.match(line)
+        if key or not blocks:
+            blocks.append((key[1].strip("'\"") if key else "", line))
+        else:
+            blocks[-1] = (blocks[-1][0], blocks[-1][1] + line)
+    left = {name: value for name, value in fields.items() if value not in ([], {})}
+    lines = []
+    for name, block in blocks:
+        if name in fields:
+            lines.append(_dump({name: left.pop(name)}) if name in left else "")
+        else:
+            lines.append(block if block.endswith("\n") else block + "\n")
+    return "".join(lines) + (_dump(left) if left else "")
 
 
 def _dump(fields: dict[str, Any]) -> str:
@@ -179,11 +269,16 @@ def _text(facts: CardFacts) -> str:
         lines += ["", f"Left out, because the format cannot hold files of that size: {len(facts.left_out)}", ""]
         lines += [f"- `{_cell(path)}`" for path in facts.left_out]
     if facts.extension == ".parquet":
-        load = 'from datasets import load_dataset\n\ndataset = load_dataset("PATH_OF_THIS_FOLDER")'
+        load = f"from datasets import load_dataset\n\ndataset = load_dataset({_arguments(facts)})"
     else:
-        load = f'import webdataset\n\ndataset = webdataset.WebDataset("data/{facts.splits[0].name}-....tar")'
+        load = f'import webdataset\n\ndataset = webdataset.WebDataset("{facts.folder}/{facts.splits[0].name}-....tar")'
     lines += ["", "```python", *load.splitlines(), "```", "", "Built with brim.", ""]
     return "\n".join(lines)
+
+
+def _arguments(facts: CardFacts) -> str:
+    """What load_dataset is called with."""
+    return ", ".join(f'"{word}"' for word in (facts.where, *(() if facts.config == "default" else (facts.config,))))
 
 
 def _cell(text: str) -> str:

@@ -130,6 +130,15 @@ class Splice:
     def open(self) -> SpliceFile:
         return SpliceFile(self)
 
+    def close(self) -> None:
+        """Let go of what only this splice needs."""
+
+    def __enter__(self) -> Splice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 class SpliceFile(io.BufferedIOBase):
     """A splice as a seekable binary file, for clients that want one."""

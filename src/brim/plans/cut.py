@@ -57,7 +57,7 @@ class Shard:
 
 
 def cut_shards(
-    table: FileTable, extension: str, options: CutOptions, max_rows: int | None = None
+    table: FileTable, extension: str, options: CutOptions, max_rows: int | None = None, folder: str = "data"
 ) -> tuple[FileTable, tuple[Shard, ...], str]:
     """The table in the order of its shards, the shards, and why there are so many."""
     table, groups = _grouped(table, options.shard_by)
@@ -70,7 +70,7 @@ def cut_shards(
     for split, edges in zip(table.splits, boundaries, strict=True):
         count = len(edges) - 1
         for number, (start, stop) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
-            name = f"data/{split.name}-{number:05d}-of-{count:05d}{extension}"
+            name = f"{folder}/{split.name}-{number:05d}-of-{count:05d}{extension}"
             shards.append(Shard(name, split.name, start, stop, int(before[stop] - before[start])))
     return table, tuple(shards), why
 

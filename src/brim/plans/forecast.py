@@ -18,6 +18,7 @@ VIEWER_ROW_BYTES = 300_000_000  # the Hub's viewer refuses larger row groups
 # imports, the buffers of a worker, and a shard's segments, paths and skeleton for each file in it.
 BASE_BYTES = 48_000_000
 WORKER_BYTES = 4_000_000
+HUB_BYTES = 30_000_000  # huggingface_hub and its connections
 PER_FILE_BYTES = 160
 PER_TAR_ROW_BYTES = 2_600
 # Embedding holds a shard's bytes two to three times (measured with datasets 5.2).
@@ -37,11 +38,11 @@ class Forecast:
         return self.base + self.worker * self.workers
 
 
-def forecast_build(plan: Plan, limit: Limit, workers: int) -> Forecast:
+def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False) -> Forecast:
     """As many workers as asked for and as fit; DoesNotFit if not even one does."""
     table = plan.table
     paths = int(table.files.paths.nbytes)
-    base = BASE_BYTES + int(table.rows.nbytes) + paths + 24 * len(table.files)
+    base = BASE_BYTES + HUB_BYTES * hub + int(table.rows.nbytes) + paths + 24 * len(table.files)
     most_rows = max(shard.rows for shard in plan.shards)
     share = most_rows / max(len(table), 1)
     per_row = PER_TAR_ROW_BYTES if plan.format == "webdataset" else 0

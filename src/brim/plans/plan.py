@@ -138,15 +138,15 @@ def _encoded_anew(array: pa.Array) -> pa.Array:
     return pa.DictionaryArray.from_arrays(indices, again.dictionary, ordered=array.type.ordered)
 
 
-def make_plan(table: FileTable, format: Format, cut: CutOptions) -> Plan:
-    """Cut a checked file table into shards."""
+def make_plan(table: FileTable, format: Format, cut: CutOptions, folder: str = "data") -> Plan:
+    """Cut a checked file table into shards, named to lie in `folder`."""
     if len(table) == 0:
         raise SourceError("The source has no rows.", hint="There is nothing to build.")
     try:
         table.rows.validate(full=True)
     except pa.ArrowInvalid as error:
         raise SourceError(f"The table holds values that are not what their type says: {error}.") from error
-    ordered, shards, why = cut_shards(table, EXTENSIONS[format], cut, _MAX_ROWS[format])
+    ordered, shards, why = cut_shards(table, EXTENSIONS[format], cut, _MAX_ROWS[format], folder)
     plan = Plan(ordered, shards, format, cut, why)
     _check_schema(plan.schema, format)
     return plan

@@ -27,7 +27,7 @@ class JsonLines:
     def __init__(self, on_broken: Callable[[], None], out: TextIO | None = None) -> None:
         self._out, self._on_broken = out or sys.stdout, on_broken
         self._lock, self._counting = threading.Lock(), threading.Lock()
-        self._done = self._total = 0
+        self._done = self._total = self._hashed = 0
         self._said = 0.0
 
     def emit(self, event: str, **facts: Any) -> None:
@@ -39,7 +39,7 @@ class JsonLines:
                 self._on_broken()
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
-        self._done, self._total, self._said = 0, total_bytes, time.monotonic()
+        self._done, self._total, self._hashed, self._said = 0, total_bytes, 0, time.monotonic()
         self.emit("start", what=what, total_bytes=total_bytes, shards=shards, limit_bytes=limit_bytes)
 
     def advance(self, size: int) -> None:
@@ -49,7 +49,13 @@ class JsonLines:
             if due:
                 self._said = time.monotonic()
         if due:
-            self.emit("progress", bytes=self._done, total_bytes=self._total, memory_bytes=tree_bytes())
+            hashed = {"hashed_bytes": self._hashed} if self._hashed else {}
+            self.emit("progress", bytes=self._done, total_bytes=self._total, **hashed, memory_bytes=tree_bytes())
+
+    def hashed(self, size: int) -> None:
+        with self._counting:
+            self._hashed += size
+        self.advance(0)
 
     def shard(self, name: str, size: int, sha256: str, how: str) -> None:
         self.emit("shard", name=name, bytes=size, sha256=sha256, how=how)
@@ -66,6 +72,7 @@ class NotesOnly:
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None: ...
     def advance(self, size: int) -> None: ...
+    def hashed(self, size: int) -> None: ...
     def shard(self, name: str, size: int, sha256: str, how: str) -> None: ...
     def finish(self) -> None: ...
 
@@ -80,14 +87,14 @@ class PlainLines:
         self._out, self._clock = out or sys.stderr, clock
         self._lock = threading.Lock()
         self._what = ""
-        self._done = self._total = self._limit = 0
+        self._done = self._total = self._limit = self._hashed = 0
         self._shards = self._shards_done = 0
         self._began = self._said = 0.0
         self.peak_bytes = 0
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         self._what, self._total, self._shards, self._limit = what, total_bytes, shards, limit_bytes
-        self._done = self._shards_done = 0
+        self._done = self._shards_done = self._hashed = 0
         self._began = self._said = self._clock()
 
     def advance(self, size: int) -> None:
@@ -98,6 +105,11 @@ class PlainLines:
                 self._said = now
                 self._line(now)
 
+    def hashed(self, size: int) -> None:
+        with self._lock:
+            self._hashed += size
+        self.advance(0)
+
     def _line(self, now: float) -> None:
         self.peak_bytes = max(self.peak_bytes, memory := tree_bytes())
         rate = self._done / max(now - self._began, 1e-6)
@@ -105,6 +117,7 @@ class PlainLines:
         percent = 100 * self._done / max(self._total, 1)
         print(
             f"{self._what}: {min(percent, 100):.0f} %, {format_size(self._done)} of {format_size(self._total)}, "
+            f"{f'{format_size(self._hashed)} hashed, ' if self._hashed else ''}"
             f"{f'{self._shards_done} of {self._shards} shards, ' if self._shards else ''}"
             f"{format_size(rate)}/s, {_clock_text(left)} left, "
             f"memory {format_size(memory)} of {format_size(self._limit)}",
@@ -147,14 +160,14 @@ class Bar:
         )
         self._lock = threading.Lock()
         self._task: Any = None
-        self._done = self._total = self._limit = self._shards = self._shards_done = 0
+        self._done = self._total = self._limit = self._shards = self._shards_done = self._hashed = 0
         self._began = self._drawn = 0.0
         self.peak_bytes = 0
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._done = self._shards_done = 0
+        self._done = self._shards_done = self._hashed = 0
         self._total, self._shards, self._limit = total_bytes, shards, limit_bytes
         self._began = time.monotonic()
         fields = {"amount": "", "memory": ""}
@@ -168,6 +181,11 @@ class Bar:
             if time.monotonic() - self._drawn >= _GAUGE_EVERY_S:
                 self._draw()
 
+    def hashed(self, size: int) -> None:
+        with self._lock:
+            self._hashed += size
+        self.advance(0)
+
     def _draw(self) -> None:
         self._drawn = now = time.monotonic()
         self.peak_bytes = max(self.peak_bytes, memory := tree_bytes())
@@ -177,6 +195,7 @@ class Bar:
         amount = f"{format_size(self._done)} of {format_size(self._total)} {format_size(rate)}/s{left}"
         gauge = f"memory {format_size(memory)}"
         if self._wide:
+            amount += f"  {format_size(self._hashed)} hashed" if self._hashed else ""
             amount += f"  {self._shards_done}/{self._shards} shards" if self._shards else ""
             gauge += f" of {format_size(self._limit)}"
         completed = min(self._done, self._total)

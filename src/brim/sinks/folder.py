@@ -5,42 +5,59 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from brim.durable import failures, free_bytes, rename, write_whole
 from brim.errors import DestinationError
+from brim.formats.card import CARD
 from brim.formats.splice import Splice
 from brim.sinks.direct import DirectFile
+from brim.sinks.sink import CardMaker, Job, Piece, Publication, Put, Watcher
+
+_KEEP = ".brim/keep"  # content that lost its name and will get another, by SHA-256
 
 
 class FolderSink:
     """Shards under `root/data/`, the card beside it."""
 
+    staged = False
+
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def open(self) -> None:
-        """Make the folder."""
-        if self.root.exists() and not self.root.is_dir():
-            raise DestinationError(f"{str(self.root)!r} is a file.", hint="Give a folder.")
-        with failures(self.root):
-            (self.root / "data").mkdir(parents=True, exist_ok=True)
-
-    def sweep(self) -> None:
+    def open(self, fingerprint: str) -> None:
         """Remove what an interrupted run left behind. Only for whoever holds the lock."""
         for left in (self.root / "data").glob(".*.tmp"):
             left.unlink()
 
     def shards(self) -> Iterator[str]:
-        """The names of all files where shards belong."""
         for entry in sorted(os.listdir(self.root / "data")):
             if not entry.startswith("."):
                 yield f"data/{entry}"
 
-    def size(self, name: str) -> int | None:
-        """The size of a file at the destination, or None if it is not there."""
+    def holds(self, piece: Piece) -> bool:
+        """By its size: content is `brim verify`'s to prove."""
+        return self._size(piece.name) == piece.size
+
+    def holds_aside(self, piece: Piece) -> bool:
+        return self._size(f"{_KEEP}/{piece.sha256}") == piece.size
+
+    def set_aside(self, piece: Piece) -> None:
+        with failures(self.root):
+            rename(self.root / piece.name, self.root / _KEEP / piece.sha256)
+
+    def bring_back(self, piece: Piece, name: str) -> None:
+        with failures(self.root):
+            rename(self.root / _KEEP / piece.sha256, self.root / name)
+
+    def discard(self, names: Iterable[str]) -> None:
+        for name in names:
+            (self.root / name).unlink(missing_ok=True)
+        shutil.rmtree(self.root / _KEEP, ignore_errors=True)
+
+    def _size(self, name: str) -> int | None:
         try:
             return (self.root / name).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
@@ -49,14 +66,17 @@ class FolderSink:
     def free_bytes(self) -> int | None:
         return free_bytes(self.root)
 
-    def put(self, name: str, splice: Splice, advance: Callable[[int], None]) -> str:
-        """Write a shard and return its SHA-256. `advance` is told of bytes and may raise to drop the shard."""
+    def begin(self, job: Job) -> None:
+        self._write_card(job.unfinished_card)
+
+    def put(self, name: str, splice: Splice, sha256: str | None, watcher: Watcher) -> Put:
+        """In one pass; the watcher may raise to drop the shard."""
         target = self.root / name
         temporary = target.with_name(f".{target.name}.tmp")
         with failures(self.root):
             file = DirectFile(str(temporary))
             try:
-                digest = _write_and_hash(file, splice, advance)
+                digest = _write_and_hash(file, splice, watcher.sent)
                 file.sync()
             except BaseException:
                 temporary.unlink(missing_ok=True)
@@ -64,32 +84,40 @@ class FolderSink:
             finally:
                 file.close()
             rename(temporary, target)
-        return digest
+        return Put(digest)
 
-    def write_text(self, name: str, text: str) -> None:
+    def checkpoint(self, pieces: Sequence[Piece], oldest: float) -> None:
+        """What is on disk lasts."""
+
+    def publish(self, publication: Publication) -> str:
+        self.discard(sorted(publication.gone))
+        self._write_card(publication.card)
+        return ""
+
+    def _write_card(self, maker: CardMaker) -> None:
         with failures(self.root):
-            write_whole(self.root / name, text.encode())
+            write_whole(self.root / CARD, maker(self._read_card()).encode())
 
-    def read_text(self, name: str) -> str | None:
+    def _read_card(self) -> str | None:
         try:
-            return (self.root / name).read_text(encoding="utf-8")
+            return (self.root / CARD).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
             raise DestinationError(
-                f"The {name} at the destination cannot be read: {error}.", hint="Mend or move it."
+                f"The {CARD} at the destination cannot be read: {error}.", hint="Mend or move it."
             ) from error
 
-    def move(self, name: str, to: str) -> None:
-        with failures(self.root):
-            rename(self.root / name, self.root / to)
+    def close(self) -> None:
+        """Nothing is held open."""
 
-    def remove(self, name: str) -> None:
-        (self.root / name).unlink(missing_ok=True)
 
-    def clear(self, name: str) -> None:
-        """Remove a folder of brim's own."""
-        shutil.rmtree(self.root / name, ignore_errors=True)
+def make_folder(root: Path) -> None:
+    """A folder for shards."""
+    if root.exists() and not root.is_dir():
+        raise DestinationError(f"{str(root)!r} is a file.", hint="Give a folder.")
+    with failures(root):
+        (root / "data").mkdir(parents=True, exist_ok=True)
 
 
 def _write_and_hash(file: DirectFile, splice: Splice, advance: Callable[[int], None]) -> str:

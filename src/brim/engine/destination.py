@@ -1,0 +1,70 @@
+"""Where a dataset is: a folder, or a repository on the Hub; and where its ledger is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from brim.durable import sync_folder
+from brim.engine.ledger import LEDGER, STATE
+from brim.errors import DestinationError, InputError
+from brim.sinks.hub.address import SCHEME, Address, looks_like_repo, parse_address
+
+Destination = Path | Address
+
+
+def parse_destination(destination: str | os.PathLike[str]) -> Destination:
+    text = os.fspath(destination)
+    if text.startswith(SCHEME):
+        return parse_address(text)
+    if "://" in text:
+        raise InputError(
+            f"brim cannot use {text.partition('://')[0]}:// as a destination.",
+            hint="Give a folder, or hf://datasets/ORG/NAME.",
+        )
+    return Path(os.path.abspath(text))
+
+
+def new_destination(destination: str | os.PathLike[str]) -> Destination:
+    """A destination to build at. A bare ORG/NAME may be a slip: a folder of that name would be a surprise."""
+    if isinstance(destination, str) and looks_like_repo(destination):
+        raise InputError(
+            f"{destination!r} may be a folder or a repository on the Hub.",
+            hint=f"Write hf://datasets/{destination} for the Hub, or ./{destination} for a folder.",
+        )
+    return parse_destination(destination)
+
+
+def state_folder(destination: Destination, state: str | os.PathLike[str] | None, scope: str = "") -> Path:
+    """Where the ledger of a destination is: inside a folder, else with the user's state; or where the user says.
+
+    `scope` tells apart what is published to one repository independently (a config, a split).
+    """
+    if state:
+        return Path(state)
+    if isinstance(destination, Path):
+        return destination / STATE
+    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    what = f"{os.environ.get('HF_ENDPOINT', '')} {destination} {scope}"
+    name = f"{destination.repo.replace('/', '--')}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
+    return Path(home) / "brim" / "hub" / name
+
+
+def make_state(destination: Destination, folder: Path) -> None:
+    """Make the folder of the ledger. In a built folder, .brim is made in any case: it marks what brim built."""
+    try:
+        if isinstance(destination, Path):
+            (destination / STATE).mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+        else:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in ("lock", LEDGER):
+            with open(folder / name, "ab"):
+                pass
+        sync_folder(folder)
+    except OSError as error:
+        raise DestinationError(
+            f"The folder of the ledger, {str(folder)!r}, cannot be used: {error.strerror}.",
+            hint="Choose another one with --state DIR.",
+        ) from error

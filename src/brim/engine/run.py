@@ -1,0 +1,284 @@
+"""One run of a build: find what is missing, bring it to the sink, remember it, publish.
+
+The order of things is what makes a crash harmless. A shard is where it belongs before its receipt is
+written; the receipt is on disk before anything depends on it; the card that makes the dataset loadable
+comes last. Running the same build again does what is missing and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+
+from brim.engine.card import card_facts
+from brim.engine.keep import reuse
+from brim.engine.ledger import Job, Ledger, Receipt, finished_ledger
+from brim.engine.progress import Progress
+from brim.engine.shard import splice_of
+from brim.engine.stop import Stop
+from brim.errors import DestinationError, PlanChanged, SinkFailed
+from brim.formats.card import CardFacts, write_card, write_unfinished_card
+from brim.plans.changes import changes_between
+from brim.plans.cut import Shard
+from brim.plans.plan import Plan
+from brim.sinks import sink as sinks
+from brim.sinks.sink import ObjectsGone, Publication, Put, Sink
+from brim.sizes import format_size
+
+STAGED_S = 12 * 3600  # how long a shard that was sent and not committed counts as there
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to run, apart from what. `card` is changed into the card of this destination."""
+
+    workers: int
+    limit_bytes: int
+    fresh: bool = False
+    update: bool = False
+    replace: bool = False  # files that brim did not write are replaced too
+    split: str | None = None  # the one split that is published; others stay as they are
+    card: Callable[[CardFacts], CardFacts] = field(default=lambda facts: facts)
+    config: str = "default"
+    manifest_name: Callable[[str], str] | None = None  # of a split, where a ledger is published with the shards
+
+
+class Run:
+    """One run, with the lock of the destination's ledger held."""
+
+    def __init__(
+        self, plan: Plan, sink: Sink, ledger: Ledger, options: RunOptions, progress: Progress, stop: Stop
+    ) -> None:
+        self.plan, self.sink, self.ledger, self.options = plan, sink, ledger, options
+        self.progress, self.stop = progress, stop
+        self.job = plan.fingerprint[:16]
+        self.written = self.sent_bytes = 0
+        self.proved = ""
+        self._names = {shard.name for shard in plan.shards}
+        self._known: dict[str, str] = {}  # the hash of shards that have to be sent again
+        self._abort = threading.Event()
+
+    def run(self) -> list[Receipt]:
+        self._settle_with_previous()
+        strangers = self._strangers()
+        if self.ledger.job is None or self.ledger.job.fingerprint != self.plan.fingerprint:
+            self.ledger.begin(Job(self.plan.fingerprint, self.plan.facts, _versions(), self.plan.table.left_out))
+        for _ in range(_ROUNDS):
+            self._run_shards(self._begin())
+            try:
+                return self._publish(strangers)
+            except ObjectsGone as gone:
+                self.progress.note(f"the destination no longer has {len(gone.names)} shard(s): sending them again")
+                for name in gone.names:
+                    self.ledger.forget(name)
+        raise SinkFailed(
+            "Shards that were sent disappear from the destination before they are published.",
+            hint="Run the same command to try again.",
+        )
+
+    def _settle_with_previous(self) -> None:
+        """Continue the same job; start over or update another one only if asked to."""
+        previous = self.ledger.job
+        if previous is None:
+            return
+        if self.options.fresh:
+            for name in sorted(self.ledger.receipts):
+                self.ledger.forget(name)
+            self.ledger.known.clear()
+            self.sink.discard(self.ledger.names)
+        elif previous.fingerprint != self.plan.fingerprint and not self.options.update:
+            changes = changes_between(previous.facts, self.plan.facts)
+            raise PlanChanged(
+                f"The destination holds another dataset: {'; '.join(changes)}.",
+                hint="Use --update to bring it up to date (unchanged shards are kept), --fresh to start over, or "
+                "another destination.",
+                changes=changes,
+            )
+
+    def _strangers(self) -> set[str]:
+        """Files among the shards that brim did not write. They are replaced only if that was asked for."""
+        ours = self._names | self.ledger.names
+        strangers = [name for name in self.sink.shards() if name not in ours]
+        if strangers and not self.options.replace:
+            raise DestinationError(
+                f"The destination holds {len(strangers)} file(s) that brim did not write there, such as "
+                f"{strangers[0]}; they would become part of the dataset.",
+                hint="Move them away, or choose another destination."
+                + (" --fresh replaces them; the repository's history keeps them." if self.sink.staged else ""),
+            )
+        return set(strangers)
+
+    def _begin(self) -> list[Shard]:
+        """What has to be brought to the sink; the sink is told if there is anything."""
+        todo = self._todo()
+        if todo or not self.ledger.done:
+            self._need_room(todo)
+            ready = {name for name, receipt in self.ledger.receipts.items() if self.sink.holds(receipt.piece)}
+            missing = len({shard.name for shard in todo} | (self._names - ready))
+            title = f"{len(self.plan.table):,} rows in {len(self.plan.shards):,} shards"
+            config = self.options.config
+            self.sink.begin(
+                sinks.Job(self.plan.fingerprint, title, missing, lambda card: write_unfinished_card(card, config))
+            )
+        self.progress.start("build", sum(s.file_bytes for s in todo), len(todo), self.options.limit_bytes)
+        return todo
+
+    def _todo(self) -> list[Shard]:
+        """The shards without a receipt that still holds; others are kept, moved or hashed again."""
+        if any(receipt.job != self.job for receipt in self.ledger.known.values()):
+            reuse(self.plan, self.sink, self.ledger, self.job)
+        todo = []
+        doubtful = []
+        for shard in self.plan.shards:
+            receipt = self.ledger.receipts.get(shard.name)
+            same = receipt is not None and receipt.mtimes == self.plan.shard_mtimes(shard)
+            if receipt is None or receipt.job != self.job or not self._is_there(receipt):
+                if receipt is not None and receipt.job == self.job and receipt.staged_at and same:
+                    self._known[shard.name] = receipt.sha256
+                todo.append(shard)
+            elif not same:
+                doubtful.append((shard, receipt))
+        if doubtful:
+            todo += self._compare(doubtful)
+        return sorted(todo, key=lambda shard: shard.start)
+
+    def _is_there(self, receipt: Receipt) -> bool:
+        return self.sink.holds(receipt.piece) or 0 <= time.time() - receipt.staged_at < STAGED_S
+
+    def _compare(self, doubtful: list[tuple[Shard, Receipt]]) -> list[Shard]:
+        """Hash shards whose files may have changed; returns those that did."""
+        self.progress.note(f"comparing the content of {len(doubtful)} shard(s) with what is there")
+        total = sum(shard.file_bytes for shard, _ in doubtful)
+        self.progress.start("compare", total, len(doubtful), self.options.limit_bytes)
+        changed = []
+        with ThreadPoolExecutor(self.options.workers, "compare") as pool:
+            try:
+                hashes = pool.map(lambda pair: self._hash(pair[0]), doubtful)
+                for (shard, receipt), sha256 in zip(doubtful, hashes, strict=True):
+                    self.progress.shard(shard.name, receipt.size, sha256, "compared")
+                    if sha256 == receipt.sha256:
+                        self.ledger.add(
+                            replace(self._receipt(shard, receipt.size, sha256), staged_at=receipt.staged_at)
+                        )
+                    else:
+                        self.progress.note(f"{shard.name}: the content of its files changed, so it is written again")
+                        self._known[shard.name] = sha256
+                        changed.append(shard)
+            except BaseException:
+                self._abort.set()
+                raise
+        return changed
+
+    def _hash(self, shard: Shard) -> str:
+        with splice_of(self.plan, shard) as splice:
+            return splice.sha256(self.sent)
+
+    def _need_room(self, todo: list[Shard]) -> None:
+        need, free = sum(shard.file_bytes for shard in todo), self.sink.free_bytes()
+        if free is not None and need > free:
+            raise SinkFailed(
+                f"The destination has {format_size(free)} of free disk and the shards to write take "
+                f"{format_size(need)}; nothing was written.",
+                hint="Make room, then run the same command to continue.",
+                need_bytes=need,
+                free_bytes=free,
+            )
+
+    def _run_shards(self, todo: list[Shard]) -> None:
+        """Write shards, several at a time; the first failure drops the others cleanly."""
+        queue = iter(todo)
+        with ThreadPoolExecutor(self.options.workers, "shard") as pool:
+            running: set[Future[tuple[Receipt, Put]]] = set()
+            try:
+                while True:
+                    while len(running) < self.options.workers and (shard := next(queue, None)) is not None:
+                        if shard.name in self.ledger.receipts:
+                            self.ledger.forget(shard.name)  # before its file becomes another one
+                        running.add(pool.submit(self._write, shard))
+                    if not running:
+                        return
+                    finished, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                    self.stop.check()
+                    for future in finished:
+                        receipt, put = future.result()
+                        self.written += put.sent
+                        self.sent_bytes += receipt.size if put.sent else 0
+                        how = "already there" if not put.sent else "sent" if self.sink.staged else "written"
+                        self.progress.shard(receipt.name, receipt.size, receipt.sha256, how)
+                    if finished:
+                        self._checkpoint()
+            except BaseException:
+                self._abort.set()
+                raise
+
+    def _checkpoint(self) -> None:
+        waiting = [r for r in self.ledger.receipts.values() if r.staged_at and not self.sink.holds(r.piece)]
+        if waiting:
+            waiting.sort(key=lambda receipt: receipt.name)
+            self.sink.checkpoint([r.piece for r in waiting], min(r.staged_at for r in waiting))
+
+    def _write(self, shard: Shard) -> tuple[Receipt, Put]:
+        with splice_of(self.plan, shard) as splice:
+            put = self.sink.put(shard.name, splice, self._known.get(shard.name), self)
+            receipt = self._receipt(shard, splice.size, put.sha256)
+        self.ledger.add(receipt)  # by the worker itself, so that a stop loses nothing that is finished
+        return receipt, put
+
+    def hashed(self, size: int) -> None:
+        self._look()
+        self.progress.hashed(size)
+
+    def sent(self, size: int) -> None:
+        self._look()
+        self.progress.advance(size)
+
+    def _look(self) -> None:
+        if self._abort.is_set():
+            raise _Dropped
+        self.stop.check()
+
+    def _receipt(self, shard: Shard, size: int, sha256: str) -> Receipt:
+        key, mtimes = self.plan.shard_key(shard), self.plan.shard_mtimes(shard)
+        staged_at = int(time.time()) if self.sink.staged else 0
+        return Receipt(shard.name, shard.split, shard.rows, size, sha256, key, mtimes, self.job, staged_at)
+
+    def _publish(self, strangers: set[str]) -> list[Receipt]:
+        receipts = [self.ledger.receipts[shard.name] for shard in self.plan.shards]
+        facts = self.options.card(card_facts(self.plan, receipts))
+        self.proved = self.sink.publish(
+            Publication(
+                tuple(receipt.piece for receipt in receipts),
+                frozenset((self.ledger.names | strangers) - self._names),
+                lambda existing: write_card(facts, existing),
+                self._manifests(receipts),
+            )
+        )
+        for name in sorted(self.ledger.receipts.keys() - self._names):
+            self.ledger.forget(name)
+        self.ledger.finish(receipts)
+        return receipts
+
+    def _manifests(self, receipts: list[Receipt]) -> dict[str, bytes]:
+        """The ledger as it is published, split by split. The dates of this machine's files stay here."""
+        manifests: dict[str, bytes] = {}
+        if self.options.manifest_name is not None and self.ledger.job is not None:
+            for split in self.plan.table.splits:
+                of = [replace(receipt, mtimes="") for receipt in receipts if receipt.split == split.name]
+                manifests[self.options.manifest_name(split.name)] = finished_ledger(self.ledger.job, of)
+        return manifests
+
+
+class _Dropped(Exception):
+    """Another shard failed; this one is dropped. Never leaves the engine."""
+
+
+def _versions() -> dict[str, str]:
+    import pyarrow
+
+    from brim import __version__
+
+    return {"brim": __version__, "pyarrow": pyarrow.__version__}

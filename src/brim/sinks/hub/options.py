@@ -1,0 +1,49 @@
+"""How to publish on the Hub, apart from what and where."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from brim.errors import InputError
+
+Via = Literal["auto", "lfs", "xet"]
+_CONFIG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class HubOptions:
+    """How to publish, apart from where. `split` alone is replaced if it is given, else the whole config."""
+
+    config: str = "default"
+    split: str | None = None
+    message: str | None = None
+    public: bool = False
+    direct: bool = False
+    via: Via = "auto"
+    create_pull: bool = False
+    replace: bool = False  # files that brim did not write go too; the repository's history keeps them
+    set_default: bool = False
+    token: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.via not in ("auto", "lfs", "xet"):
+            raise InputError(f"--via takes auto, lfs or xet, not {self.via!r}.")
+        if not _CONFIG.fullmatch(self.config) or self.config in ("data", "all"):
+            raise InputError(f"{self.config!r} is not the name of a config.", hint="Use letters, digits, _ and -.")
+        if self.direct and self.create_pull:
+            raise InputError("A pull request and --direct exclude each other.")
+
+    @property
+    def folder(self) -> str:
+        """Where the shards of the config are, as `datasets` has it."""
+        return "data" if self.config == "default" else self.config
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is left of the memory limit, and how many shards are on their way at a time."""
+
+    bytes: int
+    workers: int

@@ -1,0 +1,186 @@
+"""How brim uses huggingface_hub: with time limits, without its log lines, and its errors as brim's.
+
+The library's own session waits forever for a stalled connection, and its warnings show pre-signed URLs.
+Everything that it raises becomes one of brim's errors here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from brim.errors import BrimError, DestinationError, InputError, SinkFailed
+
+T = TypeVar("T")
+Note = Callable[[str], None]
+
+_LOGGER = "huggingface_hub"
+_CONNECT_S, _STALL_S, _ANSWER_S = 30.0, 60.0, 300.0  # an answer may take long: merging thousands of files does
+_WAITS_S = (1.0, 2.0, 4.0, 8.0, 8.0)
+_PASSING = (408, 429, 500, 502, 503, 504)
+_URL = re.compile(r"(https?://[^\s/'\"]+)[^\s'\"]*")
+_TOKEN = re.compile(r"\bhf_\w+|Bearer \S+")
+
+
+def scrubbed(text: str) -> str:
+    """A foreign message without URLs' paths (they may be signed) and tokens."""
+    return _TOKEN.sub("(token)", _URL.sub(r"\1", " ".join(text.split())))
+
+
+class _Notes(logging.Handler):
+    """The library's warnings (a request is tried again, the rate limit is reached) as notes."""
+
+    def __init__(self, note: Note) -> None:
+        super().__init__(logging.WARNING)
+        self._note = note
+        self._said = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = scrubbed(record.getMessage())
+        if text != self._said and "binary IO buffer" not in text:
+            self._said = text
+            self._note(f"the Hub: {text}")
+
+
+@contextmanager
+def hub_session(note: Note) -> Iterator[None]:
+    """While this is open, the library's requests have time limits and its warnings go to `note`."""
+    from huggingface_hub.utils import _http
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
+    stall_s = float(os.environ.get("BRIM_STALL_SECONDS") or _STALL_S)
+
+    def timed() -> Any:
+        client = factory()
+        client.timeout = (min(_CONNECT_S, stall_s), max(_ANSWER_S, stall_s), stall_s, None)  # connect, read, write
+        if stall_s < _STALL_S:
+            client.timeout = stall_s
+        return client
+
+    logger = logging.getLogger(_LOGGER)
+    before, quiet = (logger.handlers[:], logger.propagate), are_progress_bars_disabled()
+    _http.set_client_factory(timed)
+    logger.handlers, logger.propagate = [_Notes(note)], False
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before
+        if not quiet:
+            enable_progress_bars()
+        _http.set_client_factory(factory)
+
+
+def status_of(error: BaseException) -> int | None:
+    """The status that the Hub answered, if an error is about an answer."""
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def is_transport(error: BaseException) -> bool:
+    """Whether an error is about the connection: cut, stalled, refused."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    http = sys.modules[HfHubHTTPError.__bases__[0].__module__.partition(".")[0]]  # httpx, whatever its name is now
+    return isinstance(error, http.TransportError)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same request may succeed later."""
+    return is_transport(error) or status_of(error) in _PASSING
+
+
+def persistently(call: Callable[[], T]) -> T:
+    """For requests that the library makes once: try again what may pass."""
+    for wait_s in _WAITS_S:
+        try:
+            return call()
+        except Exception as error:
+            if not is_passing(error):
+                raise
+            time.sleep(max(wait_s, _retry_after_s(error)))
+    return call()
+
+
+def waits_s() -> Iterator[float]:
+    """How long to wait between tries."""
+    return iter(_WAITS_S)
+
+
+def _retry_after_s(error: BaseException) -> float:
+    response = getattr(error, "response", None)
+    said = "" if response is None else str(response.headers.get("Retry-After", ""))
+    return float(said) if said.isdigit() else 0.0
+
+
+@contextmanager
+def explained(repo: str, *, begun: bool) -> Iterator[None]:
+    """Here the library's errors become brim's. `begun`: something may have been sent already."""
+    from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
+
+    try:
+        yield
+    except BrimError:
+        raise
+    except OfflineModeIsEnabled as error:
+        raise InputError(
+            "huggingface_hub is in offline mode, so the Hub cannot be reached.", hint="Unset HF_HUB_OFFLINE."
+        ) from error
+    except LocalTokenNotFoundError as error:
+        raise _no_token() from error
+    except HFValidationError as error:
+        raise InputError(f"The Hub does not take this name: {scrubbed(str(error))}") from error
+    except Exception as error:
+        found = _explained(error, repo, begun)
+        if found is None:
+            raise
+        raise found from error
+
+
+def _no_token() -> DestinationError:
+    return DestinationError(
+        "There is no token for the Hub.", hint="Log in with `hf auth login`, or set HF_TOKEN to a token that may write."
+    )
+
+
+def _explained(error: Exception, repo: str, begun: bool) -> BrimError | None:
+    status = status_of(error)
+    kind = SinkFailed if begun else DestinationError
+    again = "then run the same command to continue" if begun else "then run it again"
+    if status == 401:
+        return kind(
+            "The Hub does not accept the token (401); nothing that was sent is lost.",
+            hint=f"Log in with `hf auth login`, or set HF_TOKEN to a valid token, {again}.",
+        )
+    if status == 403:
+        return kind(
+            f"The token has no right to write to {repo} (403).",
+            hint=f"Use a token with write access to {repo}, {again}.",
+        )
+    if status == 404 and not begun:
+        return DestinationError(
+            f"There is no dataset {repo} on the Hub, or the token may not see it (404).",
+            hint="Check its name and the token's rights.",
+        )
+    if is_transport(error):
+        return SinkFailed(
+            f"The connection to the Hub failed: {scrubbed(str(error)) or type(error).__name__}.",
+            hint="Run the same command to continue; nothing that was sent is lost.",
+        )
+    if status is not None:
+        said = scrubbed(getattr(error, "server_message", None) or "") or "no reason given"
+        return SinkFailed(
+            f"The Hub answered {status}: {said}.",
+            hint="Run the same command to continue; nothing that was sent is lost.",
+        )
+    if isinstance(error, ValueError) and "README" in str(error):
+        return DestinationError(f"The Hub refuses the card: {scrubbed(str(error))}", hint="Mend its YAML at the top.")
+    return None

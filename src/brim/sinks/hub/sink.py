@@ -1,0 +1,315 @@
+"""The Hub as a sink: shards are sent as objects that nobody sees, then published in one step.
+
+Up to a hundred shards: one commit with all pointers, the card and the deletions. More: a pull request that
+brim opens, fills in groups and merges at the end. Readers see the old version or the new one. What is there
+decides what is done (commits.py), so that a killed run needs no memory of its own but the pull request's
+number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from brim.errors import DestinationError, SinkFailed
+from brim.formats.card import CARD
+from brim.formats.splice import Splice
+from brim.sinks.hub import operations
+from brim.sinks.hub.address import MAIN, Address
+from brim.sinks.hub.client import HubClient, Snapshot
+from brim.sinks.hub.commits import CONFLICT, REFUSED, Commits, OperationsAt, pointers, texts
+from brim.sinks.hub.lfs import Lfs
+from brim.sinks.hub.options import HubOptions, Room
+from brim.sinks.hub.session import Note, explained, hub_session, is_passing, status_of, waits_s
+from brim.sinks.hub.xet import NoXet, Xet
+from brim.sinks.sink import CardMaker, Job, Piece, Publication, Put, Watcher
+
+MANIFESTS = ".brim"
+# The Hub asks for about 100 files a commit, limits commits per hour, and removes uploaded objects that no
+# commit names after about 20 hours.
+ONE_COMMIT_SHARDS = 100
+GROUP_SHARDS, GROUP_BYTES, GROUP_S = 100, 50_000_000_000, 3600.0
+UNCOMMITTED_S = 12 * 3600.0
+
+
+class Memory(Protocol):
+    """What a killed run remembers."""
+
+    def recall(self, name: str) -> Any: ...
+    def remember(self, name: str, value: Any) -> None: ...
+
+
+class Way(Protocol):
+    """How the bytes of a shard get to the Hub."""
+
+    name: str
+    hashes_first: bool
+
+    def send(self, name: str, splice: Splice, sha256: str | None, watcher: Watcher) -> Put: ...
+
+
+class HubSink:
+    """One publication to one repository."""
+
+    staged = True
+
+    def __init__(self, address: Address, options: HubOptions, memory: Memory, room: Room, note: Note) -> None:
+        self.address, self.options = address, options
+        self.visibility, self.pull = "", 0
+        self._memory, self._room, self._note = memory, room, note
+        self._begun = False
+        self._open = ExitStack()
+
+    def open(self, fingerprint: str) -> None:
+        self._open.enter_context(hub_session(self._note))
+        with self._explained():
+            self.client = HubClient(self.address, self.options.token)
+            token = self.client.token
+            if not token:
+                raise DestinationError(
+                    "There is no token for the Hub.",
+                    hint="Log in with `hf auth login`, or set HF_TOKEN to a token that may write.",
+                )
+            self._need_repository()
+            self._lfs = Lfs(self.address, token)
+            self._commits = Commits(self.client, self._lfs)
+            self._base = self.client.snapshot(self.address.revision)
+            self._look_for_pull(fingerprint)
+            self._way = self._choose_way(token)
+
+    def _need_repository(self) -> None:
+        visibility = self.client.visibility()
+        if visibility is None:
+            visibility = "public" if self.options.public else "private"
+            self.client.create(private=not self.options.public)
+            self._note(f"created the {visibility} repository {self.address.repo}")
+        elif self.options.public and visibility == "private":
+            self._note(f"{self.address.repo} exists and stays private; --public is for new repositories")
+        self.visibility = visibility
+        self.client.need_write()
+        if self.address.revision != MAIN:
+            self.client.need_branch(self.address.revision)
+
+    def _look_for_pull(self, fingerprint: str) -> None:
+        """The pull request that an interrupted run of the same job left."""
+        self._mark = f"brim {fingerprint[:16]}"
+        self._filled: Snapshot | None = None
+        if self.options.direct:
+            return
+        mark, number = self._memory.recall("pull request") or ("", 0)
+        number = number if mark == self._mark else self.client.find_pull(self._mark)
+        if number and self.client.pull_status(number) in ("draft", "open"):
+            self._take_pull(number)
+
+    def _take_pull(self, number: int) -> None:
+        self.pull = number
+        self._filled = self.client.snapshot(f"refs/pr/{number}")
+
+    def _choose_way(self, token: str) -> Way:
+        if self.options.via != "xet":
+            return self._lfs
+        try:
+            return Xet(self.address, token, self._room.bytes, self._room.workers)
+        except NoXet as error:
+            self._note(f"{error}: sending by LFS instead")
+            return self._lfs
+
+    def _explained(self) -> Any:
+        return explained(self.address.repo, begun=self._begun)
+
+    @property
+    def commits(self) -> int:
+        """How many this run made."""
+        return self._commits.count
+
+    def manifest_name(self, split: str) -> str:
+        return f"{MANIFESTS}/{self.options.config}/{split}.jsonl"
+
+    def manifests(self) -> list[bytes]:
+        """What earlier publications of this config (or of this split of it) left about themselves."""
+        folder, one = f"{MANIFESTS}/{self.options.config}/", self.options.split
+        names = [n for n in sorted(self._base.tree) if n.startswith(folder) and n.endswith(".jsonl")]
+        with self._explained():
+            found = (self.client.read(n, self._base) for n in names if one is None or n == self.manifest_name(one))
+            return [data for data in found if data is not None]
+
+    def shards(self) -> Iterable[str]:
+        """Files of the config, or of the one split of it that is published."""
+        start = f"{self.options.folder}/" + ("" if self.options.split is None else f"{self.options.split}-")
+        return [name for name in sorted(self._base.tree) if name.startswith(start)]
+
+    def _snapshots(self) -> list[Snapshot]:
+        return [self._base, *([self._filled] if self._filled else [])]
+
+    def holds(self, piece: Piece) -> bool:
+        trees = [snapshot.tree for snapshot in self._snapshots()]
+        return any(piece.name in tree and tree[piece.name].is_piece(piece) for tree in trees)
+
+    def holds_aside(self, piece: Piece) -> bool:
+        return piece.sha256 in self._objects()
+
+    def _objects(self) -> set[str]:
+        return {file.sha256 for snapshot in self._snapshots() for file in snapshot.tree.values() if file.sha256}
+
+    def set_aside(self, piece: Piece) -> None:
+        """An object has no name; nothing needs to move."""
+
+    def bring_back(self, piece: Piece, name: str) -> None:
+        """The next commit gives it the name."""
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Readers keep what they have until the new version is whole."""
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def begin(self, job: Job) -> None:
+        self._begun = True
+        with self._explained():
+            if self.options.direct:
+                card = self._card(self._base, job.unfinished_card)
+                self._commits.bring(self.address.revision, lambda at: texts(at, {CARD: card}), "Begin to publish")
+            elif not self.pull and (job.missing > ONE_COMMIT_SHARDS or self.options.create_pull):
+                self._open_pull(job)
+        self._job = job
+        self._remember_pull()
+        self._have = self._objects()
+        self._sizes = {f.size for snapshot in self._snapshots() for f in snapshot.tree.values() if f.sha256}
+
+    def _open_pull(self, job: Job) -> None:
+        if self._mark in job.title:
+            raise ValueError("the title carries the mark already")
+        title = f"{job.title} [{self._mark}]"
+        number = self.client.find_pull(self._mark)  # an answer to its opening may have been lost
+        if number is None:
+            about = "Opened by brim, which fills it in groups and merges it when everything is there."
+            for wait_s in waits_s():
+                try:
+                    number = self.client.open_pull(title, about)
+                    break
+                except Exception as error:
+                    if not is_passing(error):
+                        raise
+                    time.sleep(wait_s)
+                    number = self.client.find_pull(self._mark)
+                    if number is not None:
+                        break
+            else:
+                number = self.client.open_pull(title, about)
+        self._take_pull(number)
+        self._note(f"filling pull request {number}, which is merged when everything is there")
+
+    def _remember_pull(self) -> None:
+        if self.pull:
+            self._memory.remember("pull request", [self._mark, self.pull])
+
+    def put(self, name: str, splice: Splice, sha256: str | None, watcher: Watcher) -> Put:
+        with self._explained():
+            if sha256 is None and (self._way.hashes_first or splice.size in self._sizes):
+                sha256 = splice.sha256(watcher.hashed)
+            if sha256 in self._have:
+                watcher.sent(splice.size)
+                return Put(sha256, sent=False)
+            return self._way.send(name, splice, sha256, watcher)
+
+    def checkpoint(self, pieces: Sequence[Piece], oldest: float) -> None:
+        age_s = time.time() - oldest
+        full = len(pieces) >= GROUP_SHARDS or sum(piece.size for piece in pieces) >= GROUP_BYTES or age_s >= GROUP_S
+        if not pieces or not full:
+            return
+        with self._explained():
+            if self.options.direct:
+                self._base = self._add(self.address.revision, pieces)
+            elif self.pull or age_s >= UNCOMMITTED_S * 0.8:
+                if not self.pull:
+                    self._open_pull(self._job)
+                    self._remember_pull()
+                self._fill(pieces)
+
+    def _fill(self, pieces: Sequence[Piece]) -> None:
+        """Commit shards to the pull request."""
+        revision = f"refs/pr/{self.pull}"
+        for start in range(0, len(pieces), GROUP_SHARDS):
+            self._filled = self._add(revision, pieces[start : start + GROUP_SHARDS])
+
+    def _add(self, revision: str, pieces: Sequence[Piece]) -> Snapshot:
+        return self._commits.bring(revision, lambda at: pointers(at, pieces), "Add shards")
+
+    def publish(self, publication: Publication) -> str:
+        self._begun = True
+        message = self.options.message or "Publish with brim"
+        target = self.address.revision
+        with self._explained():
+            if self.pull:
+                self._fill(publication.pieces)
+                self._filled = self._commits.bring(f"refs/pr/{self.pull}", self._whole(publication), message)
+                if self.options.create_pull:
+                    self.client.set_pull_status(self.pull, "open")
+                    return self._proved(publication, f"refs/pr/{self.pull}")
+                self._merge(publication, message)
+            else:
+                if self.options.direct:
+                    missing = [p for p in publication.pieces if not self.holds(p)]
+                    for start in range(0, len(missing), GROUP_SHARDS):
+                        self._base = self._add(target, missing[start : start + GROUP_SHARDS])
+                self._commits.bring(target, self._whole(publication), message)
+            return self._proved(publication, target)
+
+    def _merge(self, publication: Publication, message: str) -> None:
+        """Make the pull request what readers see. Where it cannot be merged, one commit does the same."""
+        if self.address.revision == MAIN:
+            self.client.set_pull_status(self.pull, "open")
+            try:
+                self.client.merge(self.pull)
+                self._commits.count += 1
+                return
+            except Exception as error:
+                if status_of(error) not in (*CONFLICT, *REFUSED):
+                    raise
+            self._note(f"pull request {self.pull} cannot be merged as it is: publishing in one commit instead")
+        self._commits.bring(self.address.revision, self._whole(publication), message)
+        self.client.set_pull_status(self.pull, "closed")
+
+    def _whole(self, publication: Publication) -> OperationsAt:
+        """Everything that differs from what shall be."""
+
+        def operations_at(at: Snapshot) -> list[Any]:
+            # The prose is the target's: it may have been edited since the pull request was opened.
+            base = at if at.revision == self.address.revision else self.client.snapshot(self.address.revision)
+            wanted = {CARD: self._card(base, publication.card), **publication.manifests}
+            gone = [operations.deletion(name) for name in self._gone(publication) if name in at.tree]
+            return [*pointers(at, publication.pieces), *gone, *texts(at, wanted)]
+
+        return operations_at
+
+    def _gone(self, publication: Publication) -> list[str]:
+        """Shards that are no longer part, and what was said of splits that are not; never another file."""
+        shards = [name for name in publication.gone if name.startswith(f"{self.options.folder}/")]
+        about = f"{MANIFESTS}/{self.options.config}/" if self.options.split is None else None
+        stale = [n for n in self._base.tree if about and n.startswith(about) and n not in publication.manifests]
+        return sorted([*shards, *stale])
+
+    def _card(self, at: Snapshot, maker: CardMaker) -> bytes:
+        existing = self.client.read(CARD, at)
+        try:
+            return maker(None if existing is None else existing.decode()).encode()
+        except UnicodeDecodeError as error:
+            raise DestinationError(f"The {CARD} on the Hub is not UTF-8.", hint="Mend it there.") from error
+
+    def _proved(self, publication: Publication, revision: str) -> str:
+        at = self.client.snapshot(revision)
+        wrong = [p.name for p in publication.pieces if p.name not in at.tree or not at.tree[p.name].is_piece(p)]
+        wrong += [name for name in self._gone(publication) if name in at.tree]
+        if wrong:
+            raise SinkFailed(
+                f"The Hub does not list {wrong[0]} as it was published ({len(wrong)} such files).",
+                hint="Someone else may have changed it meanwhile. Run the same command again.",
+            )
+        return (
+            f"the Hub lists all {len(publication.pieces):,} shards with the right size and SHA-256 ({at.commit[:12]})"
+        )
+
+    def close(self) -> None:
+        self._open.close()

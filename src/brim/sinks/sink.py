@@ -1,0 +1,109 @@
+"""What a build needs of a destination, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from brim.formats.splice import Splice
+
+CardMaker = Callable[[str | None], str]  # from the card that is there to the one that shall be
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A shard as a destination sees it."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A shard is there: its hash, and whether it had to be sent."""
+
+    sha256: str
+    sent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a sink is told before the first shard. `missing` shards are not there under their name yet."""
+
+    fingerprint: str
+    title: str
+    missing: int
+    unfinished_card: CardMaker
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What readers shall find: these shards and this card, and no longer what is `gone`."""
+
+    pieces: tuple[Piece, ...]
+    gone: frozenset[str]
+    card: CardMaker
+    manifests: Mapping[str, bytes]  # the ledger of each split, for whoever verifies without this machine's
+
+
+class ObjectsGone(Exception):
+    """Shards that were put are not there any more: they have to be put again. Never leaves the engine."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(*names)
+        self.names = names
+
+
+class Watcher(Protocol):
+    """Is told of bytes while a shard is on its way, and may raise to drop it."""
+
+    def hashed(self, size: int) -> None: ...
+    def sent(self, size: int) -> None: ...
+
+
+class Sink(Protocol):
+    """A destination. Methods are called by one thread, `put` by several."""
+
+    staged: bool
+    """Whether a shard that was put is only safe for some hours, until it is published."""
+
+    def open(self, fingerprint: str) -> None:
+        """Be ready for shards, or say why not before the first byte."""
+
+    def shards(self) -> Iterable[str]:
+        """The names of all files where shards belong."""
+
+    def holds(self, piece: Piece) -> bool:
+        """Whether the shard is there under its name."""
+
+    def holds_aside(self, piece: Piece) -> bool:
+        """Whether its content is there, whatever its name."""
+
+    def set_aside(self, piece: Piece) -> None:
+        """Keep the content of a shard that loses its name."""
+
+    def bring_back(self, piece: Piece, name: str) -> None:
+        """Give content that was set aside a name."""
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Shards of an earlier build that starts over."""
+
+    def free_bytes(self) -> int | None:
+        """Room for more, or None where nobody can tell."""
+
+    def begin(self, job: Job) -> None:
+        """Something will be put."""
+
+    def put(self, name: str, splice: Splice, sha256: str | None, watcher: Watcher) -> Put:
+        """Bring a shard there. Its SHA-256 may be known already."""
+
+    def checkpoint(self, pieces: Sequence[Piece], oldest: float) -> None:
+        """These were put and not published, the first at `oldest` (Unix time): make sure that they last."""
+
+    def publish(self, publication: Publication) -> str:
+        """Make it what readers find. Returns what was proved, in words."""
+
+    def close(self) -> None:
+        """Let go of what `open` took."""
