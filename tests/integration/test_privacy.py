@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from brim.formats.parquet_index import locate_parquet
+from brim.formats.readable import LocalFile
 from brim.formats.tar import locate_tar
 from tests.conftest import brim, random_bytes, write_files
 
@@ -38,7 +39,7 @@ def test_no_place_user_or_host(tmp_path: Path, format: str, kind: str) -> None:
         data = bytearray(path.read_bytes())
         if path.parent.name == "data":
             locate = locate_parquet if format == "parquet" else locate_tar
-            for found in list(locate(str(path))):
+            for found in list(locate(LocalFile(path))):
                 data[found.offset : found.offset + found.size] = bytes(found.size)
         for secret in secrets - {str(os.getpid())}:
             assert secret.encode() not in data, f"{secret!r} stands in {path.name}"

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from brim.formats import parquet
 from brim.formats.parquet import splice_parquet
 from brim.formats.parquet_index import locate_parquet
+from brim.formats.readable import LocalFile
 from tests.conftest import file_set, random_bytes
 
 CONTENTS = {f"d/f{i}.bin": random_bytes(size, i) for i, size in enumerate((0, 1, 5_000, 1_200_000, 300, 70_000))}
@@ -216,7 +217,7 @@ def test_pages_are_full_and_end_with_rows(tmp_path: Path) -> None:
     path = write(tmp_path, pa.table({"x": pa.array(cells, leaf_type(False))}), ["x"])
     sizes = [parquet.cell_bytes(np.array([len(CONTENTS[PATHS[2]])]))[0]]
     per_page = (1 << 20) // int(sizes[0])
-    found = list(locate_parquet(str(path)))
+    found = list(locate_parquet(LocalFile(path)))
     gaps = [b.offset - a.offset - a.size for a, b in itertools.pairwise(found)]
     headers = sum(gap > 4 for gap in gaps)
     assert headers == -(-500 // per_page) - 1 + 2
@@ -254,7 +255,7 @@ def test_the_shard_can_be_read_without_the_plan(tmp_path: Path) -> None:
     path = write(tmp_path, table, ["image.raw", "scans"])
     data = path.read_bytes()
     for column in ("image.raw", "scans"):
-        found = [f for f in locate_parquet(str(path)) if f.column == column]
+        found = [f for f in locate_parquet(LocalFile(path)) if f.column == column]
         wanted = [(row, p) for row, value in enumerate(table.column(column).to_pylist()) for p in files_in(value)]
         assert [(f.row, f.path) for f in found] == wanted
         assert all(data[f.offset : f.offset + f.size] == CONTENTS[f.path or ""] for f in found)

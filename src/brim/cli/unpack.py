@@ -10,17 +10,19 @@ from brim.sizes import format_size
 
 HELP = """Write the original files back, byte for byte, under their relative paths.
 
-Files that are there already and hold the same bytes are left alone, so a stopped run can be continued.
-Paths that would leave the folder are refused.
+From a folder, or streamed from the Hub. Files that are there already and hold the same bytes are left
+alone, so a stopped run can be continued. Paths that would leave the folder are refused.
 
-[bold]Example[/bold]
+[bold]Examples[/bold]
 
   brim unpack out/ files/
+
+  brim unpack hf://datasets/me/arc files/
 """
 
 
 def unpack(
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder that brim built.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="What brim built: a folder, or hf://datasets/ORG/NAME.")],
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the files go.")],
     keeping: Keeping,
     showing: Showing,

@@ -14,26 +14,32 @@ Reads every shard again: size, SHA-256 against the receipts, Parquet footers and
 against the shards. With SOURCE, compares every source file byte by byte with what is inside the shards.
 Exits 3 and names whatever is damaged, missing or too much.
 
+On the Hub nothing is downloaded but footers: the sizes and SHA-256 that it lists are compared with the
+manifest, and SOURCE by the SHA-256 that its shards must have. --deep reads everything back.
+
 [bold]Examples[/bold]
 
   brim verify out/
 
   brim verify out/ scans/
+
+  brim verify hf://datasets/me/arc ds004884/
 """
 
 
 def verify(
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="The folder that brim built.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="What brim built: a folder, or hf://datasets/ORG/NAME.")],
     keeping: Keeping,
     showing: Showing,
     watching: Watching,
     source: Annotated[str | None, typer.Argument(metavar="SOURCE", help="What it was built from.")] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="On the Hub: read everything back.")] = False,
     root: Annotated[str | None, typer.Option(metavar="DIR", help="Where a table's relative paths start.")] = None,
 ) -> None:
     import brim
 
     progress = progress_for(showing.json, watching.quiet)
-    result = brim.verify(dest, source, state=keeping.state, root=root, progress=progress)
+    result = brim.verify(dest, source, deep=deep, state=keeping.state, root=root, progress=progress)
     if showing.json:
         emit("verified", **vars(result))
         return

@@ -74,8 +74,15 @@ class Ledger:
         self._lock = threading.Lock()
         try:
             self._read(self.path.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
+
+    @classmethod
+    def of(cls, data: bytes) -> Ledger:
+        """A ledger that was published, to read from."""
+        ledger = cls(Path(os.devnull))
+        ledger._read(data)
+        return ledger
 
     def _read(self, data: bytes) -> None:
         for line in data.split(b"\n"):
@@ -86,8 +93,7 @@ class Ledger:
 
     def agree_with(self, published: bytes) -> None:
         """The destination is the truth: unless a job is under way here, begin with the ledger that is published."""
-        theirs = Ledger(self.path.parent / "none")
-        theirs._read(published)
+        theirs = Ledger.of(published)
         known = None if self.job is None else self.job.fingerprint
         if (known is None or self.done) and known != (None if theirs.job is None else theirs.job.fingerprint):
             write_whole(self.path, published)

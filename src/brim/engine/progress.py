@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
+
+Advance = Callable[[int], None]
 
 
 class Progress(Protocol):

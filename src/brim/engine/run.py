@@ -66,7 +66,7 @@ class Run:
         self._settle_with_previous()
         strangers = self._strangers()
         if self.ledger.job is None or self.ledger.job.fingerprint != self.plan.fingerprint:
-            self.ledger.begin(Job(self.plan.fingerprint, self.plan.facts, _versions(), self.plan.table.left_out))
+            self.ledger.begin(Job(self.plan.fingerprint, self.plan.facts, versions(), self.plan.table.left_out))
         for _ in range(_ROUNDS):
             self._run_shards(self._begin())
             try:
@@ -276,7 +276,7 @@ class _Dropped(Exception):
     """Another shard failed; this one is dropped. Never leaves the engine."""
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     import pyarrow
 
     from brim import __version__

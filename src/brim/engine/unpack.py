@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import tarfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from brim.durable import failures
-from brim.engine.destination import state_folder
-from brim.engine.hashing import sha256_of
-from brim.engine.ledger import Ledger, Receipt
+from brim.engine.ledger import Receipt
 from brim.engine.progress import Progress, Silent
+from brim.engine.published import Published, opened
 from brim.engine.shard import locate
 from brim.errors import DamageFound, InputError
 from brim.formats.found import Found
-from brim.formats.splice import BUFFER_BYTES, copy_range
+from brim.formats.readable import Readable, ReadableFile
+from brim.formats.splice import BUFFER_BYTES
 from brim.memory.limit import effective_limit
+from brim.sinks.hub.remote import StreamFile
+
+_WAITING = ".brim-unpack"
 
 
 @dataclass
@@ -37,90 +43,105 @@ def unpack(
     state: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Unpacked:
-    """Write every file of a dataset below `out`. What is there already must be the same, and stays."""
-    folder, target = Path(destination), Path(out)
+    """Write every file of a dataset below `out`. What is there already must be the same, and stays.
+
+    No file appears before its shard is proved: one on disk is hashed first, one on the Hub as it streams.
+    """
+    target = Path(out)
     progress = progress or Silent()
-    if not (folder / "data").is_dir():
-        raise InputError(
-            f"{str(folder)!r} holds no dataset: it has no folder data/.", hint="Give the folder that brim built."
-        )
     if target.exists() and not target.is_dir():
         raise InputError(f"{str(target)!r} is a file.", hint="Give a folder.")
-    shards = sorted(path for path in (folder / "data").glob("[!.]*") if path.is_file())
-    if not shards:
-        raise InputError(f"{str(folder)!r} holds no shards.")
-    receipts = Ledger(state_folder(folder, state)).receipts
-    missing = [name for name in receipts if not (folder / name).exists()]
-    if missing:
-        raise DamageFound(f"{missing[0]} is missing.", hint="brim verify lists everything that is wrong.")
-    total = sum(shard.stat().st_size for shard in shards)
-    progress.start("unpack", total, len(shards), effective_limit().bytes)
-    result = Unpacked()
-    try:
-        with failures(target):
-            target.mkdir(parents=True, exist_ok=True)
-            for shard in shards:
-                _unpack_shard(shard, receipts.get(f"data/{shard.name}"), os.path.realpath(target), result, progress)
-    finally:
-        progress.finish()
-    return result
+    with opened(destination, state, progress.note) as published:
+        receipts = published.told.receipts
+        names = sorted(published.sizes)
+        if not names:
+            raise InputError(f"{os.fspath(destination)!r} holds no shards.")
+        missing = [name for name in receipts if name not in published.sizes]
+        if missing:
+            raise DamageFound(f"{missing[0]} is missing.", hint="brim verify lists everything that is wrong.")
+        progress.start("unpack", sum(published.sizes.values()), len(names), effective_limit().bytes)
+        try:
+            with failures(target):
+                target.mkdir(parents=True, exist_ok=True)
+                work = _Unpacking(published, os.path.realpath(target), progress)
+                for name in names:
+                    work.shard(name, receipts.get(name))
+                return work.finish()
+        finally:
+            progress.finish()
 
 
-def _unpack_shard(shard: Path, receipt: Receipt | None, root: str, result: Unpacked, progress: Progress) -> None:
-    """Prove a shard by its receipt, then write its files."""
-    try:
+class _Unpacking:
+    """Files go to a folder beside the others first, and get their names when their shard is proved."""
+
+    def __init__(self, published: Published, root: str, progress: Progress) -> None:
+        self.published, self.root, self.progress = published, root, progress
+        self.result = Unpacked()
+        self._waiting_room = os.path.join(root, _WAITING)
+        self._waiting: dict[str, str] = {}  # by its path, where a file waits
+        shutil.rmtree(self._waiting_room, ignore_errors=True)
+
+    def shard(self, name: str, receipt: Receipt | None) -> None:
         if receipt is None:
-            result.unproved += 1
-        elif sha256_of(shard, lambda _: None) != receipt.sha256:
+            self.result.unproved += 1
+        elif not self.published.remote:
+            self._prove(name, receipt, self.published.sha256(name, True, lambda _: None))
+        try:
+            with closing(self.published.stream(name)) as shard, closing(self.published.open(name)) as footer_of:
+                for found in locate(shard, footer_of):
+                    for file in _members(shard, found) if (found.path or "").endswith("/") else (found,):
+                        self._file(shard, file)
+                    self.progress.advance(found.size)
+                if isinstance(shard, StreamFile) and receipt is not None:
+                    self._prove(name, receipt, shard.sha256())
+        except (PermissionError, IsADirectoryError) as error:
+            raise InputError(f"{name} cannot be read: {error.strerror}.") from error
+        for path, temporary in self._waiting.items():
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.rename(temporary, path)
+        self._waiting = {}
+        self.progress.shard(name, self.published.sizes[name], "", "unpacked")
+
+    def _prove(self, name: str, receipt: Receipt, sha256: str | None) -> None:
+        if sha256 != receipt.sha256:
             raise DamageFound(
-                f"data/{shard.name} is damaged: its content is not what was written.",
+                f"{name} is damaged: its content is not what was written.",
                 hint="brim verify lists everything that is wrong.",
             )
-        descriptor = os.open(shard, os.O_RDONLY)
-    except OSError as error:
-        raise InputError(f"data/{shard.name} cannot be read: {error.strerror}.") from error
-    try:
-        for found in locate(shard):
-            for file in _members(descriptor, found) if (found.path or "").endswith("/") else (found,):
-                _write(descriptor, file, shard.name, root, result)
-            progress.advance(found.size)
-    finally:
-        os.close(descriptor)
-    progress.shard(f"data/{shard.name}", shard.stat().st_size, "", "unpacked")
+
+    def _file(self, shard: Readable, found: Found) -> None:
+        path = _safe_path(found, shard.name, self.root)
+        there = self._waiting.get(path, path)
+        if os.path.lexists(there):
+            if not _holds(there, shard, found):
+                raise InputError(
+                    f"{found.path!r} is already there with other content.", hint="Unpack into an empty folder."
+                )
+            self.result.already_there += 1
+            return
+        os.makedirs(self._waiting_room, exist_ok=True)
+        temporary = os.path.join(self._waiting_room, str(len(self._waiting)))
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            shard.copy_to(descriptor, found.offset, found.size)
+        finally:
+            os.close(descriptor)
+        self._waiting[path] = temporary
+        self.result.files += 1
+        self.result.bytes += found.size
+
+    def finish(self) -> Unpacked:
+        shutil.rmtree(self._waiting_room, ignore_errors=True)
+        return self.result
 
 
-def _members(shard: int, found: Found) -> Iterator[Found]:
+def _members(shard: Readable, found: Found) -> Iterator[Found]:
     """The files of a folder that is packed as one value."""
-    with os.fdopen(os.dup(shard), "rb") as file:
-        file.seek(found.offset)
-        with tarfile.open(fileobj=file, mode="r:") as archive:
-            while (member := archive.next()) is not None:
-                archive.members = []  # type: ignore[attr-defined]  # it would keep every header
-                yield Found(found.column, found.row, f"{found.path}{member.name}", member.offset_data, member.size)
-
-
-def _write(shard: int, found: Found, shard_name: str, root: str, result: Unpacked) -> None:
-    path = _safe_path(found, shard_name, root)
-    if os.path.lexists(path):
-        if not _holds(path, shard, found):
-            raise InputError(
-                f"{found.path!r} is already there with other content.", hint="Unpack into an empty folder."
-            )
-        result.already_there += 1
-        return
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = os.path.join(os.path.dirname(path), f".brim-{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        copy_range(shard, found.offset, found.size, descriptor)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    finally:
-        os.close(descriptor)
-    os.rename(temporary, path)
-    result.files += 1
-    result.bytes += found.size
+    file = io.BufferedReader(ReadableFile(shard, found.offset))
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        while (member := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # it would keep every header
+            yield Found(found.column, found.row, f"{found.path}{member.name}", member.offset_data, member.size)
 
 
 def _safe_path(found: Found, shard_name: str, root: str) -> str:
@@ -139,13 +160,13 @@ def _safe_path(found: Found, shard_name: str, root: str) -> str:
     return path
 
 
-def _holds(path: str, shard: int, found: Found) -> bool:
+def _holds(path: str, shard: Readable, found: Found) -> bool:
     """Whether the file at `path` is what the shard holds."""
     if os.path.islink(path) or not os.path.isfile(path) or os.path.getsize(path) != found.size:
         return False
     with open(path, "rb", buffering=0) as file:
         for at in range(0, found.size, BUFFER_BYTES):
             want = min(BUFFER_BYTES, found.size - at)
-            if file.read(want) != os.pread(shard, want, found.offset + at):
+            if file.read(want) != shard.read_at(found.offset + at, want):
                 return False
     return True

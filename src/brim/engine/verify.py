@@ -5,27 +5,25 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from brim.engine.destination import state_folder
-from brim.engine.hashing import sha256_of
-from brim.engine.ledger import Ledger
-from brim.engine.progress import Progress, Silent
-from brim.engine.shard import locate
-from brim.errors import BrimError, DamageFound, InputError, Stopped
+from brim.engine.progress import Advance, Progress, Silent
+from brim.engine.published import Published, opened
+from brim.engine.run import versions
+from brim.engine.shard import count_rows, hollow_columns, locate, splice_of
+from brim.errors import BrimError, DamageFound, Stopped
 from brim.fileset import Ints
 from brim.formats.card import CARD, card_rows, card_splits, read_card
 from brim.formats.found import Found
+from brim.formats.readable import Readable
 from brim.formats.splice import SpliceBuilder
-from brim.formats.tar import tar_rows
 from brim.memory.cores import usable_cores
 from brim.memory.limit import effective_limit
 from brim.plans.cut import CutOptions
@@ -34,7 +32,8 @@ from brim.sources import read_source
 from brim.sources.filetable import FileTable, flat_numbers
 from brim.sources.options import SourceOptions
 
-_NAME = re.compile(r"data/(?P<split>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar)")
+_REQUESTS = 8  # at a time, to the Hub
+_NAME = re.compile(r"(?P<folder>[^/]+)/(?P<split>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar)")
 
 
 @dataclass
@@ -53,29 +52,28 @@ def verify(
     destination: str | os.PathLike[str],
     source: str | os.PathLike[str] | FileTable | None = None,
     *,
+    deep: bool = False,
     state: str | os.PathLike[str] | None = None,
     root: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Verified:
-    """Read everything at the destination again; raise DamageFound that names whatever is wrong.
+    """Prove what is at a destination; raise DamageFound that names whatever is wrong.
 
-    With a source, every source file's bytes are compared with those inside the shards.
+    A folder is read again. Of a repository on the Hub, the sizes and SHA-256 that it lists are compared with
+    the manifest, and the footers are read; `deep` reads everything back. With a source, every source file's
+    bytes are compared with those inside the shards (on the Hub: by the SHA-256 that its shards must have,
+    unless `deep`).
     """
-    folder = Path(destination)
-    if not folder.is_dir():
-        raise InputError(f"There is no folder {str(folder)!r} to verify.")
-    if not (folder / "data").is_dir():
-        raise InputError(
-            f"{str(folder)!r} holds no dataset: it has no folder data/.", hint="Give the folder that brim built."
-        )
-    check = _Verification(folder, Ledger(state_folder(folder, state)), progress or Silent())
-    try:
-        check.shards()
-        check.card()
-        if source is not None:
-            check.source(source, None if root is None else os.fspath(root))
-    finally:
-        check.progress.finish()
+    progress = progress or Silent()
+    with opened(destination, state, progress.note) as published:
+        check = _Verification(published, deep, progress)
+        try:
+            check.shards()
+            check.card()
+            if source is not None:
+                check.source(source, None if root is None else os.fspath(root))
+        finally:
+            check.progress.finish()
     if check.result.findings:
         count = len(check.result.findings)
         raise DamageFound(
@@ -87,8 +85,8 @@ def verify(
 
 
 class _Verification:
-    def __init__(self, folder: Path, ledger: Ledger, progress: Progress) -> None:
-        self.folder, self.ledger, self.progress = folder, ledger, progress
+    def __init__(self, published: Published, deep: bool, progress: Progress) -> None:
+        self.published, self.told, self.deep, self.progress = published, published.told, deep, progress
         self.result = Verified()
         self.rows_of: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -99,20 +97,20 @@ class _Verification:
             self.result.findings.append(what)
 
     def shards(self) -> None:
-        here = {f"data/{name}" for name in os.listdir(self.folder / "data") if not name.startswith(".")}
-        receipts = self.ledger.receipts
-        if self.ledger.job is None:
+        here, receipts = self.published.sizes, self.told.receipts
+        if not self.told.jobs:
             self.result.unproved.append("content: there is no ledger, so there are no checksums to compare with")
-            self._complete_by_name(here)
-        elif not self.ledger.done:
+            self._complete_by_name(set(here))
+        elif self.told.unfinished:
             self.found("the build is not finished: run the same brim build again")
-        if self.ledger.job is not None:
-            for name in sorted(here - set(receipts)):
+        if self.told.jobs:
+            for name in sorted(set(here) - set(receipts)):
                 self.found(f"{name}: is not part of the dataset")
-        names = sorted(receipts) if self.ledger.job is not None else sorted(here)
-        total = sum((self.folder / name).stat().st_size for name in names if name in here)
+        names = sorted(receipts) if self.told.jobs else sorted(here)
+        reads = self.deep or not self.published.remote
+        total = sum(here[name] for name in names if name in here) if reads else 0
         self.progress.start("verify", total, len(names), effective_limit().bytes)
-        with ThreadPoolExecutor(usable_cores()) as pool:
+        with ThreadPoolExecutor(usable_cores() if reads else _REQUESTS) as pool:
             try:
                 for name, result in zip(names, pool.map(self._shard, names), strict=True):
                     if result is not None:
@@ -125,46 +123,56 @@ class _Verification:
 
     def _complete_by_name(self, here: set[str]) -> None:
         """Without a ledger, the names still say how many shards there should be."""
-        seen: dict[tuple[str, int, str], set[int]] = {}
+        seen: dict[tuple[str, str, int, str], set[int]] = {}
         for name in sorted(here):
             match = _NAME.fullmatch(name)
             if match is None:
-                self.found(f"{name}: is not part of the dataset")
+                if not self.published.remote:
+                    self.found(f"{name}: is not part of the dataset")
             else:
-                kind = (match["split"], int(match["count"]), Path(name).suffix)
+                kind = (match["folder"], match["split"], int(match["count"]), Path(name).suffix)
                 seen.setdefault(kind, set()).add(int(match["number"]))
-        for (split, count, extension), numbers in seen.items():
+        for (folder, split, count, extension), numbers in seen.items():
             for number in sorted(set(range(count)) - numbers):
-                self.found(f"data/{split}-{number:05d}-of-{count:05d}{extension}: is missing")
+                self.found(f"{folder}/{split}-{number:05d}-of-{count:05d}{extension}: is missing")
 
     def _shard(self, name: str) -> tuple[int, int] | None:
         """(rows, size) of a shard that is as its receipt says; None after noting what is wrong."""
-        receipt = self.ledger.receipts.get(name)
-        path = self.folder / name
-        try:
-            size = path.stat().st_size
-            if receipt is not None and size != receipt.size:
-                self.found(f"{name}: has {size:,} bytes instead of {receipt.size:,}")
-                return None
-            digest = sha256_of(path, self._advance)
-        except FileNotFoundError:
+        receipt = self.told.receipts.get(name)
+        size = self.published.sizes.get(name)
+        if size is None:
             self.found(f"{name}: is missing")
             return None
-        except OSError as error:
-            self.found(f"{name}: cannot be read ({error.strerror})")
+        if receipt is not None and size != receipt.size:
+            self.found(f"{name}: has {size:,} bytes instead of {receipt.size:,}")
             return None
-        if receipt is not None and digest != receipt.sha256:
-            self.found(f"{name}: its content changed (SHA-256 {digest[:12]}… instead of {receipt.sha256[:12]}…)")
+        if size == 0:
+            self.found(f"{name}: is empty")
             return None
         try:
-            rows = _count_rows(path)
-        except (pa.ArrowException, OSError, DamageFound) as error:
-            self.found(f"{name}: cannot be read as {path.suffix[1:]} ({str(error).splitlines()[0]})")
+            digest = self.published.sha256(name, self.deep, self._advance)
+            if receipt is not None and digest != receipt.sha256:
+                was, now = receipt.sha256[:12], "is not listed" if digest is None else f"{digest[:12]}…"
+                self.found(f"{name}: its content changed (SHA-256 {now} instead of {was}…)")
+                return None
+            with closing(self.published.open(name)) as shard:
+                rows = count_rows(shard)
+                hollow = hollow_columns(shard)
+        except (pa.ArrowException, DamageFound) as error:
+            self.found(f"{name}: cannot be read as {Path(name).suffix[1:]} ({str(error).splitlines()[0]})")
+            return None
+        except OSError as error:
+            if self.published.remote:
+                raise
+            self.found(f"{name}: cannot be read ({error.strerror or error})")
             return None
         if receipt is not None and rows != receipt.rows:
             self.found(f"{name}: holds {rows:,} rows instead of {receipt.rows:,}")
             return None
-        self.progress.shard(name, size, digest, "verified")
+        if receipt is None:
+            for column in hollow:
+                self.found(f"{name}: the files of its column {column!r} are empty: {rows:,} rows hold paths alone")
+        self.progress.shard(name, size, digest or "", "verified")
         return rows, size
 
     def _advance(self, size: int) -> None:
@@ -175,39 +183,45 @@ class _Verification:
     def card(self) -> None:
         """The card says what the shards hold."""
         try:
-            text = (self.folder / CARD).read_text(encoding="utf-8")
+            text = self.published.card()
+            if text is None:
+                self.found(f"{CARD}: is missing")
+                return
             fields = read_card(text)
-        except FileNotFoundError:
-            self.found(f"{CARD}: is missing")
-            return
         except (BrimError, UnicodeDecodeError, OSError) as error:
             self.found(f"{CARD}: {error}")
             return
-        rows: dict[str, int] = {}
+        if self.result.findings:
+            return  # with shards missing, the card cannot agree
+        rows: dict[str, dict[str, int]] = {}
         for name, count in self.rows_of.items():
             match = _NAME.fullmatch(name)
             if match:
-                rows[match["split"]] = rows.get(match["split"], 0) + count
-        if self.result.findings:
-            return  # with shards missing, the card cannot agree
-        splits = card_splits(fields)
-        if splits is not None and splits != set(rows):
-            self.found(f"{CARD}: names the splits {_list(splits)}, the shards are of {_list(set(rows))}")
-        for name, said in card_rows(fields).items():
-            if name in rows and said != rows[name]:
-                self.found(f"{CARD}: says {said:,} rows of {name}, the shards hold {rows[name]:,}")
+                of = rows.setdefault(match["folder"], {})
+                of[match["split"]] = of.get(match["split"], 0) + count
+        for folder, splits in rows.items():
+            config = "default" if folder == "data" else folder
+            named = card_splits(fields, config)
+            if named is not None and named != set(splits):
+                self.found(f"{CARD}: names the splits {_list(named)}, the shards are of {_list(set(splits))}")
+            for name, said in card_rows(fields, config).items():
+                if name in splits and said != splits[name]:
+                    self.found(f"{CARD}: says {said:,} rows of {name}, the shards hold {splits[name]:,}")
 
     def source(self, source: str | os.PathLike[str] | FileTable, root: str | None) -> None:
         """Every source file is inside as often as the source names it, byte for byte."""
         table = source if isinstance(source, FileTable) else self._read(source, root)
         for refused in table.refused:
             self.found(f"source {refused.path}: is {refused.reason}")
+        if self.published.remote and not self.deep:
+            self._by_hash(table)
+            return
         number_of: dict[str, int] = {path.as_py(): number for number, path in enumerate(table.files.paths)}
         expected = np.zeros(len(table.files), np.int64)
         for name in table.columns:
             np.add.at(expected, flat_numbers(table.rows.column(name)), 1)
         seen = np.zeros(len(table.files), np.int64)
-        left_out = set(self.ledger.job.left_out) if self.ledger.job else set()
+        left_out = set(self.told.job.left_out) if self.told.job else set()
         self.progress.start(
             "compare", int((expected * table.files.sizes).sum()), len(self.rows_of), effective_limit().bytes
         )
@@ -228,9 +242,33 @@ class _Verification:
                 )
         self._metadata(table)
 
+    def _by_hash(self, table: FileTable) -> None:
+        """Without a download: the shards that this source gives must have the SHA-256 that the Hub lists."""
+        job = self.told.job
+        if job is None or job.left_out or table.refused:
+            self.result.unproved.append("source: it was not compared; --deep reads the shards back and compares files")
+            return
+        folder = next(iter(self.told.receipts)).rpartition("/")[0]
+        plan = make_plan(table, job.facts["format"].split()[0], CutOptions(**job.facts["cut"]), folder)
+        if plan.facts["content"] != job.facts["content"]:
+            self.found("the source's files or the values of its table are not those that were published")
+            return
+        self.progress.start(
+            "compare", sum(s.file_bytes for s in plan.shards), len(plan.shards), effective_limit().bytes
+        )
+        for shard in plan.shards:
+            receipt = self.told.receipts.get(shard.name)
+            with splice_of(plan, shard) as splice:
+                sha256 = splice.sha256(self.progress.advance)
+            if receipt is None or receipt.sha256 != sha256:
+                why = "" if job.versions == versions() else f" (published with {_versions(job.versions)}: try --deep)"
+                self.found(f"{shard.name}: the source gives other bytes{why}")
+            self.progress.shard(shard.name, 0, sha256, "compared")
+        self.result.files_compared = table.file_count()
+
     def _metadata(self, table: FileTable) -> None:
         """The source's values are those that were built: its plan has the same digest of content."""
-        job = self.ledger.job
+        job = self.told.job
         if job is None or job.left_out or self.result.findings or table.refused:
             self.result.unproved.append("metadata: the values of other columns were not compared with the source")
             return
@@ -239,13 +277,12 @@ class _Verification:
             self.found("the values of the source's table are not those that were built (its files are)")
 
     def _read(self, source: str | os.PathLike[str], root: str | None) -> FileTable:
-        recipe: dict[str, Any] = self.ledger.job.facts["recipe"] if self.ledger.job else {}
+        recipe: dict[str, Any] = self.told.job.facts["recipe"] if self.told.job else {}
         return read_source(source, SourceOptions.from_recipe(recipe, root))
 
     def _compare(self, name: str, table: FileTable, number_of: dict[str, int], seen: Ints) -> None:
-        descriptor = os.open(self.folder / name, os.O_RDONLY)
-        try:
-            for found in locate(self.folder / name):
+        with closing(self.published.stream(name)) as shard, closing(self.published.open(name)) as footer_of:
+            for found in locate(shard, footer_of):
                 number = number_of.get(found.path or "")
                 if number is None:
                     self.found(f"{name}: holds {found.path}, which the source does not have")
@@ -254,28 +291,26 @@ class _Verification:
                     self.found(f"{found.path}: has {size:,} bytes in the source and {found.size:,} in {name}")
                     seen[number] += 1
                 else:
-                    if not _same(descriptor, found, table, number, self.progress.advance):
+                    if not _same(shard, found, table, number, self.progress.advance):
                         self.found(f"{found.path}: differs between the source and {name}")
                     seen[number] += 1
-        finally:
-            os.close(descriptor)
 
 
-def _same(shard: int, found: Found, table: FileTable, number: int, advance: Callable[[int], None]) -> bool:
+def _same(shard: Readable, found: Found, table: FileTable, number: int, advance: Advance) -> bool:
     """Whether the range of the shard and the source's value hold the same bytes."""
     value = SpliceBuilder(table.files)
     value.value(number)
     at = found.offset
     for chunk in value.finish().chunks():
-        if os.pread(shard, len(chunk), at) != chunk:
+        if shard.read_at(at, len(chunk)) != chunk:
             return False
         at += len(chunk)
         advance(len(chunk))
     return True
 
 
-def _count_rows(path: Path) -> int:
-    return tar_rows(str(path)) if path.suffix == ".tar" else int(pq.read_metadata(path).num_rows)
+def _versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _list(names: set[Any]) -> str:

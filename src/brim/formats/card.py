@@ -169,26 +169,43 @@ def read_card(text: str) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def card_rows(fields: dict[str, Any]) -> dict[str, int]:
-    """The rows of each split that a card tells, in any of the forms that cards have."""
+def card_rows(fields: dict[str, Any], config: str = "default") -> dict[str, int]:
+    """The rows of each split of a config that a card tells, in any of the forms that cards have."""
     infos = fields.get("dataset_info")
     rows: dict[str, int] = {}
     for info in infos if isinstance(infos, list) else [infos]:
-        splits = info.get("splits") if isinstance(info, dict) else None
+        if not isinstance(info, dict) or info.get("config_name", "default") != config:
+            continue
+        splits = info.get("splits")
         for split in splits if isinstance(splits, list) else []:
             if isinstance(split, dict) and isinstance(split.get("num_examples"), int):
                 rows[str(split.get("name"))] = split["num_examples"]
     return rows
 
 
-def card_splits(fields: dict[str, Any]) -> set[str] | None:
-    """The splits that a card's first configuration lists, or None if it lists files in another way."""
+def card_splits(fields: dict[str, Any], config: str = "default") -> set[str] | None:
+    """The splits that a card lists of a config, or None if it lists files in another way."""
     configs = fields.get("configs")
-    first = configs[0] if isinstance(configs, list) and configs and isinstance(configs[0], dict) else {}
-    entries = first.get("data_files")
+    listed = [c for c in configs if isinstance(c, dict)] if isinstance(configs, list) else []
+    mine = next((c for c in listed if c.get("config_name", "default") == config), {})
+    entries = mine.get("data_files")
     if not isinstance(entries, list) or not all(isinstance(e, dict) and "split" in e for e in entries):
         return None
     return {str(entry["split"]) for entry in entries}
+
+
+def card_folders(fields: dict[str, Any]) -> set[str]:
+    """The folders in which a card's configs look for their files."""
+    folders = set()
+    configs = fields.get("configs")
+    for config in configs if isinstance(configs, list) else []:
+        listed = config.get("data_files") if isinstance(config, dict) else None
+        for entry in listed if isinstance(listed, list) else [listed]:
+            paths = entry.get("path") if isinstance(entry, dict) else entry
+            folders |= {
+                str(path).rpartition("/")[0] for path in (paths if isinstance(paths, list) else [paths]) if path
+            }
+    return folders
 
 
 def _merge(fields: dict[str, Any], text: str, existing: str | None) -> str:

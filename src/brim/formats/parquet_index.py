@@ -6,7 +6,6 @@ walks the pages, and yields byte ranges. Memory is that of one small page, whate
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from brim.formats import thrift
 from brim.formats.found import Found
 from brim.formats.levels import decode_levels
 from brim.formats.parquet import LEAF
+from brim.formats.readable import Readable, ReadableFile
 from brim.formats.thrift import Struct
 
 _HEADER_BYTES = 1024
@@ -28,21 +28,22 @@ _BYTE_ARRAY, _UNCOMPRESSED = 6, 0
 _WHOLE_PAGE_BYTES = 4 << 20  # larger pages hold one row: its lengths are read one by one
 
 
-def locate_parquet(shard: str) -> Iterator[Found]:
-    """Every file of a shard that brim wrote: row group by row group, column by column."""
-    descriptor = os.open(shard, os.O_RDONLY)
+def locate_parquet(shard: Readable, footer_of: Readable | None = None) -> Iterator[Found]:
+    """Every file of a shard that brim wrote: row group by row group, column by column.
+
+    Pages are read forwards only, each file's range before the next one's length. What stands at the end (the
+    footer) or is small (the paths) is read from `footer_of`, for shards that only go forwards.
+    """
     try:
-        yield from _locate(descriptor, shard)
+        yield from _locate(shard, footer_of or shard)
     except (thrift.ThriftError, ValueError, KeyError, IndexError, pa.ArrowException) as error:
-        raise DamageFound(f"{os.path.basename(shard)} is not a shard that brim can read: {error}.") from error
-    finally:
-        os.close(descriptor)
+        raise DamageFound(f"{shard.name} is not a shard that brim can read: {error}.") from error
 
 
-def _locate(descriptor: int, shard: str) -> Iterator[Found]:
-    footer = _read_footer(descriptor)
+def _locate(shard: Readable, footer_of: Readable) -> Iterator[Found]:
+    footer = _read_footer(footer_of)
     leaves = _leaves(footer[2][1].items)
-    with pq.ParquetFile(shard, memory_map=False) as parquet:
+    with pq.ParquetFile(ReadableFile(footer_of), pre_buffer=False) as parquet:
         row_before = 0
         for number, group in enumerate(footer[4][1].items):
             paths = [tuple(part.decode() for part in entry[3][1][3][1].items) for entry in group[1][1].items]
@@ -54,27 +55,27 @@ def _locate(descriptor: int, shard: str) -> Iterator[Found]:
                 names = _path_values(parquet, number, paths.index((*path[:-1], "path")))
                 slot = 0
                 row = row_before - 1
-                for repetition, definition, ranges in _pages(descriptor, meta, leaf):
-                    value = 0
+                for repetition, definition, ranges in _pages(shard, meta, leaf):
                     for repeats, defines in zip(repetition.tolist(), definition.tolist(), strict=True):
                         row += repeats == 0
                         if defines == leaf.max_definition:
-                            offset, size = ranges[value]
-                            value += 1
+                            offset, size = next(ranges)
                             yield Found(path[0], row, names[slot].as_py(), offset, size)
                         slot += defines >= leaf.slot_definition
+                    if next(ranges, None) is not None:
+                        raise ValueError("a page holds more values than its levels say")
             row_before += group[3][1]
 
 
-def _read_footer(descriptor: int) -> Struct:
-    size = os.fstat(descriptor).st_size
-    tail = os.pread(descriptor, 8, max(size - 8, 0))
+def _read_footer(shard: Readable) -> Struct:
+    size = shard.size
+    tail = shard.read_at(max(size - 8, 0), 8)
     if size < 12 or tail[4:] != b"PAR1":
         raise ValueError("it does not end like a Parquet file")
     length = int.from_bytes(tail[:4], "little")
     if length > size - 12:
         raise ValueError("its footer is longer than the file")
-    return thrift.decode(os.pread(descriptor, length, size - 8 - length))[0]
+    return thrift.decode(shard.read_at(size - 8 - length, length))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +127,11 @@ def _path_values(parquet: pq.ParquetFile, group: int, column: int) -> Any:
     return array.field(array.type.get_field_index("path"))
 
 
-def _pages(descriptor: int, meta: Struct, leaf: _Leaf) -> Iterator[tuple[Ints, Ints, list[tuple[int, int]]]]:
+def _pages(shard: Readable, meta: Struct, leaf: _Leaf) -> Iterator[tuple[Ints, Ints, Iterator[tuple[int, int]]]]:
     """For each page: repetition levels, definition levels, and the byte range of each value."""
     at, end = int(meta[9][1]), int(meta[9][1]) + int(meta[7][1])
     while at < end:
-        header, used = thrift.decode(os.pread(descriptor, _HEADER_BYTES, at))
+        header, used = thrift.decode(shard.read_at(at, min(_HEADER_BYTES, end - at)))
         if header[1][1] != 0 or header[5][1][2][1] != 0:
             raise ValueError("its file column is encoded, so brim did not write it")
         size, count = int(header[3][1]), int(header[5][1][1][1])
@@ -138,18 +139,24 @@ def _pages(descriptor: int, meta: Struct, leaf: _Leaf) -> Iterator[tuple[Ints, I
         if size < 0 or body + size > end:
             raise ValueError("a page runs past its column")
         # The levels of a page of n slots take a few bits each; the rest of it may be one huge file.
-        data = os.pread(descriptor, size if size <= _WHOLE_PAGE_BYTES else 64 + count * 4, body)
+        data = shard.read_at(body, size if size <= _WHOLE_PAGE_BYTES else 64 + count * 4)
         repetition, used_r = decode_levels(data, count, leaf.max_repetition)
         definition, used_d = decode_levels(memoryview(data)[used_r:], count, leaf.max_definition)
         values = int(np.count_nonzero(definition == leaf.max_definition))
-        ranges = []
-        position = used_r + used_d
-        for _ in range(values):
-            raw = data[position : position + 4] if position + 4 <= len(data) else b""
-            length = int.from_bytes(raw or os.pread(descriptor, 4, body + position), "little")
-            ranges.append((body + position + 4, length))
-            position += 4 + length
-        if position != size:
-            raise ValueError("the lengths in a page do not add up to its size")
-        yield repetition, definition, ranges
+        yield repetition, definition, _ranges(shard, body, size, data, used_r + used_d, values)
         at = body + size
+
+
+def _ranges(
+    shard: Readable, body: int, size: int, data: bytes, position: int, values: int
+) -> Iterator[tuple[int, int]]:
+    """The byte range of each value of a page, whose beginning (or all of it) is `data`."""
+    for _ in range(values):
+        raw = data[position : position + 4] if position + 4 <= len(data) else b""
+        length = int.from_bytes(raw or shard.read_at(body + position, 4), "little")
+        if position + 4 + length > size:
+            raise ValueError("the lengths in a page do not add up to its size")
+        yield body + position + 4, length
+        position += 4 + length
+    if position != size:
+        raise ValueError("the lengths in a page do not add up to its size")

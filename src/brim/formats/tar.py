@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import io
 import json
 import re
 import tarfile
@@ -20,6 +21,7 @@ import pyarrow as pa
 from brim.errors import DamageFound
 from brim.fileset import FileSet, Ints
 from brim.formats.found import Found
+from brim.formats.readable import Readable, ReadableFile
 from brim.formats.splice import Splice, SpliceBuilder
 from brim.tarball import END, member_header, padding
 
@@ -106,7 +108,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def locate_tar(shard: str) -> Iterator[Found]:
+def locate_tar(shard: Readable) -> Iterator[Found]:
     """Every file of a shard that brim wrote, found by reading the shard alone."""
     row = -1
     expected: list[tuple[str, str]] = []
@@ -125,15 +127,15 @@ def locate_tar(shard: str) -> Iterator[Found]:
         raise _broken(shard, f"row {row} lacks files")
 
 
-def tar_rows(shard: str) -> int:
+def tar_rows(shard: Readable) -> int:
     """How many rows a shard holds."""
     return sum(text is not None for _, text in _members(shard))
 
 
-def _members(shard: str) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
+def _members(shard: Readable) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
     """Every member, and the content of those that begin a row."""
     try:
-        with tarfile.open(shard, "r:") as archive:
+        with tarfile.open(fileobj=io.BufferedReader(ReadableFile(shard)), mode="r:") as archive:
             while (member := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # it would keep every header
                 begins = member.name.endswith(".json") and member.name.count(".") == 1
@@ -143,8 +145,8 @@ def _members(shard: str) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
         raise _broken(shard, str(error)) from error
 
 
-def _broken(shard: str, what: str) -> DamageFound:
-    return DamageFound(f"{shard.rsplit('/', 1)[-1]} is not a shard that brim can read: {what}.")
+def _broken(shard: Readable, what: str) -> DamageFound:
+    return DamageFound(f"{shard.name} is not a shard that brim can read: {what}.")
 
 
 def _expected(metadata: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,0 +1,161 @@
+"""A dataset that was built, as verify and unpack see it: its shards, what their receipts say, its card."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from brim.engine.destination import parse_destination, state_folder
+from brim.engine.hashing import sha256_of
+from brim.engine.ledger import Job, Ledger, Receipt
+from brim.engine.progress import Advance
+from brim.errors import DestinationError, InputError
+from brim.formats.card import CARD, card_folders, read_card
+from brim.formats.readable import LocalFile, Readable
+from brim.sinks.hub.address import Address
+from brim.sinks.hub.client import HubClient, Snapshot
+from brim.sinks.hub.remote import RangeFile, StreamFile
+from brim.sinks.hub.session import Note, explained, hub_session
+from brim.sinks.hub.sink import MANIFESTS
+
+_SHARDS = (".parquet", ".tar")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What receipts say. `job` is None without any, or where several builds share the destination."""
+
+    receipts: Mapping[str, Receipt]
+    jobs: tuple[Job, ...]
+    unfinished: bool = False
+
+    @property
+    def job(self) -> Job | None:
+        return self.jobs[0] if len(self.jobs) == 1 else None
+
+
+class Published(Protocol):
+    """`sha256` without a full read (`deep`) is what the destination says of itself, where it says anything."""
+
+    remote: bool
+    told: Told
+    sizes: Mapping[str, int]
+
+    def card(self) -> str | None: ...
+    def open(self, name: str) -> Readable: ...
+    def stream(self, name: str) -> Readable: ...
+    def sha256(self, name: str, deep: bool, advance: Advance) -> str | None: ...
+
+
+class PublishedFolder:
+    """A folder that was built."""
+
+    remote = False
+
+    def __init__(self, folder: Path, state: str | os.PathLike[str] | None) -> None:
+        if not folder.is_dir():
+            raise InputError(f"There is no folder {str(folder)!r}.", hint="Give the folder that brim built.")
+        if not (folder / "data").is_dir():
+            raise InputError(
+                f"{str(folder)!r} holds no dataset: it has no folder data/.", hint="Give the folder that brim built."
+            )
+        self._folder = folder
+        ledger = Ledger(state_folder(folder, state))
+        self.told = Told(ledger.receipts, () if ledger.job is None else (ledger.job,), not ledger.done)
+        names = sorted(name for name in os.listdir(folder / "data") if not name.startswith("."))
+        here = {f"data/{name}": folder / "data" / name for name in names}
+        self.sizes: Mapping[str, int] = {name: p.stat().st_size for name, p in here.items() if p.is_file()}
+
+    def card(self) -> str | None:
+        try:
+            return (self._folder / CARD).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def open(self, name: str) -> Readable:
+        return LocalFile(self._folder / name)
+
+    stream = open
+
+    def sha256(self, name: str, deep: bool, advance: Advance) -> str | None:
+        return sha256_of(self._folder / name, advance)
+
+
+class PublishedRepository:
+    """A repository on the Hub at one commit. Nothing of it is kept on disk."""
+
+    remote = True
+
+    def __init__(self, client: HubClient, snapshot: Snapshot) -> None:
+        self._client, self._at = client, snapshot
+        self.told = self._read_manifests()
+        text = self.card()
+        folders = {"data", *(name.rpartition("/")[0] for name in self.told.receipts)}
+        try:
+            folders |= card_folders(read_card(text or ""))
+        except DestinationError:
+            pass  # a broken card is reported as what it is
+        self.sizes: Mapping[str, int] = {
+            name: file.size
+            for name, file in sorted(snapshot.tree.items())
+            if name in self.told.receipts or (name.rpartition("/")[0] in folders and name.endswith(_SHARDS))
+        }
+        if not self.sizes and not self.told.receipts:
+            raise InputError(
+                f"{client.address} holds no dataset: it has no Parquet or tar files where its card (or the folder "
+                "data/) says."
+            )
+
+    def _read_manifests(self) -> Told:
+        receipts: dict[str, Receipt] = {}
+        jobs: dict[str, Job] = {}
+        for name in sorted(self._at.tree):
+            if name.startswith(f"{MANIFESTS}/") and name.endswith(".jsonl"):
+                ledger = Ledger.of(self._client.read(name, self._at) or b"")
+                receipts |= ledger.receipts
+                if ledger.job is not None:
+                    jobs[ledger.job.fingerprint] = ledger.job
+        return Told(receipts, tuple(jobs.values()))
+
+    def card(self) -> str | None:
+        data = self._client.read(CARD, self._at)
+        return None if data is None else data.decode()
+
+    def open(self, name: str) -> Readable:
+        return RangeFile(self._client, self._at, name)
+
+    def stream(self, name: str) -> StreamFile:
+        return StreamFile(self._client, self._at, name)
+
+    def sha256(self, name: str, deep: bool, advance: Advance) -> str | None:
+        """As the Hub lists it; a small file that is no LFS object has none."""
+        if not deep:
+            return self._at.tree[name].sha256
+        with closing(self.stream(name)) as stream:
+            for at in range(0, stream.size, 1 << 20):
+                advance(len(stream.read_at(at, 1 << 20)))
+            return stream.sha256()
+
+
+@contextmanager
+def opened(
+    destination: str | os.PathLike[str], state: str | os.PathLike[str] | None, note: Note
+) -> Iterator[Published]:
+    """What was built at a destination, to be read."""
+    where = parse_destination(destination)
+    if isinstance(where, Path):
+        yield PublishedFolder(where, state)
+        return
+    with ExitStack() as stack:
+        stack.enter_context(explained(where.repo, begun=False))
+        stack.enter_context(hub_session(note))
+        yield PublishedRepository(*_found(where))
+
+
+def _found(address: Address) -> tuple[HubClient, Snapshot]:
+    client = HubClient(address)
+    return client, client.snapshot(address.revision)

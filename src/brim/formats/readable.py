@@ -1,0 +1,88 @@
+"""Bytes that can be read at any place: a file on disk here, one on the Hub elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING, Protocol, Self
+
+from brim.formats.splice import BUFFER_BYTES, copy_range, write_all
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+
+class Readable(Protocol):
+    """A shard to read. Some only go forwards: then what was read long ago cannot be read again."""
+
+    name: str
+    size: int
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Fewer bytes only at the end."""
+
+    def copy_to(self, descriptor: int, offset: int, size: int) -> None:
+        """Write a range at the descriptor's position."""
+
+    def close(self) -> None: ...
+
+
+class LocalFile:
+    """A file on disk."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = os.path.basename(path)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return os.pread(self._descriptor, size, offset)
+
+    def copy_to(self, descriptor: int, offset: int, size: int) -> None:
+        copy_range(self._descriptor, offset, size, descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def copy_by_reading(source: Readable, descriptor: int, offset: int, size: int) -> None:
+    """`copy_to` for what the kernel cannot copy."""
+    while size > 0:
+        data = source.read_at(offset, min(size, BUFFER_BYTES))
+        if not data:
+            raise ValueError(f"{source.name} is shorter than it says")
+        write_all(descriptor, data)
+        offset, size = offset + len(data), size - len(data)
+
+
+class ReadableFile(io.RawIOBase):
+    """A Readable as the file that pyarrow and tarfile want. Closing it leaves the Readable open."""
+
+    def __init__(self, source: Readable, start: int = 0) -> None:
+        self._source, self._at = source, start
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._source.size}[whence]
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._source.read_at(self._at, len(view))
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
