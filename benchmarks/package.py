@@ -18,9 +18,8 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 
 import pyarrow as pa
@@ -45,6 +44,7 @@ from package_data import (
     warm,
 )
 from peak import measure
+from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress
 
 HERE = Path(__file__).parent
 BRIM = [sys.executable, "-m", "brim"]
@@ -53,25 +53,6 @@ PACKAGES = ("brim", "pyarrow", "numpy", "datasets", "pandas", "duckdb", "polars"
 
 GROWTH_FILE_BYTES = 250 * MB
 READS = 15
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    text: str
-    reached: bool
-    numbers: str
-
-
-@dataclass(slots=True)
-class Part:
-    """What one part found: a table, the goals, and every single run for --json."""
-
-    title: str
-    header: Sequence[str]
-    rows: list[Sequence[str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    goals: list[Goal] = field(default_factory=list)
-    runs: dict[str, list[dict[str, float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +110,6 @@ def run(command: Sequence[str]) -> tuple[float, int]:
     if measured.exit_code:
         raise SystemExit(f"{' '.join(command)} ended with {measured.exit_code}:\n{measured.output[-2000:]}")
     return measured.seconds, measured.peak_bytes
-
-
-def progress(text: str) -> None:
-    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def speed(arguments: argparse.Namespace) -> Part:
@@ -312,57 +289,6 @@ def million(arguments: argparse.Namespace) -> Part:
     return part
 
 
-def at_most(text: str, value: float, limit: float, unit: str) -> Goal:
-    return Goal(f"{text} ≤ {limit:g}{unit}", value <= limit, f"{value:.2f}{unit}")
-
-
-def at_least(text: str, value: float, limit: float, unit: str) -> Goal:
-    return Goal(f"{text} ≥ {limit:g}{unit}", value >= limit, f"{value:.2f}{unit}")
-
-
-def machine(folder: Path) -> dict[str, str]:
-    """Where the numbers come from."""
-    cpu = next((line.split(":", 1)[1].strip() for line in lines_of("/proc/cpuinfo") if "model name" in line), "unknown")
-    ram = next(int(line.split()[1]) * 1024 for line in lines_of("/proc/meminfo") if line.startswith("MemTotal"))
-    return {
-        "CPU": cpu,
-        "cores": str(len(os.sched_getaffinity(0))),
-        "RAM": f"{ram / GB:.1f} GB",
-        "load before": f"{os.getloadavg()[0]:.1f}",
-        "kernel": os.uname().release,
-        "filesystem": filesystem(folder),
-        "Python": sys.version.split()[0],
-        **{name: metadata.version(name) for name in PACKAGES},
-    }
-
-
-def filesystem(folder: Path) -> str:
-    """The type of the mount that is nearest above the folder."""
-    mounts = [line.split()[1:3] for line in lines_of("/proc/self/mounts")]
-    above = [(len(at), number, kind) for number, (at, kind) in enumerate(mounts) if folder.resolve().is_relative_to(at)]
-    return max(above)[2]
-
-
-def lines_of(path: str) -> list[str]:
-    return Path(path).read_text().splitlines()
-
-
-def print_part(part: Part) -> None:
-    print(f"\n### {part.title}\n")
-    for cells in (part.header, ["---"] * len(part.header), *part.rows):
-        print(f"| {' | '.join(cells)} |")
-    for note in part.notes:
-        print(f"\n{note}")
-    sys.stdout.flush()
-
-
-def print_goals(parts: dict[str, Part]) -> None:
-    print("\n### goals\n")
-    for name, part in parts.items():
-        for goal in part.goals:
-            print(f"- {'reached' if goal.reached else 'MISSED'}: {name}: {goal.text}: {goal.numbers}")
-
-
 PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "speed": speed,
     "growth": growth,
@@ -387,14 +313,14 @@ def main() -> None:
     arguments.data = arguments.data.resolve()
     arguments.data.mkdir(parents=True, exist_ok=True)
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(arguments.data / "huggingface")}
-    facts = machine(arguments.data)
+    facts = machine(arguments.data, PACKAGES)
     parts: dict[str, Part] = {}
     for name in arguments.only:
         progress(name)
         parts[name] = PARTS[name](arguments)
         print_part(parts[name])
     print_goals(parts)
-    print("\n" + ", ".join(f"{name} {value}" for name, value in facts.items()))
+    print_machine(facts)
     if arguments.json:
         results = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")

@@ -186,7 +186,7 @@ class Build:
             run = Run(self.plan, folder, ledger, self._run_options(), progress, stop)
             return self._built(run, run.run())
         hub = self.options.hub
-        room = Room(self.limit.bytes - self.forecast.total, self.forecast.workers)
+        room = Room(self.limit.bytes - self.forecast.total, self.forecast.workers, self.limit.asked_for)
         sink = HubSink(destination, hub, ledger, room, progress.note)
         try:
             sink.open(self.plan.fingerprint)

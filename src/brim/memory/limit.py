@@ -23,6 +23,7 @@ class Limit:
 
     bytes: int
     reason: str
+    asked_for: bool = False
 
     def __str__(self) -> str:
         return f"{format_size(self.bytes)} ({self.reason})"
@@ -34,9 +35,9 @@ def effective_limit(
     """The limit of a job: `memory`, else $BRIM_MEMORY, else half of the headroom."""
     environment = os.environ if environment is None else environment
     if memory is not None:
-        return Limit(parse_size(memory), "--memory")
+        return Limit(parse_size(memory), "--memory", asked_for=True)
     if environment.get("BRIM_MEMORY"):
-        return Limit(parse_size(environment["BRIM_MEMORY"]), "BRIM_MEMORY")
+        return Limit(parse_size(environment["BRIM_MEMORY"]), "BRIM_MEMORY", asked_for=True)
     smallest = min(headrooms(environment, root), key=lambda limit: limit.bytes, default=None)
     if smallest is None:
         return Limit(_physical_bytes() // 2, "half of the machine's memory")

@@ -43,7 +43,8 @@ class HubOptions:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is left of the memory limit, and how many shards are on their way at a time."""
+    """What is left of the memory limit, how many shards are on their way at a time, and whether a user chose it."""
 
     bytes: int
     workers: int
+    asked_for: bool = True

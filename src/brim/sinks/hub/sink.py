@@ -111,7 +111,7 @@ class HubSink:
         if self.options.via != "xet":
             return self._lfs
         try:
-            return Xet(self.address, token, self._room.bytes, self._room.workers)
+            return Xet(self.address, token, self._room)
         except NoXet as error:
             self._note(f"{error}: sending by LFS instead")
             return self._lfs

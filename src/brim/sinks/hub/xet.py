@@ -1,25 +1,32 @@
 """Send a shard by Xet, the Hub's own storage: in one pass, hashed on the way, only the chunks it does not have.
 
-Xet keeps blocks of 64 MB in flight, by default up to 64 of them: gigabytes on a fast line. How many it may
-keep follows from the memory limit here.
+Xet keeps blocks of 64 MB, by default up to 64 of them on their way at once: gigabytes on a fast line. Here
+it works in lanes, a shard and a block each, as many as fit the memory that is left.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 from brim.errors import BrimError, DoesNotFit
 from brim.formats.splice import Splice
+from brim.memory.heap import give_back_heap, keep_heap_small
 from brim.sinks.hub.address import Address
+from brim.sinks.hub.options import Room
 from brim.sinks.hub.session import status_of
 from brim.sinks.sink import Put, Watcher
 from brim.sizes import format_size
 
-# Measured with hf-xet 1.8 (benchmarks/publish.py): what a session takes, and what each block in flight adds.
-BASE_BYTES = 130_000_000
-BLOCK_BYTES = 70_000_000
-_MOST_BLOCKS = 16
+# Measured with hf-xet 1.8 (benchmarks/publish.py): what a session takes, and what each lane adds.
+BASE_BYTES = 15_000_000
+LANE_BYTES = 200_000_000
+_MOST_LANES = 16
 _INGESTION_BYTES = 1 << 20
+_AHEAD_BYTES = 80_000_000  # a block that is on the line, and a part of the next one
+_TRIM_BYTES = 32 << 20
+_PATIENCE_S = 5.0
 
 
 class NoXet(Exception):
@@ -32,20 +39,30 @@ class Xet:
     name = "Xet"
     hashes_first = False
 
-    def __init__(self, address: Address, token: str, room_bytes: int, workers: int) -> None:
-        blocks = min((room_bytes - BASE_BYTES) // BLOCK_BYTES, _MOST_BLOCKS)
-        if blocks < 1:
+    def __init__(self, address: Address, token: str, room: Room) -> None:
+        # One lane, unless someone said how much memory there is for it.
+        lanes = min((room.bytes - BASE_BYTES) // LANE_BYTES, _MOST_LANES if room.asked_for else 1, room.workers)
+        if lanes < 1:
             raise DoesNotFit(
-                f"Xet needs about {format_size(BASE_BYTES + BLOCK_BYTES)} beside the build, and "
-                f"{format_size(max(room_bytes, 0))} are left.",
+                f"Xet needs about {format_size(BASE_BYTES + LANE_BYTES)} beside the build, and "
+                f"{format_size(max(room.bytes, 0))} are left.",
                 hint="Use --via lfs, which needs none of it, or raise --memory.",
-                need_bytes=BASE_BYTES + BLOCK_BYTES,
-                limit_bytes=room_bytes,
+                need_bytes=BASE_BYTES + LANE_BYTES,
+                limit_bytes=room.bytes,
             )
         self._url, self._headers = _connection(address, token)
-        self._session = _session(int(blocks), workers)
+        keep_heap_small()
+        self._session = _session(int(lanes))
+        self._lanes = threading.Semaphore(int(lanes))
 
     def send(self, name: str, splice: Splice, sha256: str | None, watcher: Watcher) -> Put:
+        with self._lanes:
+            try:
+                return self._send(name, splice, sha256, watcher)
+            finally:
+                give_back_heap()
+
+    def _send(self, name: str, splice: Splice, sha256: str | None, watcher: Watcher) -> Put:
         import hf_xet  # type: ignore[import-untyped]
 
         plain = {key: value for key, value in self._headers.items() if key.lower() != "authorization"}
@@ -54,29 +71,46 @@ class Xet:
         ) as commit:
             stream = commit.start_upload_stream(name=name, sha256=sha256 or hf_xet.COMPUTE_SHA256)
             try:
+                written = 0
                 for chunk in splice.chunks():
                     stream.write(bytes(chunk))
+                    written += len(chunk)
                     watcher.hashed(len(chunk))
                     watcher.sent(len(chunk))
+                    if written % _TRIM_BYTES < len(chunk):
+                        give_back_heap()
+                    _wait_for_line(commit, written, watcher)
                 done = stream.finish()
             except BaseException:
                 stream.abort()
                 raise
         return Put(sha256 or str(done.xet_info.sha256), sent=True)
 
-    def close(self) -> None:
-        self._session = None
+
+def _wait_for_line(commit: Any, written: int, watcher: Watcher) -> None:
+    """Do not run ahead of the line: what Xet has read and not sent it keeps in memory.
+
+    What it does not count as sent for long is not on the line (the block that it fills), so the wait ends.
+    """
+    sent, since = -1, time.monotonic()
+    while written - (now := int(commit.progress().total_bytes_completed)) > _AHEAD_BYTES:
+        if now != sent:
+            sent, since = now, time.monotonic()
+        elif time.monotonic() - since > _PATIENCE_S:
+            return
+        watcher.sent(0)
+        time.sleep(0.005)
 
 
-def _session(blocks: int, workers: int) -> Any:
+def _session(lanes: int) -> Any:
     try:
         import hf_xet
 
         config = hf_xet.XetConfig().with_config(
             {
-                "client.ac_max_upload_concurrency": blocks,
-                "client.ac_initial_upload_concurrency": min(2, blocks),
-                "data.max_concurrent_file_ingestion": workers,
+                "client.ac_max_upload_concurrency": lanes,
+                "client.ac_initial_upload_concurrency": min(2, lanes),
+                "data.max_concurrent_file_ingestion": lanes,
                 "data.ingestion_block_size": _INGESTION_BYTES,
             }
         )

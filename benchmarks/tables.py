@@ -1,0 +1,90 @@
+"""What benchmarks print: tables, goals with their numbers, and the machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+MB, GB = 10**6, 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    text: str
+    reached: bool
+    numbers: str
+
+
+@dataclass(slots=True)
+class Part:
+    """What one part found: a table, the goals, and every single run for --json."""
+
+    title: str
+    header: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    goals: list[Goal] = field(default_factory=list)
+    runs: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+
+
+def progress(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def at_most(text: str, value: float, limit: float, unit: str) -> Goal:
+    return Goal(f"{text} ≤ {limit:g}{unit}", value <= limit, f"{value:.2f}{unit}")
+
+
+def at_least(text: str, value: float, limit: float, unit: str) -> Goal:
+    return Goal(f"{text} ≥ {limit:g}{unit}", value >= limit, f"{value:.2f}{unit}")
+
+
+def machine(folder: Path, packages: Sequence[str]) -> dict[str, str]:
+    """Where the numbers come from."""
+    cpu = next((line.split(":", 1)[1].strip() for line in lines_of("/proc/cpuinfo") if "model name" in line), "unknown")
+    ram = next(int(line.split()[1]) * 1024 for line in lines_of("/proc/meminfo") if line.startswith("MemTotal"))
+    return {
+        "CPU": cpu,
+        "cores": str(len(os.sched_getaffinity(0))),
+        "RAM": f"{ram / GB:.1f} GB",
+        "load before": f"{os.getloadavg()[0]:.1f}",
+        "kernel": os.uname().release,
+        "filesystem": filesystem(folder),
+        "Python": sys.version.split()[0],
+        **{name: metadata.version(name) for name in packages},
+    }
+
+
+def filesystem(folder: Path) -> str:
+    """The type of the mount that is nearest above the folder."""
+    mounts = [line.split()[1:3] for line in lines_of("/proc/self/mounts")]
+    above = [(len(at), number, kind) for number, (at, kind) in enumerate(mounts) if folder.resolve().is_relative_to(at)]
+    return max(above)[2]
+
+
+def lines_of(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
+
+
+def print_part(part: Part) -> None:
+    print(f"\n### {part.title}\n")
+    for cells in (part.header, ["---"] * len(part.header), *part.rows):
+        print(f"| {' | '.join(cells)} |")
+    for note in part.notes:
+        print(f"\n{note}")
+    sys.stdout.flush()
+
+
+def print_goals(parts: dict[str, Part]) -> None:
+    print("\n### goals\n")
+    for name, part in parts.items():
+        for goal in part.goals:
+            print(f"- {'reached' if goal.reached else 'MISSED'}: {name}: {goal.text}: {goal.numbers}")
+
+
+def print_machine(facts: dict[str, str]) -> None:
+    print("\n" + ", ".join(f"{name} {value}" for name, value in facts.items()))
