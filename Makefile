@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Network file systems and containers may report more cores than the tests can use.
 JOBS ?= 2
 
-.PHONY: demo test lint types tests test-spark bench-arc bench-package sample clean
+.PHONY: demo test lint types tests test-spark bench-arc bench-package bench-publish sample clean
 
 demo: .venv/installed
 	@rm -rf demo
@@ -34,6 +34,9 @@ bench-arc: .venv/dev
 
 bench-package: .venv/dev
 	$(BIN)/python benchmarks/package.py
+
+bench-publish: .venv/dev
+	$(BIN)/python benchmarks/publish.py
 
 sample: .venv/dev
 	$(BIN)/python examples/make_sample.py examples/sample
