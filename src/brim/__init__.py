@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from brim.api import files as files
     from brim.api import plan as plan
     from brim.api import table as table
+    from brim.dropin import push_to_hub as push_to_hub
     from brim.engine.check import check as check
     from brim.engine.unpack import unpack as unpack
     from brim.engine.verify import verify as verify
@@ -35,12 +36,25 @@ _HOMES = {
     "check": "brim.engine.check",
     "files": "brim.api",
     "plan": "brim.api",
+    "push_to_hub": "brim.dropin",
     "table": "brim.api",
     "unpack": "brim.engine.unpack",
     "verify": "brim.engine.verify",
 }
 
-__all__ = ["BrimError", "__version__", "bids", "build", "check", "files", "plan", "table", "unpack", "verify"]
+__all__ = [
+    "BrimError",
+    "__version__",
+    "bids",
+    "build",
+    "check",
+    "files",
+    "plan",
+    "push_to_hub",
+    "table",
+    "unpack",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "api": {"engine", "plans", "sinks", "sources"},
     "cli": {"cli", "api", "engine", "plans", "sources", "report", ""},
     "memory": set(),
-    "": {"api", "engine", "errors"},
+    "dropin": {"engine", "plans", "sinks", "sources", "report"},
+    "": {"api", "dropin", "engine", "errors"},
     "__main__": {"cli"},
 }
 
@@ -79,6 +80,7 @@ def test_public_names() -> None:
         "check",
         "files",
         "plan",
+        "push_to_hub",
         "table",
         "unpack",
         "verify",

@@ -64,18 +64,13 @@ class Ledger:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LEDGER
-        self.job: Job | None = None
-        self.done = False
-        self.receipts: dict[str, Receipt] = {}  # by name
-        self.known: dict[str, Receipt] = {}  # by key: every shard that was ever written here
-        self.names: set[str] = set()  # every name that a shard ever had here
-        self._notes: dict[str, Any] = {}
         self._descriptor: int | None = None
         self._lock = threading.Lock()
         try:
-            self._read(self.path.read_bytes())
+            data = self.path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            pass
+            data = b""
+        self._read(data)
 
     @classmethod
     def of(cls, data: bytes) -> Ledger:
@@ -85,6 +80,12 @@ class Ledger:
         return ledger
 
     def _read(self, data: bytes) -> None:
+        self.job: Job | None = None
+        self.done = False
+        self.receipts: dict[str, Receipt] = {}  # by name
+        self.known: dict[str, Receipt] = {}  # by key: every shard that was ever written here
+        self.names: set[str] = set()  # every name that a shard ever had here
+        self._notes: dict[str, Any] = {}
         for line in data.split(b"\n"):
             try:
                 self._take(_decode(line))
@@ -97,7 +98,7 @@ class Ledger:
         known = None if self.job is None else self.job.fingerprint
         if (known is None or self.done) and known != (None if theirs.job is None else theirs.job.fingerprint):
             write_whole(self.path, published)
-            self.__init__(self.path.parent)  # type: ignore[misc]
+            self._read(published)
         self.names |= theirs.names
 
     def _take(self, record: dict[str, Any] | None) -> None:

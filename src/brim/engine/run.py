@@ -60,6 +60,7 @@ class Run:
         self.proved = ""
         self._names = {shard.name for shard in plan.shards}
         self._known: dict[str, str] = {}  # the hash of shards that have to be sent again
+        self._waiting: dict[str, Receipt] = {}  # sent, and not committed
         self._abort = threading.Event()
 
     def run(self) -> list[Receipt]:
@@ -124,7 +125,12 @@ class Run:
             self.sink.begin(
                 sinks.Job(self.plan.fingerprint, title, missing, lambda card: write_unfinished_card(card, config))
             )
-        self.progress.start("build", sum(s.file_bytes for s in todo), len(todo), self.options.limit_bytes)
+        self.progress.start(
+            "publish" if self.sink.staged else "build",
+            sum(s.file_bytes for s in todo),
+            len(todo),
+            self.options.limit_bytes,
+        )
         return todo
 
     def _todo(self) -> list[Shard]:
@@ -191,6 +197,8 @@ class Run:
     def _run_shards(self, todo: list[Shard]) -> None:
         """Write shards, several at a time; the first failure drops the others cleanly."""
         queue = iter(todo)
+        staged = (r for r in self.ledger.receipts.values() if r.staged_at and r.name in self._names)
+        self._waiting = {r.name: r for r in staged if not self.sink.holds(r.piece)}
         with ThreadPoolExecutor(self.options.workers, "shard") as pool:
             running: set[Future[tuple[Receipt, Put]]] = set()
             try:
@@ -205,6 +213,8 @@ class Run:
                     self.stop.check()
                     for future in finished:
                         receipt, put = future.result()
+                        if receipt.staged_at:
+                            self._waiting[receipt.name] = receipt
                         self.written += put.sent
                         self.sent_bytes += receipt.size if put.sent else 0
                         how = "already there" if not put.sent else "sent" if self.sink.staged else "written"
@@ -216,10 +226,12 @@ class Run:
                 raise
 
     def _checkpoint(self) -> None:
-        waiting = [r for r in self.ledger.receipts.values() if r.staged_at and not self.sink.holds(r.piece)]
-        if waiting:
-            waiting.sort(key=lambda receipt: receipt.name)
-            self.sink.checkpoint([r.piece for r in waiting], min(r.staged_at for r in waiting))
+        """Tell the sink what is there only for some hours."""
+        if not self._waiting:
+            return
+        waiting = [self._waiting[name] for name in sorted(self._waiting)]
+        self.sink.checkpoint([r.piece for r in waiting], min(r.staged_at for r in waiting))
+        self._waiting = {r.name: r for r in waiting if not self.sink.holds(r.piece)}
 
     def _write(self, shard: Shard) -> tuple[Receipt, Put]:
         with splice_of(self.plan, shard) as splice:

@@ -33,7 +33,7 @@ from brim.sources.filetable import FileTable, flat_numbers
 from brim.sources.options import SourceOptions
 
 _REQUESTS = 8  # at a time, to the Hub
-_NAME = re.compile(r"(?P<folder>[^/]+)/(?P<split>.+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar)")
+_NAME = re.compile(r"(?P<folder>.+)/(?P<split>[^/]+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar)")
 
 
 @dataclass
@@ -78,7 +78,9 @@ def verify(
         count = len(check.result.findings)
         raise DamageFound(
             f"{count} problem{'s' if count != 1 else ''} found:\n" + "\n".join(f"  {f}" for f in check.result.findings),
-            hint="Run the same brim build again: it writes what is missing or of another size. --fresh starts over.",
+            hint="Run the same brim build again: it writes what is missing or of another size. --fresh starts over."
+            if check.told.jobs
+            else "It was not built by brim. `brim build SOURCE DEST --fresh` replaces it by what the source holds.",
             findings=check.result.findings,
         )
     return check.result

@@ -9,7 +9,7 @@ from typing import Any
 
 from brim.errors import DestinationError
 from brim.sinks.hub.address import MAIN, Address
-from brim.sinks.hub.session import persistently, status_of
+from brim.sinks.hub.session import explained, persistently, status_of
 from brim.sinks.sink import Piece
 
 _KIND = "dataset"
@@ -124,10 +124,17 @@ class HubClient:
         hf_raise_for_status(response)
         return bytes(response.content)
 
-    def commit(self, revision: str, parent: str, operations: Sequence[Any], message: str) -> str:
+    def commit(
+        self, revision: str, parent: str, operations: Sequence[Any], message: str, description: str | None = None
+    ) -> str:
         """Once: whoever calls looks at what is there before asking again."""
         made = self.api.create_commit(
-            **self.repo, operations=list(operations), commit_message=message, revision=revision, parent_commit=parent
+            **self.repo,
+            operations=list(operations),
+            commit_message=message,
+            commit_description=description,
+            revision=revision,
+            parent_commit=parent,
         )
         return str(made.oid)
 
@@ -169,3 +176,11 @@ class HubClient:
                 self.api.merge_pull_request(**self.repo, discussion_num=number)
 
         persistently(once)
+
+
+def own_name(token: str | None) -> str:
+    """Whose token this is."""
+    from huggingface_hub import HfApi
+
+    with explained("your account", begun=False):
+        return str(persistently(lambda: HfApi(token=token).whoami())["name"])

@@ -40,7 +40,9 @@ class Commits:
         self.count = 0
         self._client, self._lfs = client, lfs
 
-    def bring(self, revision: str, operations_at: OperationsAt, message: str) -> Snapshot:
+    def bring(
+        self, revision: str, operations_at: OperationsAt, message: str, description: str | None = None
+    ) -> Snapshot:
         """Bring a revision to where no operation is left, whoever else commits and whatever answer is lost."""
         failure: Exception | None = None
         for wait_s in (0.0, *waits_s()):
@@ -49,7 +51,7 @@ class Commits:
             if not (todo := operations_at(at)):
                 return at
             try:
-                made = self._client.commit(revision, at.commit, todo, message)
+                made = self._client.commit(revision, at.commit, todo, message, description)
             except Exception as error:
                 if status_of(error) in REFUSED:
                     self._raise_gone(todo)

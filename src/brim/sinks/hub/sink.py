@@ -239,25 +239,24 @@ class HubSink:
 
     def publish(self, publication: Publication) -> str:
         self._begun = True
-        message = self.options.message or "Publish with brim"
         target = self.address.revision
         with self._explained():
             if self.pull:
                 self._fill(publication.pieces)
-                self._filled = self._commits.bring(f"refs/pr/{self.pull}", self._whole(publication), message)
+                self._filled = self._bring_whole(f"refs/pr/{self.pull}", publication)
                 if self.options.create_pull:
                     self.client.set_pull_status(self.pull, "open")
                     return self._proved(publication, f"refs/pr/{self.pull}")
-                self._merge(publication, message)
+                self._merge(publication)
             else:
                 if self.options.direct:
                     missing = [p for p in publication.pieces if not self.holds(p)]
                     for start in range(0, len(missing), GROUP_SHARDS):
                         self._base = self._add(target, missing[start : start + GROUP_SHARDS])
-                self._commits.bring(target, self._whole(publication), message)
+                self._bring_whole(target, publication)
             return self._proved(publication, target)
 
-    def _merge(self, publication: Publication, message: str) -> None:
+    def _merge(self, publication: Publication) -> None:
         """Make the pull request what readers see. Where it cannot be merged, one commit does the same."""
         if self.address.revision == MAIN:
             self.client.set_pull_status(self.pull, "open")
@@ -269,8 +268,12 @@ class HubSink:
                 if status_of(error) not in (*CONFLICT, *REFUSED):
                     raise
             self._note(f"pull request {self.pull} cannot be merged as it is: publishing in one commit instead")
-        self._commits.bring(self.address.revision, self._whole(publication), message)
+        self._bring_whole(self.address.revision, publication)
         self.client.set_pull_status(self.pull, "closed")
+
+    def _bring_whole(self, revision: str, publication: Publication) -> Snapshot:
+        message = self.options.message or "Publish with brim"
+        return self._commits.bring(revision, self._whole(publication), message, self.options.description)
 
     def _whole(self, publication: Publication) -> OperationsAt:
         """Everything that differs from what shall be."""
@@ -307,9 +310,9 @@ class HubSink:
                 f"The Hub does not list {wrong[0]} as it was published ({len(wrong)} such files).",
                 hint="Someone else may have changed it meanwhile. Run the same command again.",
             )
-        return (
-            f"the Hub lists all {len(publication.pieces):,} shards with the right size and SHA-256 ({at.commit[:12]})"
-        )
+        count = len(publication.pieces)
+        shards = "the shard" if count == 1 else f"all {count:,} shards"
+        return f"the Hub lists {shards} with the right size and SHA-256 ({at.commit[:12]})"
 
     def close(self) -> None:
         self._open.close()
