@@ -135,7 +135,7 @@ def plan(
     *,
     format: Format = "parquet",
     shard_size: str | int | float | None = None,
-    num_shards: int | None = None,
+    num_shards: int | Mapping[str, int] | None = None,
     rows_per_shard: int | None = None,
     shard_by: str | None = None,
     allow_empty: bool = False,

@@ -1,7 +1,8 @@
 """The files a job reads: where they are, and what they were when the job was planned.
 
 Kept in columns, because a million files as Python objects take a gigabyte. A file is its number in the
-set. Nothing here reads file content.
+set. A value of a dataset may also be a range of a file that holds many (a memory-mapped Arrow file).
+Nothing here reads file content.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from brim.errors import SourceChanged
 from brim.tarball import Bundle, tar_size
 
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+NO_CONTENT = -1  # the holder of a value that has a path perhaps, and no bytes: not the same as an empty one
 
 # How a file stands in a table that is read back: its content and its root-relative path.
 FILE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -24,7 +28,11 @@ FILE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 @dataclass(frozen=True, slots=True)
 class FileSet:
-    """`paths` are relative to `root`; sizes, mtimes (ns) and inodes are as seen at planning."""
+    """`paths` are relative to `root`; sizes, mtimes (ns) and inodes are as seen at planning.
+
+    With `ranges`, a value is a part of another file: its path is what is published and may be null, its
+    size that of the part; dates and inodes are kept with the file it is part of.
+    """
 
     root: str
     paths: pa.Array
@@ -32,16 +40,45 @@ class FileSet:
     mtimes_ns: Ints
     inodes: Ints
     bundles: Mapping[int, Bundle] = field(default_factory=dict)  # folders packed as one value, by number
+    ranges: Ranges | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def path(self, number: int) -> str:
         """The root-relative path: this is what is published and what errors name."""
-        return str(self.paths[number].as_py())
+        path = self.paths[number].as_py()
+        return self.full_path(number) if path is None else str(path)
 
     def full_path(self, number: int) -> str:
-        return os.path.join(self.root, self.path(number))
+        """Where the bytes are."""
+        if self.ranges is None:
+            return os.path.join(self.root, self.path(number))
+        holder = int(self.ranges.holders[number])
+        return "" if holder == NO_CONTENT else self.ranges.containers.full_path(holder)
+
+    @property
+    def on_disk(self) -> FileSet:
+        """The files that are opened: the values themselves, or those that hold them."""
+        return self if self.ranges is None else self.ranges.containers
+
+    def has_content(self, numbers: Ints) -> Bools:
+        """Which values have bytes, be they none."""
+        if self.ranges is None:
+            return np.ones(len(numbers), bool)
+        return np.asarray(self.ranges.holders[numbers] != NO_CONTENT)
+
+    def places(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """The number in `on_disk` of the file that holds each value, and where in it the value starts."""
+        if self.ranges is None:
+            return numbers, np.zeros(len(numbers), np.int64)
+        return self.ranges.holders[numbers], self.ranges.starts[numbers]
+
+    def dates(self, numbers: Ints) -> list[Ints]:
+        """What changes when the content of values may have changed although their paths and sizes did not."""
+        if self.ranges is None:
+            return [self.mtimes_ns[numbers]]
+        return [self.ranges.mtimes_ns[self.ranges.holders[numbers]], self.ranges.starts[numbers]]
 
     def check(self, number: int, now: os.stat_result) -> None:
         """Raise SourceChanged unless the file is still what was planned."""
@@ -63,7 +100,7 @@ class FileSet:
             path=path,
         )
 
-    def packed(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def packed(self) -> Bools:
         """Which files stand only for a bundle, or are only inside one."""
         mask = np.zeros(len(self), bool)
         for number, bundle in self.bundles.items():
@@ -81,7 +118,25 @@ class FileSet:
             self.sizes[numbers],
             self.mtimes_ns[numbers],
             self.inodes[numbers],
+            ranges=None if self.ranges is None else self.ranges.take(numbers),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Value i starts at byte `starts[i]` of the container `holders[i]`, which may be NO_CONTENT."""
+
+    containers: FileSet
+    holders: Ints
+    starts: Ints
+
+    @property
+    def mtimes_ns(self) -> Ints:
+        """Of each container, with one more at the end for NO_CONTENT."""
+        return np.append(self.containers.mtimes_ns, 0)
+
+    def take(self, numbers: Ints) -> Ranges:
+        return Ranges(self.containers, self.holders[numbers], self.starts[numbers])
 
 
 class FileSetBuilder:
@@ -134,6 +189,38 @@ class FileSetBuilder:
         self._packed_paths, self._packed_stats = [], []
         sizes, mtimes, inodes = (np.ascontiguousarray(stats[:, i]) for i in range(3))
         return FileSet(self.root, paths, sizes, mtimes, inodes, self._bundles)
+
+
+class RangeSetBuilder:
+    """Collects values that are parts of other files, a column of them at a time."""
+
+    def __init__(self) -> None:
+        self._containers = FileSetBuilder("")
+        self._paths: list[pa.Array] = []
+        self._places: list[tuple[Ints, Ints, Ints]] = []
+        self._count = 0
+
+    def container(self, path: str, stat: os.stat_result) -> int:
+        """Add a file, by its absolute path, that holds values or is one."""
+        return self._containers.add(path, stat)
+
+    def add(self, paths: pa.Array, holders: Ints, starts: Ints, sizes: Ints) -> Ints:
+        """Add values by what is published as their paths and where they lie; their numbers."""
+        first = self._count
+        self._count += len(paths)
+        self._paths.append(paths.cast(pa.large_string()))
+        self._places.append((holders.astype(np.int32), starts, sizes))
+        return np.arange(first, self._count, dtype=np.int64)
+
+    def finish(self) -> FileSet:
+        none = np.zeros(0, np.int64)
+        self._places.append((none.astype(np.int32), none, none))
+        holders, starts, sizes = (np.concatenate(parts) for parts in zip(*self._places, strict=True))
+        paths = pa.concat_arrays([pa.array([], pa.large_string()), *self._paths])
+        # Dates and inodes are kept once for each container; a view of one zero stands for those of the values.
+        unused = np.broadcast_to(np.zeros(1, np.int64), len(sizes))
+        ranges = Ranges(self._containers.finish(), holders, starts)
+        return FileSet("/", paths, sizes, unused, unused, ranges=ranges)
 
 
 def _inode(stat: os.stat_result) -> int:

@@ -127,11 +127,16 @@ class Run:
             )
         self.progress.start(
             "publish" if self.sink.staged else "build",
-            sum(s.file_bytes for s in todo),
+            self._bytes(todo),
             len(todo),
             self.options.limit_bytes,
         )
         return todo
+
+    def _bytes(self, shards: list[Shard]) -> int:
+        """What these shards will take, about: other columns count where they may be most of it."""
+        values = sum(shard.value_bytes for shard in shards) if self.plan.table.verbatim else 0
+        return values + sum(shard.file_bytes for shard in shards)
 
     def _todo(self) -> list[Shard]:
         """The shards without a receipt that still holds; others are kept, moved or hashed again."""
@@ -158,7 +163,7 @@ class Run:
     def _compare(self, doubtful: list[tuple[Shard, Receipt]]) -> list[Shard]:
         """Hash shards whose files may have changed; returns those that did."""
         self.progress.note(f"comparing the content of {len(doubtful)} shard(s) with what is there")
-        total = sum(shard.file_bytes for shard, _ in doubtful)
+        total = self._bytes([shard for shard, _ in doubtful])
         self.progress.start("compare", total, len(doubtful), self.options.limit_bytes)
         changed = []
         with ThreadPoolExecutor(self.options.workers, "compare") as pool:
@@ -184,7 +189,7 @@ class Run:
             return splice.sha256(self.sent)
 
     def _need_room(self, todo: list[Shard]) -> None:
-        need, free = sum(shard.file_bytes for shard in todo), self.sink.free_bytes()
+        need, free = self._bytes(todo), self.sink.free_bytes()
         if free is not None and need > free:
             raise SinkFailed(
                 f"The destination has {format_size(free)} of free disk and the shards to write take "

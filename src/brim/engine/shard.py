@@ -18,10 +18,11 @@ from brim.plans.plan import Plan
 _EMPTY_PAGE_BYTES, _EMPTY_VALUE_BYTES = 128, 5
 
 
-def splice_of(plan: Plan, shard: Shard) -> Splice:
+def splice_of(plan: Plan, shard: Shard, scratch_folder: str | None = None) -> Splice:
+    """The bytes of a shard. Close it after use: what is too large to hold lies in `scratch_folder` until then."""
     table, numbers = plan.shard_table(shard)
     if plan.format == "parquet":
-        return splice_parquet(table, plan.table.files, numbers)
+        return splice_parquet(table, plan.table.files, numbers, scratch_folder)
     split = next(split for split in plan.table.splits if split.name == shard.split)
     return splice_tar(table, plan.table.files, numbers, shard.start - split.start)
 

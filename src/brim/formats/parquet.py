@@ -1,7 +1,7 @@
 """The spliced Parquet shard: pyarrow writes the small columns, the file bytes are left where they are.
 
-pyarrow writes a *skeleton* into memory, in which every file is an empty value. Its footer is decoded, the
-chunks of the file columns' `bytes` leaves are replaced by plain pages made of lengths and file segments,
+pyarrow writes a *skeleton* (`skeleton.py`), in which every file is an empty value. Its footer is decoded,
+the chunks of the file columns' `bytes` leaves are replaced by plain pages made of lengths and file segments,
 all others are moved to their new places, and the footer and page index are written again to match. The
 result is an ordinary Parquet file whose size is known before a source file is opened.
 
@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from brim import cuts
 from brim.fileset import FileSet, Ints
 from brim.formats import thrift
 from brim.formats.levels import Levels, encode_levels, levels_of
+from brim.formats.skeleton import Skeleton, write_skeleton
 from brim.formats.splice import Splice, SpliceBuilder
 from brim.formats.thrift import I32, I64, LIST, STRUCT, Struct
 
@@ -44,19 +44,25 @@ def cell_bytes(sizes: Ints) -> Ints:
     return sizes + 4
 
 
-def splice_parquet(table: pa.Table, files: FileSet, numbers: Mapping[str, Ints]) -> Splice:
+def splice_parquet(
+    table: pa.Table, files: FileSet, numbers: Mapping[str, Ints], scratch_folder: str | None = None
+) -> Splice:
     """The shard that holds `table`, with the files of `numbers` as the content of its file columns.
 
     A file column is a struct with a `bytes` leaf, or lists of such, whose present `bytes` values are
     empty; `numbers` gives for each file column the file numbers of its present values, in order.
+    `scratch_folder` is for what is too large to hold in memory, until the splice is closed.
     """
     columns = {name: _Column.of(table, name, files, numbers[name]) for name in numbers}
-    row_bytes = sum((column.row_bytes for column in columns.values()), np.zeros(len(table), np.int64))
-    groups = cuts.fill(row_bytes, ROW_GROUP_BYTES, ROW_GROUP_ROWS)
-    skeleton = _write_skeleton(table, groups)
-    footer, _ = thrift.decode(skeleton, len(skeleton) - 8 - int.from_bytes(skeleton[-8:-4], "little"))
+    files_before = cuts.running(sum((c.row_bytes for c in columns.values()), np.zeros(len(table), np.int64)))
+    values_before, huge = _weigh(table, [name for name in table.column_names if name not in columns])
+    limits = [(files_before, ROW_GROUP_BYTES), (values_before, cuts.GROUP_VALUE_BYTES)]
+    groups = cuts.fill_all(limits, ROW_GROUP_ROWS)
+    skeleton = write_skeleton(table, groups, int(values_before[-1]), scratch_folder, huge)
+    length = int.from_bytes(skeleton.read(skeleton.size - 8, 4), "little")
+    footer, _ = thrift.decode(skeleton.read(skeleton.size - 8 - length, length))
 
-    out = SpliceBuilder(files)
+    out = SpliceBuilder(files, skeleton.scratch)
     out.literal(b"PAR1")
     chunks: list[_Chunk] = []
     for number, group in enumerate(footer[4][1].items):
@@ -76,6 +82,18 @@ def splice_parquet(table: pa.Table, files: FileSet, numbers: Mapping[str, Ints])
     tail = thrift.encode(footer)
     out.literal(tail + len(tail).to_bytes(4, "little") + b"PAR1")
     return out.finish()
+
+
+def _weigh(table: pa.Table, names: list[str]) -> tuple[Ints, list[str]]:
+    """The running sum of what rows take in some columns, and which of these hold a value larger than a row group."""
+    total = np.zeros(len(table) + 1, np.int64)
+    huge = []
+    for name in names:
+        sizes = cuts.column_bytes(table.column(name))
+        total[1:] += sizes
+        if len(sizes) and sizes.max() > cuts.GROUP_VALUE_BYTES:
+            huge.append(name)
+    return np.cumsum(total, out=total), huge
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,24 +128,16 @@ class _Chunk:
     pages: list[tuple[int, int, int]] | None = None  # offset, size with header, first row
 
 
-def _write_skeleton(table: pa.Table, groups: Ints) -> memoryview:
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema, compression="snappy", write_page_index=True) as writer:
-        for start, end in zip(groups[:-1].tolist(), groups[1:].tolist(), strict=True):
-            writer.write_table(table.slice(start, end - start), row_group_size=end - start)
-    return memoryview(sink.getvalue()).cast("B")
-
-
 def _first_page(meta: Struct) -> int:
     dictionary = meta[11][1] if 11 in meta else 0
     return int(dictionary or meta[9][1])
 
 
-def _move_chunk(out: SpliceBuilder, entry: Struct, skeleton: memoryview) -> _Chunk:
+def _move_chunk(out: SpliceBuilder, entry: Struct, skeleton: Skeleton) -> _Chunk:
     meta = entry[3][1]
     start = _first_page(meta)
     shift = out.position - start
-    out.literal(bytes(skeleton[start : start + meta[7][1]]))
+    skeleton.move(out, start, meta[7][1])
     for field in (9, 10, 11):  # data, index and dictionary page
         if field in meta and meta[field][1]:
             meta[field] = (I64, meta[field][1] + shift)
@@ -177,13 +187,13 @@ def _splice_page(out: SpliceBuilder, column: _Column, files: FileSet, first: int
     out.interleave(header + level_bytes + sizes.astype("<u4").tobytes(), lengths, numbers)
 
 
-def _write_page_index(out: SpliceBuilder, chunks: list[_Chunk], skeleton: memoryview) -> None:
+def _write_page_index(out: SpliceBuilder, chunks: list[_Chunk], skeleton: Skeleton) -> None:
     for chunk in chunks:
         entry = chunk.entry
         if chunk.pages is None and 6 in entry:
             start, size = entry[6][1], entry[7][1]
             entry[6] = (I64, out.position)
-            out.literal(bytes(skeleton[start : start + size]))
+            skeleton.move(out, start, size)
         else:
             entry.pop(6, None), entry.pop(7, None)
     for chunk in chunks:
@@ -193,7 +203,7 @@ def _write_page_index(out: SpliceBuilder, chunks: list[_Chunk], skeleton: memory
         elif 4 in entry:
             # Offsets here are absolute. Left alone, pyarrow, DuckDB and Polars would not notice, and
             # DataFusion would read the wrong bytes.
-            index, _ = thrift.decode(skeleton, entry[4][1])
+            index, _ = thrift.decode(skeleton.read(entry[4][1], entry[5][1]))
             for location in index[1][1].items:
                 location[1] = (I64, location[1][1] + chunk.shift)
         else:

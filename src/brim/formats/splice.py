@@ -1,9 +1,9 @@
-"""A shard as a recipe: an ordered list of segments, each a literal or a range of a source file.
+"""A shard as a recipe: an ordered list of segments, each a literal, a range of a source file or of a scratch file.
 
 The size of a splice is known before a byte is read, any range of it can be read at any time, and reading
 it twice gives the same bytes. Segments are columns of numbers, not objects: a million files in one shard
 must stay small. Every source file is checked against the plan when it is opened and again when it has
-been read; a difference is SourceChanged.
+been read (`formats/reading.py`); a difference is SourceChanged.
 
 What a splice means (Parquet, tar) is decided in the modules beside this one.
 """
@@ -21,29 +21,43 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from brim.fileset import FileSet, Ints
+from brim.formats.reading import SourceReader
+from brim.formats.scratch import Scratch
 from brim.tarball import END, member_header, padding
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 BUFFER_BYTES = 1024 * 1024  # fits the second-level cache: read, hash and write touch memory once
-_LITERAL = -1
+_LITERAL, _SCRATCH = -1, -2
 _BLOCK = 16384  # segments turned into Python numbers at a time
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
 class Splice:
-    """Bytes that exist only as a list of segments. Safe to read from several threads."""
+    """Bytes that exist only as a list of segments. Safe to read from several threads.
 
-    __slots__ = ("_ends", "_literals", "_sources", "_starts", "files", "size")
+    `files` are the files that are opened. Close it when it has been read for the last time: it may own a
+    scratch file, which takes disk until then.
+    """
 
-    def __init__(self, files: FileSet, literals: bytes, ends: Ints, sources: Ints, starts: Ints) -> None:
+    __slots__ = ("_ends", "_literals", "_scratch", "_sources", "_starts", "files", "size")
+
+    def __init__(
+        self, files: FileSet, literals: bytes, ends: Ints, sources: Ints, starts: Ints, scratch: Scratch | None = None
+    ) -> None:
         self.files = files
         self.size = int(ends[-1]) if len(ends) else 0
         self._literals = memoryview(literals)
         self._ends = ends
         self._sources = sources
         self._starts = starts
+        self._scratch = scratch
+
+    def close(self) -> None:
+        """Give back what the splice holds beside memory; it cannot be read any more if that was something."""
+        if self._scratch is not None:
+            self._scratch.close()
 
     def _segments(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """(source, start in the source, size) of what lies between `start` and `stop`.
@@ -69,32 +83,24 @@ class Splice:
         room = max(1, min(buffer_bytes, stop - start))
         buffer = _page_aligned(room)
         filled = 0
-        for source, at, size in self._segments(start, stop):
-            if source == _LITERAL:
+        with SourceReader(self.files, stop - start) as reader:
+            for source, at, size in self._segments(start, stop):
+                if source >= 0:
+                    reader.turn_to(source)  # a file of zero bytes is looked at too
                 while size > 0:
-                    step = min(size, room - filled)
-                    buffer[filled : filled + step] = self._literals[at : at + step]
+                    target = buffer[filled : filled + min(size, room - filled)]
+                    if source == _LITERAL:
+                        step = len(target)
+                        target[:] = self._literals[at : at + step]
+                    elif self._scratch is not None and source == _SCRATCH:
+                        step = self._scratch.read_into(target, at)
+                    else:
+                        step = reader.read_into(target, at)
                     at, size, filled = at + step, size - step, filled + step
                     if filled == room:
                         yield buffer
                         filled = 0
-                continue
-            descriptor = open_source(self.files, source)
-            try:
-                while size > 0:
-                    try:
-                        step = os.preadv(descriptor, [buffer[filled : filled + min(size, room - filled)]], at)
-                    except OSError as error:
-                        raise self.files.changed(source, f"cannot be read ({error.strerror})") from error
-                    if step == 0:
-                        raise self.files.changed(source, "became shorter while it was read")
-                    at, size, filled = at + step, size - step, filled + step
-                    if filled == room:
-                        yield buffer
-                        filled = 0
-                self.files.check(source, os.fstat(descriptor))
-            finally:
-                os.close(descriptor)
+            reader.leave()
         if filled:
             yield buffer[:filled]
 
@@ -116,22 +122,18 @@ class Splice:
         Not for a copy that is hashed as well: the bytes then come through this process anyway, and one
         pass of small reads beats a kernel copy plus a second read.
         """
-        for source, at, size in self._segments(0, self.size):
-            if source == _LITERAL:
-                write_all(descriptor, self._literals[at : at + size])
-                continue
-            opened = open_source(self.files, source)
-            try:
-                copy_range(opened, at, size, descriptor)
-                self.files.check(source, os.fstat(opened))
-            finally:
-                os.close(opened)
+        with SourceReader(self.files, 0) as reader:
+            for source, at, size in self._segments(0, self.size):
+                if source == _LITERAL:
+                    write_all(descriptor, self._literals[at : at + size])
+                elif self._scratch is not None and source == _SCRATCH:
+                    copy_range(self._scratch.descriptor, at, size, descriptor)
+                else:
+                    copy_range(reader.turn_to(source), at, size, descriptor)
+            reader.leave()
 
     def open(self) -> SpliceFile:
         return SpliceFile(self)
-
-    def close(self) -> None:
-        """Let go of what only this splice needs."""
 
     def __enter__(self) -> Splice:
         return self
@@ -184,8 +186,9 @@ class SpliceFile(io.BufferedIOBase):
 class SpliceBuilder:
     """Collects the segments of a splice in order."""
 
-    def __init__(self, files: FileSet) -> None:
+    def __init__(self, files: FileSet, scratch: Scratch | None = None) -> None:
         self._files = files
+        self._scratch = scratch
         self._literals: list[bytes] = []
         self._literal_bytes = 0
         self._sizes: list[Ints] = []
@@ -198,9 +201,15 @@ class SpliceBuilder:
             self._add([len(data)], [_LITERAL], [self._literal_bytes])
             self._keep(data)
 
+    def scratch(self, start: int, size: int) -> None:
+        """A range of the scratch file."""
+        if size:
+            self._add([size], [_SCRATCH], [start])
+
     def file(self, number: int, start: int = 0, size: int | None = None) -> None:
-        """A source file, or a range of it."""
-        self._add([int(self._files.sizes[number]) - start if size is None else size], [number], [start])
+        """A value (a source file, or a part of one), or a range of it."""
+        holders, starts = self._files.places(np.array([number]))
+        self._add([int(self._files.sizes[number]) - start if size is None else size], holders, starts + start)
 
     def value(self, number: int) -> None:
         """A source file, or the tar of a folder that is packed as one value."""
@@ -226,7 +235,8 @@ class SpliceBuilder:
             return
         sizes, sources, starts = (np.zeros(2 * count, np.int64) for _ in range(3))
         sizes[0::2], sizes[1::2] = literal_sizes, self._files.sizes[files]
-        sources[0::2], sources[1::2] = _LITERAL, files
+        sources[0::2] = _LITERAL
+        sources[1::2], starts[1::2] = self._files.places(files)
         starts[0::2] = self._literal_bytes + np.cumsum(literal_sizes) - literal_sizes
         self._add(sizes, sources, starts)
         self._keep(literals)
@@ -245,26 +255,12 @@ class SpliceBuilder:
         empty = [np.zeros(0, np.int64)]
         ends = np.cumsum(np.concatenate(self._sizes or empty))
         sources, starts = np.concatenate(self._sources or empty), np.concatenate(self._starts or empty)
-        return Splice(self._files, b"".join(self._literals), ends, sources, starts)
+        return Splice(self._files.on_disk, b"".join(self._literals), ends, sources, starts, self._scratch)
 
 
 def _page_aligned(size: int) -> memoryview:
     """A buffer that direct writes accept."""
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-
-def open_source(files: FileSet, number: int) -> int:
-    """A descriptor of a source file that is still what was planned."""
-    try:
-        descriptor = os.open(files.full_path(number), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise files.changed(number, f"can no longer be opened ({error.strerror})") from error
-    try:
-        files.check(number, os.fstat(descriptor))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def write_all(descriptor: int, data: memoryview | bytes) -> None:

@@ -70,6 +70,7 @@ def check_files(table: FileTable, options: CheckOptions, max_cell_bytes: int | N
     refused = [*table.refused, *_unreadable_or_pointer(table)]
     if not options.allow_empty:
         empty = (table.files.sizes == 0) & ~table.files.packed()  # inside a recording, empty files are usual
+        empty &= table.files.has_content(np.arange(len(empty)))
         refused += [Refused("empty", table.files.path(i)) for i in np.flatnonzero(empty).tolist()]
     if max_cell_bytes is not None:
         for name in table.columns:
@@ -114,7 +115,7 @@ def _absent(table: FileTable) -> int:
 
 def _unreadable_or_pointer(table: FileTable) -> list[Refused]:
     """Files that cannot be read, or stand for others. In threads: a cold disk answers several at once."""
-    files = table.files
+    files = table.files.on_disk
     small = (files.sizes <= MAX_POINTER_BYTES) & (files.sizes > 0)
     small[list(files.bundles)] = False
 
@@ -123,7 +124,7 @@ def _unreadable_or_pointer(table: FileTable) -> list[Refused]:
         paths = files.paths.slice(start, _BLOCK).to_pylist()
         for path, is_small in zip(paths, small[start : start + _BLOCK].tolist(), strict=True):
             reason: Reason | None = None
-            full = f"{files.root}/{path}"
+            full = os.path.join(files.root, path)
             try:
                 if is_small:
                     reason = pointer_kind(full)
@@ -177,11 +178,13 @@ def _drop_bare_rows(table: FileTable) -> FileTable:
 
 def check_paths_stay_home(table: FileTable) -> None:
     """Refuse metadata that would publish where things lie on this machine."""
+    if table.verbatim:
+        return
     places = {table.files.root.rstrip("/"), os.path.expanduser("~").rstrip("/")} - {""}
     for field in table.rows.schema:
         if field.name in table.columns:
             continue
-        for texts in _texts(one_array(table.rows.column(field.name))):
+        for texts in (texts for chunk in table.rows.column(field.name).chunks for texts in _texts(chunk)):
             if any(pc.any(pc.match_substring(texts, f"{place}/")).as_py() for place in places):
                 raise InputError(
                     f"The column {field.name!r} holds absolute paths of this machine, which would be published.",

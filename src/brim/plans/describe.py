@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from brim.memory.limit import Limit
-from brim.plans.forecast import VIEWER_ROW_BYTES, Forecast, metadata_trap
+from brim.plans.forecast import VIEWER_ROW_BYTES, Forecast, metadata_trap, on_disk_bytes
 from brim.plans.plan import Plan
 from brim.sizes import format_size
 
@@ -15,7 +15,8 @@ def plan_facts(plan: Plan, forecast: Forecast, limit: Limit) -> dict[str, Any]:
     """Everything a program may want to know about a plan."""
     table = plan.table
     row_bytes = table.file_bytes()
-    sizes = [shard.file_bytes for shard in plan.shards]
+    # What a source publishes as it stands may be all values and no files.
+    sizes = [shard.file_bytes + (shard.value_bytes if table.verbatim else 0) for shard in plan.shards]
     trap = metadata_trap(plan)
     largest = int(table.files.sizes.argmax()) if len(table.files) else None
     return {
@@ -48,7 +49,7 @@ def plan_facts(plan: Plan, forecast: Forecast, limit: Limit) -> dict[str, Any]:
             "limit_bytes": limit.bytes,
             "limit_reason": limit.reason,
         },
-        "temporary_disk_bytes": 0,
+        "temporary_disk_bytes": forecast.workers * on_disk_bytes(plan),
         "embedding_in_one_go": {
             "low_bytes": trap.embed_bytes[0],
             "high_bytes": trap.embed_bytes[1],
@@ -70,20 +71,24 @@ def plan_lines(plan: Plan, forecast: Forecast, limit: Limit) -> list[tuple[str, 
         ("rows", f"{facts['rows']:,}" + _splits(facts["splits"])),
         ("files", f"{facts['files']:,}" + _columns(plan)),
     ]
-    lines.append(("as paths", f"{format_size(facts['path_bytes'])}, which is what a table of paths looks like"))
-    lines.append(("as data", f"{format_size(facts['file_bytes'])}, which is what it is"))
+    if facts["files"]:
+        lines.append(("as paths", f"{format_size(facts['path_bytes'])}, which is what a table of paths looks like"))
+        lines.append(("as data", f"{format_size(facts['file_bytes'])}, which is what it is"))
     if facts["largest_file"] is not None:
         largest = facts["largest_file"]
         lines.append(("largest file", f"{format_size(largest['bytes'])}  {largest['path']}"))
-    lines.append(("largest row", format_size(facts["largest_row_bytes"])))
+        lines.append(("largest row", format_size(facts["largest_row_bytes"])))
     spread = f"{format_size(shards['min_bytes'])} / {format_size(shards['median_bytes'])} / "
     spread += format_size(shards["max_bytes"])
     lines.append(("shards", f"{shards['count']:,} {plan.format} ({shards['why']})"))
     lines.append(("shard sizes", f"{spread}  (smallest / median / largest)"))
     workers = f"{memory['workers']} worker" + ("s" if memory["workers"] != 1 else "")
     lines.append(("memory", f"about {format_size(memory['need_bytes'])} with {workers}; limit {limit}"))
-    lines.append(("temporary disk", "0 B: shards are written once, in place"))
-    lines.append(("in one go", _one_go(facts)))
+    temporary = facts["temporary_disk_bytes"]
+    text = f"up to {format_size(temporary)}: values" if temporary else "0 B: shards are written once, in place"
+    lines.append(("temporary disk", f"{text} that do not fit memory" if temporary else text))
+    if facts["files"]:
+        lines.append(("in one go", _one_go(facts)))
     if facts["rows_viewer_refuses"]:
         lines.append(
             (
@@ -107,7 +112,7 @@ def _columns(plan: Plan) -> str:
     columns = plan.table.columns
     parts = [f"{name}: {'list of ' if column.is_list else ''}{column.kind}" for name, column in columns.items()]
     guessed = any(column.guessed for column in columns.values())
-    return f"  ({'; '.join(parts)}{'; guessed, --files to change' if guessed else ''})"
+    return f"  ({'; '.join(parts)}{'; guessed, --files to change' if guessed else ''})" if parts else ""
 
 
 def _one_go(facts: dict[str, Any]) -> str:

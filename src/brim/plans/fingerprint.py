@@ -7,24 +7,35 @@ release of pyarrow made them: chunks, offsets and what lies behind nulls do not 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.fileset import Ints
-from brim.sources.filetable import one_array
+from brim import cuts
+from brim.fileset import Bools, Ints
+from brim.sources.readers import plain_type
+
+_PIECE_BYTES = 8_000_000  # of a column that are looked at together
+Pieces = Callable[[], Iterator[Any]]  # the arrays of a column, from its beginning whenever asked
 
 
-def digest_table(table: pa.Table) -> str:
-    """The SHA-256 of a table's names, types and values."""
+def digest_table(table: pa.Table, *, deep: bool = False) -> str:
+    """The SHA-256 of a table's names, types and values.
+
+    `deep` takes lists of fixed length and extension types by their values and not by their text, which is
+    slow; it gives them another digest.
+    """
     digest = hashlib.sha256()
     for name in table.column_names:
         field = table.schema.field(name)
         digest.update(json.dumps([name, str(field.type), field.nullable, table.num_rows]).encode())
-        _feed(digest, one_array(table.column(name)))
+        kind = plain_type(field.type)  # few functions take views
+        _feed(digest, kind, _pieces(table.column(name), kind), deep)
     return digest.hexdigest()
 
 
@@ -36,37 +47,76 @@ def digest_ints(values: Ints) -> str:
     return hashlib.sha256(values.astype("<i8").tobytes()).hexdigest()
 
 
-def _feed(digest: hashlib._Hash, array: Any) -> None:
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    kind = array.type
-    digest.update(len(array).to_bytes(8, "little"))
-    digest.update(np.packbits(array.is_valid().to_numpy(zero_copy_only=False)).tobytes())
-    values = array.drop_null()
+def _pieces(column: pa.ChunkedArray, kind: pa.DataType) -> Pieces:
+    """A column in pieces of few bytes: it may be larger than memory."""
+    edges = cuts.fill(cuts.column_bytes(column), _PIECE_BYTES).tolist()
+
+    def pieces() -> Iterator[Any]:
+        for start, stop in itertools.pairwise(edges):
+            for piece in column.slice(start, stop - start).chunks:
+                yield piece if kind == column.type else piece.cast(kind)
+
+    return pieces
+
+
+def _feed(digest: hashlib._Hash, kind: pa.DataType, pieces: Pieces, deep: bool) -> None:
+    if pa.types.is_dictionary(kind):
+        _feed(digest, kind.value_type, lambda: (p.dictionary_decode() for p in pieces()), deep)
+        return
+    if deep and isinstance(kind, pa.BaseExtensionType):
+        _feed(digest, kind.storage_type, lambda: (p.storage for p in pieces()), deep)
+        return
+    digest.update(sum(len(piece) for piece in pieces()).to_bytes(8, "little"))
+    _feed_bits(digest, (piece.is_valid().to_numpy(zero_copy_only=False) for piece in pieces()))
+
+    def values() -> Iterator[Any]:
+        return (piece.drop_null() if piece.null_count else piece for piece in pieces())
+
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        digest.update(pc.list_value_length(values).to_numpy().astype("<i8").tobytes())
-        _feed(digest, values.flatten())
+        for piece in values():
+            digest.update(pc.list_value_length(piece).to_numpy().astype("<i8").tobytes())
+        _feed(digest, kind.value_type, lambda: (piece.flatten() for piece in values()), deep)
+    elif deep and pa.types.is_fixed_size_list(kind):
+        _feed(digest, kind.value_type, lambda: (piece.flatten() for piece in values()), deep)
     elif pa.types.is_struct(kind):
-        for child in values.flatten():
-            _feed(digest, child)
-    elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        _feed_bytes(digest, values.cast(pa.large_string()))
-    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
-        _feed_bytes(digest, values.cast(pa.large_binary()))
+        for number, field in enumerate(kind):
+            _feed(digest, field.type, lambda n=number: (piece.flatten()[n] for piece in values()), deep)  # type: ignore[misc]
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        _feed_bytes(digest, lambda: (piece.cast(pa.large_string()) for piece in values()))
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        _feed_bytes(digest, lambda: (piece.cast(pa.large_binary()) for piece in values()))
     elif pa.types.is_boolean(kind):
-        digest.update(np.packbits(values.to_numpy(zero_copy_only=False)).tobytes())
+        _feed_bits(digest, (piece.to_numpy(zero_copy_only=False) for piece in values()))
     elif pa.types.is_primitive(kind) and not pa.types.is_null(kind):
         width = kind.bit_width // 8
-        data = values.buffers()[1]
-        if data is not None:
-            digest.update(memoryview(data)[values.offset * width : (values.offset + len(values)) * width])
+        for piece in values():
+            data = piece.buffers()[1]
+            if data is not None:
+                digest.update(memoryview(data)[piece.offset * width : (piece.offset + len(piece)) * width])
     else:  # decimals, maps, fixed sizes: rare, and small
-        digest.update(repr(values.to_pylist()).encode())
+        texts = (repr(value) for piece in values() for value in piece.to_pylist())
+        digest.update(b"[" + next(texts, "").encode())
+        for text in texts:
+            digest.update(f", {text}".encode())
+        digest.update(b"]")
 
 
-def _feed_bytes(digest: hashlib._Hash, values: Any) -> None:
-    digest.update(pc.binary_length(values).to_numpy().astype("<i8").tobytes())
-    _, offsets, data = values.buffers()
-    if len(values) and data is not None:
-        ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
-        digest.update(memoryview(data)[int(ends[0]) : int(ends[-1])])
+def _feed_bits(digest: hashlib._Hash, parts: Iterator[Bools]) -> None:
+    """Eight to a byte, across the borders of parts."""
+    rest = np.zeros(0, bool)
+    for part in parts:
+        bits = np.concatenate([rest, part]) if len(rest) else part
+        whole = len(bits) & ~7
+        digest.update(np.packbits(bits[:whole]).tobytes())
+        rest = bits[whole:]
+    digest.update(np.packbits(rest).tobytes())
+
+
+def _feed_bytes(digest: hashlib._Hash, pieces: Pieces) -> None:
+    for piece in pieces():
+        digest.update(pc.binary_length(piece).to_numpy().astype("<i8").tobytes())
+    for piece in pieces():
+        _, offsets, data = piece.buffers()
+        if len(piece) and data is not None:
+            ends = np.frombuffer(offsets, np.int64)[piece.offset : piece.offset + len(piece) + 1]
+            digest.update(memoryview(data)[int(ends[0]) : int(ends[-1])])

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow.compute as pc
 
+from brim import cuts
 from brim.errors import DoesNotFit
 from brim.memory.limit import Limit
 from brim.plans.plan import Plan
+from brim.plans.weights import metadata_bytes
 from brim.sizes import format_size
 from brim.sources.filetable import flat_numbers
 from brim.sources.kinds import SIZED_BY_PATH
@@ -17,10 +20,17 @@ VIEWER_ROW_BYTES = 300_000_000  # the Hub's viewer refuses larger row groups
 # Measured on Python 3.11 with pyarrow 26 (benchmarks/package.py): the interpreter with what a build
 # imports, the buffers of a worker, and a shard's segments, paths and skeleton for each file in it.
 BASE_BYTES = 48_000_000
+DATASETS_BYTES = 45_000_000  # what `import datasets` adds
 WORKER_BYTES = 4_000_000
 HUB_BYTES = 30_000_000  # huggingface_hub and its connections
 PER_FILE_BYTES = 160
+PER_ROW_BYTES = 48
 PER_TAR_ROW_BYTES = 2_600
+# Writing values by way of the disk: what it takes whatever they are, and how often a row group is held. A
+# row group of few large values is held more often, because a page takes whole values.
+WRITER_BYTES = 25_000_000
+GROUP_FACTOR, LARGE_GROUP_FACTOR = 2.2, 4.0
+LARGE_ROW_BYTES = 1_000_000
 # Embedding holds a shard's bytes two to three times (measured with datasets 5.2).
 EMBED_FACTORS = (2, 3)
 
@@ -42,12 +52,17 @@ def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False)
     """As many workers as asked for and as fit; DoesNotFit if not even one does."""
     table = plan.table
     paths = int(table.files.paths.nbytes)
-    base = BASE_BYTES + HUB_BYTES * hub + int(table.rows.nbytes) + paths + 24 * len(table.files)
+    base = BASE_BYTES + HUB_BYTES * hub + (DATASETS_BYTES if table.verbatim else 0) + PER_ROW_BYTES * len(table)
+    base += sum(int(table.rows.column(n).nbytes) for n in table.rows.column_names if n not in table.borrowed)
+    base += paths + 24 * len(table.files)
+    if table.files.ranges is not None:
+        base += int(table.files.on_disk.paths.nbytes) + 24 * len(table.files.on_disk)
     most_rows = max(shard.rows for shard in plan.shards)
     share = most_rows / max(len(table), 1)
     per_row = PER_TAR_ROW_BYTES if plan.format == "webdataset" else 0
-    in_shard = table.file_count() * PER_FILE_BYTES + 3 * paths + 3 * int(table.rows.nbytes)
-    worker = WORKER_BYTES + int(share * in_shard) + per_row * most_rows
+    numbers = sum(int(table.rows.column(name).nbytes) for name in table.columns)
+    in_shard = table.file_count() * PER_FILE_BYTES + 3 * paths + 3 * numbers
+    worker = WORKER_BYTES + int(share * in_shard) + per_row * most_rows + _values_bytes(plan)
     fit = max((limit.bytes - base) // worker, 0)
     if fit < 1:
         need = base + worker
@@ -59,6 +74,22 @@ def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False)
             limit_bytes=limit.bytes,
         )
     return Forecast(base, worker, int(min(workers, fit, len(plan.shards))))
+
+
+def _values_bytes(plan: Plan) -> int:
+    """What writing the columns that are not of files takes, for the largest shard."""
+    held = 3 * max(shard.value_bytes for shard in plan.shards)
+    if plan.format != "parquet" or not on_disk_bytes(plan):
+        return held
+    largest = int(metadata_bytes(plan.table).max())
+    factor = GROUP_FACTOR if largest < LARGE_ROW_BYTES else LARGE_GROUP_FACTOR
+    return min(held, WRITER_BYTES + int(factor * (cuts.GROUP_VALUE_BYTES + largest)))
+
+
+def on_disk_bytes(plan: Plan) -> int:
+    """The most that a worker writes to a temporary file, before it is compressed."""
+    most = max(shard.value_bytes for shard in plan.shards)
+    return most if plan.format == "parquet" and most > cuts.HELD_VALUE_BYTES else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +104,7 @@ class Trap:
 
 def metadata_trap(plan: Plan) -> Trap:
     table = plan.table
-    lengths = np.diff(np.frombuffer(table.files.paths.buffers()[1], np.int64)[: len(table.files) + 1])
+    lengths = np.asarray(pc.binary_length(table.files.paths).fill_null(0).to_numpy(zero_copy_only=False))
     path_bytes = sum(int(lengths[flat_numbers(table.rows.column(name))].sum()) for name in table.columns)
     file_bytes = int(table.file_bytes().sum())
     low, high = (factor * file_bytes for factor in EMBED_FACTORS)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from brim import cuts
 from brim.errors import SourceError
 from brim.fileset import FILE_TYPE, Ints
 from brim.plans.cut import CutOptions, Shard, cut_shards
 from brim.plans.fingerprint import digest_ints, digest_json, digest_table
-from brim.sources.filetable import FileTable, flat_numbers, one_array
+from brim.sources.filetable import FileTable, flat_numbers, is_list, one_array
 
 Format = Literal["parquet", "webdataset"]
 EXTENSIONS: dict[Format, str] = {"parquet": ".parquet", "webdataset": ".tar"}
@@ -66,8 +66,7 @@ class Plan:
             if column is None:
                 fields.append(field)
             else:
-                kind = pa.list_(FILE_TYPE) if column.is_list else FILE_TYPE
-                fields.append(pa.field(field.name, kind, nullable=field.nullable))
+                fields.append(pa.field(field.name, _stored_type(field.type), nullable=field.nullable))
         metadata = None
         if self.table.features is not None:
             metadata = {"huggingface": json.dumps({"info": {"features": dict(self.table.features)}})}
@@ -84,9 +83,10 @@ class Plan:
         return digest_json([facts["format"], facts["columns"], facts["features"], content])
 
     def shard_mtimes(self, shard: Shard) -> str:
-        """A digest of when the shard's files were last written to."""
+        """A digest of when the shard's files were last written to, and where in them its values are."""
         _, numbers = self._rows(shard.start, shard.stop)
-        return digest_json([digest_ints(self.table.files.mtimes_ns[n]) for n in numbers.values()])[:16]
+        dates = [date for of in numbers.values() for date in self.table.files.dates(of)]
+        return digest_json([digest_ints(date) for date in dates])[:16]
 
     def _rows(self, start: int, stop: int) -> tuple[pa.Table, dict[str, Ints]]:
         rows = self.table.rows.slice(start, stop - start)
@@ -95,7 +95,8 @@ class Plan:
         for field in self.schema:
             column = rows.column(field.name)
             if field.name in self.table.columns:
-                numbers[field.name] = flat_numbers(column)
+                present = flat_numbers(column)
+                numbers[field.name] = present[self.table.files.has_content(present)]
                 column = self._placeholders(one_array(column))
             elif pa.types.is_dictionary(column.type):
                 column = _encoded_anew(one_array(column))
@@ -103,15 +104,20 @@ class Plan:
         return pa.Table.from_arrays(arrays, schema=self.schema), numbers
 
     def _placeholders(self, cells: pa.Array) -> pa.Array:
-        if pa.types.is_list(cells.type):
-            lengths = pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False)
-            offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-            mask = cells.is_null() if cells.null_count else None
-            values = self._placeholders(cells.flatten())
-            return pa.ListArray.from_arrays(offsets, values, type=pa.list_(FILE_TYPE), mask=mask)
-        paths = self.table.files.paths.take(cells).cast(pa.string())
-        empty = pa.repeat(pa.scalar(b"", pa.binary()), len(cells))
         mask = cells.is_null() if cells.null_count else None
+        if is_list(cells.type):
+            kind = _stored_type(cells.type)
+            lengths = pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False)
+            large = pa.types.is_large_list(kind)
+            offsets = pa.array(cuts.running(lengths), pa.int64() if large else pa.int32())
+            values = self._placeholders(cells.flatten())
+            return (pa.LargeListArray if large else pa.ListArray).from_arrays(offsets, values, type=kind, mask=mask)
+        files = self.table.files
+        paths = files.paths.take(cells).cast(pa.string())
+        empty = pa.repeat(pa.scalar(b"", pa.binary()), len(cells))
+        if files.ranges is not None and len(files):
+            present = files.has_content(cells.fill_null(0).to_numpy(zero_copy_only=False))
+            empty = pc.if_else(pa.array(present), empty, pa.scalar(None, pa.binary()))
         return pa.StructArray.from_arrays([empty, paths], fields=list(FILE_TYPE), mask=mask)
 
     def _digest(self, start: int, stop: int) -> str:
@@ -119,7 +125,7 @@ class Plan:
         for begin in range(start, stop, _BLOCK):
             table, numbers = self._rows(begin, min(begin + _BLOCK, stop))
             sizes = [digest_ints(self.table.files.sizes[n]) for n in numbers.values()]
-            blocks.append([digest_table(table), sizes, *self._bundled(numbers)])
+            blocks.append([digest_table(table, deep=self.table.verbatim), sizes, *self._bundled(numbers)])
         return digest_json(blocks)
 
     def _bundled(self, numbers: dict[str, Ints]) -> list[Any]:
@@ -131,6 +137,13 @@ class Plan:
         return [[list(b.names), [int(files.sizes[n]) for n in b.numbers]] for b in bundles]
 
 
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    """How a file column is stored whose numbers have this type."""
+    if pa.types.is_large_list(kind):
+        return pa.large_list(FILE_TYPE)
+    return pa.list_(FILE_TYPE) if is_list(kind) else FILE_TYPE
+
+
 def _encoded_anew(array: pa.Array) -> pa.Array:
     """Dictionary values in the order of their first use, so that bytes depend on values alone."""
     again = array.dictionary_decode().dictionary_encode()
@@ -140,7 +153,9 @@ def _encoded_anew(array: pa.Array) -> pa.Array:
 
 def make_plan(table: FileTable, format: Format, cut: CutOptions, folder: str = "data") -> Plan:
     """Cut a checked file table into shards, named to lie in `folder`."""
-    if len(table) == 0:
+    if format == "webdataset" and table.files.ranges is not None:
+        raise SourceError("A dataset of `datasets` has values without a name, which WebDataset cannot store.")
+    if len(table) == 0 and not table.verbatim:
         raise SourceError("The source has no rows.", hint="There is nothing to build.")
     try:
         table.rows.validate(full=True)
@@ -148,21 +163,22 @@ def make_plan(table: FileTable, format: Format, cut: CutOptions, folder: str = "
         raise SourceError(f"The table holds values that are not what their type says: {error}.") from error
     ordered, shards, why = cut_shards(table, EXTENSIONS[format], cut, _MAX_ROWS[format], folder)
     plan = Plan(ordered, shards, format, cut, why)
-    _check_schema(plan.schema, format)
+    _check_schema(plan)
     return plan
 
 
-def _check_schema(schema: pa.Schema, format: Format) -> None:
+def _check_schema(plan: Plan) -> None:
     """Some Arrow types cannot be stored: say so before the first byte."""
-    if format == "webdataset" and "__files__" in schema.names:
+    if plan.format == "webdataset" and "__files__" in plan.schema.names:
         raise SourceError("A column is named '__files__', which WebDataset shards need themselves.", hint="Rename it.")
     import pyarrow.parquet as pq
 
-    for field in schema:
+    empty, _ = plan.shard_table(Shard("", "", 0, 0, 0))
+    for field in plan.schema:
         if _has_twins(field.type):
             raise SourceError(f"The column {field.name!r} has two fields of the same name.", hint="Rename one of them.")
         try:
-            pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+            pq.write_table(empty.select([field.name]), pa.BufferOutputStream())
         except (pa.ArrowException, NotImplementedError) as error:
             raise SourceError(
                 f"The column {field.name!r} holds {field.type}, which Parquet cannot store.",

@@ -49,7 +49,8 @@ class FileTable:
 
     In `rows` a file column holds numbers of `files` (int64, or lists of it). `features` is the datasets
     feature of each column, or None where the table holds a type that `datasets` does not know.
-    `recipe` says how the source was read, so that the same can be done again.
+    `recipe` says how the source was read, so that the same can be done again. A `verbatim` table is
+    published as it stands: whatever its texts say, and if it has no rows.
     """
 
     rows: pa.Table
@@ -64,6 +65,8 @@ class FileTable:
     about: Mapping[str, Any] = field(default_factory=dict)  # what the source says of itself, for the card
     crowded: tuple[str, ...] = ()  # files of cells that hold several where one is expected (only if read leniently)
     saved: str | None = None  # the columns found, as a recipe that fixes them
+    verbatim: bool = False
+    borrowed: frozenset[str] = frozenset()  # columns that lie in memory-mapped files, or in the caller's memory
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
@@ -87,6 +90,11 @@ class FileTable:
         return dataclasses.replace(self, **changes)
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a file column of this type holds lists of files."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
 def one_array(column: pa.ChunkedArray) -> pa.Array:
     """A column as a single array that starts at its own beginning."""
     array = column.combine_chunks()
@@ -98,7 +106,7 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 def flat_numbers(column: pa.ChunkedArray) -> Ints:
     """The file numbers of a file column in row order, nulls left out."""
     array = one_array(column)
-    if pa.types.is_list(array.type):
+    if is_list(array.type):
         array = array.flatten()
     return np.asarray(array.drop_null().to_numpy(zero_copy_only=False), np.int64)
 
@@ -106,7 +114,7 @@ def flat_numbers(column: pa.ChunkedArray) -> Ints:
 def cell_sums(column: pa.ChunkedArray, weights: Ints) -> Ints:
     """For each row, the sum of `weights` over the files its cell names."""
     array = one_array(column)
-    if pa.types.is_list(array.type):
+    if is_list(array.type):
         lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
         inner = array.flatten()
     else:

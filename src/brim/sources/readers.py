@@ -94,21 +94,22 @@ def checked(table: pa.Table, shown: str) -> pa.Table:
 
 def _without_views(table: pa.Table) -> pa.Table:
     """Views as plain texts, which every function takes."""
-    schema = pa.schema([field.with_type(_plain_type(field.type)) for field in table.schema])
+    schema = pa.schema([field.with_type(plain_type(field.type)) for field in table.schema])
     return table if schema.equals(table.schema) else table.cast(schema)
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type with texts and binaries in place of views of them."""
     if pa.types.is_string_view(kind):
         return pa.large_string()
     if pa.types.is_binary_view(kind):
         return pa.large_binary()
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_plain_type(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
     if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_plain_type(kind.value_type)))
+        return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
+        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
     return kind
 
 

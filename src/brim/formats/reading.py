@@ -1,0 +1,101 @@
+"""Read source files in the order of a splice, one open at a time.
+
+Consecutive segments of one file share its descriptor, and small ranges that follow each other in a file are
+read ahead together: the values of a memory-mapped Arrow file are a million ranges of one file, side by
+side, and a system call for each would take longer than the copy.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Self
+
+from brim.fileset import FileSet
+
+_NONE = -1
+_AHEAD_BYTES = 256 * 1024
+_SMALL_BYTES = 64 * 1024  # a larger range is worth a system call of its own
+_NEAR_BYTES = 4096  # values of an Arrow file may have a little of something else between them
+
+
+class SourceReader:
+    """The one source file that is open. Use it in one thread, and `leave()` it to have the last file checked."""
+
+    def __init__(self, files: FileSet, wanted_bytes: int) -> None:
+        self._files = files
+        self._source = _NONE
+        self._descriptor = _NONE
+        self._room = min(_AHEAD_BYTES, wanted_bytes)
+        self._buffer: memoryview | None = None
+        self._ahead_at = self._ahead_size = 0
+        self._end = _NONE  # where the last read from this file ended
+
+    def turn_to(self, source: int) -> int:
+        """The descriptor of a file that is still what was planned."""
+        if source != self._source:
+            self.leave()
+            self._descriptor = open_source(self._files, source)
+            self._source = source
+            self._end, self._ahead_size = _NONE, 0
+        return self._descriptor
+
+    def read_into(self, target: memoryview, at: int) -> int:
+        """Fill as much of `target` as one read gives, from byte `at` of the file; SourceChanged if it ended."""
+        size = len(target)
+        start = at - self._ahead_at
+        follows = 0 <= at - self._end <= _NEAR_BYTES
+        self._end = at + size
+        try:
+            if start < 0 or start + size > self._ahead_size:
+                if size > _SMALL_BYTES or size > self._room or not follows:
+                    step = os.preadv(self._descriptor, [target], at)
+                    self._end = at + step
+                    return step or self._ended()
+                self._buffer = self._buffer or memoryview(bytearray(self._room))
+                self._ahead_at, self._ahead_size = at, 0
+                self._ahead_size = os.preadv(self._descriptor, [self._buffer], at)
+                start, size = 0, min(size, self._ahead_size) or self._ended()
+        except OSError as error:
+            raise self._files.changed(self._source, f"cannot be read ({error.strerror})") from error
+        assert self._buffer is not None
+        target[:size] = self._buffer[start : start + size]
+        return size
+
+    def _ended(self) -> int:
+        raise self._files.changed(self._source, "became shorter while it was read")
+
+    def leave(self) -> None:
+        """Close the file, after a look whether it is still what was planned."""
+        if self._source != _NONE:
+            try:
+                self._files.check(self._source, os.fstat(self._descriptor))
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        if self._source != _NONE:
+            self._source = _NONE
+            os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+
+def open_source(files: FileSet, number: int) -> int:
+    """A descriptor of a source file that is still what was planned."""
+    try:
+        descriptor = os.open(files.full_path(number), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise files.changed(number, f"can no longer be opened ({error.strerror})") from error
+    try:
+        files.check(number, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
