@@ -116,6 +116,9 @@ class Build:
     def lines(self) -> list[tuple[str, str]]:
         """The plan for people, as (label, text)."""
         lines = plan_lines(self.plan, self.forecast, self.limit)
+        if self._is_remote:
+            none = "0 B: shards are sent as they are made"
+            lines = [(label, none if label == "temporary disk" else text) for label, text in lines]
         if self.destination is not None:
             lines.append(("destination", self._destination_text(self.destination)))
         return lines
@@ -140,8 +143,10 @@ class Build:
             changes = "; ".join(changes_between(ledger.job.facts, self.plan.facts))
             return f"{destination} holds another dataset ({changes}): --update or --fresh"
         done = sum(shard.name in ledger.receipts for shard in self.plan.shards)
-        verb = "sends" if self._is_remote else "writes"
-        return f"{destination} holds {done:,} of {len(self.plan.shards):,} shards; a build {verb} the others"
+        rest = (
+            f"; a build {'sends' if self._is_remote else 'writes'} the others" if done < len(self.plan.shards) else ""
+        )
+        return f"{destination} holds {done:,} of {len(self.plan.shards):,} shards{rest}"
 
     def check(self) -> None:
         """FilesRefused if a file cannot be packaged."""

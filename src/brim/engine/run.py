@@ -69,8 +69,9 @@ class Run:
         if self.ledger.job is None or self.ledger.job.fingerprint != self.plan.fingerprint:
             self.ledger.begin(Job(self.plan.fingerprint, self.plan.facts, versions(), self.plan.table.left_out))
         for _ in range(_ROUNDS):
-            self._run_shards(self._begin())
+            self._abort.clear()
             try:
+                self._run_shards(self._begin())
                 return self._publish(strangers)
             except ObjectsGone as gone:
                 self.progress.note(f"the destination no longer has {len(gone.names)} shard(s): sending them again")
@@ -121,9 +122,16 @@ class Run:
             ready = {name for name, receipt in self.ledger.receipts.items() if self.sink.holds(receipt.piece)}
             missing = len({shard.name for shard in todo} | (self._names - ready))
             title = f"{len(self.plan.table):,} rows in {len(self.plan.shards):,} shards"
-            config = self.options.config
+            config, split = self.options.config, self.options.split
+            facts = self.options.card(card_facts(self.plan, []))
             self.sink.begin(
-                sinks.Job(self.plan.fingerprint, title, missing, lambda card: write_unfinished_card(card, config))
+                sinks.Job(
+                    self.plan.fingerprint,
+                    title,
+                    missing,
+                    unfinished_card=lambda card: write_unfinished_card(card, config, split),
+                    trial_card=lambda card: write_card(facts, card),
+                )
             )
         self.progress.start(
             "publish" if self.sink.staged else "build",

@@ -74,32 +74,36 @@ class CardFacts:
 def write_card(facts: CardFacts, existing: str | None) -> str:
     """The card of a finished dataset, around whatever a person wrote in the existing one."""
     old = {} if existing is None else read_card(existing)
-    fields: dict[str, Any] = {"configs": _configs(facts, old)}
+    files = [{"split": s.name, "path": f"{facts.folder}/{s.name}-*{facts.extension}"} for s in facts.splits]
+    configs = _configs(old, facts.config, files, facts.keep_splits, facts.set_default)
+    fields: dict[str, Any] = {"configs": configs}
     if "license" not in old:
         fields |= _license(facts.about)
     if facts.about.get("Name") and "pretty_name" not in old:
         fields["pretty_name"] = str(facts.about["Name"])
     # The reader of tars finds its own features; what an earlier Parquet version said would be wrong.
     fields["dataset_info"] = _info(facts, old) if facts.extension == ".parquet" else _others(old, facts.config)
-    return _merge(fields, _text(facts), existing)
+    return _merge(fields, _text(facts, _other_splits(facts, old)), existing)
 
 
-def _configs(facts: CardFacts, old: dict[str, Any]) -> list[dict[str, Any]]:
+def _configs(
+    old: dict[str, Any], config: str, files: list[dict[str, Any]], keep_splits: bool, set_default: bool = False
+) -> list[dict[str, Any]]:
+    """The configs of a card, with these files in one of them."""
     listed = old.get("configs")
     configs = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    files = [{"split": s.name, "path": f"{facts.folder}/{s.name}-*{facts.extension}"} for s in facts.splits]
-    mine: dict[str, Any] = {"config_name": facts.config, "data_files": files}
+    mine: dict[str, Any] = {"config_name": config, "data_files": files}
     for entry in configs:
-        if entry.get("config_name") == facts.config:
+        if entry.get("config_name") == config:
             mine = {**{k: v for k, v in entry.items() if k == "default"}, **mine}
-            if facts.keep_splits:
+            if keep_splits:
                 mine["data_files"] = _by_split(entry.get("data_files"), files, "split")
-    if facts.set_default:
+    if set_default:
         configs = [{k: v for k, v in entry.items() if k != "default"} for entry in configs]
         mine["default"] = True
-    if not any(entry.get("config_name") == facts.config for entry in configs):
-        return [*configs, mine] if facts.config != "default" else [mine, *configs]
-    return [mine if entry.get("config_name") == facts.config else entry for entry in configs]
+    if not any(entry.get("config_name") == config for entry in configs):
+        return [*configs, mine] if config != "default" else [mine, *configs]
+    return [mine if entry.get("config_name") == config else entry for entry in configs]
 
 
 def _info(facts: CardFacts, old: dict[str, Any]) -> Any:
@@ -109,9 +113,8 @@ def _info(facts: CardFacts, old: dict[str, Any]) -> Any:
     splits: list[dict[str, Any]] = [
         {"name": s.name, "num_bytes": s.bytes, "num_examples": s.rows} for s in facts.splits
     ]
-    known = old.get("dataset_info")
-    for info in known if isinstance(known, list) else [known]:
-        if isinstance(info, dict) and info.get("config_name", "default") == facts.config and facts.keep_splits:
+    for info in _infos(old):
+        if info["config_name"] == facts.config and facts.keep_splits:
             splits = _by_split(info.get("splits"), splits, "name")
             if info.get("features") is not None and info["features"] != mine.get("features"):
                 raise DestinationError(
@@ -126,14 +129,27 @@ def _info(facts: CardFacts, old: dict[str, Any]) -> Any:
     return [*others, {"config_name": facts.config, **mine}]
 
 
-def _others(old: dict[str, Any], config: str) -> list[dict[str, Any]]:
-    """What a card says of other configs."""
+def _infos(old: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a card says of each config."""
     known = old.get("dataset_info")
     infos = [info for info in (known if isinstance(known, list) else [known]) if isinstance(info, dict)]
+    return [{"config_name": info.get("config_name", "default"), **info} for info in infos]
+
+
+def _others(old: dict[str, Any], config: str) -> list[dict[str, Any]]:
+    """What a card says of other configs."""
+    return [info for info in _infos(old) if info["config_name"] != config]
+
+
+def _other_splits(facts: CardFacts, old: dict[str, Any]) -> list[SplitFacts]:
+    """What a card says of splits that stay. How many shards they have, it does not."""
+    ours = {split.name for split in facts.splits}
+    infos = [info for info in _infos(old) if facts.keep_splits and info["config_name"] == facts.config]
+    listed = [split for info in infos for split in info.get("splits") or () if isinstance(split, dict)]
     return [
-        {"config_name": info.get("config_name", "default"), **info}
-        for info in infos
-        if info.get("config_name", "default") != config
+        SplitFacts(str(split["name"]), int(split["num_examples"]), int(split["num_bytes"]), 0)
+        for split in listed
+        if split.keys() >= {"name", "num_examples", "num_bytes"} and split["name"] not in ours
     ]
 
 
@@ -145,14 +161,16 @@ def _by_split(known: Any, mine: list[dict[str, Any]], key: str) -> list[dict[str
     return [*kept, *ours.values()]
 
 
-def write_unfinished_card(existing: str | None, config: str = "default") -> str:
-    """The card of a dataset that is being built: whoever loads it is told so."""
+def write_unfinished_card(existing: str | None, config: str = "default", split: str | None = None) -> str:
+    """The card of a dataset that is being built: whoever loads it is told so.
+
+    If one split alone is being built, what is said of the others stays: the finished card begins with it.
+    """
     old = {} if existing is None else read_card(existing)
-    files = [{"split": "train", "path": UNFINISHED}]
-    listed = old.get("configs")
-    configs = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    others = [entry for entry in configs if entry.get("config_name") != config]
-    fields = {"configs": [{"config_name": config, "data_files": files}, *others], "dataset_info": _others(old, config)}
+    files = [{"split": split or "train", "path": UNFINISHED}]
+    fields: dict[str, Any] = {"configs": _configs(old, config, files, keep_splits=split is not None)}
+    if split is None:
+        fields["dataset_info"] = _others(old, config)
     text = "# Unfinished dataset\n\nThis dataset is being built. Run the same `brim build` again to continue.\n"
     return _merge(fields, text, existing)
 
@@ -241,10 +259,19 @@ def _set_fields(front: str, fields: dict[str, Any]) -> str:
     lines = []
     for name, block in blocks:
         if name in fields:
-            lines.append(_dump({name: left.pop(name)}) if name in left else "")
+            lines.append((_dump({name: left.pop(name)}) if name in left else "") + _tail(block))
         else:
             lines.append(block if block.endswith("\n") else block + "\n")
     return "".join(lines) + (_dump(left) if left else "")
+
+
+def _tail(block: str) -> str:
+    """Comments and blank lines after a field belong to what follows."""
+    lines = block.splitlines(keepends=True)
+    end = len(lines)
+    while end and (not lines[end - 1].strip() or lines[end - 1].startswith("#")):
+        end -= 1
+    return "".join(lines[end:])
 
 
 def _dump(fields: dict[str, Any]) -> str:
@@ -270,7 +297,7 @@ def _credits(about: Mapping[str, Any]) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def _text(facts: CardFacts) -> str:
+def _text(facts: CardFacts, others: Sequence[SplitFacts]) -> str:
     lines = [
         f"# {_cell(str(facts.about.get('Name') or 'Dataset'))}",
         *_credits(facts.about),
@@ -278,7 +305,9 @@ def _text(facts: CardFacts) -> str:
         "| split | rows | shards | size |",
         "|---|---:|---:|---:|",
     ]
-    lines += [f"| {s.name} | {s.rows:,} | {s.shards:,} | {format_size(s.bytes)} |" for s in facts.splits]
+    for split in (*others, *facts.splits):
+        count = f"{split.shards:,}" if split.shards else ""
+        lines.append(f"| {split.name} | {split.rows:,} | {count} | {format_size(split.bytes)} |")
     told = facts.about.get("columns") or {}
     lines += ["", "| column | type | |", "|---|---|---|"]
     lines += [f"| `{_cell(name)}` | {_cell(kind)} | {_cell(told.get(name, ''))} |" for name, kind in facts.columns]

@@ -116,7 +116,7 @@ class PlainLines:
         left = max(self._total - self._done, 0) / max(rate, 1.0)
         percent = 100 * self._done / max(self._total, 1)
         print(
-            f"{self._what}: {min(percent, 100):.0f} %, {format_size(self._done)} of {format_size(self._total)}, "
+            f"{self._what}: {min(percent, 100):.0f} %, {_amount(self._done, self._total)}, "
             f"{f'{format_size(self._hashed)} hashed, ' if self._hashed else ''}"
             f"{f'{self._shards_done} of {self._shards} shards, ' if self._shards else ''}"
             f"{format_size(rate)}/s, {_clock_text(left)} left, "
@@ -130,7 +130,7 @@ class PlainLines:
             self._shards_done += 1
 
     def note(self, text: str) -> None:
-        print(f"{self._what or 'brim'}: {text}", file=self._out, flush=True)
+        print(f"brim: {text}", file=self._out, flush=True)
 
     def finish(self) -> None:
         self.peak_bytes = max(self.peak_bytes, tree_bytes())
@@ -192,7 +192,9 @@ class Bar:
         rate = self._done / max(now - self._began, 1e-6)
         rest = max(self._total - self._done, 0)
         left = f" {_clock_text(rest / rate)} left" if rate > 1 and rest else ""
-        amount = f"{format_size(self._done)} of {format_size(self._total)} {format_size(rate)}/s{left}"
+        amount = (
+            f"{format_size(min(self._done, self._total))} of {format_size(self._total)} {format_size(rate)}/s{left}"
+        )
         gauge = f"memory {format_size(memory)}"
         if self._wide:
             amount += f"  {format_size(self._hashed)} hashed" if self._hashed else ""
@@ -213,6 +215,11 @@ class Bar:
     def finish(self) -> None:
         self.peak_bytes = max(self.peak_bytes, tree_bytes())
         self._progress.stop()
+
+
+def _amount(done: int, total: int) -> str:
+    """The total counts files, what is done counts shards, which are a little larger."""
+    return f"{format_size(min(done, total))} of {format_size(total)}"
 
 
 def _clock_text(seconds: float) -> str:

@@ -30,12 +30,16 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a sink is told before the first shard. `missing` shards are not there under their name yet."""
+    """What a sink is told before the first shard. `missing` shards are not there under their name yet.
+
+    `trial_card` raises what the card at the end would: that is better said before the first byte.
+    """
 
     fingerprint: str
     title: str
     missing: int
     unfinished_card: CardMaker
+    trial_card: CardMaker
 
 
 @dataclass(frozen=True, slots=True)

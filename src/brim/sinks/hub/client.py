@@ -40,6 +40,10 @@ class Snapshot:
     commit: str
     tree: dict[str, Remote]
 
+    def holds(self, piece: Piece) -> bool:
+        """Whether the shard is there under its name."""
+        return piece.name in self.tree and self.tree[piece.name].is_piece(piece)
+
 
 class HubClient:
     """One repository, one token. Requests that the library makes only once are tried again here."""

@@ -6,14 +6,13 @@ that was killed are all the same case: look again, and do what is left.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from brim.sinks.hub import operations
 from brim.sinks.hub.client import HubClient, Snapshot
 from brim.sinks.hub.lfs import Lfs
-from brim.sinks.hub.session import is_passing, status_of, waits_s
+from brim.sinks.hub.session import is_passing, pause, status_of, waits_s
 from brim.sinks.sink import ObjectsGone, Piece
 
 CONFLICT = (409, 412)
@@ -24,8 +23,7 @@ OperationsAt = Callable[[Snapshot], list[Any]]
 
 def pointers(at: Snapshot, pieces: Iterable[Piece]) -> list[Any]:
     """What names these shards at a revision that does not yet."""
-    there = at.tree
-    return [operations.addition(p) for p in pieces if p.name not in there or not there[p.name].is_piece(p)]
+    return [operations.addition(piece) for piece in pieces if not at.holds(piece)]
 
 
 def texts(at: Snapshot, wanted: dict[str, bytes]) -> list[Any]:
@@ -46,7 +44,8 @@ class Commits:
         """Bring a revision to where no operation is left, whoever else commits and whatever answer is lost."""
         failure: Exception | None = None
         for wait_s in (0.0, *waits_s()):
-            time.sleep(wait_s if failure is not None and status_of(failure) not in CONFLICT else 0)
+            if failure is not None and status_of(failure) not in CONFLICT:
+                pause(failure, wait_s)
             at = self._client.snapshot(revision)
             if not (todo := operations_at(at)):
                 return at

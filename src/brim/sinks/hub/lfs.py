@@ -35,6 +35,7 @@ class Lfs:
 
         piece = Piece(name, splice.size, sha256 or splice.sha256(watcher.hashed))
         content = _Content(splice, watcher)
+        refusal: Exception | None = None
         for attempt in range(_TRIES):
             action = self.asked([piece]).get(piece.sha256)
             if action is None:
@@ -44,11 +45,15 @@ class Lfs:
             try:
                 lfs_upload(addition(piece, content), action, token=self._token)
             except Exception as error:
-                if status_of(error) != _EXPIRED or attempt + 1 == _TRIES:
+                if status_of(error) != _EXPIRED:
                     raise
+                refusal = error
                 continue  # with new URLs
             return Put(piece.sha256, sent=True)
-        raise AssertionError("the last try returns or raises")
+        raise SinkFailed(
+            f"The Hub's storage refuses {name} (403), with {_TRIES} different URLs.",
+            hint="The line may be too slow for them: try smaller shards, or --via xet. Other shards are kept.",
+        ) from refusal
 
     def asked(self, pieces: list[Piece]) -> dict[str, dict[str, object]]:
         """What the Hub wants of these objects, by SHA-256; those it has are left out."""

@@ -23,6 +23,7 @@ Note = Callable[[str], None]
 _LOGGER = "huggingface_hub"
 _CONNECT_S, _STALL_S, _ANSWER_S = 30.0, 60.0, 300.0  # an answer may take long: merging thousands of files does
 _WAITS_S = (1.0, 2.0, 4.0, 8.0, 8.0)
+_RATE_LIMITED = 429
 _PASSING = (408, 429, 500, 502, 503, 504)
 _URL = re.compile(r"(https?://[^\s/'\"]+)[^\s'\"]*")
 _TOKEN = re.compile(r"\bhf_\w+|Bearer \S+")
@@ -57,11 +58,18 @@ def hub_session(note: Note) -> Iterator[None]:
     factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
     stall_s = float(os.environ.get("BRIM_STALL_SECONDS") or _STALL_S)
 
+    answer_s = stall_s if stall_s < _STALL_S else max(_ANSWER_S, stall_s)
+    limits = {"connect": min(_CONNECT_S, stall_s), "read": answer_s, "write": stall_s, "pool": None}
+
+    def limit(request: Any) -> None:
+        # In each request, because the library asks for many of them without any limit, whatever its client has.
+        asked = request.extensions.get("timeout") or {}
+        request.extensions["timeout"] = {name: asked.get(name) or limit_s for name, limit_s in limits.items()}
+
     def timed() -> Any:
         client = factory()
-        client.timeout = (min(_CONNECT_S, stall_s), max(_ANSWER_S, stall_s), stall_s, None)  # connect, read, write
-        if stall_s < _STALL_S:
-            client.timeout = stall_s
+        hooks = client.event_hooks
+        client.event_hooks = {**hooks, "request": [*hooks["request"], limit]}
         return client
 
     logger = logging.getLogger(_LOGGER)
@@ -106,7 +114,7 @@ def persistently(call: Callable[[], T]) -> T:
         except Exception as error:
             if not is_passing(error):
                 raise
-            time.sleep(max(wait_s, _retry_after_s(error)))
+            pause(error, wait_s)
     return call()
 
 
@@ -115,10 +123,22 @@ def waits_s() -> Iterator[float]:
     return iter(_WAITS_S)
 
 
-def _retry_after_s(error: BaseException) -> float:
+def pause(error: BaseException, wait_s: float) -> None:
+    """Wait before the next try, as long as the answer asks for, and say so."""
+    wait_s = max(wait_s, _asked_s(error))
+    what = status_of(error) or type(error).__name__
+    logging.getLogger(_LOGGER).warning("%s; trying again in %g s", what, wait_s)
+    time.sleep(wait_s)
+
+
+def _asked_s(error: BaseException) -> float:
+    """Retry-After, or what the Hub tells of its limits: `"api";r=0;t=57`."""
     response = getattr(error, "response", None)
-    said = "" if response is None else str(response.headers.get("Retry-After", ""))
-    return float(said) if said.isdigit() else 0.0
+    headers = {} if response is None else response.headers
+    said = re.fullmatch(r"\s*(\d+)\s*", headers.get("Retry-After", ""))
+    if said is None and status_of(error) == _RATE_LIMITED:
+        said = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
+    return float(said[1]) if said else 0.0
 
 
 @contextmanager
@@ -157,7 +177,7 @@ def _explained(error: Exception, repo: str, begun: bool) -> BrimError | None:
     again = "then run the same command to continue" if begun else "then run it again"
     if status == 401:
         return kind(
-            "The Hub does not accept the token (401); nothing that was sent is lost.",
+            f"The Hub does not accept the token (401){'; nothing that was sent is lost' if begun else ''}.",
             hint=f"Log in with `hf auth login`, or set HF_TOKEN to a valid token, {again}.",
         )
     if status == 403:

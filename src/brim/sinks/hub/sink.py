@@ -22,7 +22,7 @@ from brim.sinks.hub.client import HubClient, Snapshot
 from brim.sinks.hub.commits import CONFLICT, REFUSED, Commits, OperationsAt, pointers, texts
 from brim.sinks.hub.lfs import Lfs
 from brim.sinks.hub.options import HubOptions, Room
-from brim.sinks.hub.session import Note, explained, hub_session, is_passing, status_of, waits_s
+from brim.sinks.hub.session import Note, explained, hub_session, is_passing, pause, status_of, waits_s
 from brim.sinks.hub.xet import NoXet, Xet
 from brim.sinks.sink import CardMaker, Job, Piece, Publication, Put, Watcher
 
@@ -32,6 +32,7 @@ MANIFESTS = ".brim"
 ONE_COMMIT_SHARDS = 100
 GROUP_SHARDS, GROUP_BYTES, GROUP_S = 100, 50_000_000_000, 3600.0
 UNCOMMITTED_S = 12 * 3600.0
+_TITLE_CHARACTERS = 150  # of 200 that the Hub takes
 
 
 class Memory(Protocol):
@@ -144,8 +145,7 @@ class HubSink:
         return [self._base, *([self._filled] if self._filled else [])]
 
     def holds(self, piece: Piece) -> bool:
-        trees = [snapshot.tree for snapshot in self._snapshots()]
-        return any(piece.name in tree and tree[piece.name].is_piece(piece) for tree in trees)
+        return any(snapshot.holds(piece) for snapshot in self._snapshots())
 
     def holds_aside(self, piece: Piece) -> bool:
         return piece.sha256 in self._objects()
@@ -166,6 +166,8 @@ class HubSink:
         return None
 
     def begin(self, job: Job) -> None:
+        with self._explained():
+            self._card(self._base, job.trial_card)
         self._begun = True
         with self._explained():
             if self.options.direct:
@@ -179,9 +181,7 @@ class HubSink:
         self._sizes = {f.size for snapshot in self._snapshots() for f in snapshot.tree.values() if f.sha256}
 
     def _open_pull(self, job: Job) -> None:
-        if self._mark in job.title:
-            raise ValueError("the title carries the mark already")
-        title = f"{job.title} [{self._mark}]"
+        title = f"{(self.options.message or job.title)[:_TITLE_CHARACTERS]} [{self._mark}]"
         number = self.client.find_pull(self._mark)  # an answer to its opening may have been lost
         if number is None:
             about = "Opened by brim, which fills it in groups and merges it when everything is there."
@@ -192,7 +192,7 @@ class HubSink:
                 except Exception as error:
                     if not is_passing(error):
                         raise
-                    time.sleep(wait_s)
+                    pause(error, wait_s)
                     number = self.client.find_pull(self._mark)
                     if number is not None:
                         break
@@ -219,6 +219,8 @@ class HubSink:
         full = len(pieces) >= GROUP_SHARDS or sum(piece.size for piece in pieces) >= GROUP_BYTES or age_s >= GROUP_S
         if not pieces or not full:
             return
+        # Whole groups if there are any: commits are counted, and the rest goes with the next one.
+        pieces = pieces[: len(pieces) // GROUP_SHARDS * GROUP_SHARDS] or pieces
         with self._explained():
             if self.options.direct:
                 self._base = self._add(self.address.revision, pieces)
@@ -231,8 +233,9 @@ class HubSink:
     def _fill(self, pieces: Sequence[Piece]) -> None:
         """Commit shards to the pull request."""
         revision = f"refs/pr/{self.pull}"
-        for start in range(0, len(pieces), GROUP_SHARDS):
-            self._filled = self._add(revision, pieces[start : start + GROUP_SHARDS])
+        missing = [piece for piece in pieces if self._filled is None or not self._filled.holds(piece)]
+        for start in range(0, len(missing), GROUP_SHARDS):
+            self._filled = self._add(revision, missing[start : start + GROUP_SHARDS])
 
     def _add(self, revision: str, pieces: Sequence[Piece]) -> Snapshot:
         return self._commits.bring(revision, lambda at: pointers(at, pieces), "Add shards")
@@ -303,7 +306,7 @@ class HubSink:
 
     def _proved(self, publication: Publication, revision: str) -> str:
         at = self.client.snapshot(revision)
-        wrong = [p.name for p in publication.pieces if p.name not in at.tree or not at.tree[p.name].is_piece(p)]
+        wrong = [piece.name for piece in publication.pieces if not at.holds(piece)]
         wrong += [name for name in self._gone(publication) if name in at.tree]
         if wrong:
             raise SinkFailed(

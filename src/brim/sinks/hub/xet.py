@@ -10,12 +10,12 @@ import threading
 import time
 from typing import Any
 
-from brim.errors import BrimError, DoesNotFit
+from brim.errors import BrimError, DoesNotFit, SinkFailed
 from brim.formats.splice import Splice
 from brim.memory.heap import give_back_heap, keep_heap_small
 from brim.sinks.hub.address import Address
 from brim.sinks.hub.options import Room
-from brim.sinks.hub.session import status_of
+from brim.sinks.hub.session import scrubbed, status_of
 from brim.sinks.sink import Put, Watcher
 from brim.sizes import format_size
 
@@ -59,6 +59,11 @@ class Xet:
         with self._lanes:
             try:
                 return self._send(name, splice, sha256, watcher)
+            except ConnectionError as error:  # what the library makes of every answer that it does not try again
+                raise SinkFailed(
+                    f"Sending {name} by Xet failed: {scrubbed(str(error))}.",
+                    hint="Run the same command to continue; with --via lfs the bytes go another way.",
+                ) from error
             finally:
                 give_back_heap()
 

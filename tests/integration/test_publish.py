@@ -1,0 +1,666 @@
+"""Datasets published by the real command to the test Hub, and read back by the real clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import yaml
+
+from brim.engine.ledger import Ledger
+from tests.conftest import random_bytes, write_files
+from tests.hub import TestHub
+from tests.hub.store import Entry
+from tests.publishing import DEST, REPO, Listing, Machine, built, shards
+
+ROWS = ("--rows-per-shard", "2")
+EACH = ("--rows-per-shard", "1")
+MANY = 150  # shards: more than one commit takes
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[TestHub]:
+    with TestHub(tmp_path / "hub") as hub:
+        yield hub
+
+
+@pytest.fixture
+def machine(hub: TestHub, tmp_path: Path) -> Machine:
+    return Machine(hub, tmp_path / "machine")
+
+
+@pytest.fixture
+def source(many_files: Callable[..., Path]) -> Path:
+    """Five files."""
+    return many_files(5, 3000)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """More files than one commit takes shards."""
+    contents = {f"f{i:03d}.bin": random_bytes(500 + i, i) for i in range(MANY)}
+    return write_files(tmp_path_factory.mktemp("publish") / "many", contents)
+
+
+@pytest.fixture(scope="module")
+def all_of_them(many: Path) -> Listing:
+    return built(many, many.parent / "out", *EACH)
+
+
+def add_files(source: Path, start: int, stop: int) -> None:
+    write_files(source, {f"f{i:03d}.bin": random_bytes(3000 + i, i) for i in range(start, stop)})
+
+
+def put_by_hand(hub: TestHub, files: dict[str, bytes]) -> None:
+    entries = {name: Entry.regular(data) for name, data in files.items()}
+    hub.repos.get("datasets", REPO).commit("main", lambda tree: tree.update(entries), title="by hand")
+
+
+def card(hub: TestHub, revision: str = "main") -> dict[str, object]:
+    found = yaml.safe_load(hub.read(REPO, "README.md", revision).decode().split("---\n")[1])
+    assert isinstance(found, dict)
+    return found
+
+
+def interrupt(hub: TestHub, machine: Machine, source: Path, nth: int, *options: str) -> None:
+    """A run that ends when the Hub refuses the token at the nth shard."""
+    rule = hub.faults.add("batch", nth=nth, status=401)
+    machine.publish(source, *options, check=5)
+    assert rule.fired == 1
+    hub.faults.clear()
+
+
+# Where to
+
+
+def test_first_publish_makes_a_private_repository(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
+    """A repository that does not exist is made, private, and the output says so and what the Hub then holds."""
+    done = machine.publish(source, *ROWS)
+    assert "created the private repository ada/data" in done.stderr
+    assert "hf://datasets/ada/data (private)" in done.stdout
+    assert "the Hub lists all 3 shards with the right size and SHA-256" in done.stdout
+    assert hub.repos.get("datasets", REPO).private
+    assert shards(hub) == built(source, tmp_path / "out", *ROWS)
+    assert hub.history(REPO) == ["Publish with brim", "initial commit"]
+
+
+def test_public(hub: TestHub, machine: Machine, source: Path) -> None:
+    """--public makes a new repository public, and leaves one that exists as it is, with a note."""
+    done = machine.publish(source, "--public")
+    assert "created the public repository" in done.stderr
+    assert "(public)" in done.stdout
+    assert not hub.repos.get("datasets", REPO).private
+    hub.create("ada/old", private=True)
+    done = machine.publish(source, "--public", to="hf://datasets/ada/old")
+    assert "ada/old exists and stays private" in done.stderr
+    assert hub.repos.get("datasets", "ada/old").private
+
+
+def test_branch(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
+    """@BRANCH is made from main if it does not exist, and main stays as it is."""
+    hub.create(REPO)
+    before = hub.files(REPO)
+    done = machine.publish(source, to=f"{DEST}@try/one")
+    assert "revision='try/one'" in done.stdout
+    assert shards(hub, "try/one") == built(source, tmp_path / "out")
+    assert hub.files(REPO) == before
+
+
+def test_many_shards_on_a_branch(hub: TestHub, machine: Machine, many: Path, all_of_them: Listing) -> None:
+    """A pull request can only be merged into main, so a branch gets its many shards in one commit at the end."""
+    hub.create(REPO)
+    before = hub.files(REPO)
+    machine.publish(many, *EACH, to=f"{DEST}@side")
+    assert shards(hub, "side") == all_of_them
+    assert hub.history(REPO, "side") == ["Publish with brim", "initial commit"]
+    assert hub.files(REPO) == before
+    assert [pull.status for pull in hub.repos.get("datasets", REPO).discussions.values()] == ["closed"]
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("ada/data", "hf://datasets/ada/data for the Hub, or ./ada/data for a folder"),
+        ("hf://ada/data", "Write hf://datasets/ada/data."),
+        ("hf://models/ada/data", "Write hf://datasets/ORG/NAME"),
+        ("hf://datasets/data", "Write hf://datasets/ORG/NAME"),
+        ("hf://datasets/ada/data@", "Write hf://datasets/ORG/NAME"),
+        ("s3://bucket/data", "Give a folder, or hf://datasets/ORG/NAME."),
+        ("https://huggingface.co/datasets/ada/data", "Give a folder, or hf://datasets/ORG/NAME."),
+    ],
+)
+def test_addresses_that_are_refused(hub: TestHub, machine: Machine, source: Path, address: str, hint: str) -> None:
+    """What is not the address of a dataset is refused with the one that may be meant, and nobody is asked."""
+    assert hint in machine.publish(source, to=address, check=2).stderr
+    assert not hub.log
+    assert not (machine.folder / "ada").exists()
+
+
+def test_commit_message(hub: TestHub, machine: Machine, source: Path, many: Path) -> None:
+    """--commit-message is what the history of main shows, also where a pull request is merged."""
+    machine.publish(source, "--commit-message", "The first five")
+    assert hub.history(REPO)[0] == "The first five"
+    machine.publish(many, *EACH, "--fresh", "--commit-message", "All of them")
+    assert hub.history(REPO)[0].startswith("All of them")
+
+
+def test_who_may_not(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
+    """A token that only reads, no token and a wrong token are each said before the first byte."""
+    hub.create(REPO, private=True)
+    for token, words in (("hf_read", "no right to write to ada/data"), (None, "no token"), ("hf_no", "not accept")):
+        done = Machine(hub, tmp_path / "other", token).publish(source, check=2)
+        assert words in done.stderr
+    done = Machine(hub, tmp_path / "other", "hf_read").publish(source, to="hf://datasets/ada/new", check=2)
+    assert "no right to write to ada/new" in done.stderr
+    assert hub.counters.puts == hub.counters.commits == 0
+
+
+# What is kept
+
+
+def test_second_run_does_nothing(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
+    """The same command again, here or on another machine, sends nothing and commits nothing."""
+    machine.publish(source, *ROWS)
+    head, received = hub.head(REPO), hub.counters.bytes_received
+    for each in (machine, Machine(hub, tmp_path / "other")):
+        done = each.publish(source, *ROWS)
+        assert "3 (0 sent, 0 B, 3 kept) in 0 commits" in done.stdout
+    assert (hub.head(REPO), hub.counters.bytes_received) == (head, received)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_update(hub: TestHub, machine: Machine, source: Path, tmp_path: Path, elsewhere: bool) -> None:
+    """--update sends shards that changed and no other, renames without sending, and deletes in the same commit
+    what is no longer part; files that brim did not write survive. The ledger of another machine is not needed."""
+    machine.publish(source, *ROWS)
+    put_by_hand(hub, {"notes/by-hand.txt": b"mine", "data.txt": b"mine too"})
+    second = Machine(hub, tmp_path / "other") if elsewhere else machine
+    old = shards(hub)
+    add_files(source, 5, 6)
+    refused = second.publish(source, *ROWS, check=2)
+    assert "it had 5 rows and would have 6" in refused.stderr
+    assert "--update" in refused.stderr
+    assert "--fresh" in refused.stderr
+    done = second.publish(source, *ROWS, "--update")
+    assert "3 (1 sent" in done.stdout
+    new = shards(hub)
+    assert {name for name in old if old[name] != new[name]} == {"data/train-00002-of-00003.parquet"}
+    sent = hub.counters.bytes_received
+    for name in ("f004.bin", "f005.bin"):
+        (source / name).unlink()
+    done = second.publish(source, *ROWS, "--update")
+    assert "2 (0 sent, 0 B, 2 kept) in 1 commit" in done.stdout
+    assert hub.counters.bytes_received == sent
+    assert shards(hub) == built(source, tmp_path / "out", *ROWS)
+    assert list(shards(hub).values()) == list(old.values())[:2]
+    assert set(hub.files(REPO)) - set(shards(hub)) == {
+        ".brim/default/train.jsonl",
+        ".gitattributes",
+        "README.md",
+        "data.txt",
+        "notes/by-hand.txt",
+    }
+    assert len(hub.history(REPO)) == 5
+
+
+def test_fresh(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
+    """--fresh replaces another dataset in one commit, and what is there by its content is not sent again."""
+    machine.publish(source, *EACH)
+    received = hub.counters.bytes_received
+    done = machine.publish(source, *EACH, "--fresh")
+    assert "in 0 commits" in done.stdout
+    assert hub.counters.bytes_received == received
+    machine.publish(source, *ROWS, check=2)
+    machine.publish(source, *ROWS, "--fresh")
+    assert shards(hub) == built(source, tmp_path / "out", *ROWS)
+    assert len(hub.history(REPO)) == 3
+
+
+def test_strangers(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
+    """Files in data/ that brim did not write would become part of the dataset: refused, or replaced with --fresh."""
+    hub.create(REPO)
+    put_by_hand(hub, {"data/train-00000-of-00001.csv": b"a,b\n", "data/deep/er.txt": b"x", "elsewhere.txt": b"y"})
+    refused = machine.publish(source, *ROWS, check=2)
+    assert "2 file(s) that brim did not write" in refused.stderr
+    assert "--fresh replaces them" in refused.stderr
+    assert hub.counters.puts == hub.counters.commits == 0
+    machine.publish(source, *ROWS, "--fresh")
+    assert shards(hub) == built(source, tmp_path / "out", *ROWS)
+    assert "elsewhere.txt" in hub.files(REPO)
+
+
+# Configs, splits, cards
+
+
+def test_configs_and_splits(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
+    """A config or a split that is published, again too, leaves the others, and all of them load."""
+    other = write_files(tmp_path / "other", {f"g{i}.bin": random_bytes(700, 50 + i) for i in range(3)})
+    machine.publish(source, *ROWS, "--split", "train")
+    machine.publish(other, "--split", "test")
+    machine.publish(other, "--config", "extra")
+    before = hub.files(REPO)
+    write_files(other, {"g3.bin": random_bytes(700, 53)})
+    machine.publish(other, "--split", "test", "--update")
+    after = hub.files(REPO)
+    changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    assert changed == {"data/test-00000-of-00001.parquet", ".brim/default/test.jsonl", "README.md"}
+    infos = {info["config_name"]: info for info in card(hub)["dataset_info"]}  # type: ignore[attr-defined]
+    told = {name: [(s["name"], s["num_examples"]) for s in info["splits"]] for name, info in infos.items()}
+    assert told == {"default": [("train", 5), ("test", 4)], "extra": [("train", 3)]}
+    text = hub.read(REPO, "README.md").decode()
+    assert re.search(r"\| train \| 5 \|", text)
+    assert re.search(r"\| test \| 4 \|", text)
+    machine.python("""
+        from datasets import load_dataset
+        told = {name: split.num_rows for name, split in load_dataset("ada/data").items()}
+        assert told == {"train": 5, "test": 4}, told
+        assert load_dataset("ada/data", "extra", split="train").num_rows == 3
+    """)
+
+
+def test_split_with_other_columns(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
+    """A split whose columns differ from those of its config is refused before a byte of it is sent."""
+    machine.publish(source, "--split", "train")
+    (source / "t.csv").write_text("scan,n\nf000.bin,1\nf001.bin,2\n")
+    puts = hub.counters.puts
+    done = machine.publish(source / "t.csv", "--split", "test", "--files", "scan:file", check=2)
+    assert "other columns or types" in done.stderr
+    assert "--config" in done.stderr
+    assert hub.counters.puts == puts
+    assert len(hub.history(REPO)) == 2
+
+
+HAND_WRITTEN = """---
+# who may use it
+license: 'cc-by-4.0'   # asked in May
+configs: []
+
+# two languages
+language: [en, "de"]
+dataset_info:
+  dataset_size: 1
+# the last word
+tags:
+- "a: b"
+# the end
+---
+# Our scans
+
+Prose with trailing blanks.  \n
+| a | table |
+"""
+
+
+def test_hand_written_card(hub: TestHub, machine: Machine, source: Path) -> None:
+    """A card that people wrote keeps its prose and its other YAML lines byte for byte, comments and quotes too."""
+    hub.create(REPO)
+    put_by_hand(hub, {"README.md": HAND_WRITTEN.encode()})
+    machine.publish(source)
+    once = hub.read(REPO, "README.md").decode()
+    assert card(hub)["configs"] == [
+        {"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}
+    ]
+    assert once.partition("---\n# Our")[2] == HAND_WRITTEN.partition("---\n# Our")[2]
+    wanted = [line for line in HAND_WRITTEN.splitlines() if line not in ("configs: []", "  dataset_size: 1")]
+    kept = iter(once.splitlines())
+    assert [line for line in wanted if line not in kept] == []
+    add_files(source, 5, 6)
+    machine.publish(source, "--update")
+    again = hub.read(REPO, "README.md").decode()
+    assert re.sub(r"\d+", "", again) == re.sub(r"\d+", "", once)
+
+
+def test_broken_card(hub: TestHub, machine: Machine, source: Path) -> None:
+    """A card whose YAML cannot be read is said before the first byte, and stays as it is."""
+    hub.create(REPO)
+    put_by_hand(hub, {"README.md": b"---\na: [1\n---\n"})
+    assert "YAML at the top of README.md is broken" in machine.publish(source, check=2).stderr
+    assert hub.counters.puts == hub.counters.commits == 0
+
+
+# Many shards: the pull request
+
+
+def test_pull_request(hub: TestHub, machine: Machine, many: Path, source: Path, all_of_them: Listing) -> None:
+    """More than 100 shards fill a draft in groups, which is opened and merged; readers see old or new, and no part."""
+    machine.publish(source, *EACH)
+    old = hub.files(REPO)
+    seen, done = [old], threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.append(hub.files(REPO))
+            time.sleep(0.002)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    told = machine.publish(many, *EACH, "--fresh")
+    done.set()
+    reader.join()
+    new = hub.files(REPO)
+    assert [files for files in seen if files not in (old, new)] == []
+    assert len(seen) > 20
+    assert shards(hub) == all_of_them
+    assert "filling pull request 1" in told.stderr
+    assert "by pull request 1" in told.stdout
+    (pull,) = hub.repos.get("datasets", REPO).discussions.values()
+    assert re.fullmatch(r"150 rows in 150 shards \[brim [0-9a-f]{16}\]", pull.title)
+    events = [(event["type"], event["data"].get("status")) for event in pull.events]
+    assert events == [
+        ("comment", None),
+        *[("commit", None)] * 3,
+        ("status-change", "open"),
+        ("status-change", "merged"),
+    ]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_pull_request_is_found_again(
+    hub: TestHub, machine: Machine, many: Path, all_of_them: Listing, tmp_path: Path, elsewhere: bool
+) -> None:
+    """An interrupted run finds its pull request by the ledger, and on another machine by the mark in its title."""
+    interrupt(hub, machine, many, 130, *EACH)
+    (number, pull), *none = hub.repos.get("datasets", REPO).discussions.items()
+    (folder,) = machine.ledgers
+    mark = re.search(r"\[(.*)\]", pull.title)
+    assert mark is not None
+    assert Ledger(folder).recall("pull request") == [mark[1], number]
+    assert (pull.status, len(shards(hub, "refs/pr/1")), len(shards(hub)), none) == ("draft", 100, 0, [])
+    listed = hub.counters.requests["discussions"]
+    second = Machine(hub, tmp_path / "other") if elsewhere else machine
+    second.publish(many, *EACH)
+    assert hub.counters.requests["discussions"] - listed == elsewhere
+    assert len(hub.repos.get("datasets", REPO).discussions) == 1
+    assert pull.status == "merged"
+    assert shards(hub) == all_of_them
+    assert hub.counters.bytes_repeated <= 8 * 2000
+
+
+def test_card_edited_while_the_pull_request_is_open(
+    hub: TestHub, machine: Machine, many: Path, source: Path, all_of_them: Listing
+) -> None:
+    """Where the pull request conflicts with an edit on main, one commit publishes instead, and the edit stays."""
+    machine.publish(source, *EACH)
+    interrupt(hub, machine, many, 130, *EACH, "--fresh")
+    edited = hub.read(REPO, "README.md").replace(b"---\n<!--", b"---\nNew prose.\n<!--")
+    put_by_hand(hub, {"README.md": edited})
+    told = machine.publish(many, *EACH)
+    assert "cannot be merged as it is: publishing in one commit instead" in told.stderr
+    assert shards(hub) == all_of_them
+    assert b"\nNew prose.\n" in hub.read(REPO, "README.md")
+    assert hub.history(REPO)[:2] == ["Publish with brim", "by hand"]
+    assert [pull.status for pull in hub.repos.get("datasets", REPO).discussions.values()] == ["closed"]
+
+
+def test_direct(hub: TestHub, machine: Machine, many: Path, all_of_them: Listing) -> None:
+    """--direct commits groups to the branch, the card last; meanwhile loading is an error, not a smaller dataset."""
+    interrupt(hub, machine, many, 130, *EACH, "--direct")
+    assert len(shards(hub)) == 100
+    load = """
+        from datasets import load_dataset
+        print(len(list(load_dataset("ada/data", split="train", streaming=True))))
+    """
+    halfway = machine.python(load, check=False)
+    assert halfway.returncode != 0
+    assert "unfinished-run-brim-build-again" in halfway.stderr
+    machine.publish(many, *EACH, "--direct")
+    assert shards(hub) == all_of_them
+    assert hub.history(REPO)[:4] == ["Publish with brim", "Add shards", "Add shards", "Begin to publish"]
+    assert not hub.repos.get("datasets", REPO).discussions
+    assert hub.counters.bytes_repeated <= 8 * 2000
+    assert machine.python(load).stdout.strip() == "150"
+
+
+def test_direct_leaves_other_splits(hub: TestHub, machine: Machine, source: Path) -> None:
+    """A split that is published with --direct leaves the card's entries of the others as they were."""
+    machine.publish(source, "--split", "train")
+    machine.publish(source, "--config", "extra")
+    interrupt(hub, machine, source, 3, "--split", "test", "--direct", *EACH)
+    machine.publish(source, "--split", "test", "--direct", *EACH)
+    configs = {c["config_name"]: c["data_files"] for c in card(hub)["configs"]}  # type: ignore[attr-defined]
+    assert {name: [entry["path"] for entry in files] for name, files in configs.items()} == {
+        "default": ["data/train-*.parquet", "data/test-*.parquet"],
+        "extra": ["extra/train-*.parquet"],
+    }
+
+
+# Resuming
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_resume_sends_nothing_again(
+    hub: TestHub, machine: Machine, many_files: Callable[..., Path], tmp_path: Path, elsewhere: bool
+) -> None:
+    """What an interrupted run sent is not sent again, with the ledger or without one."""
+    source = many_files(20, 3000)
+    interrupt(hub, machine, source, 15, *EACH, "--workers", "2")
+    assert not shards(hub)
+    sent = hub.counters.bytes_received
+    (Machine(hub, tmp_path / "other") if elsewhere else machine).publish(source, *EACH)
+    expected = built(source, tmp_path / "out", *EACH)
+    assert shards(hub) == expected
+    total = sum(size for size, _ in expected.values())
+    assert 0 < sent < total
+    assert hub.counters.bytes_received - hub.counters.bytes_repeated == total
+    assert hub.counters.bytes_repeated <= 2 * max(size for size, _ in expected.values())
+
+
+@pytest.mark.parametrize(("nth", "elsewhere"), [(60, False), (130, False), (130, True)])
+def test_objects_collected_between_runs(
+    hub: TestHub, machine: Machine, many: Path, all_of_them: Listing, tmp_path: Path, nth: int, elsewhere: bool
+) -> None:
+    """Objects that the Hub removed before they were committed are sent again, whatever the ledger says."""
+    interrupt(hub, machine, many, nth, *EACH)
+    assert hub.collect_garbage(REPO)
+    told = (Machine(hub, tmp_path / "other") if elsewhere else machine).publish(many, *EACH)
+    assert ("the destination no longer has" in told.stderr) == (not elsewhere)
+    assert shards(hub) == all_of_them
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_few_objects_collected_between_runs(
+    hub: TestHub, machine: Machine, source: Path, tmp_path: Path, elsewhere: bool
+) -> None:
+    """The same where one commit takes all shards."""
+    interrupt(hub, machine, source, 4, *EACH, "--workers", "1")
+    assert len(hub.collect_garbage(REPO)) == 3
+    told = (Machine(hub, tmp_path / "other") if elsewhere else machine).publish(source, *EACH)
+    assert ("the destination no longer has 3 shard(s): sending them again" in told.stderr) == (not elsewhere)
+    assert len(shards(hub)) == 5
+    assert hub.counters.puts == 3 + 5
+
+
+def test_old_receipts_are_not_trusted(hub: TestHub, machine: Machine, many_files: Callable[..., Path]) -> None:
+    """A receipt of something sent and not committed counts for 12 hours; then the Hub is asked, and only if it
+    has lost the object is it sent again."""
+    source = many_files(20, 3000)
+    interrupt(hub, machine, source, 15, *EACH, "--workers", "1")
+    ledger = Ledger(machine.ledgers[0])
+    assert len(ledger.receipts) == 14
+    for number, receipt in enumerate(list(ledger.receipts.values())):
+        ledger.add(replace(receipt, staged_at=receipt.staged_at - (3600 * 13 if number < 4 else 3600 * 11)))
+    ledger.close()
+    repo = hub.repos.get("datasets", REPO)
+    lost = next(iter(ledger.receipts.values())).sha256
+    repo.objects.discard(lost)
+    batches, puts = hub.counters.requests["batch"], hub.counters.puts
+    done = machine.publish(source, *EACH)
+    assert "no longer has" not in done.stderr
+    assert hub.counters.requests["batch"] - batches == 4 + 6
+    assert hub.counters.puts - puts == 1 + 6
+    assert len(shards(hub)) == 20
+
+
+# Xet
+
+
+def test_xet(tmp_path: Path, source: Path) -> None:
+    """--via xet sends by Xet in one pass, the pointers are right, and the real client reads what was sent."""
+    with TestHub(tmp_path / "hub", xet=True) as hub:
+        machine = Machine(hub, tmp_path / "machine", more={"HF_HUB_DISABLE_XET": "0"})
+        machine.publish(source, *ROWS, "--via", "xet")
+        assert shards(hub) == built(source, tmp_path / "out", *ROWS)
+        assert hub.counters.requests["put"] == 0
+        assert hub.counters.requests["xorb"] > 0
+        received = hub.counters.bytes_received
+        machine.publish(source, *ROWS, "--via", "xet", "--fresh")
+        assert hub.counters.bytes_received == received
+        machine.python(f"""
+            from datasets import load_dataset
+            rows = list(load_dataset("ada/data", split="train"))
+            assert [row["file"]["path"] for row in rows] == [f"f{{i:03d}}.bin" for i in range(5)]
+            assert all(row["file"]["bytes"] == open({str(source)!r} + "/" + row["file"]["path"], "rb").read()
+                       for row in rows)
+        """)
+        # hf_xet keeps a log and what it knows of chunks among the library's caches.
+        assert written(machine, "home/datasets", "home/hub", "home/xet") == ["ledger.jsonl", "lock"]
+        assert not [p for p in (machine.folder / "home/xet").rglob("*.*") if b"hf_write" in p.read_bytes()]
+
+
+def test_no_xet_on_the_server(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
+    """Where the server has no Xet, --via xet says so and sends by LFS."""
+    done = machine.publish(source, *ROWS, "--via", "xet")
+    assert "the server has no Xet storage: sending by LFS instead" in done.stderr
+    assert shards(hub) == built(source, tmp_path / "out", *ROWS)
+    assert hub.counters.requests["put"] == 3
+
+
+# What stays here
+
+
+def written(machine: Machine, *but: str) -> list[str]:
+    """The names of all files on a machine, except under some folders."""
+    kept = [path for path in machine.folder.rglob("*") if path.is_file()]
+    return sorted(p.name for p in kept if not str(p.relative_to(machine.folder)).startswith(but or ("\0",)))
+
+
+@pytest.mark.parametrize("count", [5, MANY])
+def test_nothing_is_written_but_the_ledger(
+    hub: TestHub, machine: Machine, many_files: Callable[..., Path], count: int
+) -> None:
+    """Under the temporary, state and cache folders there is the ledger afterwards, nothing else, for nobody else."""
+    machine.publish(many_files(count, 3000), *EACH)
+    assert written(machine) == ["ledger.jsonl", "lock"]
+    (folder,) = machine.ledgers
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert (folder / "ledger.jsonl").stat().st_size < 1000 * (count + 2)
+
+
+def test_nothing_is_written_meanwhile(hub: TestHub, machine: Machine, many_files: Callable[..., Path]) -> None:
+    """While shards are on their way, no file but the ledger grows, and no other is open for writing."""
+    source = many_files(6, 3_000_000)
+    hub.faults.add("put", nth=3, times=None, action="stall", after_bytes=1_000_000, seconds=0.4)
+    process = machine.start(source, *EACH)
+    seen, opened = set(), set()
+    while process.poll() is None:
+        seen |= set(written(machine))
+        opened |= files_open_for_writing(process.pid)
+        time.sleep(0.02)
+    assert process.returncode == 0
+    assert seen <= {"ledger.jsonl", "lock", ".ledger.jsonl.tmp"}
+    assert {Path(name).name for name in opened} <= {"ledger.jsonl", "lock", ".ledger.jsonl.tmp", "null"}
+
+
+def files_open_for_writing(pid: int) -> set[str]:
+    found = set()
+    try:
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            target = os.readlink(f"/proc/{pid}/fd/{number}")
+            flags = Path(f"/proc/{pid}/fdinfo/{number}").read_text().split("flags:\t")[1].split("\n")[0]
+            if target.startswith("/") and int(flags, 8) & (os.O_WRONLY | os.O_RDWR):
+                found.add(target)
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return found
+
+
+def test_tokens_stay_secret(tmp_path: Path, many: Path) -> None:
+    """No token and no signature of a URL is printed or written, whatever goes wrong and however much is asked for."""
+    token = "hf_" + "VerySecret0123456789"
+    with TestHub(tmp_path / "hub", tokens={token: {"user": "ada", "can_write": True}}) as hub:
+        machine = Machine(hub, tmp_path / "machine", token)
+        hub.faults.add("put", nth=2, status=403)
+        hub.faults.add("put", nth=20, action="cut")
+        hub.faults.add("batch", nth=30, status=429, retry_after=0)
+        hub.faults.add("commit", status=500)
+        hub.faults.add("put", nth=130, times=None, status=403)
+        said = machine.publish(many, *EACH, "--json", check=5)
+        hub.faults.clear()
+        hub.faults.add("batch", times=None, status=401)
+        outputs = [said.stdout, said.stderr]
+        for options in (("--json",), ("--debug",), ()):
+            done = machine.run("build", str(many), DEST, *EACH, *options)
+            assert done.returncode != 0
+            outputs += [done.stdout, done.stderr]
+        hub.faults.clear()
+        outputs += [machine.publish(many, *EACH).stdout]
+        outputs += [path.read_text() for path in machine.folder.rglob("*") if path.is_file()]
+        outputs += [hub.read(REPO, name).decode() for name in hub.files(REPO) if not name.endswith(".parquet")]
+        assert "Traceback" in "".join(outputs)
+        for output in outputs:
+            assert token not in output
+            assert "signature" not in output
+            assert "Bearer" not in output
+
+
+def test_json(hub: TestHub, machine: Machine, source: Path) -> None:
+    """--json ends with what was sent, in how many commits, and what the repository is."""
+    events = [json.loads(line) for line in machine.publish(source, *ROWS, "--json").stdout.splitlines()]
+    assert [event["how"] for event in events if event["event"] == "shard"] == ["sent"] * 3
+    done = events[-1]
+    assert (done["event"], done["shards"], done["written"], done["commits"]) == ("done", 3, 3, 1)
+    assert (done["visibility"], done["pull_request"], done["kept"]) == ("private", 0, 0)
+    assert done["sent_bytes"] == done["bytes"] == hub.counters.bytes_received
+
+
+def test_two_runs_at_once(hub: TestHub, machine: Machine, source: Path) -> None:
+    """While one run publishes, a second one to the same place is refused; one to another config is not."""
+    hub.faults.add("put", action="stall", seconds=4)
+    first = machine.start(source, *ROWS)
+    while not hub.counters.puts:
+        time.sleep(0.02)
+    refused = machine.publish(source, *ROWS, check=2)
+    assert "Another brim is building at this destination." in refused.stderr
+    machine.publish(source, "--config", "extra")
+    assert first.wait() == 0
+    assert len(shards(hub)) == 3
+    assert len(shards(hub, folder="extra")) == 1
+    assert {c["config_name"] for c in card(hub)["configs"]} == {"default", "extra"}  # type: ignore[attr-defined]
+
+
+# Reading it back
+
+
+def test_nifti_columns_load(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
+    """load_dataset, plain and streaming, gives images that are equal to the sources."""
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    for i in range(4):
+        volume = np.random.default_rng(i).integers(0, 1000, (5, 6, 7)).astype(np.int16)
+        nibabel.save(nibabel.Nifti1Image(volume, np.diag([2.0, 2, 2, 1])), scans / f"s{i}.nii.gz")
+    (scans / "t.csv").write_text("subject,t1w\n" + "".join(f"{i:03d},s{i}.nii.gz\n" for i in range(4)) + "009,\n")
+    machine.publish(scans / "t.csv", "--files", "t1w:nifti", *ROWS)
+    machine.python(f"""
+        import nibabel, numpy
+        from datasets import Nifti, load_dataset
+        for streaming in (False, True):
+            loaded = load_dataset("ada/data", split="train", streaming=streaming)
+            assert loaded.features["t1w"] == Nifti(), loaded.features
+            rows = list(loaded)
+            assert [row["subject"] for row in rows] == ["000", "001", "002", "003", "009"]
+            assert rows[4]["t1w"] is None
+            for i in range(4):
+                wanted = nibabel.load({str(scans)!r} + f"/s{{i}}.nii.gz")
+                assert numpy.array_equal(rows[i]["t1w"].get_fdata(), wanted.get_fdata())
+                assert numpy.array_equal(rows[i]["t1w"].affine, wanted.affine)
+    """)

@@ -1,0 +1,89 @@
+"""Publishing to the test Hub: the real command and the real clients, each in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.conftest import brim
+from tests.hub import TestHub
+
+REPO = "ada/data"
+DEST = f"hf://datasets/{REPO}"
+MARK = "brim "  # begins what brim adds to the title of its pull requests
+Listing = dict[str, tuple[int, str]]
+
+
+@dataclass
+class Machine:
+    """A user's machine: its folders for state, caches and temporary files are its own."""
+
+    hub: TestHub
+    folder: Path
+    token: str | None = "hf_write"
+    more: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "BRIM_"))}
+        own = {
+            "HF_ENDPOINT": self.hub.endpoint,
+            "HF_HOME": str(self.folder / "home"),
+            "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_XET": "1",  # for the clients that read; brim has --via
+            "XDG_STATE_HOME": str(self.folder / "state"),
+            "TMPDIR": str(self.folder / "tmp"),
+        }
+        return inherited | own | ({"HF_TOKEN": self.token} if self.token else {}) | dict(self.more)
+
+    def publish(
+        self, source: Path, *options: str, to: str = DEST, check: int | None = 0
+    ) -> subprocess.CompletedProcess[str]:
+        return brim("build", source, to, *options, check=check, env=self.environment, cwd=self.folder)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Any command of brim, however it ends: with --debug, by a traceback."""
+        command = [sys.executable, "-m", "brim", *arguments]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120)
+
+    def start(self, source: Path, *options: str, to: str = DEST) -> subprocess.Popen[bytes]:
+        """The same command, without waiting for it."""
+        command = [sys.executable, "-m", "brim", "build", str(source), to, "--quiet", *options]
+        return subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def python(self, code: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A script that uses the real clients."""
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0 or not check, done.stderr
+        return done
+
+    @property
+    def ledgers(self) -> list[Path]:
+        """The folders of the ledgers that brim keeps here."""
+        return sorted((self.folder / "state" / "brim" / "hub").glob("*"))
+
+
+def shards(hub: TestHub, revision: str = "main", folder: str = "data") -> Listing:
+    """Size and SHA-256 of the shards of a revision."""
+    return {name: told for name, told in hub.files(REPO, revision).items() if name.startswith(f"{folder}/")}
+
+
+def built(source: Path, out: Path, *options: str) -> Listing:
+    """What should be on the Hub: size and SHA-256 of what the same build writes into a folder."""
+    brim("build", source, out, "--quiet", *options)
+    contents = {f"data/{path.name}": path.read_bytes() for path in sorted((out / "data").iterdir())}
+    return {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items()}
