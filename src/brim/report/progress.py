@@ -57,6 +57,9 @@ class JsonLines:
             self._hashed += size
         self.advance(0)
 
+    def committed(self) -> None:
+        self.emit("commit")
+
     def shard(self, name: str, size: int, sha256: str, how: str) -> None:
         self.emit("shard", name=name, bytes=size, sha256=sha256, how=how)
 
@@ -73,6 +76,7 @@ class NotesOnly:
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None: ...
     def advance(self, size: int) -> None: ...
     def hashed(self, size: int) -> None: ...
+    def committed(self) -> None: ...
     def shard(self, name: str, size: int, sha256: str, how: str) -> None: ...
     def finish(self) -> None: ...
 
@@ -87,7 +91,7 @@ class PlainLines:
         self._out, self._clock = out or sys.stderr, clock
         self._lock = threading.Lock()
         self._what = ""
-        self._done = self._total = self._limit = self._hashed = 0
+        self._done = self._total = self._limit = self._hashed = self._commits = 0
         self._shards = self._shards_done = 0
         self._began = self._said = 0.0
         self.peak_bytes = 0
@@ -110,6 +114,10 @@ class PlainLines:
             self._hashed += size
         self.advance(0)
 
+    def committed(self) -> None:
+        with self._lock:
+            self._commits += 1
+
     def _line(self, now: float) -> None:
         self.peak_bytes = max(self.peak_bytes, memory := tree_bytes())
         rate = self._done / max(now - self._began, 1e-6)
@@ -119,6 +127,7 @@ class PlainLines:
             f"{self._what}: {min(percent, 100):.0f} %, {_amount(self._done, self._total)}, "
             f"{f'{format_size(self._hashed)} hashed, ' if self._hashed else ''}"
             f"{f'{self._shards_done} of {self._shards} shards, ' if self._shards else ''}"
+            f"{f'{self._commits} commits, ' if self._commits else ''}"
             f"{format_size(rate)}/s, {_clock_text(left)} left, "
             f"memory {format_size(memory)} of {format_size(self._limit)}",
             file=self._out,
@@ -160,7 +169,7 @@ class Bar:
         )
         self._lock = threading.Lock()
         self._task: Any = None
-        self._done = self._total = self._limit = self._shards = self._shards_done = self._hashed = 0
+        self._done = self._total = self._limit = self._shards = self._shards_done = self._hashed = self._commits = 0
         self._began = self._drawn = 0.0
         self.peak_bytes = 0
 
@@ -186,6 +195,10 @@ class Bar:
             self._hashed += size
         self.advance(0)
 
+    def committed(self) -> None:
+        with self._lock:
+            self._commits += 1
+
     def _draw(self) -> None:
         self._drawn = now = time.monotonic()
         self.peak_bytes = max(self.peak_bytes, memory := tree_bytes())
@@ -199,6 +212,7 @@ class Bar:
         if self._wide:
             amount += f"  {format_size(self._hashed)} hashed" if self._hashed else ""
             amount += f"  {self._shards_done}/{self._shards} shards" if self._shards else ""
+            amount += f"  {self._commits} commits" if self._commits else ""
             gauge += f" of {format_size(self._limit)}"
         completed = min(self._done, self._total)
         self._progress.update(self._task, completed=completed, amount=amount, memory=gauge)

@@ -67,6 +67,13 @@ class Watcher(Protocol):
     def sent(self, size: int) -> None: ...
 
 
+class Listener(Protocol):
+    """Whoever should know what a sink does beside putting shards."""
+
+    def note(self, text: str) -> None: ...
+    def committed(self) -> None: ...
+
+
 class Sink(Protocol):
     """A destination. Methods are called by one thread, `put` by several."""
 

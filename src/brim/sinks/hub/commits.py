@@ -34,9 +34,13 @@ def texts(at: Snapshot, wanted: dict[str, bytes]) -> list[Any]:
 class Commits:
     """Makes commits and counts them."""
 
-    def __init__(self, client: HubClient, lfs: Lfs) -> None:
+    def __init__(self, client: HubClient, lfs: Lfs, committed: Callable[[], None]) -> None:
         self.count = 0
-        self._client, self._lfs = client, lfs
+        self._client, self._lfs, self._committed = client, lfs, committed
+
+    def made(self) -> None:
+        self.count += 1
+        self._committed()
 
     def bring(
         self, revision: str, operations_at: OperationsAt, message: str, description: str | None = None
@@ -58,7 +62,7 @@ class Commits:
                     raise
                 failure = error
                 continue
-            self.count += 1
+            self.made()
             return Snapshot(revision, made, self._client.tree(made))
         at = self._client.snapshot(revision)
         if operations_at(at) and failure is not None:

@@ -22,9 +22,9 @@ from brim.sinks.hub.client import HubClient, Snapshot
 from brim.sinks.hub.commits import CONFLICT, REFUSED, Commits, OperationsAt, pointers, texts
 from brim.sinks.hub.lfs import Lfs
 from brim.sinks.hub.options import HubOptions, Room
-from brim.sinks.hub.session import Note, explained, hub_session, is_passing, pause, status_of, waits_s
+from brim.sinks.hub.session import explained, hub_session, is_passing, pause, status_of, waits_s
 from brim.sinks.hub.xet import NoXet, Xet
-from brim.sinks.sink import CardMaker, Job, Piece, Publication, Put, Watcher
+from brim.sinks.sink import CardMaker, Job, Listener, Piece, Publication, Put, Watcher
 
 MANIFESTS = ".brim"
 # The Hub asks for about 100 files a commit, limits commits per hour, and removes uploaded objects that no
@@ -56,10 +56,10 @@ class HubSink:
 
     staged = True
 
-    def __init__(self, address: Address, options: HubOptions, memory: Memory, room: Room, note: Note) -> None:
+    def __init__(self, address: Address, options: HubOptions, memory: Memory, room: Room, listener: Listener) -> None:
         self.address, self.options = address, options
         self.visibility, self.pull = "", 0
-        self._memory, self._room, self._note = memory, room, note
+        self._memory, self._room, self._listener, self._note = memory, room, listener, listener.note
         self._begun = False
         self._open = ExitStack()
 
@@ -75,7 +75,7 @@ class HubSink:
                 )
             self._need_repository()
             self._lfs = Lfs(self.address, token)
-            self._commits = Commits(self.client, self._lfs)
+            self._commits = Commits(self.client, self._lfs, self._listener.committed)
             self._base = self.client.snapshot(self.address.revision)
             self._look_for_pull(fingerprint)
             self._way = self._choose_way(token)
@@ -265,7 +265,7 @@ class HubSink:
             self.client.set_pull_status(self.pull, "open")
             try:
                 self.client.merge(self.pull)
-                self._commits.count += 1
+                self._commits.made()
                 return
             except Exception as error:
                 if status_of(error) not in (*CONFLICT, *REFUSED):
