@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from brim.engine.unpack import unpack as unpack
     from brim.engine.verify import verify as verify
     from brim.errors import BrimError as BrimError
+    from brim.memory.why import why as why
 
 _HOMES = {
     "BrimError": "brim.errors",
@@ -40,6 +41,7 @@ _HOMES = {
     "table": "brim.api",
     "unpack": "brim.engine.unpack",
     "verify": "brim.engine.verify",
+    "why": "brim.memory.why",
 }
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "table",
     "unpack",
     "verify",
+    "why",
 ]
 
 

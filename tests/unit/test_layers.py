@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "cli": {"cli", "api", "engine", "plans", "sources", "report", ""},
     "memory": set(),
     "dropin": {"engine", "plans", "sinks", "sources", "report"},
-    "": {"api", "dropin", "engine", "errors"},
+    "": {"api", "dropin", "engine", "errors", "memory"},
     "__main__": {"cli"},
 }
 
@@ -84,6 +84,7 @@ def test_public_names() -> None:
         "table",
         "unpack",
         "verify",
+        "why",
     ]
     assert all(getattr(brim, name) is not None for name in brim.__all__)
     assert dir(brim) == brim.__all__

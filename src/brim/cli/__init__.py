@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from brim.cli import build, check, plan, recipes, unpack, verify
+from brim.cli import build, check, plan, recipes, unpack, verify, why
 from brim.cli.options import flat, help_text
 from brim.cli.output import fail, nobody_listens
 from brim.errors import BrimError, Stopped
@@ -33,6 +33,7 @@ app.command("build", help=help_text(build.HELP))(flat(build.build))
 app.command("verify", help=help_text(verify.HELP))(flat(verify.verify))
 app.command("unpack", help=help_text(unpack.HELP))(flat(unpack.unpack))
 app.command("recipes", help=help_text(recipes.HELP))(flat(recipes.recipes))
+app.command("why", help=help_text(why.HELP))(flat(why.why))
 
 
 def _version(show: bool) -> None:
