@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Network file systems and containers may report more cores than the tests can use.
 JOBS ?= 2
 
-.PHONY: demo test lint types tests test-spark bench-arc bench-package bench-publish sample clean
+.PHONY: demo test lint types tests test-spark bench-arc bench-package bench-publish bench-watch sample clean
 
 demo: .venv/installed
 	@rm -rf demo
@@ -37,6 +37,9 @@ bench-package: .venv/dev
 
 bench-publish: .venv/dev
 	$(BIN)/python benchmarks/publish.py
+
+bench-watch: .venv/dev
+	$(BIN)/python benchmarks/watch.py
 
 sample: .venv/dev
 	$(BIN)/python examples/make_sample.py examples/sample

@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from brim.api import table as table
     from brim.dropin import push_to_hub as push_to_hub
     from brim.engine.check import check as check
+    from brim.engine.forecast import forecast as forecast
     from brim.engine.unpack import unpack as unpack
     from brim.engine.verify import verify as verify
     from brim.errors import BrimError as BrimError
+    from brim.memory.release import release as release
+    from brim.memory.watch.watching import watch as watch
     from brim.memory.why import why as why
 
 _HOMES = {
@@ -36,11 +39,14 @@ _HOMES = {
     "build": "brim.api",
     "check": "brim.engine.check",
     "files": "brim.api",
+    "forecast": "brim.engine.forecast",
     "plan": "brim.api",
     "push_to_hub": "brim.dropin",
+    "release": "brim.memory.release",
     "table": "brim.api",
     "unpack": "brim.engine.unpack",
     "verify": "brim.engine.verify",
+    "watch": "brim.memory.watch.watching",
     "why": "brim.memory.why",
 }
 
@@ -51,11 +57,14 @@ __all__ = [
     "build",
     "check",
     "files",
+    "forecast",
     "plan",
     "push_to_hub",
+    "release",
     "table",
     "unpack",
     "verify",
+    "watch",
     "why",
 ]
 

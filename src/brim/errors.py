@@ -7,7 +7,8 @@ BrimError                      1  a bug in brim, or a base for `except`
 │   ├── SourceChanged             a source file is not what it was when the job was planned
 │   ├── DestinationError          the destination is busy, or holds what brim did not write
 │   │   └── PlanChanged           the destination holds another job: --fresh or --update
-│   └── MissingExtra              an optional library is not installed
+│   ├── MissingExtra              an optional library is not installed
+│   └── CommandNotStarted  127/126  brim run: the command was not found, or cannot be executed
 ├── DamageFound                3  a check or verification found damage
 ├── DoesNotFit                 4  the work does not fit the memory limit
 ├── SinkFailed                 5  the destination failed: run again to continue
@@ -72,6 +73,14 @@ class PlanChanged(DestinationError):
 
 class MissingExtra(InputError):
     """An optional library is needed. `extra` names the one to install."""
+
+
+class CommandNotStarted(InputError):
+    """A command that cannot be run at all. Exits with the shells' `code`: 127 not found, 126 not executable."""
+
+    def __init__(self, message: str, *, hint: str = "", **facts: Any) -> None:
+        super().__init__(message, hint=hint, **facts)
+        self.exit_code = facts.get("code", 127)
 
 
 class DamageFound(BrimError):

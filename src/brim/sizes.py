@@ -31,10 +31,32 @@ def parse_size(text: str | int | float) -> int:
 
 def format_size(size: int | float) -> str:
     """Three significant digits with a decimal unit: "58.3 MB"."""
-    value, unit = float(size), "B"
-    for larger in ("KB", "MB", "GB", "TB", "PB"):
-        if abs(value) < 999.5:
+    return _scaled(size, 1000, ("B", "KB", "MB", "GB", "TB", "PB"))
+
+
+def format_both(low: int | float, high: int | float | None = None) -> str:
+    """A size, or a range of sizes, in decimal and binary units: "20.5 GB (19.1 GiB)"."""
+    decimal = _between(format_size(low), format_size(low if high is None else high))
+    binary = _between(_binary(low), _binary(low if high is None else high))
+    return f"{decimal} ({binary})"
+
+
+def _between(low: str, high: str) -> str:
+    if low == high:
+        return low
+    number, unit = low.split(" ")
+    return f"{number} to {high}" if high.endswith(f" {unit}") else f"{low} to {high}"
+
+
+def _binary(size: int | float) -> str:
+    return _scaled(size, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def _scaled(size: int | float, step: int, units: tuple[str, ...]) -> str:
+    value, unit = float(size), units[0]
+    for larger in units[1:]:
+        if abs(value) < step - 0.5:
             break
-        value, unit = value / 1000, larger
+        value, unit = value / step, larger
     digits = 0 if unit == "B" or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
     return f"{value:.{digits}f} {unit}"

@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 
-VERBS = ["plan", "check", "build", "verify", "unpack", "recipes", "why"]
+VERBS = ["plan", "check", "build", "verify", "unpack", "recipes", "run", "watch", "why", "report"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -16,4 +16,5 @@ bids: FileTable = brim.bids("ds004884", recipe="arc", subjects="M2001", sidecars
 ok: bool = brim.check(bids, everything=True).ok
 rows: int = brim.verify("out", files).rows
 count: int = brim.unpack("out", "back").files
+need: int = brim.forecast("concat", rows=1000, dims=[768, 1024], memory="64GB").high_bytes
 code: int = brim.BrimError("message").exit_code

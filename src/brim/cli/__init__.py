@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from brim.cli import build, check, plan, recipes, unpack, verify, why
+from brim.cli import build, check, forecast, lab, plan, recipes, report, run, unpack, verify, watch, why
 from brim.cli.options import flat, help_text
 from brim.cli.output import fail, nobody_listens
 from brim.errors import BrimError, Stopped
@@ -33,7 +33,12 @@ app.command("build", help=help_text(build.HELP))(flat(build.build))
 app.command("verify", help=help_text(verify.HELP))(flat(verify.verify))
 app.command("unpack", help=help_text(unpack.HELP))(flat(unpack.unpack))
 app.command("recipes", help=help_text(recipes.HELP))(flat(recipes.recipes))
+app.command("run", help=help_text(run.HELP), context_settings={"allow_interspersed_args": False})(flat(run.run))
+app.command("watch", help=help_text(watch.HELP))(flat(watch.watch))
 app.command("why", help=help_text(why.HELP))(flat(why.why))
+app.add_typer(forecast.app, name="forecast", help=help_text(forecast.HELP))
+app.add_typer(lab.app, name="lab", help=help_text(lab.HELP))
+app.command("report", help=help_text(report.HELP))(flat(report.report))
 
 
 def _version(show: bool) -> None:
@@ -71,16 +76,22 @@ def _settle_streams() -> None:
         getattr(sys, name).reconfigure(errors="replace")
 
 
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What is brim's, and what behind `--` belongs to the command that `brim run` runs."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:end], arguments[end:]
+
+
 def main() -> None:
     """The `brim` command."""
     _settle_streams()
     sys.meta_path.insert(0, _NoPandas())
-    arguments = sys.argv[1:]
+    arguments, command = _split(sys.argv[1:])
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     as_json = "--json" in arguments
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments + command, standalone_mode=False)
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)

@@ -1,13 +1,15 @@
 """brim build: package files into shards."""
 
 import shlex
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from brim.cli.options import Bids, Cutting, Keeping, Publishing, Reading, Running, Showing, SourceArgument, Watching
-from brim.cli.output import emit, print_lines, progress_for
+from brim.cli.output import emit, page_path, print_lines, progress_for
 from brim.cli.plan import planned, show
+from brim.memory.redact import redact_command
 from brim.sizes import format_size
 
 HELP = """Package files into shards at DEST, a folder or hf://datasets/ORG/NAME.
@@ -46,6 +48,10 @@ def build(
     stop_file: Annotated[
         str | None, typer.Option("--stop-file", metavar="FILE", help="Stop cleanly when this file appears.")
     ] = None,
+    report: Annotated[
+        str | None,
+        typer.Option("--report", metavar="FILE.html", help="A page about the run: memory over time, shards, notes."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as `brim plan` does.")] = False,
 ) -> None:
     job = planned(
@@ -55,10 +61,15 @@ def build(
     if dry_run:
         show(job, showing.json)
         return
-    progress = progress_for(showing.json, watching.quiet)
-    for warning in job.plan.table.warnings:
-        progress.note(warning)
-    result = job.run(progress)
+    from brim.report.recording import recorded
+
+    page = None if report is None else page_path(report)
+    need = {"low_bytes": job.forecast.total, "high_bytes": job.forecast.total}
+    command = redact_command(["brim", *sys.argv[1:]])
+    with recorded(progress_for(showing.json, watching.quiet), page, command, job.limit, need) as progress:
+        for warning in job.plan.table.warnings:
+            progress.note(warning)
+        result = job.run(progress)
     if showing.json:
         emit("done", **{name: getattr(result, name) for name in result.__slots__})
         return

@@ -5,9 +5,10 @@ import os
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
-from brim.errors import BrimError
+from brim.errors import BrimError, InputError
 
 
 def emit(event: str, **facts: Any) -> None:
@@ -65,3 +66,11 @@ def wrapped(line: str, indent: int) -> str:
         break_on_hyphens=False,
         replace_whitespace=False,
     )
+
+
+def page_path(report: str) -> Path:
+    """Where a report goes; one that cannot be written there is refused before the work, not after it."""
+    page = Path(report).absolute()
+    if page.is_dir() or not page.parent.is_dir():
+        raise InputError(f"The report {report!r} cannot be written there.", hint="Name a file in an existing folder.")
+    return page

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brim.memory.meter import tree_bytes
+from brim.memory.system import meminfo
 from brim.sizes import format_size, parse_size
 
 _UNLIMITED = 1 << 60  # cgroup v1 writes a huge number where there is no limit
@@ -44,13 +45,24 @@ def effective_limit(
     return Limit(max(smallest.bytes // 2, 1), f"half of {smallest.reason}")
 
 
+def watch_limit(
+    memory: str | int | float | None = None, environment: Mapping[str, str] | None = None, root: Path = Path("/")
+) -> Limit:
+    """The limit of a command that is only watched: as above, but all of the headroom, for it is not brim's to halve."""
+    environment = os.environ if environment is None else environment
+    if memory is not None or environment.get("BRIM_MEMORY"):
+        return effective_limit(memory, environment, root)
+    smallest = min(headrooms(environment, root), key=lambda limit: limit.bytes, default=None)
+    return smallest or Limit(_physical_bytes(), "the machine's memory")
+
+
 def headrooms(environment: Mapping[str, str], root: Path = Path("/")) -> Iterator[Limit]:
     """What each thing above this process leaves it."""
-    available = _meminfo(root / "proc/meminfo").get("MemAvailable")
+    available = meminfo(root / "proc/meminfo").get("MemAvailable")
     if available is not None:
         yield Limit(available, f"the {format_size(available)} available on this machine")
     own = tree_bytes()
-    for group, limit, usage, reclaimable in _cgroups(root):
+    for group, limit, usage, reclaimable in cgroups(root):
         left = max(limit - usage + reclaimable + own, 0)
         yield Limit(left, f"the {format_size(left)} that the cgroup {group} (limit {format_size(limit)}) leaves")
     slurm = _slurm_bytes(environment)
@@ -58,19 +70,10 @@ def headrooms(environment: Mapping[str, str], root: Path = Path("/")) -> Iterato
         yield Limit(slurm, f"the {format_size(slurm)} allocated by Slurm")
 
 
-def _meminfo(path: Path) -> dict[str, int]:
+def cgroups(root: Path = Path("/"), pid: int | str = "self") -> Iterator[tuple[str, int, int, int]]:
+    """(name, limit, usage, reclaimable) of every limited cgroup above a process, v2 or v1."""
     try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return {}
-    fields = (line.split() for line in lines)
-    return {parts[0].rstrip(":"): int(parts[1]) * 1024 for parts in fields if len(parts) > 1}
-
-
-def _cgroups(root: Path) -> Iterator[tuple[str, int, int, int]]:
-    """(name, limit, usage, reclaimable) of every limited cgroup above this process, v2 or v1."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / f"proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:

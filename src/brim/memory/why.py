@@ -21,6 +21,8 @@ from brim.errors import InputError
 from brim.memory.postmortem import explain, machine, merge, render, runlog
 from brim.memory.postmortem.records import Kill, Restart, Room, Source
 from brim.memory.postmortem.scan import Found, scan_file, why_unreadable
+from brim.memory.system import boot_id
+from brim.memory.watch.log import log_folder
 
 _AGO = re.compile(r"(\d{1,6})\s*(s|m|min|h|d|w)")
 _SAME_DEATH_S = 60.0
@@ -62,28 +64,31 @@ def why(
     logs: Iterable[str | PathLike[str]] = (),
     since: str | datetime | None = None,
     boot: int | None = None,
+    runs: Iterable[str | PathLike[str]] = (),
     root: Path = Path("/"),
 ) -> Report:
     """Explain the out-of-memory kills of this machine, or those in `logs` ("-" is stdin) and nothing else.
 
-    `since` is "today", "yesterday", "2h", "3d" or a time; `boot` is 0 for this boot, -1 for the one before.
+    `since` is "today", "yesterday", "2h", "3d" or a time; `boot` is 0 for this boot, -1 for the one before;
+    `runs` are logs of brim that lie elsewhere than in its own folder.
     """
     now = datetime.now().astimezone()
     begin = parse_since(since, now) if isinstance(since, str) else since
     begin = begin.astimezone() if begin is not None else None
-    present = runlog.Present(machine.boot_id(root), time.time())
+    present = runlog.Present(boot_id(root / "proc"), time.time())
     paths = [Path("/dev/stdin" if log == "-" else log) for log in logs]
     remarks: list[str] = []
     if paths:
-        found, runs = _given(paths)
+        found, watched = _given(paths)
         counted: list[Kill] = []
     else:
-        found, runs, counted = _here(begin, boot, root, present, remarks)
-    for run in runs:
+        found, watched, counted = _here(begin, boot, root, present, remarks)
+        watched += [runlog.read_run(Path(path), Path(path).name) for path in runs if Path(path).parent != log_folder()]
+    for run in watched:
         found.kills += _of_run(run, present, found.kills)
     kills = merge.merged(_completed(kill, root, bool(paths)) for kill in found.kills)
     kills = merge.merged([*kills, *merge.less_counted(counted, kills)])
-    kills = [_with_curve(kill, runs) for kill in kills]
+    kills = [_with_curve(kill, watched) for kill in kills]
     if begin is not None:
         kills = [kill for kill in kills if kill.when is None or kill.when >= begin]
     if boot is not None:
@@ -147,7 +152,7 @@ def _here(
     found.add(machine.journal(begin, boot))
     found.add(machine.log_files(root, begin))
     runs, problem = _runs(begin, present, boot)
-    found.sources.append(Source(str(machine.run_logs_folder()), problem, len(runs), f"{len(runs)} logs of brim"))
+    found.sources.append(Source(str(log_folder()), problem, len(runs), f"{len(runs)} logs of brim"))
     counted: list[Kill] = []
     if boot in (None, 0):
         counted, sources, total = machine.counters(root)
@@ -161,7 +166,7 @@ def _here(
 
 
 def _runs(begin: datetime | None, present: runlog.Present, boot: int | None) -> tuple[list[runlog.Run], str]:
-    folder = machine.run_logs_folder()
+    folder = log_folder()
     try:
         paths = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
     except OSError as error:

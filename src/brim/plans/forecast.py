@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from brim import cuts
 from brim.errors import DoesNotFit
+from brim.memory.forecast.shapes import EMBED_FACTORS
 from brim.memory.limit import Limit
 from brim.plans.plan import Plan
 from brim.plans.weights import metadata_bytes
@@ -31,8 +32,6 @@ PER_TAR_ROW_BYTES = 2_600
 WRITER_BYTES = 25_000_000
 GROUP_FACTOR, LARGE_GROUP_FACTOR = 2.2, 4.0
 LARGE_ROW_BYTES = 1_000_000
-# Embedding holds a shard's bytes two to three times (measured with datasets 5.2).
-EMBED_FACTORS = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)

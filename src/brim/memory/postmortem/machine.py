@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from brim.memory.postmortem.reading import BLOCK_BYTES
 from brim.memory.postmortem.records import Bound, Evidence, Kill, Restart, Room, Source
 from brim.memory.postmortem.scan import Found, Scan, scan_file, scan_lines, why_unreadable
 from brim.memory.postmortem.timestamps import Clock
+from brim.memory.system import meminfo
 
 _LOG_FILE = re.compile(r"(?:kern\.log|messages|syslog)(?:[.-].*)?")
 _KMSG = re.compile(r"(\d+),(\d+),(\d+),[^;]*;(.*)")
@@ -182,28 +183,10 @@ def counters(root: Path = Path("/")) -> tuple[list[Kill], list[Source], int | No
     return kills, [Source("cgroup counters", problem, sum(kill.count for kill in kills)), vmstat], total
 
 
-def run_logs_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Where brim keeps the logs of runs that were given no name."""
-    environment = os.environ if environment is None else environment
-    state = environment.get("XDG_STATE_HOME") or os.path.join(environment.get("HOME") or "/tmp", ".local/state")
-    return Path(state) / "brim" / "runs"
-
-
 def room(root: Path = Path("/")) -> Room:
     """The machine's memory as it is now."""
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        sizes = {parts[0]: int(parts[1]) * 1024 for parts in map(str.split, lines) if len(parts) > 1}
-    except (OSError, ValueError):
-        return Room()
-    return Room(sizes.get("MemTotal:"), sizes.get("SwapTotal:"))
-
-
-def boot_id(root: Path = Path("/")) -> str | None:
-    try:
-        return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
+    sizes = meminfo(root / "proc/meminfo")
+    return Room(sizes.get("MemTotal"), sizes.get("SwapTotal"))
 
 
 def boot_time() -> datetime | None:

@@ -1,0 +1,180 @@
+"""What watching costs, and how well the line holds.
+
+    python benchmarks/watch.py [--runs 20] [--rest 30] [--minutes 60] [--only overshoot,rest,soak]
+
+Overshoot: a child fills memory as fast as it can under `brim run --memory 300MB`. It keeps count in a file of
+its own of what it held before and of what it has filled since, so that the truth is known after it was killed,
+and not only brim's samples.
+Rest: the watcher's processor time, from /proc/PID/stat between two moments, starting up left out.
+Soak: a child whose memory goes up and down for a long time; the watcher's own memory and the log's size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+LIMIT_BYTES = 300_000_000
+MB = 1e6
+
+GREEDY = """
+import mmap, sys
+with open(sys.argv[1], "r+b") as file:
+    count = memoryview(mmap.mmap(file.fileno(), 16)).cast("q")
+    count[1] = int(open("/proc/self/status").read().partition("RssAnon:")[2].split()[0]) * 1024
+    block = mmap.mmap(-1, 4_000_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    page = b"x" * 1_000_000
+    for at in range(0, len(block) - len(page), len(page)):
+        block[at : at + len(page)] = page
+        count[0] = at + len(page)
+"""
+BUSY = """
+import random, time
+held = []
+while True:
+    held.append(bytearray(b"x") * random.randrange(1_000_000, 6_000_000))
+    if len(held) > 30:
+        del held[: random.randrange(5, 30)]
+    time.sleep(0.05)
+"""
+
+
+def brim(*options: str) -> list[str]:
+    return [sys.executable, "-m", "brim", "run", *options]
+
+
+def overshoot(runs: int) -> None:
+    print(f"\nOvershoot of a 300 MB limit, {runs} runs each, by the child's own count")
+    print(f"(load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)")
+    print(f"{'held by':<14} {'ended':>6} {'median over':>12} {'worst over':>11} {'brim said, worst':>17} {'speed':>10}")
+    for options in (["--no-cgroup"], []):
+        over, said, speeds, ended, how = [], [], [], 0, ""
+        for _ in range(runs):
+            facts, code, held = greedy_run(options)
+            ended += code == 4
+            over.append(max(held - LIMIT_BYTES, 0))
+            said.append(facts["overshoot_bytes"])
+            speeds.append(held / max(facts["seconds"], 1e-3))
+            how = facts["limit"]["enforced"]
+        rate = f"{statistics.median(speeds) / 1e9:.1f} GB/s"
+        print(
+            f"{how:<14} {ended:>3}/{runs:<2} {statistics.median(over) / MB:>9.1f} MB {max(over) / MB:>8.1f} MB "
+            f"{max(said) / MB:>14.1f} MB {rate:>10}"
+        )
+
+
+def greedy_run(options: list[str]) -> tuple[dict[str, Any], int, int]:
+    """What brim said, its exit code, and what the child really held."""
+    with tempfile.NamedTemporaryFile() as count:
+        count.write(bytes(16))
+        count.flush()
+        child = [sys.executable, "-c", GREEDY, count.name]
+        done = subprocess.run(
+            [*brim("--json", "--memory", "300MB", *options), "--", *child], capture_output=True, text=True
+        )
+        numbers = Path(count.name).read_bytes()
+    filled, base = int.from_bytes(numbers[:8], "little"), int.from_bytes(numbers[8:], "little")
+    return json.loads(done.stderr.splitlines()[-1]), done.returncode, filled + base
+
+
+def rest(seconds: float) -> None:
+    print(f"\nThe watcher's share of one core while the command does nothing, over {seconds:.0f} s")
+    sleepers = "for i in $(seq 32); do sleep 9999 & done; wait"
+    cases = [
+        ("1 process, 300 MB, cgroup", ["--memory", "300MB"], ["sleep", "9999"]),
+        ("1 process, 300 MB, best effort", ["--memory", "300MB", "--no-cgroup"], ["sleep", "9999"]),
+        ("1 process, no limit set", ["--no-cgroup"], ["sleep", "9999"]),
+        ("33 processes, 300 MB, best effort", ["--memory", "300MB", "--no-cgroup"], ["sh", "-c", sleepers]),
+    ]
+    for name, options, command in cases:
+        process = subprocess.Popen([*brim("-q", *options), "--", *command], stderr=subprocess.DEVNULL)
+        try:
+            time.sleep(7)  # it rests after five seconds without change
+            watcher = watcher_of(process.pid)
+            before, begin = cpu_seconds(watcher), time.monotonic()
+            time.sleep(seconds)
+            share = 100 * (cpu_seconds(watcher) - before) / (time.monotonic() - begin)
+            print(f"{name:<36} {share:>6.2f} %   own memory {unreclaimable(watcher) / MB:.1f} MB")
+        finally:
+            end(process)
+
+
+def soak(minutes: float) -> None:
+    print(f"\nSoak of {minutes:g} min: memory up and down all the time")
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "soak.jsonl"
+        command = [*brim("-q", "--memory", "400MB", "--log", str(log)), "--", sys.executable, "-c", BUSY]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        try:
+            time.sleep(5)
+            watcher = watcher_of(process.pid)
+            own, sizes = [], []
+            begin, before = time.monotonic(), cpu_seconds(watcher)
+            while time.monotonic() - begin < minutes * 60 and process.poll() is None:
+                own.append(unreclaimable(watcher))
+                sizes.append(log.stat().st_size)
+                time.sleep(min(5.0, minutes * 6))
+            passed = time.monotonic() - begin
+            share = 100 * (cpu_seconds(watcher) - before) / passed
+            eighth = max(len(own) // 8, 1)
+            medians = [statistics.median(own[at : at + eighth]) / MB for at in range(0, eighth * 8, eighth) if own[at:]]
+            print(f"ran {passed / 60:.1f} min, {share:.2f} % of a core while it moves")
+            print(f"own memory by eighths, MB: {' '.join(f'{size:.2f}' for size in medians)}")
+            rate = (sizes[-1] - sizes[0]) / passed
+            print(f"log: {sizes[-1] / MB:.2f} MB, largest {max(sizes) / MB:.2f} MB, {rate * 3600 / MB:.1f} MB an hour")
+        finally:
+            end(process)
+
+
+def watcher_of(pid: int) -> int:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        if "brim.memory.watch.watcher" in Path(f"/proc/{child}/cmdline").read_text():
+            return int(child)
+    raise SystemExit("no watcher found")
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def unreclaimable(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:")))
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """brim passes SIGTERM on; what the command started is not the command."""
+    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        for below in Path(f"/proc/{child}/task/{child}/children").read_text().split():
+            os.kill(int(below), 15)
+    process.terminate()
+    process.wait(30)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What watching costs, and how well the line holds.")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--rest", type=float, default=30.0, metavar="SECONDS")
+    parser.add_argument("--minutes", type=float, default=60.0, help="length of the soak")
+    parser.add_argument("--only", default="overshoot,rest,soak")
+    arguments = parser.parse_args()
+    chosen = arguments.only.split(",")
+    if "overshoot" in chosen:
+        overshoot(arguments.runs)
+    if "rest" in chosen:
+        rest(arguments.rest)
+    if "soak" in chosen:
+        soak(arguments.minutes)
+
+
+if __name__ == "__main__":
+    main()

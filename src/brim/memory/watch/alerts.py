@@ -1,0 +1,86 @@
+"""Telling people: the terminal, a plain-text file to `tail -f`, and a command of the user's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_HOOK_LIMIT_S = 60.0
+
+
+class Alerts:
+    """Says each thing in all the places the user asked for. None of them may hold the watch up."""
+
+    def __init__(self, file: Path | None, hook: str | None, speak: bool, log: Path) -> None:
+        self._file, self._hook, self._speak, self._log = file, hook, speak, log
+        self._running: list[tuple[float, subprocess.Popen[bytes]]] = []
+        if file is not None:
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.touch(mode=0o600)
+            except OSError as error:
+                self._print(f"the alerts file {file} cannot be written: {error.strerror}")
+                self._file = None
+
+    def say(self, kind: str, text: str, facts: dict[str, Any]) -> None:
+        self._print(text)
+        if self._file is not None:
+            try:
+                with open(self._file, "a") as file:
+                    file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {kind}: {text}\n")
+            except OSError:
+                pass  # a full disk: the terminal and the log still say it
+        if self._hook is not None:
+            self._run_hook(kind, text, facts)
+
+    def _print(self, text: str) -> None:
+        if self._speak:
+            try:
+                sys.stderr.write(f"brim: {text}\n")
+                sys.stderr.flush()
+            except OSError:
+                pass  # the terminal is gone
+
+    def _run_hook(self, kind: str, text: str, facts: dict[str, Any]) -> None:
+        """The watcher's own environment is already small (see launch.py): no secret can be passed on."""
+        environment = {
+            **os.environ,
+            "BRIM_ALERT": kind,
+            "BRIM_TEXT": text,
+            "BRIM_LOG": str(self._log),
+            **{f"BRIM_{name.upper()}": str(value) for name, value in facts.items()},
+        }
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", self._hook or ""],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr if self._speak else subprocess.DEVNULL,
+            )
+        except OSError as error:
+            self._print(f"--on-alert could not be started: {error.strerror}")
+            return
+        self._running.append((time.monotonic(), process))
+
+    def tend(self) -> None:
+        """Collect hooks that have ended, end those that hang."""
+        for begun, process in list(self._running):
+            if process.poll() is not None:
+                self._running.remove((begun, process))
+            elif time.monotonic() - begun > _HOOK_LIMIT_S:
+                process.kill()
+
+    def close(self) -> None:
+        """An alerts file in which nothing stands is not left behind."""
+        deadline = time.monotonic() + 2.0
+        for _, process in self._running:
+            try:
+                process.wait(max(deadline - time.monotonic(), 0.01))
+            except subprocess.TimeoutExpired:
+                continue  # it goes on by itself
+        if self._file is not None and self._file.exists() and not self._file.stat().st_size:
+            self._file.unlink(missing_ok=True)

@@ -1,0 +1,77 @@
+"""Processes by what their command line says: `brim watch --match train.py`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from brim.memory.meter import started
+
+_LOOK_S, _LOOK_AGAIN_S = 0.5, 5.0
+
+
+def command_line(pid: int) -> list[str]:
+    """How a process was started; empty if it is gone or a kernel thread."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
+def find(pattern: str, without: frozenset[int] = frozenset()) -> list[int]:
+    """Processes with `pattern` in their command line, but no brim that looks for them and no parent of ours."""
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+    own = without | frozenset(_ancestors())
+    found = []
+    for pid in pids:
+        if pid in own:
+            continue
+        words = command_line(pid)
+        if pattern in " ".join(words) and not _is_brim(words) and started(pid) is not None:
+            found.append(pid)
+    return found
+
+
+def _is_brim(words: list[str]) -> bool:
+    """`brim watch …` has the pattern on its own command line."""
+    return "watch" in words and any(os.path.basename(word) == "brim" for word in words[:4])
+
+
+def _ancestors() -> list[int]:
+    """This process and all above it: the shell or the script that asked for the watch."""
+    pids, pid = [], os.getpid()
+    while pid > 1:
+        pids.append(pid)
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+    return pids
+
+
+@dataclass(slots=True)
+class Matching:
+    """The processes that match now; looked for often while there are none, seldom while there are."""
+
+    pattern: str
+    without: frozenset[int] = frozenset()
+    clock: Callable[[], float] = time.monotonic
+    _found: dict[int, int | None] = field(default_factory=dict)
+    _looked: float | None = None
+
+    def __call__(self) -> list[int]:
+        alive = {pid: born for pid, born in self._found.items() if started(pid) == born}
+        pause = _LOOK_AGAIN_S if alive else _LOOK_S
+        now = self.clock()
+        if self._looked is None or now - self._looked >= pause:
+            self._looked = now
+            alive = {pid: started(pid) for pid in find(self.pattern, self.without)}
+        self._found = alive
+        return list(alive)

@@ -1,0 +1,113 @@
+"""Ending what is watched: ask with the stop file, then SIGTERM, then SIGKILL to the whole tree.
+
+Steps are taken in `step`, called at every sample, so that nothing here waits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from brim.memory.guard import span_text
+
+Tell = Callable[[str, str], None]
+_LEFTOVERS_S = 5.0
+
+
+@dataclass(slots=True)
+class Stopping:
+    """`main` is who is asked first; `members` is everyone. Without `act` nobody is signalled."""
+
+    members: Callable[[], Iterable[int]]
+    tell: Tell
+    stop_file: Path | None = None
+    grace_s: float = 30.0
+    act: bool = True
+    main: Callable[[], Iterable[int]] = field(default=list)
+    how: str | None = None  # "stop" or "kill", once begun
+    _touched: bool = False
+    _asked_at: float | None = None
+    _terminated_at: float | None = None
+    _orphaned_at: float | None = None
+    _refused: set[int] = field(default_factory=set)
+
+    def stop(self, now: float) -> None:
+        """Begin the graceful way. Asking twice changes nothing."""
+        if self.how is not None:
+            return
+        if self.stop_file is None and not self.act:
+            return
+        self.how, self._asked_at = "stop", now
+        if self.stop_file is not None and self._touch():
+            later = f"; SIGTERM in {span_text(self.grace_s)} if it goes on" if self.act else ""
+            self.tell("stop", f"asked it to stop with the stop file {self.stop_file}{later}")
+        elif self.act:
+            self._terminate(now)
+
+    def kill(self, now: float, why: str) -> None:
+        """End the tree at once."""
+        if not self.act:
+            return
+        self._signal(self.members(), signal.SIGKILL)
+        if self.how != "kill":
+            self.how = "kill"
+            self.tell("kill", f"killed it: {why}")
+
+    def step(self, now: float, main_ended: bool) -> None:
+        """The next rung, if its time has come."""
+        if self.how == "kill":
+            self._signal(self.members(), signal.SIGKILL)  # what was started while the others were killed
+        elif self.how == "stop" and self.act:
+            if main_ended:
+                self._end_leftovers(now)
+            elif self._terminated_at is None:
+                if now - (self._asked_at or now) >= self.grace_s:
+                    self._terminate(now)
+            elif now - self._terminated_at >= self.grace_s:
+                self.kill(now, f"it went on for {span_text(self.grace_s)} after SIGTERM")
+
+    def finish(self) -> None:
+        """The stop file has done its work: left behind, it would stop the next run."""
+        if self._touched and self.stop_file is not None:
+            try:
+                self.stop_file.unlink(missing_ok=True)
+            except OSError:
+                pass
+
+    def _terminate(self, now: float) -> None:
+        """Only the command itself: workers that die under a program that is saving its state spoil that."""
+        self._terminated_at = now
+        self._signal(self.main(), signal.SIGTERM)
+        self.tell("term", f"sent SIGTERM; SIGKILL in {span_text(self.grace_s)} if it goes on")
+
+    def _end_leftovers(self, now: float) -> None:
+        if self._orphaned_at is None:
+            self._orphaned_at = now
+            self._signal(self.members(), signal.SIGTERM)
+        elif now - self._orphaned_at >= min(self.grace_s, _LEFTOVERS_S):
+            self._signal(self.members(), signal.SIGKILL)
+
+    def _touch(self) -> bool:
+        assert self.stop_file is not None
+        try:
+            self.stop_file.parent.mkdir(parents=True, exist_ok=True)
+            self.stop_file.touch()
+        except OSError as error:
+            self.tell("stop", f"the stop file {self.stop_file} cannot be made: {error.strerror}")
+            return False
+        self._touched = True
+        return True
+
+    def _signal(self, pids: Iterable[int], number: signal.Signals) -> None:
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+            except PermissionError:
+                if pid not in self._refused:
+                    self._refused.add(pid)
+                    self.tell("refused", f"no right to send {number.name} to process {pid}")

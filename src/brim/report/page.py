@@ -1,0 +1,254 @@
+"""The report: one HTML page that needs nothing else, made from a run's log.
+
+Texts, tables and figures are plain HTML, so that the page can be read, printed and searched without a script;
+the script draws the curve. Whatever comes from the log is escaped here, and the page's own policy allows no
+script but the one it was made with, and no network.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from brim.durable import failures, write_whole
+from brim.errors import InputError
+from brim.report import story
+from brim.report.log import Event, RunLog, read_run
+from brim.sizes import format_size
+
+_SCRIPTS = ("scale.js", "chart.js", "cursor.js")
+_MOST_PROCESSES, _MOST_EVENTS, _TABLE_ROWS = 40, 300, 24
+_LONG_DETAIL, _LONG_NAME = 60, 160
+# Anything else that a log may hold is quiet: it is listed, and a tick on the axis.
+_WEIGHTS = {
+    **dict.fromkeys(("kill", "oom", "stop", "term", "refused", "error"), "grave"),
+    **dict.fromkeys(("alert", "exhaustion", "swap", "system"), "warn"),
+    "mark": "mark",
+}
+
+
+def write_page(log: Path, html: Path) -> None:
+    """Write the page about a log. It appears whole or not at all."""
+    run = read_run(log)
+    if not run.good_lines:
+        what = f"none of its {run.bad_lines:,} lines is brim's" if run.bad_lines else "it is empty"
+        raise InputError(f"{str(log)!r} is not a log of a run: {what}.", hint="brim run --log FILE.jsonl writes one.")
+    if html.is_dir() or not html.absolute().parent.is_dir():
+        raise InputError(
+            f"The page {str(html)!r} cannot be written there.", hint="Name a file in a folder that exists."
+        )
+    if html.exists() and html.samefile(log):
+        raise InputError("The page would take the place of its log.", hint="Give the page another name.")
+    with failures(html.absolute().parent):
+        write_whole(html.absolute(), render(run, time.time()).encode())
+
+
+def render(run: RunLog, now: float) -> str:
+    """The page as text; `now` is when it is made."""
+    verdict, name = story.verdict_of(run, now), story.name_of(run)
+    script = "\n".join(["(() => {", '"use strict";', *map(_part, _SCRIPTS), "})();"])
+    return Template(_part("page.html")).substitute(
+        title=escape(f"{name[:80]}: {verdict.word}"),
+        made=escape(f"brim report, made {story.clock(now)} {time.strftime('%Z', time.localtime(now))}"),
+        name=escape(name if len(name) <= _LONG_NAME else name[:_LONG_NAME] + "…"),
+        whole_name=_whole_name(run, name),
+        grade=verdict.grade,
+        word=escape(verdict.word),
+        sentence=escape(verdict.sentence),
+        figures="".join(map(_figure, story.figures_of(run))),
+        chart=_chart(run) if run.samples else "",
+        forecast=_forecast(run),
+        postmortem=_postmortem(story.postmortem_of(run, now)),
+        events=_events(run),
+        processes=_processes(run),
+        remarks=_remarks(story.remarks_of(run)),
+        footer=_footer(run),
+        css=_part("page.css"),
+        dark_css=_part("dark.css"),
+        data=_data(run),
+        script=script,
+        script_hash=f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'",
+    )
+
+
+def _part(name: str) -> str:
+    return files("brim.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _whole_name(run: RunLog, name: str) -> str:
+    if len(name) <= _LONG_NAME:
+        return ""
+    words = escape("\n".join(run.head.command) or name)
+    return f'<details><summary>The whole command</summary><pre tabindex="0">{words}</pre></details>'
+
+
+def _figure(figure: story.Figure) -> str:
+    detail = f'<dd class="detail">{escape(figure.detail)}</dd>' if figure.detail else ""
+    wide = ' class="wide"' if len(figure.detail) > _LONG_DETAIL else ""
+    return f"<div{wide}><dt>{escape(figure.label)}</dt><dd>{escape(figure.value)}</dd>{detail}</div>"
+
+
+def _chart(run: RunLog) -> str:
+    first, last = run.samples[0], run.samples[-1]
+    peak, _ = story.peak_of(run)
+    told = (
+        f"Memory over {story.took(run.seconds)}: {format_size(first.total_bytes)} at first, "
+        f"{format_size(peak)} at most, {format_size(last.total_bytes)} at last"
+        + (f"; the limit is {format_size(run.head.limit_bytes)}" if run.head.limit_bytes else "")
+    )
+    step = max(len(run.samples) // _TABLE_ROWS, 1)
+    rows = [
+        [story.stamp(s.x), *map(format_size, (s.total_bytes, s.anon_bytes, s.shmem_bytes, s.swap_bytes, s.file_bytes))]
+        for s in run.samples[::step]
+    ]
+    labels = ("time", "memory", "anonymous", "shared", "swap", "file pages")
+    return f"""<section aria-labelledby="over-time"><h2 id="over-time">Memory over time</h2>
+<figure id="chart"><div class="controls" hidden></div>
+<div class="plot" tabindex="0" role="slider" aria-label="{escape(told)}. Arrow keys read values."
+ aria-valuemin="0" aria-valuemax="{run.seconds:.0f}" aria-valuenow="0"><noscript>{escape(told)}.</noscript></div>
+<div class="readout" hidden></div><ul class="legend"></ul>
+<figcaption>From {escape(story.clock(first.t))} to {escape(story.clock(last.t))}. Memory that counts is
+anonymous, shared and swapped; file pages stand beside it, for the kernel takes them back when it needs them.
+</figcaption></figure>
+<details><summary>The curve as a table</summary>{_table(labels, rows)}</details></section>"""
+
+
+def _forecast(run: RunLog) -> str:
+    forecast, (peak, _) = run.head.forecast, story.peak_of(run)
+    if forecast is None:
+        return ""
+    limit = run.head.limit_bytes or 0
+    top = 1.05 * max(forecast.high_bytes, peak, limit, 1)
+
+    def at(size: int) -> str:
+        return f"{100 * size / top:.2f}%"
+
+    width = max(forecast.high_bytes - forecast.low_bytes, top / 200)
+    line = f'<line class="limit" x1="{at(limit)}" x2="{at(limit)}" y1="0" y2="44"/>' if limit else ""
+    return f"""<section aria-labelledby="forecast"><h2 id="forecast">Forecast against fact</h2>
+<p>{escape(story.forecast_text(run))}</p>
+<svg class="forecast" width="100%" height="44" aria-hidden="true"><rect class="ground" width="100%" height="44"/>
+<rect class="foretold up-to" y="4" width="{at(forecast.low_bytes)}" height="16"/>
+<rect class="foretold" x="{at(forecast.low_bytes)}" y="4" width="{100 * width / top:.2f}%" height="16"/>
+<rect class="fact" x="0" y="24" width="{at(peak)}" height="16"/>{line}</svg>
+<p class="keys"><span class="key foretold"></span>foretold <span class="key fact"></span>fact
+{'<span class="key limit"></span>limit' if limit else ""}</p></section>"""
+
+
+def _postmortem(lines: list[str]) -> str:
+    if not lines:
+        return ""
+    return f"""<section aria-labelledby="died" class="postmortem"><h2 id="died">Why it ended</h2>
+<pre tabindex="0">{escape(chr(10).join(lines))}</pre></section>"""
+
+
+def _events(run: RunLog) -> str:
+    events = _listed(run.events)
+    if not events:
+        return ""
+    rows = "".join(
+        f'<tr class="{_weight(event)}"><td><button data-x="{event.x:.3f}">{story.stamp(event.x)}</button></td>'
+        f'<td class="kind">{escape(event.kind)}</td><td class="text">{escape(event.text)}</td></tr>'
+        for event in events
+    )
+    left_out = sum(run.event_counts.values()) - len(events) - run.event_counts.get("postmortem", 0)
+    more = f"<p>{left_out:,} more are in the log.</p>" if left_out > 0 else ""
+    return f"""<section aria-labelledby="events"><h2 id="events">What happened</h2>
+<div class="scroll" tabindex="0"><table><thead><tr><th>time</th><th>what</th><th></th></tr></thead>
+<tbody>{rows}</tbody></table></div>{more}</section>"""
+
+
+def _listed(events: Iterable[Event]) -> list[Event]:
+    """Those that are shown: if there are too many, every second one of the commonest kind is left out."""
+    shown = [event for event in events if event.kind != "postmortem"]
+    while len(shown) > _MOST_EVENTS:
+        commonest, _ = Counter(event.kind for event in shown).most_common(1)[0]
+        alike = [number for number, event in enumerate(shown) if event.kind == commonest]
+        dropped = set(alike[1::2])
+        shown = [event for number, event in enumerate(shown) if number not in dropped]
+    return shown
+
+
+def _weight(event: Event) -> str:
+    weight = _WEIGHTS.get(event.kind, "quiet")
+    return "warn" if weight == "grave" and event.elsewhere else weight
+
+
+def _processes(run: RunLog) -> str:
+    shown = run.processes[:_MOST_PROCESSES]
+    if not shown:
+        return ""
+    top = max(shown[0].peak_bytes, 1)
+    rows = "".join(
+        f'<tr><td class="number">{process.pid}</td><td class="name">{escape(process.name)}</td>'
+        f'<td class="number">{format_size(process.peak_bytes)}</td><td class="bar"><svg width="100%" height="10" '
+        f'aria-hidden="true"><rect class="fact" width="{100 * process.peak_bytes / top:.1f}%" height="10"/></svg></td>'
+        f'<td class="number">{story.stamp(process.peak_x)}</td>'
+        f'<td class="number">{format_size(process.last_bytes) if process.last_bytes is not None else "–"}</td></tr>'
+        for process in shown
+    )
+    more = f" {len(run.processes) - len(shown):,} smaller ones are left out." if len(run.processes) > len(shown) else ""
+    return f"""<section aria-labelledby="processes"><h2 id="processes">Processes</h2>
+<div class="scroll" tabindex="0"><table><thead><tr><th class="number">pid</th><th>name</th><th class="number">peak</th>
+<th class="bar"></th><th class="number">at</th><th class="number">last</th></tr></thead>
+<tbody>{rows}</tbody></table></div>
+<p class="note">Each as if it shared nothing: pages that several share count for each, so these do not add up to the
+curve; and as they were listed, which is not at every sample. “–”: ended, or no longer among the largest.{more}
+</p></section>"""
+
+
+def _remarks(remarks: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(remark)}</li>" for remark in remarks)
+    return f'<section aria-label="Remarks"><ul class="remarks">{items}</ul></section>' if items else ""
+
+
+def _footer(run: RunLog) -> str:
+    head = run.head
+    machine = [
+        f"{format_size(head.ram_bytes)} of RAM" if head.ram_bytes else "",
+        f"{format_size(head.swap_bytes)} of swap" if head.swap_bytes else "no swap" if head.swap_bytes == 0 else "",
+        f"{head.cpus} CPUs" if head.cpus else "",
+        head.kernel,
+        f"boot {head.boot_id}" if head.boot_id else "",
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in head.versions)
+    lines = [", ".join(filter(None, machine)), versions, f"made from {run.path.name}"]
+    return "".join(f"<p>{escape(line)}</p>" for line in lines if line)
+
+
+def _table(labels: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    def line(tag: str, cells: Iterable[str]) -> str:
+        inside = "".join(f'<{tag} class="number">{escape(cell)}</{tag}>' for cell in cells)
+        return f"<tr>{inside}</tr>"
+
+    head, body = line("th", labels), "".join(line("td", row) for row in rows)
+    return f'<div class="scroll" tabindex="0"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
+
+
+def _data(run: RunLog) -> str:
+    """What the script draws, as JSON in which nothing can end the element that holds it."""
+    peak, _ = story.peak_of(run)
+    columns = ("anon", "shmem", "swap", "file", "total", "available")
+    series = {name: [getattr(sample, f"{name}_bytes") for sample in run.samples] for name in columns}
+    data = {
+        "x": [round(sample.x, 3) for sample in run.samples],
+        "t": [round(sample.t, 3) for sample in run.samples],
+        **series,
+        "seconds": run.seconds,
+        "zone_s": time.localtime(run.samples[0].t if run.samples else 0).tm_gmtoff,
+        "peak": {"x": run.peak.x, "bytes": peak} if run.peak else None,
+        "limit": run.head.limit_bytes,
+        "thresholds": [{"name": name, "bytes": size} for name, size in run.head.thresholds],
+        "events": [{"x": e.x, "kind": e.kind, "text": e.text, "weight": _weight(e)} for e in _listed(run.events)],
+        "gaps": run.gaps,
+    }
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

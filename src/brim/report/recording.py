@@ -1,0 +1,212 @@
+"""A job of brim's own, written down as `brim run` does it for others, so that it can have a report too.
+
+A thread looks at this process and those it started about twice a second and writes the log; whoever works
+only leaves notes for it. The thread shares the process that it looks at: a job that the kernel kills leaves a
+log without an end, which `brim report` turns into a page all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from brim.errors import BrimError, InputError
+from brim.memory.limit import Limit
+from brim.memory.system import blind_spots, boot_id, machine_facts, machine_now, versions
+from brim.memory.watch.log import LogWriter
+from brim.memory.watch.tree import TreeMeter
+from brim.report.page import write_page
+from brim.sizes import format_size
+
+_EVERY_S = 0.5
+_PROCESSES_EVERY_S = 5.0
+_SHOWN_PROCESSES = 20
+_MOST_EVENTS = 20_000  # the log thins its samples, not its events
+
+
+class Listener(Protocol):
+    """Whoever watches a job: brim.engine.progress.Progress, which reports know nothing of."""
+
+    def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None: ...
+    def advance(self, size: int) -> None: ...
+    def hashed(self, size: int) -> None: ...
+    def committed(self) -> None: ...
+    def shard(self, name: str, size: int, sha256: str, how: str) -> None: ...
+    def note(self, text: str) -> None: ...
+    def finish(self) -> None: ...
+
+
+class Recording:
+    """Listens to a job, tells `inner`, and writes a log. Close it, whatever happened."""
+
+    def __init__(
+        self,
+        inner: Listener,
+        log: Path,
+        command: Sequence[str],
+        limit: Limit,
+        forecast: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._inner = inner
+        self._peak = (0, time.time())
+        self._events = 0
+        self._limit_bytes = limit.bytes
+        self._meter = TreeMeter(lambda: [os.getpid()])
+        self._listed = 0.0
+        # Lines for the thread, which alone writes: a log has one writer, and a job should not wait for a disk.
+        self._waiting: queue.SimpleQueue[tuple[str, dict[str, Any]] | None] = queue.SimpleQueue()
+        try:
+            log.unlink(missing_ok=True)
+            self._log = LogWriter(log)
+        except OSError as error:
+            raise InputError(f"The log {str(log)!r} cannot be written: {error.strerror}.") from error
+        self._log.write("head", self._head(command, limit, forecast))
+        self._thread = threading.Thread(target=self._write, name="brim-record", daemon=True)
+        self._thread.start()
+
+    def _head(self, command: Sequence[str], limit: Limit, forecast: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "boot_id": boot_id(),
+            "machine": machine_facts(),
+            "limit": {"bytes": limit.bytes, "why": limit.reason, "enforced": "the job keeps to it"},
+            "watched": "job",
+            "command": list(command),
+            "pid": os.getpid(),
+            "versions": versions(),
+            "not_seen": blind_spots(),
+            **({"forecast": dict(forecast)} if forecast else {}),
+        }
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self._peak[0], getattr(self._inner, "peak_bytes", 0))
+
+    def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
+        self._inner.start(what, total_bytes, shards, limit_bytes)
+        self._event("start", f"{what}: {format_size(total_bytes)}{f' in {shards:,} shards' if shards else ''}")
+
+    def advance(self, size: int) -> None:
+        self._inner.advance(size)
+
+    def hashed(self, size: int) -> None:
+        self._inner.hashed(size)
+
+    def committed(self) -> None:
+        self._inner.committed()
+        self._event("mark", "commit")
+
+    def shard(self, name: str, size: int, sha256: str, how: str) -> None:
+        self._inner.shard(name, size, sha256, how)
+        self._event("shard", f"{name}: {format_size(size)} {how}" if size else f"{name}: {how}")
+
+    def note(self, text: str) -> None:
+        self._inner.note(text)
+        self._event("note", text)
+
+    def finish(self) -> None:
+        self._inner.finish()
+
+    def close(self, exit_code: int, error: str | None = None) -> None:
+        """Write the end. `error` is what the job failed with."""
+        if not self._thread.is_alive():
+            return
+        if error is not None:
+            self._waiting.put(("event", {"t": round(time.time(), 3), "kind": "error", "text": error}))
+        self._waiting.put(None)
+        self._thread.join()
+        peak_bytes, peak_t = self._peak
+        end = {
+            "t": round(time.time(), 3),
+            "exit_code": exit_code,
+            "signal": None,
+            "peak_bytes": peak_bytes,
+            "peak_t": round(peak_t, 3),
+            "overshoot_bytes": max(peak_bytes - self._limit_bytes, 0),
+            "events_left_out": max(self._events - _MOST_EVENTS, 0),
+            "lost_lines": self._log.lost_lines,
+        }
+        self._log.write("end", end)
+        self._log.close()
+
+    def _event(self, kind: str, text: str) -> None:
+        self._events += 1
+        if self._events <= _MOST_EVENTS:
+            self._waiting.put(("event", {"t": round(time.time(), 3), "kind": kind, "text": text}))
+
+    def _write(self) -> None:
+        due = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= due:
+                self._sample()
+                due = now + _EVERY_S
+            try:
+                line = self._waiting.get(timeout=max(due - now, 0.0))
+            except queue.Empty:
+                continue
+            if line is None:
+                break
+            self._log.write(*line)
+        self._sample()
+
+    def _sample(self) -> None:
+        reading, machine, now = self._meter.read(), machine_now(), time.time()
+        usage = reading.usage
+        if usage.total_bytes > self._peak[0]:
+            self._peak = (usage.total_bytes, now)
+        facts: dict[str, Any] = {
+            "t": round(now, 3),
+            **asdict(usage),
+            "total_bytes": usage.total_bytes,
+            "available_bytes": machine.available_bytes,
+            "swap_free_bytes": machine.swap_free_bytes,
+        }
+        if time.monotonic() - self._listed >= _PROCESSES_EVERY_S:
+            self._listed = time.monotonic()
+            largest = sorted(reading.processes, key=lambda process: -process.usage.total_bytes)[:_SHOWN_PROCESSES]
+            facts["processes"] = [{"pid": p.pid, "name": p.name, **asdict(p.usage)} for p in largest]
+        self._log.write("sample", facts)
+
+
+@contextmanager
+def recorded(
+    inner: Listener,
+    html: Path | None,
+    command: Sequence[str],
+    limit: Limit,
+    forecast: Mapping[str, Any] | None = None,
+) -> Iterator[Listener]:
+    """Listen to a job and write its page at `html`, also if it fails; without `html`, nothing but `inner`.
+
+    The log stays beside the page, for a job that does not live to see its end.
+    """
+    if html is None:
+        yield inner
+        return
+    if html.is_dir() or not html.absolute().parent.is_dir():
+        raise InputError(
+            f"--report {str(html)!r} cannot be written there.", hint="Name a file in a folder that exists."
+        )
+    log = html.with_suffix(".jsonl")
+    if log == html:
+        raise InputError("--report takes the name of a page.", hint=f"Write --report {html.with_suffix('.html')}.")
+    recording = Recording(inner, log, command, limit, forecast)
+    exit_code, error = 1, None
+    try:
+        yield recording
+        exit_code = 0
+    except BrimError as failure:
+        exit_code, error = failure.exit_code, failure.message
+        raise
+    finally:
+        recording.close(exit_code, error)
+        write_page(log, html)

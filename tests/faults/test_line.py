@@ -1,0 +1,237 @@
+"""The line holds: what is over it is ended, what only looks so is not, and the watcher outlives its owner."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brim.memory.watch.cgroup import Group, open_group
+from brim.memory.watch.log import read_log
+from tests.conftest import brim
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+PYTHON = sys.executable
+MB = 1_000_000
+
+
+def _no_group() -> str | None:
+    """Why there is no cgroup with a hard limit here, or None."""
+    group = open_group(10**9) if sys.platform == "linux" else "not Linux"
+    if isinstance(group, Group):
+        group.remove()
+        return None
+    return group
+
+
+NO_GROUP = _no_group()
+hard = pytest.mark.skipif(NO_GROUP is not None, reason=f"no cgroup of our own here: {NO_GROUP}")
+both_ways = pytest.mark.parametrize("options", [pytest.param([], marks=hard, id="cgroup"), ["--no-cgroup"]])
+
+# Writes into a file what it held before and has filled since, so that the truth is known after it was killed.
+GREEDY = """
+import mmap, sys
+with open(sys.argv[1], "r+b") as file:
+    count = memoryview(mmap.mmap(file.fileno(), 16)).cast("q")
+    count[1] = int(open("/proc/self/status").read().partition("RssAnon:")[2].split()[0]) * 1024
+    block = mmap.mmap(-1, 4_000_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    page = b"x" * 1_000_000
+    for at in range(0, len(block) - len(page), len(page)):
+        block[at : at + len(page)] = page
+        count[0] = at + len(page)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def run(*arguments: str | Path, check: int) -> dict[str, Any]:
+    """`brim run --json`: its last word."""
+    done = brim("run", "--json", *arguments, check=check)
+    return json.loads(done.stderr.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def greedy(tmp_path: Path, *options: str) -> tuple[dict[str, Any], int]:
+    count = tmp_path / "count"
+    count.write_bytes(bytes(16))
+    facts = run("--memory", "300MB", *options, "--", PYTHON, "-c", GREEDY, count, check=4)
+    numbers = count.read_bytes()
+    return facts, int.from_bytes(numbers[:8], "little") + int.from_bytes(numbers[8:], "little")
+
+
+@hard
+def test_with_a_cgroup_not_a_byte_over(tmp_path: Path) -> None:
+    """A child that allocates as fast as it can never holds more than the limit, by its own count and brim's."""
+    for _ in range(3):
+        facts, held = greedy(tmp_path)
+        assert 200 * MB < held <= 300 * MB
+        assert facts["overshoot_bytes"] == 0
+        assert facts["limit"]["enforced"].startswith("cgroup v")
+        assert facts["stopped"] in ("kill", "oom")
+
+
+def test_without_a_cgroup_it_is_ended_and_the_overshoot_said(tmp_path: Path) -> None:
+    """Best effort: killed, exit 4, far below the 4 GB it wanted; how far over is said (see benchmarks/watch.py)."""
+    facts, held = greedy(tmp_path, "--no-cgroup")
+    assert 200 * MB < held < 2_000 * MB
+    assert facts["limit"]["enforced"] == "best effort"
+    assert facts["stopped"] == "kill"
+    assert facts["overshoot_bytes"] == max(facts["peak_bytes"] - 300 * MB, 0)
+
+
+@both_ways
+def test_a_mapped_file_is_never_stopped(tmp_path: Path, options: list[str]) -> None:
+    """Reading all of a 2 GB file through a memory map under a 200 MB limit is no reason for anything."""
+    with open(tmp_path / "big", "wb") as file:
+        file.truncate(2 << 30)
+    script = (
+        "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)\n"
+        "print(sum(m[i] for i in range(0, len(m), 4096)))"
+    )
+    facts = run("--memory", "200MB", *options, "--", PYTHON, "-c", script, tmp_path / "big", check=0)
+    assert facts["alerts"] == []
+    assert facts["peak_bytes"] < 50 * MB
+
+
+@both_ways
+def test_forked_readers_are_never_stopped(options: list[str]) -> None:
+    """A 200 MB parent and eight forks that read it hold 200 MB, not 1.8 GB, under a 400 MB limit."""
+    script = """
+import os, time
+block = bytearray(b"x") * 200_000_000
+for _ in range(8):
+    if os.fork() == 0:
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:
+            sum(memoryview(block)[::65536])
+            time.sleep(0.02)
+        os._exit(0)
+for _ in range(8):
+    os.wait()
+"""
+    facts = run("--memory", "400MB", *options, "--alert-after", "0.5", "--", PYTHON, "-c", script, check=0)
+    assert facts["alerts"] == []
+    assert 200 * MB < facts["peak_bytes"] < 300 * MB
+
+
+@both_ways
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a tmpfs at /dev/shm")
+def test_files_in_tmpfs_are_counted(options: list[str]) -> None:
+    """300 MB written to a tmpfs file, held by no process, are over a 200 MB limit."""
+    name = f"/dev/shm/brim-test-line-{os.getpid()}"
+    script = """
+import sys, time
+with open(sys.argv[1], "wb") as file:
+    for _ in range(300):
+        file.write(b"x" * 1_000_000)
+        time.sleep(0.002)
+time.sleep(20)
+"""
+    try:
+        facts = run("--memory", "200MB", *options, "--", PYTHON, "-c", script, name, check=4)
+    finally:
+        Path(name).unlink(missing_ok=True)
+    assert facts["peak_bytes"] > 180 * MB
+
+
+@hard
+def test_a_killed_worker_takes_its_tree_along(tmp_path: Path) -> None:
+    """When the kernel kills one process at the limit, its parent is not left waiting for it: exit 4, and why."""
+    script = """
+import os, sys, time
+if os.fork() == 0:
+    block = bytearray(b"x") * 2_000_000_000
+time.sleep(60)
+"""
+    begun = time.monotonic()
+    facts = run("--memory", "150MB", "--kill-at", "off", "--stop-at", "off", "--", PYTHON, "-c", script, check=4)
+    assert time.monotonic() - begun < 20
+    assert facts["stopped"] == "oom"
+    assert facts["oom_kills"] >= 1
+
+
+def eventually(true: Callable[[], Any], seconds: float = 10.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+    return found
+
+
+@both_ways
+@pytest.mark.parametrize("pause_s", [0.0, 0.5], ids=["before a sample", "after samples"])
+def test_killing_brim_does_not_end_the_watch(tmp_path: Path, options: list[str], pause_s: float) -> None:
+    """kill -9 of `brim run`: the command goes on, is still watched and still held to its limit; the log is ended."""
+    log = tmp_path / "l.jsonl"
+    script = """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+block = bytearray(b"x") * 400_000_000
+time.sleep(60)
+"""
+    command = [PYTHON, "-m", "brim", "run", "-q", "--memory", "200MB", *options, "--log", str(log)]
+    process = subprocess.Popen([*command, "--", PYTHON, "-c", script, str(tmp_path / "go")], stderr=subprocess.DEVNULL)
+    pid = eventually(lambda: log.exists() and [e["pid"] for e in read_log(log) if e["type"] == "head"])[0]
+    try:
+        time.sleep(pause_s)
+        process.kill()
+        process.wait()
+        time.sleep(0.3)
+        os.kill(pid, 0)
+        (tmp_path / "go").touch()
+        end = eventually(lambda: [e for e in read_log(log) if e["type"] == "end"])[0]
+        assert end["stopped"] in ("kill", "oom")
+        assert end["exit_code"] is None
+        eventually(lambda: not Path(f"/proc/{pid}").exists() or _zombie(pid))
+    finally:
+        if Path(f"/proc/{pid}").exists():
+            os.kill(pid, signal.SIGKILL)
+
+
+def _zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_killed_watcher_is_said_and_the_command_goes_on(tmp_path: Path) -> None:
+    """kill -9 of the watcher: the command ends as it would, with its exit code, and brim says that it was unwatched."""
+    process = subprocess.Popen(
+        [PYTHON, "-m", "brim", "run", "--no-cgroup", "--", "sh", "-c", "sleep 1.5; exit 5"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def watcher() -> list[int]:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        found = [int(c) for c in children if "brim.memory.watch.watcher" in Path(f"/proc/{c}/cmdline").read_text()]
+        return found if len(children) > 1 else []
+
+    os.kill(eventually(watcher)[0], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 5
+    assert "unwatched" in stderr
+    assert "Traceback" not in stderr
+
+
+@hard
+def test_no_group_is_left_behind(tmp_path: Path) -> None:
+    """After a run, a kill and a command that never started, the cgroup of each is gone."""
+    group = open_group(None)
+    assert isinstance(group, Group)
+    home = group.folder.parent
+    assert group.remove()
+    before = set(home.iterdir())
+    brim("run", "-q", "--memory", "100MB", "--", "true")
+    brim("run", "-q", "--memory", "100MB", "--", "no-such-command", check=127)
+    greedy(tmp_path)
+    eventually(lambda: {path for path in home.iterdir() if path.name.startswith("brim-")} <= before)

@@ -1,0 +1,199 @@
+"""The experiments as a person runs them, small: real children, measured from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from brim.errors import BrimError, DoesNotFit, MissingExtra
+from brim.lab.measure import measure, need
+from brim.lab.steps import Part, Sample, Step, chart
+from tests.conftest import brim
+
+MB = 10**6
+
+
+def lab(*arguments: str) -> dict[str, Any]:
+    """Run an experiment with --json; its steps must have been told one by one before the whole."""
+    events = [json.loads(line) for line in brim("lab", *arguments, "--json").stdout.splitlines()]
+    *steps, whole = events
+    assert whole["event"] == "lab"
+    assert all(step["event"] == "step" for step in steps)
+    assert [step["step"] for step in steps] == [step["step"] for part in whole["parts"] for step in part["steps"]]
+    assert len(whole["seen"]) == 2
+    return whole
+
+
+def rise(part: dict[str, Any], kind: str, step: int = -1) -> int:
+    return int(part["steps"][step][kind] - part["steps"][0][kind])
+
+
+def test_a_leak_and_what_only_looks_like_one() -> None:
+    """RSS rises alike; anonymous memory only with the list; the mapped file gives its pages back."""
+    seen = lab("leak", "--size", "60MB", "--pieces", "2")
+    grown, mapped = seen["parts"]
+    assert rise(grown, "rss_bytes", -2) == pytest.approx(60 * MB, rel=0.1)
+    assert rise(mapped, "rss_bytes", -2) == pytest.approx(60 * MB, rel=0.1)
+    assert rise(grown, "anon_bytes", -2) > 55 * MB
+    assert rise(mapped, "anon_bytes", -2) < 5 * MB
+    assert rise(grown, "rss_bytes") > 55 * MB
+    assert rise(mapped, "rss_bytes") < 10 * MB
+    assert seen["verdicts"] == {"a list that grows": "leak", "a mapped file": "mapping"}
+
+
+def test_joining_holds_everything_twice() -> None:
+    """As forecast; writing batch by batch holds a batch, and the files are the same."""
+    seen = lab("embed-list", "--rows", "10000", "--dims", "1024", "--batch-size", "500")
+    joined, streamed = seen["parts"]
+    data = 10000 * 1024 * 4
+    assert seen["forecast_bytes"] == 2 * data
+    assert joined["peak_bytes"] - joined["base_bytes"] == pytest.approx(2 * data, rel=0.15)
+    assert streamed["peak_bytes"] - streamed["base_bytes"] < data / 2
+    assert seen["same_bytes"] is True
+    assert "twice the vectors" in seen["seen"][0]
+
+
+def test_embedding_against_splices() -> None:
+    """Embedding lies in its forecast and holds the files several times; brim does not hold them."""
+    seen = lab("push", "--files", "20", "--file-size", "4MB")
+    embedded, spliced = seen["parts"]
+    assert seen["file_bytes"] == 80 * MB
+    assert embedded["peak_bytes"] - embedded["base_bytes"] > 2 * seen["file_bytes"]
+    assert seen["forecast_low_bytes"] * 0.8 < embedded["peak_bytes"] < seen["forecast_high_bytes"] * 1.2
+    assert spliced["peak_bytes"] < embedded["peak_bytes"] / 2
+    assert set(seen["versions"]) == {"Python", "brim", "datasets", "pyarrow"}
+
+
+SMALL = ("--num-files", "4", "--rows", "20", "--text-size", "50KB", "--batch-size", "10")
+
+
+def test_a_map_that_is_interrupted_shows_cached_and_fresh_shards() -> None:
+    """Killed after two shards and run again: two come from the cache, two are computed."""
+    seen = lab("map", *SMALL, "--interrupt-after", "2")
+    first, again = seen["parts"]
+    assert first["interrupted"]
+    assert [step["step"] for step in again["steps"]][1:] == [
+        "shard 1 of 4, cached",
+        "shard 2 of 4, cached",
+        "shard 3 of 4, fresh",
+        "shard 4 of 4, fresh",
+    ]
+    assert seen["rows_computed"] == {"interrupted after 2": 40, "run again": 40}
+
+
+def test_a_map_in_one_call_keeps_nothing_when_it_is_interrupted() -> None:
+    """Without workers there is one cache file, and it is written at the end."""
+    seen = lab("map", *SMALL, "--mode", "basic", "--interrupt-after", "1")
+    assert seen["parts"][1]["steps"][-1]["step"] == "all files, fresh"
+    assert seen["rows_computed"]["run again"] == 80
+    assert "nothing of it was kept" in seen["seen"][0]
+
+
+def test_what_is_printed() -> None:
+    """A table of steps, a chart for each part, two sentences and the versions."""
+    text = brim("lab", "leak", "--size", "20MB", "--pieces", "1").stdout
+    lines = text.splitlines()
+    assert lines[0].split() == [
+        "a",
+        "list",
+        "that",
+        "grows",
+        "RSS",
+        "anonymous",
+        "file-backed",
+        "of",
+        "machine",
+        "peak",
+    ]
+    assert sum(" ┤" in line for line in lines) == 12
+    assert "█ cannot be taken back" in text
+    assert "only looks like one." in text
+    assert lines[-1].startswith("Python 3")
+
+
+def test_help_has_examples() -> None:
+    """The verb and each experiment show how they are called."""
+    assert "brim lab leak" in brim("lab", "--help").stdout
+    for name in ("leak", "embed-list", "push", "map"):
+        assert f"brim lab {name} " in brim("lab", name, "--help").stdout
+
+
+def test_data_is_removed_or_kept(tmp_path: Path) -> None:
+    """Nothing stays in the temporary folder; with --keep all of it does, in a folder that was empty."""
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    brim("lab", "leak", "--size", "1MB", env=environment)
+    assert not list((tmp_path / "temporary").iterdir())
+    brim("lab", "leak", "--size", "1MB", "--keep", tmp_path / "kept")
+    assert (tmp_path / "kept/mapped.bin").stat().st_size == MB
+    assert "is not empty" in brim("lab", "leak", "--keep", tmp_path / "kept", check=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("map", "--mode", "other"), "basic or shard"),
+        (("map", "--num-files", "2", "--interrupt-after", "2"), "after the last of 2"),
+        (("leak", "--size", "much"), "500MB"),
+        (("nothing",), "nothing"),
+    ],
+)
+def test_wrong_input_exits_2(arguments: tuple[str, ...], words: str) -> None:
+    """An experiment that cannot be run says why."""
+    assert words in brim("lab", *arguments, check=2).stderr
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    """An interrupted experiment takes its child and its data with it."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "brim", "lab", "embed-list", "--rows", "60000"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(2):
+        process.stdout.readline()
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 6
+    assert "Traceback" not in errors
+    assert children
+    assert not any(child.is_running() for child in children)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_child_that_fails_is_told(tmp_path: Path) -> None:
+    """Its last words are the error; one that is killed did most likely not fit."""
+
+    def ignore(part: str, step: Step) -> None:
+        pass
+
+    def kill(part: str, step: Step) -> None:
+        for child in psutil.Process().children():
+            child.kill()
+
+    with pytest.raises(BrimError, match="nowhere"):
+        measure("x", "leak:touch", {"path": "nowhere", "pieces": 1}, tmp_path, ignore)
+    with pytest.raises(DoesNotFit, match="killed"):
+        measure("x", "leak:grow", {"size_bytes": 10, "pieces": 1}, tmp_path, kill)
+
+
+def test_a_missing_library_is_named() -> None:
+    """With the command that installs it."""
+    need("json")
+    with pytest.raises(MissingExtra, match=r"brim\[no_such_library\]"):
+        need("no_such_library")
+
+
+def test_the_chart_stacks_file_pages_on_what_is_held() -> None:
+    """Half held and half file pages fill a column half and half."""
+    lines = chart(Part("x", (), (Sample(0.0, 50, 50), Sample(1.0, 0, 0))), 100)
+    assert [line.split("┤")[1][0] for line in lines[1:7]] == ["░", "░", "░", "█", "█", "█"]
+    assert lines[1].split("┤")[1][-1] == " "

@@ -1,0 +1,416 @@
+"""`brim run` and `brim watch` as a person meets them: real commands, real signals, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brim.memory.watch.log import read_log
+from tests.conftest import brim
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory commands see little elsewhere")
+PYTHON = sys.executable
+HOLD = "import sys, time; block = bytearray(b'x') * (int(sys.argv[1]) * 1_000_000); time.sleep(float(sys.argv[2]))"
+
+
+@pytest.fixture(autouse=True)
+def _state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Logs without a name go to a folder of the test's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def begin(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    command = [PYTHON, "-m", "brim", *arguments]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def entries(log: Path, kind: str) -> list[dict[str, Any]]:
+    return [entry for entry in read_log(log) if entry["type"] == kind]
+
+
+def kinds(log: Path) -> list[str]:
+    """What happened to this run; kills elsewhere on the machine are recorded too, and are another test's."""
+    return [event["kind"] for event in entries(log, "event") if not event.get("machine")]
+
+
+def eventually(true: Callable[[], Any], seconds: float = 10.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+    return found
+
+
+def test_stdin_stdout_and_the_exit_code_are_the_commands(tmp_path: Path) -> None:
+    """What goes in comes out, byte for byte; brim's own words are on stderr."""
+    data = os.urandom(300_000).hex()
+    script = "import sys; sys.stdout.write(sys.stdin.read()); sys.stderr.write('err'); sys.exit(7)"
+    done = brim("run", "--quiet", "--", PYTHON, "-c", script, input=data, check=7)
+    assert done.stdout == data
+    assert done.stderr == "err"
+
+
+def test_the_end_is_one_screen(tmp_path: Path) -> None:
+    """Peak and when, the limit and who set it, the curve, the trend, the log; nothing on stdout."""
+    grow = "import time; held = []\nfor _ in range(10): held.append(bytearray(b'x') * 6_000_000); time.sleep(0.1)"
+    done = brim("run", "--memory", "500MB", "--log", tmp_path / "l.jsonl", "--", PYTHON, "-c", grow)
+    assert done.stdout == ""
+    for label in ("ended  exit code 0", "peak  6", "limit  500 MB: --memory", "memory  ", "trend  too short", "log  "):
+        assert label in done.stderr
+    assert "█" in done.stderr
+
+
+def test_json_is_one_line_on_stderr(tmp_path: Path) -> None:
+    """--json: stdout stays the command's, stderr is one object."""
+    done = brim("run", "--json", "--memory", "500MB", "--", PYTHON, "-c", "print('out')")
+    facts = json.loads(done.stderr)
+    assert done.stdout == "out\n"
+    assert (facts["event"], facts["exit_code"], facts["stopped"]) == ("ran", 0, None)
+    assert Path(facts["log"]).is_relative_to(tmp_path / "state" / "brim" / "runs")
+
+
+@pytest.mark.parametrize(("code", "script"), [(0, "exit 0"), (3, "exit 3"), (130, "exit 130"), (143, "kill -TERM $$")])
+def test_exit_codes_pass_through(code: int, script: str) -> None:
+    """The command's exit code is brim's, and a signal is 128 and its number, as in shells."""
+    brim("run", "--quiet", "--", "sh", "-c", script, check=code)
+
+
+def test_death_by_ctrl_c_is_passed_on_as_such() -> None:
+    """A shell ends its loop only if the command died of SIGINT."""
+    assert brim("run", "--quiet", "--", "sh", "-c", "kill -INT $$", check=None).returncode == -signal.SIGINT
+
+
+def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
+    """127 if there is none, 126 if it cannot be executed, and what to do; no log of nothing."""
+    script = tmp_path / "script.sh"
+    script.write_text("echo hi\n")
+    assert "not found" in brim("run", "--", "no-such-command-here", check=127).stderr
+    assert "chmod +x" in brim("run", "--", script, check=126).stderr
+    assert not list((tmp_path / "state").rglob("*.jsonl"))
+
+
+def test_options_behind_the_dashes_are_the_commands() -> None:
+    """--debug, --json and -h after -- are not brim's."""
+    done = brim("run", "--quiet", "--", "echo", "--debug", "--json", "-h", "--memory", "x")
+    assert done.stdout == "--debug --json -h --memory x\n"
+
+
+def test_wrong_levels_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    """A stop above the kill, a level that is none, a stop file that is there already: exit 2, nothing started."""
+    (tmp_path / "stop").touch()
+    for options in (["--stop-at", "99%"], ["--alert", "lots"], ["--stop-file", str(tmp_path / "stop")]):
+        brim("run", *options, "--", "touch", tmp_path / "ran", check=2)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_report_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    """--report into a folder that is not there: exit 2 before the command runs, not instead of its exit code."""
+    brim("run", "--report", tmp_path / "none" / "r.html", "--", "touch", tmp_path / "ran", check=2)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_extra_descriptors_pass_through(tmp_path: Path) -> None:
+    """What a shell opened for the command, like <(…), stays open."""
+    read, write = os.pipe()
+    os.write(write, b"through")
+    os.close(write)
+    assert brim("run", "-q", "--", "cat", f"/dev/fd/{read}", pass_fds=(read,)).stdout == "through"
+    os.close(read)
+
+
+SAYS_SIGNALS = """
+import signal, sys, time
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    signal.signal(number, lambda n, _: print(signal.Signals(n).name, flush=True))
+print("ready", flush=True)
+while True:
+    time.sleep(0.01) if len(sys.argv) < 2 else sys.exit(0)
+"""
+
+
+def test_signals_to_brim_reach_the_command() -> None:
+    """Each once, and brim itself dies of none of them."""
+    process = begin("run", "--quiet", "--", PYTHON, "-c", SAYS_SIGNALS)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        process.send_signal(number)
+        assert process.stdout.readline() == f"{number.name}\n"
+    child = [pid for pid in _children(process.pid) if "ready" in _command(pid)]
+    os.kill(child[0], signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == 137
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def test_a_stopped_command_stops_brim_and_goes_on_with_it() -> None:
+    """SIGTSTP sent to brim stops both, SIGCONT lets both go on."""
+    process = begin("run", "--quiet", "--", "sleep", "1")
+    # A child that was forked and is not yet itself has brim's own command line, in which "sleep" stands too.
+    child = eventually(lambda: [pid for pid in _children(process.pid) if _command(pid).startswith("sleep\0")])[0]
+    process.send_signal(signal.SIGTSTP)
+    for pid in (process.pid, child):
+        eventually(lambda pid=pid: _state_of(pid) == "T")
+    process.send_signal(signal.SIGCONT)
+    eventually(lambda: _state_of(child) != "T")
+    assert process.wait(10) == 0
+    process.communicate()
+
+
+def _state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_the_log_says_what_was_seen(tmp_path: Path) -> None:
+    """Head, start, samples by kind and process, end; and no secret of the command line."""
+    log = tmp_path / "l.jsonl"
+    secret = "--token=hf_abcdefghijklmnop"
+    brim("run", "-q", "--memory", "400MB", "--log", log, "--", PYTHON, "-c", HOLD, "80", "0.4", secret)
+    head, samples, end = entries(log, "head")[0], entries(log, "sample"), entries(log, "end")[0]
+    assert head["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert head["limit"]["bytes"] == 400_000_000
+    assert head["limit"]["why"] == "--memory"
+    assert head["limit"]["enforced"] in ("cgroup v1", "cgroup v2", "best effort")
+    assert head["machine"]["ram_bytes"] > 0
+    assert "hf_abc" not in log.read_text()
+    assert head["command"][0] == PYTHON
+    top = max(samples, key=lambda sample: sample["total_bytes"])
+    assert end["peak_bytes"] > 80e6
+    assert end["peak_bytes"] - top["total_bytes"] <= 0.01 * 400e6  # a line for every hundredth of the limit
+    assert 0 < top["anon_bytes"] <= top["total_bytes"] < 110e6
+    assert top["available_bytes"] > 0
+    assert any(p["pid"] == head["pid"] for sample in samples for p in sample.get("processes", []))
+    assert (end["exit_code"], end["stopped"], end["overshoot_bytes"]) == (0, None, 0)
+    assert end["peak_bytes"] >= top["total_bytes"]
+    assert samples[-1]["total_bytes"] > 0  # the end of the process is no sample
+    assert kinds(log) == ["start"]
+
+
+def test_the_ladder(tmp_path: Path) -> None:
+    """Warn, ask with the stop file, SIGTERM; in the terminal, the alerts file, the hook and the log; exit 4."""
+    log, stop = tmp_path / "l.jsonl", tmp_path / "stop"
+    script = """
+import os, signal, sys, time
+block = bytearray(b"x") * 190_000_000
+signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(0)))
+while True:
+    if os.path.exists(sys.argv[1]) and "asked" not in globals():
+        asked = print("asked", flush=True)
+    time.sleep(0.01)
+"""
+    done = brim(
+        *("run", "--memory", "210MB", "--no-cgroup", "--alert-after", "0.2", "--stop-after", "0.5", "--grace", "0.6"),
+        *("--stop-file", stop, "--log", log, "--on-alert", f"env > {tmp_path}/hook-$BRIM_ALERT"),
+        *("--", PYTHON, "-c", script, stop),
+        env={**os.environ, "MY_API_TOKEN": "sesame"},
+        check=4,
+    )
+    assert done.stdout == "asked\nsaved\n"
+    assert kinds(log) == ["start", "alert", "stop", "stop", "term", "postmortem"]
+    assert not stop.exists()
+    text = log.with_suffix(".alerts.txt").read_text()
+    assert len(text.splitlines()) == 4
+    assert "asked it to stop" in text
+    for words in ("memory is at", "over the stop line", "sent SIGTERM", "stopped by brim"):
+        assert words in done.stderr
+    hook = (tmp_path / "hook-alert").read_text()
+    assert "BRIM_LIMIT_BYTES=210000000" in hook
+    assert f"BRIM_LOG={log}" in hook
+    assert "sesame" not in hook
+    end = entries(log, "end")[0]
+    assert (end["stopped"], end["exit_code"]) == ("stop", 0)
+
+
+def test_what_ignores_sigterm_is_killed_with_all_it_started(tmp_path: Path) -> None:
+    """After the grace period the whole tree goes, daemons too."""
+    script = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open(sys.argv[1], "w").write(str(os.getpid()))
+        time.sleep(60)
+    os._exit(0)
+block = bytearray(b"x") * 190_000_000
+time.sleep(60)
+"""
+    options = ("--memory", "210MB", "--no-cgroup", "--stop-after", "0.2", "--grace", "0.3", "--quiet")
+    done = brim("run", *options, "--", PYTHON, "-c", script, tmp_path / "pid", check=4)
+    assert "it went on for 0 s after SIGTERM" in done.stderr
+    daemon = int((tmp_path / "pid").read_text())
+    eventually(lambda: not Path(f"/proc/{daemon}").exists())
+
+
+def test_a_forked_daemon_is_left_and_named(tmp_path: Path) -> None:
+    """What a command leaves behind on purpose goes on; brim does not wait for it and says so."""
+    script = "sleep 5 >/dev/null 2>&1 & echo $! > $0"
+    begun = time.monotonic()
+    process = begin("run", "--", "sh", "-c", script, str(tmp_path / "pid"))
+    assert process.wait(10) == 0
+    assert time.monotonic() - begun < 4
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        assert process.stderr is not None
+        assert f"no longer watched: {pid}" in process.stderr.read()
+        os.kill(pid, 0)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_a_short_command_is_short() -> None:
+    """`true` under watch takes a few times as long as showing brim's version (two interpreters start), not a second."""
+
+    def best(*arguments: str) -> float:
+        times = []
+        for _ in range(5):
+            begun = time.monotonic()
+            brim(*arguments)
+            times.append(time.monotonic() - begun)
+        return min(times)
+
+    assert best("run", "--quiet", "--", "true") < 8 * best("--version")
+
+
+def test_the_screen_comes_from_the_log_alone(tmp_path: Path) -> None:
+    """A log that was cut off still tells the trend, and that it was cut off."""
+    from brim.report.ended import screen, summarise
+
+    log = tmp_path / "l.jsonl"
+    head = {"type": "head", "limit": {"bytes": 10**9, "why": "--memory", "enforced": "best effort"}}
+    samples = [{"type": "sample", "t": t, "total_bytes": 10**8 + t * 10**6, "file_bytes": 0} for t in range(300)]
+    log.write_text("\n".join(map(json.dumps, [head, *samples])) + '\n{"type":"sam')
+    text = "\n".join(text for _, text in screen(summarise(log)))
+    assert "the log was cut off" in text
+    assert "60.0 MB a minute" in text
+    assert "a leak's shape" in text
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([PYTHON, "-c", HOLD, "100", "30", "brim-sleeper"])
+    time.sleep(0.3)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_watch_a_process(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """By its number: seen, never touched, and the watch ends with it."""
+    process = begin("watch", str(sleeper.pid), "--memory", "105MB", "--stop-after", "0", "--log", str(tmp_path / "l"))
+    eventually(lambda: (tmp_path / "l").exists() and "stop" in kinds(tmp_path / "l"))
+    assert sleeper.poll() is None
+    sleeper.kill()
+    sleeper.wait()
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "only looking" in stderr
+    assert "peak  1" in stderr
+
+
+def test_watch_acts_when_told(sleeper: subprocess.Popen[bytes]) -> None:
+    """--act: over the kill line it is killed, exit 4."""
+    done = brim("watch", str(sleeper.pid), "--memory", "100MB", "--act", check=4)
+    assert sleeper.wait(5) == -signal.SIGKILL
+    assert "killed by brim" in done.stderr
+
+
+def test_watch_finds_it_again(tmp_path: Path) -> None:
+    """--match: found by its command line, lost, found again after a restart."""
+    log = tmp_path / "l.jsonl"
+    process = begin("watch", "--match", "brim-restarts", "--log", str(log), "--json")
+    for _ in range(2):
+        found = len([kind for kind in kinds(log) if kind == "found"]) if log.exists() else 0
+        target = subprocess.Popen([PYTHON, "-c", HOLD, "20", "30", "brim-restarts"])
+        eventually(lambda found=found: log.exists() and kinds(log).count("found") == found + 1)
+        target.kill()
+        target.wait()
+        eventually(lambda found=found: kinds(log).count("gone") == found + 1)
+    process.send_signal(signal.SIGINT)
+    stdout, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert json.loads(stdout.splitlines()[-1])["peak_bytes"] > 20e6
+
+
+def test_watch_in_the_background(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """--background comes back at once; the watch goes on and ends with what it watches."""
+    log = tmp_path / "l.jsonl"
+    done = brim("watch", str(sleeper.pid), "--background", "--json", "--log", log)
+    watcher = json.loads(done.stdout)["pid"]
+    eventually(lambda: entries(log, "sample"))
+    os.kill(watcher, 0)
+    sleeper.kill()
+    sleeper.wait()
+    assert eventually(lambda: entries(log, "end"))[0]["peak_bytes"] > 100e6
+    eventually(lambda: not Path(f"/proc/{watcher}").exists())
+
+
+def test_watch_the_machine() -> None:
+    """--system: everything, for as long as asked."""
+    done = brim("watch", "--system", "--for", "1.2", "--json")
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["event"] == "watched"
+    assert last["limit"]["why"] == "the machine's memory"
+    assert last["peak_bytes"] > 0
+
+
+def test_watch_says_what_is_wrong() -> None:
+    """Nothing to watch, two things, a process that is not there."""
+    brim("watch", check=2)
+    brim("watch", "1", "--system", check=2)
+    assert "no process 4194000" in brim("watch", "4194000", check=2).stderr
+
+
+def test_a_part_of_the_work(tmp_path: Path) -> None:
+    """--fraction is told to the command and written down, and several of them make a forecast."""
+    script = "import os; b = bytearray(b'x') * int(400e6 * float(os.environ['BRIM_FRACTION']))"
+    logs = []
+    for part in ("1/8", "1/4", "1/2"):
+        logs.append(tmp_path / f"{part.replace('/', '-')}.jsonl")
+        slow = f"{script}; import time; time.sleep(0.3)"
+        brim("run", "--fraction", part, "--log", logs[-1], "--quiet", "--", PYTHON, "-c", slow)
+    told = brim("forecast", "sampled", *logs, "--memory", "2GB", "--json").stdout
+    forecast = json.loads(told.splitlines()[-1])
+    assert 380e6 < forecast["high_bytes"] < 520e6
+    assert "between 0 and 1" in brim("run", "--fraction", "2", "--", "true", check=2).stderr
+
+
+def test_a_kill_by_the_kernel_is_explained_at_the_end(tmp_path: Path) -> None:
+    """Under a hard limit the last screen has the kernel's record, or says what could not be read."""
+    from brim.memory.watch.cgroup import open_group
+
+    group = open_group(200_000_000)
+    if isinstance(group, str):
+        pytest.skip(f"a kill by the kernel is not proved here: {group}")
+    group.remove()
+    page = tmp_path / "r.html"
+    done = brim(
+        *("run", "--memory", "120MB", "--kill-at", "off", "--stop-at", "off", "--alert", "off", "--report", page),
+        *("--", PYTHON, "-c", "b = bytearray(b'x') * 400_000_000"),
+        check=4,
+    )
+    assert "killed" in done.stderr
+    assert "120 MB" in done.stderr
+    assert "why it died" in page.read_text() or "The kernel killed" in page.read_text()

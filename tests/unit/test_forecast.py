@@ -1,0 +1,341 @@
+"""The arithmetic of forecasts: exact where it can be, a range where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.engine.forecast import forecast, largest_piece
+from brim.errors import InputError
+from brim.memory.forecast.model import Component, Forecast, Verdict, verdict_of
+from brim.memory.forecast.running import Held, Surroundings, addition, alone, among_others, surroundings, tree_held
+from brim.memory.forecast.sampled import Point, parse_fraction, read_point, theil_sen, upper_bend
+from brim.memory.limit import Limit
+from brim.memory.meter import Usage
+from brim.memory.system import Machine
+from brim.sizes import format_both, parse_size
+
+GB = 10**9
+MB = 10**6
+
+
+def line(made: Forecast, label: str) -> str:
+    return dict(made.lines)[label]
+
+
+def test_the_case_of_two_point_eight_million_rows() -> None:
+    """2,857,545 × (768 + 1024) × 4 bytes are 20.5 GB (19.1 GiB), and 41.0 GB (38.2 GiB) at the concatenation."""
+    made = forecast("concat", rows=2_857_545, dims=[768, 1024], memory="64GB")
+    assert made.details["data_bytes"] == 2_857_545 * 1792 * 4 == 20_482_882_560
+    assert made.low_bytes == made.high_bytes == 40_965_765_120
+    assert line(made, "pieces in lists").startswith("20.5 GB (19.1 GiB)")
+    assert "2,857,545 rows × (768 + 1024) numbers × 4 bytes" in line(made, "pieces in lists")
+    assert line(made, "at the concatenation").startswith("41.0 GB (38.2 GiB)")
+    assert line(made, "verdict") == "LOW: 64 % of the limit"
+    assert forecast("concat", rows=2_857_545, dims=[768, 1024], memory="40GB").verdict is Verdict.HIGH
+
+
+def test_concat_counts_what_it_is_told() -> None:
+    """The type of the numbers, a third copy and what the process holds besides are all in the sum."""
+    plain = forecast("concat", rows=1000, dims=100, dtype="float16", memory="1GB")
+    assert plain.high_bytes == 2 * 1000 * 100 * 2
+    more = forecast("concat", rows=1000, dims=100, dtype="float16", copies=3, base="1MB", memory="1GB")
+    assert more.high_bytes == 3 * 1000 * 100 * 2 + MB
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"),
+    [(0.0, "LOW"), (0.6999, "LOW"), (0.70, "MODERATE"), (0.90, "MODERATE"), (0.9001, "HIGH"), (5.0, "HIGH")],
+)
+def test_verdicts_change_at_70_and_90_percent(share: float, verdict: str) -> None:
+    """LOW is below 70 %, MODERATE up to and with 90 %, HIGH above."""
+    assert verdict_of(share * 1000, 1000) == verdict
+
+
+def test_a_range_across_a_border_is_said() -> None:
+    """The high end decides, and both verdicts are named when they differ."""
+    made = Forecast("x", (Component("a", 50, 95, "why"),), Limit(100, "r"))
+    assert (made.verdict_low, made.verdict) == (Verdict.LOW, Verdict.HIGH)
+    assert (
+        line(made, "verdict") == "HIGH if the high end comes true (95 % of the limit), LOW if the low end does (50 %)"
+    )
+    same = Forecast("x", (Component("a", 10, 20, "why"),), Limit(100, "r"))
+    assert line(same, "verdict") == "LOW: 10 to 20 % of the limit"
+    near = Forecast("x", (Component.exactly("a", 899, "why"),), Limit(1000, "r"))
+    assert line(near, "verdict") == "MODERATE: 89.9 % of the limit"
+
+
+def test_sizes_in_both_units() -> None:
+    """A range repeats its unit only where it changes."""
+    assert format_both(20_482_882_560) == "20.5 GB (19.1 GiB)"
+    assert format_both(2 * GB, 3 * GB) == "2.00 to 3.00 GB (1.86 to 2.79 GiB)"
+    assert format_both(900 * MB, 1.8 * GB) == "900 MB to 1.80 GB (858 MiB to 1.68 GiB)"
+
+
+def test_embed_files_adds_its_parts() -> None:
+    """2 to 3 times the shard, 1 to 2 times the row group and 3 to 6 times the largest file, for each worker."""
+    made = forecast("embed-files", shard_bytes="1GB", row_group="100MB", largest_file="10MB", base="1MB", memory="32GB")
+    assert made.low_bytes == MB + 2 * GB + 100 * MB + 30 * MB
+    assert made.high_bytes == MB + 3 * GB + 200 * MB + 60 * MB
+    four = forecast("embed-files", shard_bytes="1GB", largest_file="10MB", workers=4, base="1MB", memory="32GB")
+    workers = next(part for part in four.components if part.name == "workers")
+    assert four.high_bytes - workers.high_bytes == MB + 4 * (3 * GB + 2 * GB + 60 * MB)
+    assert four.verdict_low is Verdict.LOW
+
+
+@pytest.mark.parametrize(
+    ("files", "file_mb", "row_group", "measured_mb"),
+    # What `datasets` 5.2 with pyarrow 26 held at its peak, all in all: by pq.write_table, and by to_parquet.
+    [
+        (200, 1, None, 1014),
+        (20, 10, None, 939),
+        (4, 50, None, 1152),
+        (1, 200, None, 1890),
+        (600, 1, None, 2518),
+        (200, 1, "100MB", 747),
+        (20, 10, "100MB", 805),
+        (4, 50, "100MB", 743),
+        (1, 200, "100MB", 2101),
+        (600, 1, "100MB", 1813),
+    ],
+)
+def test_embed_files_agrees_with_what_was_measured(
+    files: int, file_mb: int, row_group: str | None, measured_mb: int
+) -> None:
+    """Every measurement lies in its range."""
+    made = forecast(
+        "embed-files", shard_bytes=files * file_mb * MB, largest_file=file_mb * MB, row_group=row_group, memory="64GB"
+    )
+    assert made.low_bytes <= measured_mb * MB <= made.high_bytes
+
+
+def test_the_advice_is_right() -> None:
+    """A shard or batch size that is said to be LOW is LOW."""
+    big = forecast("embed-files", shard_bytes="20GB", largest_file="10MB", memory="10GB")
+    size = next(text for text in big.reasons.better if "shards of at most" in text).split("at most ")[1]
+    size = size.removesuffix(" would be LOW").replace(" ", "")
+    smaller = forecast("embed-files", shard_bytes=parse_size(size) * 0.99, largest_file="10MB", memory="10GB")
+    assert (big.verdict, smaller.verdict) == (Verdict.HIGH, Verdict.LOW)
+    wide = forecast("map", row_bytes="5MB", workers=3, memory="10GB")
+    batch = int(wide.reasons.better[0].split()[1])
+    less = forecast("map", row_bytes="5MB", workers=3, batch_size=batch, writer_batch_size=batch, memory="10GB")
+    more = {"batch_size": 2 * batch, "writer_batch_size": 2 * batch}
+    assert (wide.verdict, less.verdict) == (Verdict.HIGH, Verdict.LOW)
+    assert forecast("map", row_bytes="5MB", workers=3, memory="10GB", **more).verdict is not Verdict.LOW
+
+
+def test_map_multiplies() -> None:
+    """Workers × (batch × input + written rows × output), with the factor that was measured."""
+    made = forecast(
+        "map", row_bytes=1000, output_bytes=500, batch_size=10, writer_batch_size=40, factor=2, base=1, memory="1GB"
+    )
+    assert made.low_bytes == 1 + 2 * (10 * 1000 + 10 * 500)
+    assert made.high_bytes == 1 + 2 * (10 * 1000 + 40 * 500)
+    model = forecast("map", row_bytes=1000, workers=3, per_worker="1MB", base=1, memory="1GB")
+    assert Component.exactly("in each worker", 3 * MB, "3 × 1.00 MB of its own") in model.components
+
+
+numbers = st.integers(1, 10**6)
+
+
+@given(numbers, numbers, numbers, st.integers(1, 8))
+def test_more_rows_never_take_less(rows: int, more: int, width: int, workers: int) -> None:
+    """Whatever grows in the input, no end of the forecast shrinks."""
+
+    def ends(made: Forecast) -> tuple[int, int]:
+        return made.low_bytes, made.high_bytes
+
+    def grows(shape: Any, name: str, **rest: Any) -> None:
+        before = ends(forecast(shape, **{name: rows}, memory="1GB", **rest))
+        after = ends(forecast(shape, **{name: rows + more}, memory="1GB", **rest))
+        assert before[0] <= after[0]
+        assert before[1] <= after[1]
+        assert before[0] <= before[1]
+
+    grows("concat", "rows", dims=width)
+    grows("concat", "dims", rows=width)
+    grows("map", "row_bytes", workers=workers)
+    grows("map", "batch_size", row_bytes=width, workers=workers)
+    grows("embed-files", "shard_bytes", workers=workers, largest_file=width)
+    grows("embed-files", "workers", shard_bytes=width)
+
+
+@pytest.mark.parametrize(
+    ("shape", "given_numbers", "words"),
+    [
+        ("nothing", {}, "embed-files, map, concat"),
+        ("concat", {"row": 1}, "It takes: rows, dims"),
+        ("concat", {"rows": 0, "dims": 1}, "--rows takes a whole number"),
+        ("concat", {"rows": 1.5, "dims": 1}, "--rows takes a whole number"),
+        ("concat", {"rows": 1, "dims": []}, "length of the vectors"),
+        ("concat", {"rows": 1, "dims": 1, "dtype": "x"}, "not a type of numbers"),
+        ("concat", {"rows": 1, "dims": 1, "copies": 1}, "2 or more"),
+        ("map", {"row_bytes": "many"}, "not a size"),
+        ("map", {"row_bytes": 1, "factor": 0}, "above zero"),
+        ("embed-files", {}, "SOURCE"),
+        ("embed-files", {"shard_bytes": 1, "num_shards": 2}, "SOURCE"),
+        ("embed-files", {"shard_bytes": 1, "source": "x"}, "Choose one"),
+        ("sampled", {}, "two different fractions"),
+        ("sampled", {"points": ["1/8=1GB", "1/8=2GB"]}, "two different fractions"),
+        ("sampled", {"points": ["1/8"]}, "not a point"),
+        ("sampled", {"points": ["0=1GB", "1=1GB"]}, "not a fraction"),
+    ],
+)
+def test_wrong_numbers_are_refused(shape: Any, given_numbers: dict[str, Any], words: str) -> None:
+    """What cannot be computed is an input error that says what to give."""
+    with pytest.raises(InputError) as caught:
+        forecast(shape, **given_numbers)
+    assert words in str(caught.value)
+
+
+def test_datasets_cuts_by_rows() -> None:
+    """The largest of equally many rows is found by the bytes in it."""
+    rows = np.array([1, 1, 1, 9, 9, 1])
+    assert largest_piece(rows, 1) == 22
+    assert largest_piece(rows, 3) == 10
+    assert largest_piece(rows, 99) == 9
+
+
+HELD = Held(4242, "python3", 1, Usage(150 * GB, 2 * GB, 0, 7 * GB), 152 * GB)
+
+
+def test_a_running_process_among_others() -> None:
+    """162 in use and 19 more are 181 of 188: what others hold counts, file pages do not."""
+    around = Surroundings(162 * GB, Limit(188 * GB, "all of this machine's memory"))
+    made = among_others(HELD, 19 * GB, around, Machine())
+    assert line(made, "sum").startswith("162 + 19 = 181 of 188 GB")
+    assert [part.high_bytes for part in made.components] == [152 * GB, 10 * GB, 19 * GB]
+    assert made.verdict is Verdict.HIGH
+    assert "anonymous 150 GB, shared 2.00 GB; 7.00 GB of file pages do not count" in line(made, "process 4242")
+
+
+def test_a_running_process_against_its_own_limit() -> None:
+    """With a limit of its own, what others hold does not matter."""
+    made = alone(HELD, 8 * GB, Limit(200 * GB, "--memory"))
+    assert made.high_bytes == 160 * GB
+    assert made.verdict is Verdict.MODERATE
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(10**6, 10**12))
+def test_the_addition_adds_up(now: int, added: int, limit: int) -> None:
+    """As it is printed, the sum is the sum of its parts."""
+    words = addition(now, added, limit).split()
+    assert float(words[0]) + float(words[2]) == pytest.approx(float(words[4]))
+    unit = {"GB:": GB, "MB:": MB}[words[7]]
+    assert float(words[4]) * unit == pytest.approx(now + added, abs=unit)
+
+
+def test_the_cgroup_of_a_process_counts(tmp_path: Path) -> None:
+    """The limit is the machine's or a cgroup's, with what is used of each (v1 tree made of plain files)."""
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/cgroup").write_text("3:memory:/job\n")
+    folder = tmp_path / "sys/fs/cgroup/memory/job"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text(f"{4 * GB}")
+    (folder / "memory.usage_in_bytes").write_text(f"{3 * GB}")
+    (folder / "memory.stat").write_text(f"total_inactive_file {GB}\ntotal_active_file 0\n")
+    machine = Machine(total_bytes=100 * GB, available_bytes=90 * GB)
+    found = surroundings(7, machine, tmp_path)
+    assert [(one.used_bytes, one.limit.bytes) for one in found] == [(10 * GB, 100 * GB), (2 * GB, 4 * GB)]
+    assert "/job" in found[1].limit.reason
+
+
+def test_what_this_process_holds_is_seen() -> None:
+    """50 MB of anonymous memory show up in what the tree holds."""
+    before = tree_held(os.getpid()).high_bytes
+    block = b"\1" * (50 * MB)
+    assert 40 * MB < tree_held(os.getpid()).high_bytes - before < 70 * MB
+    assert block
+
+
+def test_a_line_is_found_through_noise() -> None:
+    """One odd run does not move the line."""
+    runs = [Point(f, round(500 * MB + f * 16 * GB)) for f in (1 / 64, 1 / 32, 1 / 16, 1 / 8)]
+    fit = theil_sen([*runs, Point(1 / 16, 9 * GB)])
+    assert fit.fixed_bytes == pytest.approx(500 * MB, rel=0.2)
+    assert fit.slope == pytest.approx(16 * GB, rel=0.05)
+    made = forecast("sampled", points=[(run.fraction, run.peak_bytes) for run in runs], memory="64GB")
+    assert 15 * GB < made.low_bytes < 16.5 * GB < made.high_bytes < 18 * GB
+    assert not made.details["curves_upwards"]
+
+
+def test_two_points_are_not_trusted_too_far() -> None:
+    """Two runs lie on a line whatever they are: a quarter of the slope is added and taken."""
+    made = forecast("sampled", points=["1/4=1GB", "1/2=2GB"], memory="10GB")
+    assert (made.low_bytes, made.high_bytes) == (3_500_000_000, 4_500_000_000)
+    assert any("± 25%" in text for text in made.reasons.for_crash)
+
+
+def test_a_bend_upwards_is_noticed() -> None:
+    """Memory that grows with the square of the data is forecast by its bend, not by a line."""
+    runs = [(f, round(GB + f * f * 64 * GB)) for f in (1 / 16, 1 / 8, 1 / 4)]
+    made = forecast("sampled", points=runs, memory="64GB")
+    assert made.details["curves_upwards"]
+    assert made.high_bytes == pytest.approx(65 * GB, rel=0.001)
+    assert any("bend upwards" in text for text in made.reasons.for_crash)
+
+
+def test_levelling_off_is_no_bend() -> None:
+    """A curve that flattens, or noise of a percent, is not called a bend upwards."""
+    assert upper_bend([Point(f, round(f**0.5 * GB)) for f in (0.1, 0.2, 0.4)], 1) is None
+    assert upper_bend([Point(0.1, 1000 * MB), Point(0.2, 1010 * MB), Point(0.4, 1040 * MB)], 1) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from([1 / 32, 1 / 16, 1 / 8, 1 / 4]), st.integers(1, 10**12)), min_size=2))
+def test_any_points_give_a_range(points: list[tuple[float, int]]) -> None:
+    """Whatever was measured: refused for want of fractions, or a range that starts at what was measured."""
+    if len({fraction for fraction, _ in points}) < 2:
+        with pytest.raises(InputError):
+            forecast("sampled", points=points, memory="1GB")
+        return
+    made = forecast("sampled", points=points, memory="1GB")
+    assert made.components[0].low_bytes <= made.low_bytes <= made.high_bytes
+
+
+@pytest.mark.parametrize(("text", "value"), [("1/32", 1 / 32), ("3%", 0.03), (" 0.5 ", 0.5), (2, 2.0), ("1e-1", 0.1)])
+def test_fractions_are_read_as_people_write_them(text: str | float, value: float) -> None:
+    """As a quotient, a number or a percentage."""
+    assert parse_fraction(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "x", "1/0", "-1/2", "0", "nan", float("inf"), "1/2/3", "%"])
+def test_nonsense_is_no_fraction(text: str | float) -> None:
+    """What is not a number above zero is refused."""
+    with pytest.raises(InputError, match="1/32"):
+        parse_fraction(text)
+
+
+def log(path: Path, *entries: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"type": "sam')
+    return path
+
+
+def test_a_log_gives_a_point(tmp_path: Path) -> None:
+    """The last run in a log counts; a torn line does not matter; a run that died is doubted."""
+    head, end = {"type": "head", "fraction": 0.25}, {"type": "end", "peak_bytes": 5 * MB, "exit_code": 0}
+    old = {"type": "head", "fraction": 0.5}
+    assert read_point(log(tmp_path / "a", old, {"type": "end", "peak_bytes": 1}, head, end)) == Point(0.25, 5 * MB)
+    assert "exit code 3" in read_point(log(tmp_path / "b", head, {**end, "exit_code": 3})).doubt
+    assert "stopped for its memory" in read_point(log(tmp_path / "c", head, {**end, "stopped": "kill"})).doubt
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([], "not a log"),
+        ([{"type": "head", "fraction": None}, {"type": "end", "peak_bytes": 1}], "--point 1/32=1.2GB"),
+        ([{"type": "head", "fraction": 0.5}], "cut off"),
+    ],
+)
+def test_a_log_that_does_not_say_is_refused(tmp_path: Path, entries: list[dict[str, Any]], words: str) -> None:
+    """No run, no fraction or no end: an error that names the file and what to do."""
+    with pytest.raises(InputError, match=r"log\.jsonl") as caught:
+        read_point(log(tmp_path / "log.jsonl", *entries))
+    assert words in str(caught.value)

@@ -1,0 +1,149 @@
+"""Clock and readings are given by hand: nothing is allocated and nothing waits."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.errors import InputError
+from brim.memory.guard import Alarm, Guard, Level, Line, check_order, parse_level, span_text, standard_lines
+
+LIMIT = 1_000_000_000
+MB = 1_000_000
+
+
+def guard(**levels: str) -> Guard:
+    chosen = {"alert": "80%", "stop": "90%", "kill": "97%", **levels}
+    return Guard(LIMIT, standard_lines(*(parse_level(chosen[kind]) for kind in ("alert", "stop", "kill"))))
+
+
+def feed(watched: Guard, *steps: tuple[float, float], every: float = 0.5) -> list[tuple[float, str]]:
+    """Hold each (share of the limit, seconds) in turn; (when, what was said)."""
+    said, now = [], 0.0
+    for share, seconds in steps:
+        end = now + seconds
+        while now < end:
+            said += [(now, alarm.kind) for alarm in watched.observe(now, int(share * LIMIT))]
+            now += every
+    return said
+
+
+def kinds(said: list[tuple[float, str]]) -> list[str]:
+    return [kind for _, kind in said]
+
+
+def test_below_the_lines_nothing_is_said() -> None:
+    """79 % for an hour is no news."""
+    assert feed(guard(), (0.79, 3600), every=5) == []
+
+
+def test_a_warning_takes_ten_seconds() -> None:
+    """80 % for 9 s is a spike, for 10 s a warning."""
+    assert feed(guard(), (0.82, 9.5), (0.5, 5), (0.82, 9.5)) == []
+    assert feed(guard(), (0.82, 11)) == [(10.0, "alert")]
+
+
+def test_a_stop_takes_three_seconds_and_a_kill_none() -> None:
+    """90 % is a stop after 3 s; 97 % is a kill at once."""
+    assert feed(guard(), (0.92, 4)) == [(3.0, "stop")]
+    assert feed(guard(), (0.1, 1), (0.98, 0.5)) == [(1.0, "kill")]
+
+
+def test_a_warning_is_repeated_every_five_minutes() -> None:
+    """While it lasts, and not more often."""
+    said = feed(guard(), (0.85, 700))
+    assert kinds(said) == ["alert"] * 3
+    assert [round(when) for when, _ in said] == [10, 310, 610]
+
+
+def test_wavering_around_a_line_is_one_warning() -> None:
+    """Five points of hysteresis: 81 % and 77 % in turn are one episode, a fall to 74 % ends it."""
+    wavering = [(0.81, 12), (0.77, 2)] * 8
+    assert kinds(feed(guard(), *wavering)) == ["alert"]
+    assert kinds(feed(guard(), (0.81, 12), (0.74, 2), (0.81, 12))) == ["alert", "alert"]
+
+
+def test_a_stop_is_said_once() -> None:
+    """Asking again does not make a program stop sooner."""
+    assert kinds(feed(guard(alert="off"), (0.92, 1000))) == ["stop"]
+
+
+def test_levels_can_be_off_or_absolute() -> None:
+    """A level is a share, a size, or off."""
+    assert feed(guard(alert="off", stop="off", kill="off"), (0.99, 30)) == []
+    assert kinds(feed(guard(alert="400MB"), (0.45, 11))) == ["alert"]
+    assert parse_level("40 GB") == Level(bytes=40 * 10**9)
+
+
+@pytest.mark.parametrize("text", ["0%", "101%", "much", "-5%", ""])
+def test_a_wrong_level_is_said(text: str) -> None:
+    """What is no level is an input error."""
+    with pytest.raises(InputError):
+        parse_level(text)
+
+
+def test_lines_out_of_order_are_refused() -> None:
+    """A stop above the kill would never happen."""
+    with pytest.raises(InputError, match="above the kill"):
+        check_order(standard_lines(Level(0.8), Level(0.98), Level(0.97)), LIMIT)
+
+
+def exhaustion(points: list[tuple[float, float]]) -> list[Alarm]:
+    watched = Guard(LIMIT, [])
+    return [alarm for now, used in points for alarm in watched.observe(now, int(used))]
+
+
+def test_steady_growth_is_seen_before_the_line_is_near() -> None:
+    """1 MB a second towards 1 GB is announced while there are ten minutes left, with the right time."""
+    first = exhaustion([(t / 2, 100 * MB + t / 2 * MB) for t in range(0, 1000)])[0]
+    assert first.kind == "exhaustion"
+    assert first.used_bytes < 0.5 * LIMIT
+    assert first.left_s == pytest.approx((LIMIT - first.used_bytes) / MB, rel=0.05)
+
+
+def test_a_sawtooth_is_judged_by_its_floors() -> None:
+    """A garbage collector's teeth are no growth; the same teeth on a rising floor are."""
+    teeth = [(t / 2, 300 * MB + (t % 40) * 5 * MB) for t in range(0, 600)]
+    assert exhaustion(teeth) == []
+    rising = [(at, used + at * MB) for at, used in teeth]
+    assert exhaustion(rising)
+
+
+def test_teeth_of_minutes_are_known_after_the_first() -> None:
+    """An epoch that fills memory and gives it back is announced once at most, not every time."""
+    teeth = [(t / 2, 300 * MB + (t % 360) * 1.5 * MB) for t in range(0, 4000)]
+    assert len(exhaustion(teeth)) <= 1
+
+
+def test_a_step_is_no_growth() -> None:
+    """Loading a model is a jump that ends: nothing is announced once it has ended."""
+    assert exhaustion([(t / 2, (100 if t < 20 else 700) * MB) for t in range(0, 600)]) == []
+
+
+def test_slow_growth_is_noise() -> None:
+    """Less than 2 % of the limit in a minute says nothing about the next ten."""
+    assert exhaustion([(t / 2, 900 * MB + t * 0.05 * MB) for t in range(0, 600)]) == []
+
+
+@given(st.lists(st.floats(0, 1.2), max_size=200), st.floats(0.02, 5))
+def test_no_reading_is_too_strange(shares: list[float], every: float) -> None:
+    """Whatever the readings: a kill is said if and only if one was over its line, and nothing raises."""
+    watched = guard()
+    said = [a.kind for i, share in enumerate(shares) for a in watched.observe(i * every, int(share * LIMIT))]
+    assert ("kill" in said) == any(int(share * LIMIT) >= 0.97 * LIMIT for share in shares)
+
+
+def test_a_gap_in_time_does_not_count_as_time_above() -> None:
+    """After a suspended night a single reading over the line is not yet ten seconds of it."""
+    watched = Guard(LIMIT, [Line("alert", Level(0.8), after_s=10.0)])
+    assert watched.observe(0.0, 100) == []
+    assert watched.observe(30_000.0, int(0.85 * LIMIT)) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(45, "45 s"), (720, "12 min"), (12000, "3 h 20 min"), (7200, "2 h"), (187200, "2 d 4 h")]
+)
+def test_spans_of_time(seconds: float, text: str) -> None:
+    """Two units are enough."""
+    assert span_text(seconds) == text

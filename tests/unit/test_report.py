@@ -1,0 +1,431 @@
+"""The report: what is read from a log, what is kept of it, what the page says, and that nothing in it can do harm."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.errors import DamageFound, InputError
+from brim.memory.limit import Limit
+from brim.report import story
+from brim.report.log import MOST_SAMPLES, read_run
+from brim.report.page import render, write_page
+from brim.report.recording import Recording, recorded
+from brim.report.thin import Sample, thin
+from tests.generators import memory_log
+from tests.generators.memory_log import GB
+
+NOW = memory_log.BEGAN + 10**6
+SERIES = ("total_bytes", "anon_bytes", "shmem_bytes", "swap_bytes", "file_bytes")
+HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\"'&\u2028"
+
+
+class Page(HTMLParser):
+    """The elements of a page; fails on tags that are not closed or nested as they should be."""
+
+    EMPTY = ("meta", "rect", "line", "path")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def scripts(self) -> list[str]:
+        return [text for tag, text in self.texts if tag == "script"]
+
+
+def page_of(tmp_path: Path, entries: list[dict[str, Any]], cut_bytes: int = 0) -> str:
+    return render(read_run(memory_log.write(tmp_path / "run.jsonl", entries, cut_bytes)), NOW)
+
+
+def test_a_log_is_read(tmp_path: Path) -> None:
+    """Head, samples, events, processes and end come out as they went in."""
+    run = read_run(memory_log.write(tmp_path / "run.jsonl", memory_log.leaking()))
+    assert run.head.command == ("python", "train.py", "--epochs", "8")
+    assert run.head.thresholds == (("alert", 3_200_000_000), ("stop", 3_600_000_000), ("kill", 3_880_000_000))
+    assert (run.sample_count, len(run.samples), run.bad_lines) == (500, 500, 0)
+    assert [event.kind for event in run.events] == ["start", "exhaustion", "alert", "stop", "stop", "term", "kill"]
+    assert run.events[1].x == pytest.approx(300)
+    assert {process.pid for process in run.processes} == {4242, 4250, 4251, 4252, 4253}
+    assert run.processes[0].peak_bytes >= (run.processes[0].last_bytes or 0) > GB
+    assert run.end is not None
+    assert (run.end.signal, run.end.stopped) == (9, "kill")
+    assert run.peak is not None
+    assert run.peak.total_bytes == run.end.peak_bytes
+    assert run.trend.verdict == "leak"
+
+
+@pytest.mark.parametrize(
+    ("entries", "grade", "said"),
+    [
+        (memory_log.fine(), "fine", "57 % of its limit"),
+        (memory_log.leaking(), "killed", "Killed by brim"),
+        (memory_log.killed_by_kernel(), "killed", "Ended by SIGKILL"),
+        (memory_log.leaking()[:-1], "cut", "no end"),
+        ([memory_log.head(GB), memory_log.sample(1, 0.9 * GB), memory_log.end(2)], "near", "90 % of its limit"),
+        ([memory_log.head(), memory_log.sample(1, GB), memory_log.end(2, exit_code=1)], "failed", "Exit code 1"),
+        ([memory_log.head(), memory_log.sample(1, GB), memory_log.end(2, signal=15)], "failed", "SIGTERM"),
+        ([memory_log.head(), memory_log.sample(1, GB), memory_log.end(2, exit_code=None)], "fine", "Watch ended"),
+        (
+            [memory_log.sample(1, GB), memory_log.end(2, stopped="stop", why="90 %")],
+            "stopped",
+            "Stopped by brim (90 %)",
+        ),
+    ],
+)
+def test_verdicts(tmp_path: Path, entries: list[dict[str, Any]], grade: str, said: str) -> None:
+    """The first sentence says how it went."""
+    run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
+    verdict = story.verdict_of(run, NOW)
+    assert verdict.grade == grade
+    assert said in verdict.sentence
+    assert bool(story.postmortem_of(run, NOW)) == (grade in ("killed", "stopped", "cut"))
+
+
+def test_a_run_that_may_still_go_on(tmp_path: Path) -> None:
+    """A log without an end, but with fresh samples, is not called dead."""
+    run = read_run(memory_log.write(tmp_path / "run.jsonl", memory_log.fine()[:-1]))
+    assert "still runs" in story.verdict_of(run, memory_log.BEGAN + 610).sentence
+    assert "still runs" not in story.verdict_of(run, memory_log.BEGAN + 6100).sentence
+
+
+def test_the_postmortem_is_shown(tmp_path: Path) -> None:
+    """Lines that were added after the end are on the page, and do not make the run longer."""
+    run = read_run(memory_log.write(tmp_path / "run.jsonl", memory_log.killed_by_kernel()))
+    assert run.seconds == pytest.approx(240.4)
+    text = render(run, NOW)
+    assert "anon-rss:2512345kB" in text
+    assert '<tr class="warn">' in text  # a kill somewhere on the machine is a hint, not a fact about this run
+    assert '<tr class="grave">' not in text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(1.0, 2.0, "25 % more"), (2.0, 3.0, "within that"), (5.0, 6.0, "50 % less"), (2.5, 2.5, "100 % of that")],
+)
+def test_forecast_against_fact(tmp_path: Path, low: float, high: float, said: str) -> None:
+    """The page says how far off the forecast was."""
+    forecast = {"low_bytes": int(low * GB), "high_bytes": int(high * GB), "verdict": "LOW"}
+    entries = [memory_log.head(forecast=forecast), memory_log.sample(1, 2.5 * GB), memory_log.end(2)]
+    assert said in page_of(tmp_path, entries)
+
+
+def test_a_long_command_is_shown_in_part_and_whole(tmp_path: Path) -> None:
+    """A script given on the command line does not fill the page, and is not lost."""
+    script = "\n".join(f"step_{n}()" for n in range(200))
+    text = page_of(tmp_path, [memory_log.head(command=["python", "-c", script]), memory_log.sample(0, GB)])
+    heading, _, rest = text.partition("</h1>")
+    assert "step_199" not in heading
+    assert f"python\n-c\n{script}" in rest
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 20, 150, 20_000])
+def test_a_cut_log_gives_a_page(tmp_path: Path, cut_bytes: int) -> None:
+    """A run that was killed while it wrote still has its curve and its peak; the torn line is counted."""
+    log = memory_log.write(tmp_path / "run.jsonl", memory_log.leaking()[:-1], cut_bytes)
+    run = read_run(log)
+    assert run.bad_lines == (0 if log.read_bytes().endswith((b"\n", b"}")) else 1)
+    assert run.end is None
+    Page(render(run, NOW))
+
+
+def test_what_is_not_a_log_line_is_counted(tmp_path: Path) -> None:
+    """Garbage between the lines is passed over and told of."""
+    log = memory_log.write(tmp_path / "run.jsonl", memory_log.fine())
+    good = len(log.read_bytes().splitlines())
+    lines = log.read_bytes().splitlines(keepends=True)
+    garbage = [
+        b"\x00\xff\xfe\n",
+        b"[1, 2]\n",
+        b'{"type": "sample"}\n',
+        b'{"type": "other", "t": 1}\n',
+        b"[" * 100_000 + b"\n",
+    ]
+    log.write_bytes(b"".join([*garbage, *lines[:100], *garbage, *lines[100:]]))
+    run = read_run(log)
+    assert (run.good_lines, run.bad_lines, run.earlier_runs) == (good, 10, 0)
+    assert "10 of the log&#x27;s lines could not be read" in render(run, NOW)
+
+
+def test_a_line_without_end_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line beyond any bound is one bad line, and what follows it is read."""
+    monkeypatch.setattr("brim.report.log._LONGEST_LINE", 1000)
+    (tmp_path / "run.jsonl").write_bytes(b"x" * 54_321 + b"\n" + json.dumps(memory_log.sample(0, GB)).encode() + b"\n")
+    run = read_run(tmp_path / "run.jsonl")
+    assert (run.bad_lines, run.sample_count) == (1, 1)
+
+
+def test_the_last_of_several_runs_is_shown(tmp_path: Path) -> None:
+    """A log that was appended to is about its last run."""
+    run = read_run(memory_log.write(tmp_path / "run.jsonl", [*memory_log.leaking(), *memory_log.fine()]))
+    assert (run.sample_count, run.earlier_runs, story.verdict_of(run, NOW).grade) == (600, 1, "fine")
+
+
+def test_clocks_that_jump(tmp_path: Path) -> None:
+    """A clock set back or leaping years ahead does not bend the curve; a night asleep is a gap."""
+    seconds = [*range(100), *range(-7200, -7100), *range(10**9, 10**9 + 100), *range(10**9 + 30_000, 10**9 + 30_050)]
+    run = read_run(memory_log.write(tmp_path / "run.jsonl", [memory_log.sample(at, GB) for at in seconds]))
+    assert [round(step) for _, step in run.clock_jumps] == [-7299, 10**9 + 7101]
+    assert run.seconds == pytest.approx(99 + 99 + 60 + 99 + 29_901 + 49)
+    xs = [sample.x for sample in run.samples]
+    assert xs == sorted(xs)
+    assert [round(end - begin) for begin, end in run.gaps] == [29_901]
+    text = render(run, NOW)
+    assert "went back by" in text
+    assert "No samples for 8 h" in text
+
+
+samples = st.lists(
+    st.builds(
+        lambda step, sizes: (step, sizes),
+        st.floats(0, 1000) | st.just(0.0),
+        st.tuples(*[st.integers(0, 10**12)] * 4),
+    ),
+    min_size=1,
+    max_size=400,
+)
+
+
+def timeline(steps: list[tuple[float, tuple[int, ...]]]) -> list[Sample]:
+    made, x = [], 0.0
+    for step, (anon, shmem, swap, file) in steps:
+        x += step
+        made.append(Sample(x, x, anon, shmem, swap, file, anon + shmem + swap))
+    return made
+
+
+@given(samples, st.integers(20, 200))
+def test_thinning_keeps_the_peaks(steps: list[tuple[float, tuple[int, ...]]], most: int) -> None:
+    """Few samples are left, in order, with the first, the last, and the highest of every series."""
+    before = timeline(steps)
+    after = thin(before, most)
+    assert len(after) <= most
+    assert [sample for sample in before if sample in after] == after
+    assert (after[0], after[-1]) == (before[0], before[-1])
+    for name in SERIES:
+        assert max(getattr(sample, name) for sample in after) == max(getattr(sample, name) for sample in before)
+    assert min(sample.total_bytes for sample in after) == min(sample.total_bytes for sample in before)
+
+
+def test_a_long_log_keeps_every_peak_that_can_be_seen(tmp_path: Path) -> None:
+    """Thinned while it is read: whatever towers over a five-hundredth of the run is still there."""
+    spikes = set(range(777, 40_000, 997))
+    entries = [memory_log.sample(n, 2 * GB + n if n in spikes else GB + n % 13) for n in range(40_000)]
+    run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
+    assert run.sample_count == 40_000
+    assert len(run.samples) <= MOST_SAMPLES
+    kept = {sample.total_bytes for sample in run.samples}
+    assert {2 * GB + n for n in spikes} <= kept
+    assert "every peak is among them" in render(run, NOW)
+
+
+def test_many_events_stay_few_and_even(tmp_path: Path) -> None:
+    """Ten thousand shards do not crowd out a kill, and those that are shown are spread over the run."""
+    shards = [memory_log.event(n, "shard", f"shard {n}") for n in range(10_000)]
+    kill = memory_log.event(5000, "kill", "killed it")
+    run = read_run(memory_log.write(tmp_path / "run.jsonl", [*shards[:5000], kill, *shards[5000:]]))
+    assert run.event_counts == {"shard": 10_000, "kill": 1}
+    kept = [event.x for event in run.events if event.kind == "shard"]
+    assert len(kept) <= 401
+    assert (kept[0], kept[-1]) == (0, 9999)
+    assert max(later - earlier for earlier, later in pairwise(kept)) <= 64
+    assert "killed it" in render(run, NOW)
+
+
+def test_nothing_from_a_log_becomes_markup(tmp_path: Path) -> None:
+    """Names, commands and texts are shown as they are; there is one script on the page, and it is brim's."""
+    entries = [
+        memory_log.head(command=["python", HOSTILE], versions={HOSTILE: HOSTILE}, boot_id=HOSTILE, not_seen=[HOSTILE]),
+        memory_log.sample(0, GB, processes=[memory_log.process(1, HOSTILE, GB)]),
+        memory_log.event(1, HOSTILE, HOSTILE),
+        memory_log.event(1, "postmortem", HOSTILE, lines=[HOSTILE]),
+        memory_log.end(2, stopped=HOSTILE, why=HOSTILE),
+    ]
+    text = page_of(tmp_path, entries)
+    page = Page(text)
+    assert [tag for tag, _ in page.seen].count("script") == 2
+    assert not [tag for tag, _ in page.seen if tag == "img"]
+    assert not [attributes for _, attributes in page.seen for name in attributes if name.startswith("on")]
+    data = json.loads(page.scripts()[0])
+    assert data["events"][0]["text"] == HOSTILE
+    assert text.count("<script") == 2
+
+
+@pytest.mark.parametrize(
+    "entries", [memory_log.fine(), memory_log.mapping(), [memory_log.head()], memory_log.building()]
+)
+def test_the_page_stands_alone(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    """Well-formed, with no address in it but the name of SVG, and data that parse."""
+    text = page_of(tmp_path, entries)
+    page = Page(text)
+    assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert not [attributes for _, attributes in page.seen if "src" in attributes or "href" in attributes]
+    assert len(json.loads(page.scripts()[0])["x"]) == sum(entry["type"] == "sample" for entry in entries)
+    policy = next(a["content"] or "" for _, a in page.seen if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'")
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=9), v, max_size=3))
+FIELDS = {
+    "head": ("time", "command", "pid", "limit", "machine", "versions", "ladder", "forecast", "not_seen", "watched"),
+    "sample": ("t", "anon_bytes", "swap_bytes", "file_bytes", "total_bytes", "available_bytes", "processes", "gpus"),
+    "event": ("t", "kind", "text", "lines"),
+    "end": ("t", "exit_code", "signal", "stopped", "why", "peak_bytes", "peak_t", "overshoot_bytes"),
+}
+INNER = ("bytes", "why", "pid", "name", "index", "used_bytes", "low_bytes", "high_bytes", "alert", "stop", "ram_bytes")
+inner = st.dictionaries(st.sampled_from(INNER), values)
+strange = values | inner | st.lists(inner, max_size=3) | st.floats(0, 1e12)
+lines = st.sampled_from(sorted(FIELDS)).flatmap(
+    lambda kind: st.dictionaries(st.sampled_from(FIELDS[kind]), strange).map(
+        lambda facts: json.dumps({"type": kind, **facts}).encode()
+    )
+)
+
+
+@given(st.lists(lines | st.binary(max_size=40), max_size=12))
+def test_no_log_is_too_strange(content: list[bytes]) -> None:
+    """Whatever stands in a log, it is read and the page is well-formed."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "run.jsonl")
+        log.write_bytes(b"\n".join(content))
+        page = Page(render(read_run(log), NOW))
+    json.loads(page.scripts()[0])
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n\n", b"hello\nworld\n", b"{}\n"])
+def test_what_is_no_log_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    """A missing, empty or foreign file is an error that names it, and no page is written."""
+    log = tmp_path / "run.jsonl"
+    if content is not None:
+        log.write_bytes(content)
+    with pytest.raises(InputError, match=r"run\.jsonl"):
+        write_page(log, tmp_path / "run.html")
+    with pytest.raises(InputError, match="is not a file"):
+        write_page(tmp_path, tmp_path / "run.html")
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_where_a_page_cannot_be(tmp_path: Path) -> None:
+    """A folder, a folder that is missing, and the log itself are refused; the log stays."""
+    log = memory_log.write(tmp_path / "run.jsonl", memory_log.fine())
+    before = log.read_bytes()
+    for html in (tmp_path, tmp_path / "none" / "run.html", log):
+        with pytest.raises(InputError):
+            write_page(log, html)
+    assert log.read_bytes() == before
+    write_page(log, tmp_path / "run.html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.html", "run.jsonl"]
+
+
+class Heard:
+    """A listener that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
+        self.calls.append("start")
+
+    def advance(self, size: int) -> None:
+        self.calls.append("advance")
+
+    def hashed(self, size: int) -> None:
+        self.calls.append("hashed")
+
+    def shard(self, name: str, size: int, sha256: str, how: str) -> None:
+        self.calls.append("shard")
+
+    def note(self, text: str) -> None:
+        self.calls.append("note")
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+
+
+def test_a_recording_tells_and_writes(tmp_path: Path) -> None:
+    """Whoever listened before still hears everything, and the log holds samples of this process and all events."""
+    heard = Heard()
+    recording = Recording(heard, tmp_path / "build.jsonl", ["brim", "build"], Limit(GB, "--memory"), {"low_bytes": GB})
+    recording.start("build", GB, 2, GB)
+    recording.advance(5)
+    recording.hashed(5)
+    recording.shard("data/train-00000-of-00002.parquet", 5, "ab", "written")
+    recording.note("two files are empty")
+    recording.finish()
+    recording.close(0)
+    recording.close(0)
+    assert heard.calls == ["start", "advance", "hashed", "shard", "note", "finish"]
+    run = read_run(tmp_path / "build.jsonl")
+    assert [(event.kind, event.text) for event in run.events] == [
+        ("start", "build: 1.00 GB in 2 shards"),
+        ("shard", "data/train-00000-of-00002.parquet: 5 B written"),
+        ("note", "two files are empty"),
+    ]
+    assert run.sample_count >= 2
+    assert run.end is not None
+    assert run.end.peak_bytes == recording.peak_bytes > 10_000_000
+    assert (run.head.limit_bytes, run.head.forecast is not None, run.bad_lines) == (GB, True, 0)
+
+
+def test_a_recording_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of a million shards does not fill the disk with their names."""
+    monkeypatch.setattr("brim.report.recording._MOST_EVENTS", 10)
+    recording = Recording(Heard(), tmp_path / "build.jsonl", ["brim"], Limit(GB, "--memory"))
+    for number in range(100):
+        recording.shard(f"shard {number}", 1, "", "written")
+    recording.close(0)
+    assert sum(read_run(tmp_path / "build.jsonl").event_counts.values()) == 10
+    assert json.loads((tmp_path / "build.jsonl").read_bytes().splitlines()[-1])["events_left_out"] == 90
+
+
+def test_a_failed_job_has_a_page(tmp_path: Path) -> None:
+    """The error passes through; the page tells of it and of the exit code."""
+
+    def job() -> None:
+        with recorded(Heard(), tmp_path / "build.html", ["brim", "build"], Limit(GB, "--memory")) as listener:
+            listener.start("build", 5, 1, GB)
+            raise DamageFound("the footer of shard 3 is gone")
+
+    with pytest.raises(DamageFound):
+        job()
+    text = (tmp_path / "build.html").read_text()
+    assert "Exit code 3" in text
+    assert "the footer of shard 3 is gone" in text
+
+
+def test_without_a_report_nothing_is_recorded(tmp_path: Path) -> None:
+    """No page asked for: the listener is the one that was given."""
+    heard = Heard()
+    with recorded(heard, None, ["brim"], Limit(GB, "--memory")) as listener:
+        assert listener is heard
+    for html in (tmp_path, tmp_path / "none" / "x.html", tmp_path / "x.jsonl"):
+        with pytest.raises(InputError), recorded(heard, html, ["brim"], Limit(GB, "--memory")):
+            pass

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.memory.system import machine_now, meminfo, pressure
+from brim.memory.watch.gpu import Gpus
+from brim.memory.watch.orders import Ladder, Orders, Target
+from brim.memory.watch.sampler import LONGEST_S, SHORTEST_S, Pace
+
+GB = 10**9
+
+
+def test_far_from_the_line_a_second() -> None:
+    """30 GB of room need no hurry, once it has run for a while and nothing moves."""
+    pace = Pace()
+    pace.pause_s(0.0, 10 * GB, 40 * GB, 0.0005)
+    assert pace.pause_s(20.0, 10 * GB, 40 * GB, 0.0005) == LONGEST_S
+
+
+def test_the_start_and_what_moves_are_seen() -> None:
+    """A new command is looked at often, and so is one whose memory moves, however far the line is."""
+    pace = Pace()
+    assert pace.pause_s(0.0, 0, 400 * GB, 0.0005) == SHORTEST_S
+    assert pace.pause_s(1.0, 1_000_000, 400 * GB, 0.0005) == 0.1
+    assert pace.pause_s(30.0, 1_000_000, 400 * GB, 0.0005) == LONGEST_S
+    assert pace.pause_s(31.0, 1 * GB, 400 * GB, 0.0005) <= 0.1
+
+
+def test_near_the_line_twenty_milliseconds() -> None:
+    """With 10 MB left there is no shorter pause than the shortest."""
+    assert Pace().pause_s(0.0, 290_000_000, 300_000_000, 0.0005) == SHORTEST_S
+
+
+def test_at_rest_sampling_costs_half_a_percent() -> None:
+    """When nothing has moved for five seconds, a sample that takes 1 ms is taken five times a second."""
+    pace = Pace()
+    pauses = [pace.pause_s(at, 290_000_000, 300_000_000, 0.001) for at in range(10)]
+    assert pauses[-1] == pytest.approx(0.2)
+
+
+@given(st.integers(0, 10**12), st.integers(1, 10**12), st.floats(0, 10), st.floats(0, 100))
+def test_pauses_keep_their_bounds(used: int, limit: int, cost_s: float, at: float) -> None:
+    """Between 20 ms and a second, whatever the numbers."""
+    pace = Pace()
+    for step in range(3):
+        assert SHORTEST_S <= pace.pause_s(at + step, used * step, limit, cost_s) <= LONGEST_S
+
+
+def test_orders_travel_whole() -> None:
+    """What a watcher is told is what was meant."""
+    orders = Orders(Target("match", pattern="train.py", command=("a", "b")), "log", 5, "why", ladder=Ladder(stop="off"))
+    assert Orders.from_json(orders.to_json()) == orders
+
+
+def test_the_machine_on_an_old_kernel(tmp_path: Path) -> None:
+    """Without pressure, swap or shared memory in /proc the rest is still read."""
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 400 kB\nHugePages_Total: 0\n")
+    machine = machine_now(tmp_path)
+    assert (machine.used_bytes, machine.psi_some_avg10, machine.swap_bytes) == (600 * 1024, None, None)
+    assert meminfo(tmp_path / "nothing") == {}
+
+
+def test_pressure(tmp_path: Path) -> None:
+    """The share of the last ten seconds in which some task waited."""
+    (tmp_path / "memory").write_text("some avg10=12.50 avg60=1.00 avg300=0.00 total=5\nfull avg10=0.00 …\n")
+    assert pressure(tmp_path / "memory") == 12.5
+
+
+NVML = """
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **d) { *d = (void *)(long)(i + 1); return 0; }
+int nvmlDeviceGetMemoryInfo(void *d, unsigned long long *m) { m[0] = 80; m[1] = 50; m[2] = 30 * (long)d; return 0; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler to stand in for NVIDIA's library")
+def test_gpu_memory_through_a_library_of_the_same_shape(tmp_path: Path) -> None:
+    """Used and total of each device; no GPU was there to prove the real library."""
+    (tmp_path / "nvml.c").write_text(NVML)
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)
+    found = Gpus(str(library)).read()
+    assert [(gpu.index, gpu.used_bytes, gpu.total_bytes) for gpu in found] == [(0, 30, 80), (1, 60, 80)]
+    assert Gpus("no-such-library.so").read() == []

@@ -1,0 +1,219 @@
+"""Real processes: what a tree holds, counted once."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from brim.memory.meter import proportional_usage, read_process, started, tree
+from brim.memory.watch.tmpfs import TmpfsGrowth
+from brim.memory.watch.tree import TreeMeter
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+MB = 1_000_000
+
+
+@contextmanager
+def child(code: str, *arguments: str) -> Iterator[int]:
+    """A Python process that says "ready" when it has done its code, and then waits."""
+    code += "\nimport sys; print('ready', flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+FORKS = """
+import os, time
+block = bytearray(b"x") * 60_000_000
+for _ in range(6):
+    if os.fork() == 0:
+        time.sleep(60)
+"""
+
+
+def test_forked_readers_count_once() -> None:
+    """A 60 MB parent and six forks sum to 420 MB and hold 60."""
+    with child(FORKS) as pid:
+        meter = TreeMeter(lambda: [pid])
+        reading = meter.read(line_bytes=100 * MB)
+        assert len(reading.processes) == 7
+        assert sum(p.usage.total_bytes for p in reading.processes) > 400 * MB
+        assert 60 * MB < reading.usage.total_bytes < 90 * MB
+
+
+def test_copies_are_noticed_although_no_sum_grows() -> None:
+    """A fork that writes to what it shared changes no RSS, only page faults; it is counted again for them."""
+    code = """
+import os, signal, time
+block = bytearray(b"x") * 60_000_000
+read, write = os.pipe()
+if os.fork() == 0:
+    os.read(read, 1)
+    for i in range(0, len(block), 4096):
+        block[i] = 1
+    time.sleep(60)
+signal.signal(signal.SIGUSR1, lambda *_: os.write(write, b"1"))
+"""
+    with child(code) as pid:
+        meter = TreeMeter(lambda: [pid])
+        assert meter.read(line_bytes=70 * MB).usage.total_bytes < 90 * MB
+        os.kill(pid, signal.SIGUSR1)
+        deadline = time.monotonic() + 10
+        while meter.read(line_bytes=70 * MB).usage.total_bytes < 115 * MB:
+            assert time.monotonic() < deadline, "the copies were not seen"
+            time.sleep(0.05)
+
+
+def test_orphans_stay_in_the_tree() -> None:
+    """A process whose parent has ended is still counted, and forgotten when it ends."""
+    code = """
+import os, time
+if os.fork() == 0:
+    if os.fork() == 0:
+        time.sleep(60)
+    time.sleep(0.4)
+    os._exit(0)
+os.wait
+"""
+    with child(code) as pid:
+        meter = TreeMeter(lambda: [pid])
+        deadline = time.monotonic() + 5
+        while len(meter.members()) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        grandchild = meter.members()[2]
+        while grandchild in tree([pid]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert grandchild in meter.members()
+        os.kill(grandchild, signal.SIGKILL)
+        while grandchild in meter.members():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_shared_memory_counts_once() -> None:
+    """A 50 MB shared map that three processes touch is 50 MB."""
+    code = """
+import mmap, os, time
+shared = mmap.mmap(-1, 50_000_000)
+for _ in range(2):
+    if os.fork() == 0:
+        shared[:] = b"y" * len(shared)
+        time.sleep(60)
+shared[:] = b"x" * len(shared)
+time.sleep(0.5)
+"""
+    with child(code) as pid:
+        reading = TreeMeter(lambda: [pid]).read(line_bytes=10 * MB)
+        assert sum(p.usage.shmem_bytes for p in reading.processes) > 140 * MB
+        assert 45 * MB < reading.usage.shmem_bytes < 60 * MB
+
+
+def test_mapped_files_do_not_count(tmp_path: Path) -> None:
+    """50 MB of a mapped file stand beside, not inside."""
+    (tmp_path / "file").write_bytes(b"x" * 50_000_000)
+    code = (
+        "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)\n"
+        "s = sum(m[i] for i in range(0, len(m), 4096))"
+    )
+    with child(code, str(tmp_path / "file")) as pid:
+        usage = TreeMeter(lambda: [pid]).read().usage
+        assert usage.file_bytes > 45 * MB
+        assert usage.total_bytes < 20 * MB
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a tmpfs at /dev/shm")
+def test_files_in_tmpfs_count(tmp_path: Path) -> None:
+    """30 MB written to a tmpfs file belong to the tree although no process holds them, until they are gone."""
+    name = f"/dev/shm/brim-test-{os.getpid()}"
+    growth = TmpfsGrowth()
+    code = "import sys; open(sys.argv[1], 'wb').write(b'x' * 30_000_000)"
+    with child(code, name) as pid:
+        try:
+            meter = TreeMeter(lambda: [pid], tmpfs=growth)
+            assert 28 * MB < meter.read(line_bytes=MB).usage.shmem_bytes < 33 * MB
+        finally:
+            os.unlink(name)
+        assert TreeMeter(lambda: [pid], tmpfs=growth).read(line_bytes=MB).usage.shmem_bytes < 5 * MB
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a tmpfs at /dev/shm")
+def test_a_strangers_tmpfs_file_does_not_count() -> None:
+    """What a process outside the tree has open is that one's, though it is the same user's."""
+    name = f"/dev/shm/brim-test-{os.getpid()}-other"
+    growth = TmpfsGrowth()
+    code = "import sys; f = open(sys.argv[1], 'wb'); f.write(b'x' * 30_000_000); f.flush()"
+    with child(code, name), child("") as pid:
+        try:
+            assert TreeMeter(lambda: [pid], tmpfs=growth).read(line_bytes=MB).usage.shmem_bytes < 5 * MB
+        finally:
+            os.unlink(name)
+
+
+def test_the_ended_hold_nothing() -> None:
+    """A zombie and a process that never was are None, not errors."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    deadline = time.monotonic() + 5
+    while started(process.pid) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert read_process(process.pid) is None  # not reaped yet: a zombie
+    process.wait()
+    assert read_process(2**22 - 1) is None
+    usage = proportional_usage(2**22 - 1)
+    assert usage is not None
+    assert usage.total_bytes == 0
+
+
+def test_a_name_may_hold_anything() -> None:
+    """Names with blanks and parentheses are read whole, and so is what stands behind them."""
+    code = "import ctypes; ctypes.CDLL(None).prctl(15, b'a) (b c', 0, 0, 0)"
+    with child(code) as pid:
+        process = read_process(pid)
+        assert process is not None
+        assert process.name == "a) (b c"
+        assert (started(pid) or 0) > (started(1) or 0)
+
+
+def test_the_quick_look_is_the_careful_one_for_a_lone_process() -> None:
+    """Where nothing is shared, status and smaps_rollup agree."""
+    with mmap.mmap(-1, 4096), child("block = bytearray(b'x') * 40_000_000") as pid:
+        quick, careful = read_process(pid), proportional_usage(pid)
+        assert quick is not None
+        assert careful is not None
+        assert abs(quick.usage.total_bytes - careful.total_bytes) < MB
+
+
+def test_a_number_that_was_given_away_is_nobody_we_know() -> None:
+    """A root whose start time is another's is not looked at: with --act, a stranger could be killed."""
+    from brim.memory.watch.orders import Orders, Target
+    from brim.memory.watch.watcher import Watcher
+
+    with child("") as pid:
+        watcher = object.__new__(Watcher)
+        watcher.orders = Orders(Target("process", pid=pid), "log", 1, "why")
+        watcher._born = {pid: started(pid)}
+        assert watcher._roots() == [pid]
+        watcher._born = {pid: (started(pid) or 0) - 1}
+        assert watcher._roots() == []

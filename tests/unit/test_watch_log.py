@@ -1,0 +1,102 @@
+"""The log: complete at every moment, bounded, readable whatever happened to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.memory.watch.log import LogWriter, new_log_path, read_log
+
+
+def sample(t: float, total: int) -> dict[str, object]:
+    return {"t": t, "total_bytes": total, "file_bytes": 0, "filler": "x" * 100}
+
+
+def test_a_line_is_there_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    """Nothing waits in a buffer that a crash would lose."""
+    log = LogWriter(tmp_path / "log.jsonl")
+    log.write("head", {"limit": {"bytes": 1}})
+    log.write("sample", sample(1.0, 5))
+    assert [entry["type"] for entry in read_log(log.path)] == ["head", "sample"]
+    assert (tmp_path / "log.jsonl").stat().st_mode & 0o077 == 0
+    log.close()
+
+
+def test_a_log_does_not_outgrow_its_bound(tmp_path: Path) -> None:
+    """It stays below one and a half times its bound, with every event, the peak, and recent samples as they were."""
+    bound = 200_000
+    log = LogWriter(tmp_path / "log.jsonl", bound)
+    log.write("head", {"limit": {"bytes": 1}})
+    largest = 0
+    for number in range(12_000):
+        log.write("sample", sample(number * 1.0, 10**6 if number != 777 else 10**9))
+        if number % 1000 == 0:
+            log.write("event", {"t": number, "kind": "mark", "text": str(number)})
+        largest = max(largest, log.path.stat().st_size)
+    log.close()
+    entries = list(read_log(log.path))
+    assert largest <= 1.5 * bound + 1000  # half of it again while it is thinned, and a line
+    assert [entry["text"] for entry in entries if entry["type"] == "event"] == [str(n * 1000) for n in range(12)]
+    samples = [entry for entry in entries if entry["type"] == "sample"]
+    assert max(entry["total_bytes"] for entry in samples) == 10**9
+    assert [entry["t"] for entry in samples] == sorted(entry["t"] for entry in samples)
+    assert [entry["t"] for entry in samples][-5:] == [11_995.0, 11_996.0, 11_997.0, 11_998.0, 11_999.0]
+    assert list(tmp_path.iterdir()) == [log.path]
+
+
+@given(cut=st.integers(0, 400), junk=st.binary(max_size=60))
+def test_torn_lines_are_left_out(cut: int, junk: bytes) -> None:
+    """A log cut anywhere, with anything behind the cut, gives the whole lines before it."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = LogWriter(Path(folder) / "log.jsonl")
+        for number in range(3):
+            log.write("sample", sample(number, number))
+        log.close()
+        data = log.path.read_bytes()
+        whole = data[:cut].count(b"\n")
+        log.path.write_bytes(data[:cut] + b"\n" + junk)
+        found = list(read_log(log.path))
+        assert [entry["t"] for entry in found[:whole]] == list(range(whole))
+
+
+def test_a_full_disk_loses_lines_and_nothing_else() -> None:
+    """Where nothing can be written the watch goes on, and knows how much it lost."""
+    log = LogWriter(Path("/dev/full"))
+    log.write("sample", sample(1.0, 5))
+    assert log.lost_lines == 1
+
+
+def test_old_logs_are_removed(tmp_path: Path) -> None:
+    """The folder of logs keeps the newest hundred."""
+    for number in range(105):
+        path = tmp_path / f"{number:03d}.jsonl"
+        path.touch()
+        os.utime(path, (number, number))
+    assert new_log_path("train it.py", tmp_path).name.endswith("-train_it.py.jsonl")
+    assert sorted(path.name for path in tmp_path.iterdir())[0] == "005.jsonl"
+
+
+def test_a_slow_disk_does_not_hold_the_watch_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a sync takes its time, lines go on to be written; closing waits for it."""
+    synced = []
+
+    def slow(descriptor: int) -> None:
+        time.sleep(0.5)
+        synced.append(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    log = LogWriter(tmp_path / "log.jsonl")
+    begun = time.monotonic()
+    for number in range(50):
+        log.write("event", {"t": number, "kind": "alert", "text": ""})
+    assert time.monotonic() - begun < 0.4
+    assert len(list(read_log(log.path))) == 50
+    log.close()
+    assert synced
