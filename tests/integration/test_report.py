@@ -286,3 +286,17 @@ def test_the_parts_of_the_page_are_packaged() -> None:
 
     names = {part.name for part in files("brim.report").iterdir()}
     assert {"page.html", "page.css", "dark.css", "scale.js", "chart.js", "cursor.js"} <= names
+
+
+def test_report_of_a_build_and_of_an_experiment(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """--report writes a page at the end, also of a build that fails; one that cannot be written is refused first."""
+    source = many_files(6)
+    brim("build", source, tmp_path / "out", "--report", tmp_path / "build.html")
+    assert "data/train-00000-of-00001.parquet" in (tmp_path / "build.html").read_text()
+    brim("build", source, tmp_path / "out", "--num-shards", "3", "--report", tmp_path / "failed.html", check=2)
+    assert "another dataset" in (tmp_path / "failed.html").read_text()
+    brim("lab", "leak", "--size", "30MB", "--report", tmp_path / "leak.html")
+    assert "brim lab leak" in (tmp_path / "leak.html").read_text()
+    refused = brim("build", source, tmp_path / "new", "--report", tmp_path / "none" / "r.html", check=2)
+    assert "existing folder" in refused.stderr
+    assert not (tmp_path / "new").exists()

@@ -119,7 +119,7 @@ def screen(summary: Summary, postmortem: list[str] | None = None) -> list[tuple[
         lines.append(
             ("left", f"{len(left)} of its processes go on, no longer watched: {', '.join(map(str, left[:8]))}")
         )
-    lines += [("why", text) for text in postmortem or []]
+    lines += [("" if number else "why", text) for number, text in enumerate(postmortem or [])]
     lines.append(("log", str(summary.path)))
     return lines
 
