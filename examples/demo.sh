@@ -8,10 +8,10 @@ echo "== brim plan: what would be built"
 "$bin/brim" plan examples/sample/scans.csv $options
 echo
 echo "== brim build: package the files of examples/sample/scans.csv into demo/dataset"
-"$bin/brim" build examples/sample/scans.csv demo/dataset $options
+"$bin/brim" build examples/sample/scans.csv ./demo/dataset $options
 echo
 echo "== brim verify: compare every byte with the source"
-"$bin/brim" verify demo/dataset examples/sample/scans.csv
+"$bin/brim" verify ./demo/dataset examples/sample/scans.csv
 echo
 echo "== read it back with pyarrow"
 "$bin/python" - <<'PYTHON'
@@ -28,4 +28,4 @@ echo "    from datasets import load_dataset              # pip install datasets 
 echo "    dataset = load_dataset(\"demo/dataset\", split=\"train\")"
 echo "    dataset[0][\"t1w\"].get_fdata().shape            # a decoded NIfTI volume"
 echo
-echo "or the files back with: $bin/brim unpack demo/dataset demo/files"
+echo "or the files back with: $bin/brim unpack ./demo/dataset demo/files"

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from brim.engine.build import Build, BuildOptions, Built
-from brim.engine.progress import Progress
 from brim.errors import InputError
 from brim.plans.checks import CheckOptions
 from brim.plans.cut import CutOptions
 from brim.plans.plan import Format
+from brim.progress import Progress
 from brim.sinks.hub.options import HubOptions, Via
 from brim.sizes import parse_size
 from brim.sources import read_source, recipe_text

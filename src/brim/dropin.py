@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from brim.engine.build import Build, BuildOptions, Built
-from brim.engine.progress import Progress
 from brim.errors import InputError
 from brim.plans.checks import CheckOptions
 from brim.plans.cut import CutOptions
+from brim.progress import Progress
 from brim.sinks.hub.address import SCHEME, Address, parse_address, repo_name_is_valid
 from brim.sinks.hub.client import own_name
 from brim.sinks.hub.options import HubOptions, Via

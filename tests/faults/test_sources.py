@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import brim as api
-from brim.engine.progress import Silent
 from brim.errors import SourceChanged
+from brim.progress import Silent
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 
 

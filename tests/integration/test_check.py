@@ -17,9 +17,9 @@ from PIL import Image
 
 import brim as library
 from brim.engine.check import Check, Report, anatomical_reminder, check
-from brim.engine.progress import Silent
 from brim.engine.validator import bids_validator
 from brim.errors import InputError, MissingExtra
+from brim.progress import Silent
 from tests.conftest import brim, random_bytes, write_files
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"

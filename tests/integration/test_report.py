@@ -231,7 +231,7 @@ def test_the_verb(tmp_path: Path) -> None:
 JOB = """
 import sys, time
 from pathlib import Path
-from brim.engine.progress import Silent
+from brim.progress import Silent
 from brim.memory.limit import Limit
 from brim.report.recording import recorded
 with recorded(Silent(), Path(sys.argv[1]), ["brim", "build"], Limit(10**9, "--memory")) as progress:
@@ -265,7 +265,7 @@ def test_a_killed_job_still_has_a_page(tmp_path: Path) -> None:
 def test_a_build_is_recorded(many_files: Callable[..., Path], tmp_path: Path) -> None:
     """A real build has its shards and its memory on the page."""
     import brim as library
-    from brim.engine.progress import Silent
+    from brim.progress import Silent
     from brim.report.log import read_run
     from brim.report.recording import recorded
 

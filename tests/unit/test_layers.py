@@ -8,7 +8,7 @@ from pathlib import Path
 import brim
 
 SOURCE = Path(brim.__file__).parent
-LEAVES = {"errors", "sizes", "fileset", "cuts", "tarball", "durable", "memory"}
+LEAVES = {"errors", "progress", "sizes", "fileset", "cuts", "tarball", "durable", "memory"}
 MAY_IMPORT = {
     "sources": {"sources"},
     "plans": {"plans", "sources"},

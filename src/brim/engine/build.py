@@ -12,7 +12,6 @@ from brim.durable import failures
 from brim.engine.destination import Destination, make_state, new_destination, state_folder
 from brim.engine.ledger import Ledger
 from brim.engine.lock import locked
-from brim.engine.progress import Progress, Silent
 from brim.engine.run import Run, RunOptions
 from brim.engine.stop import Stop, stoppable
 from brim.errors import DestinationError, InputError, Stopped
@@ -26,6 +25,7 @@ from brim.plans.cut import CutOptions
 from brim.plans.describe import plan_facts, plan_lines
 from brim.plans.forecast import Forecast, forecast_build
 from brim.plans.plan import EXTENSIONS, Format, Plan, make_plan
+from brim.progress import Progress, Silent
 from brim.sinks.folder import FolderSink, make_folder
 from brim.sinks.hub.address import Address
 from brim.sinks.hub.options import HubOptions, Room

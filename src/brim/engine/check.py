@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.engine.progress import Progress, Silent
 from brim.errors import InputError, MissingExtra, Stopped
 from brim.fileset import Ints
 from brim.formats.parquet import MAX_CELL_BYTES
@@ -26,6 +25,7 @@ from brim.formats.probe import PROBED_NAMES, look_of, probe_gzip, probe_header
 from brim.memory.cores import usable_cores
 from brim.memory.limit import effective_limit
 from brim.plans.checks import REASONS, CheckOptions, check_files, check_paths_stay_home
+from brim.progress import Progress, Silent
 from brim.sources.filetable import FileTable, Reason, Refused, flat_numbers
 
 _ABSENT: tuple[Reason, ...] = ("missing", "folder", "special", "unreadable", "url", "name")

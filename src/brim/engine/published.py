@@ -12,10 +12,10 @@ from typing import Protocol
 from brim.engine.destination import parse_destination, state_folder
 from brim.engine.hashing import sha256_of
 from brim.engine.ledger import Job, Ledger, Receipt
-from brim.engine.progress import Advance
 from brim.errors import DestinationError, InputError
 from brim.formats.card import CARD, card_folders, read_card
 from brim.formats.readable import LocalFile, Readable
+from brim.progress import Advance
 from brim.sinks.hub.address import Address
 from brim.sinks.hub.client import HubClient, Snapshot
 from brim.sinks.hub.remote import RangeFile, StreamFile

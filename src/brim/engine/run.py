@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from brim.engine.card import card_facts
 from brim.engine.keep import reuse
 from brim.engine.ledger import Job, Ledger, Receipt, finished_ledger
-from brim.engine.progress import Progress
 from brim.engine.shard import splice_of
 from brim.engine.stop import Stop
 from brim.errors import DestinationError, PlanChanged, SinkFailed
@@ -24,6 +23,7 @@ from brim.formats.card import CardFacts, write_card, write_unfinished_card
 from brim.plans.changes import changes_between
 from brim.plans.cut import Shard
 from brim.plans.plan import Plan
+from brim.progress import Progress
 from brim.sinks import sink as sinks
 from brim.sinks.sink import ObjectsGone, Publication, Put, Sink
 from brim.sizes import format_size

@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 
 from brim.durable import failures
 from brim.engine.ledger import Receipt
-from brim.engine.progress import Progress, Silent
 from brim.engine.published import Published, opened
 from brim.engine.shard import locate
 from brim.errors import DamageFound, InputError
@@ -21,6 +20,7 @@ from brim.formats.found import Found
 from brim.formats.readable import Readable, ReadableFile
 from brim.formats.splice import BUFFER_BYTES
 from brim.memory.limit import effective_limit
+from brim.progress import Progress, Silent
 from brim.sinks.hub.remote import StreamFile
 
 _WAITING = ".brim-unpack"

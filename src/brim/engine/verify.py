@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.engine.progress import Advance, Progress, Silent
 from brim.engine.published import Published, opened
 from brim.engine.run import versions
 from brim.engine.shard import count_rows, hollow_columns, locate, splice_of
@@ -28,6 +27,7 @@ from brim.memory.cores import usable_cores
 from brim.memory.limit import effective_limit
 from brim.plans.cut import CutOptions
 from brim.plans.plan import make_plan
+from brim.progress import Advance, Progress, Silent
 from brim.sources import read_source
 from brim.sources.filetable import FileTable, flat_numbers
 from brim.sources.options import SourceOptions

@@ -6,6 +6,7 @@ import io
 import os
 from typing import TYPE_CHECKING, Protocol, Self
 
+from brim.formats.seekable import Seekable
 from brim.formats.splice import BUFFER_BYTES, copy_range, write_all
 
 if TYPE_CHECKING:
@@ -61,24 +62,14 @@ def copy_by_reading(source: Readable, descriptor: int, offset: int, size: int) -
         offset, size = offset + len(data), size - len(data)
 
 
-class ReadableFile(io.RawIOBase):
+class ReadableFile(Seekable, io.RawIOBase):
     """A Readable as the file that pyarrow and tarfile want. Closing it leaves the Readable open."""
 
     def __init__(self, source: Readable, start: int = 0) -> None:
         self._source, self._at = source, start
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._source.size}[whence]
-        return self._at
+    def _size(self) -> int:
+        return self._source.size
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")

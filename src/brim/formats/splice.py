@@ -23,6 +23,7 @@ import numpy as np
 from brim.fileset import FileSet, Ints
 from brim.formats.reading import SourceReader
 from brim.formats.scratch import Scratch
+from brim.formats.seekable import Seekable
 from brim.tarball import END, member_header, padding
 
 if TYPE_CHECKING:
@@ -142,28 +143,14 @@ class Splice:
         self.close()
 
 
-class SpliceFile(io.BufferedIOBase):
+class SpliceFile(Seekable, io.BufferedIOBase):
     """A splice as a seekable binary file, for clients that want one."""
 
     def __init__(self, splice: Splice) -> None:
         self._splice = splice
-        self._at = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._splice.size}[whence]
-        if base + offset < 0:
-            raise ValueError(f"cannot seek to {base + offset}")
-        self._at = base + offset
-        return self._at
+    def _size(self) -> int:
+        return self._splice.size
 
     def read(self, size: int | None = -1, /) -> bytes:
         if self.closed:

@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from brim.errors import BrimError, InputError
 from brim.memory.limit import Limit
 from brim.memory.system import blind_spots, boot_id, machine_facts, machine_now, versions
 from brim.memory.watch.log import LogWriter
 from brim.memory.watch.tree import TreeMeter
+from brim.progress import Progress
 from brim.report.page import write_page
 from brim.sizes import format_size
 
@@ -32,24 +33,12 @@ _SHOWN_PROCESSES = 20
 _MOST_EVENTS = 20_000  # the log thins its samples, not its events
 
 
-class Listener(Protocol):
-    """Whoever watches a job: brim.engine.progress.Progress, which reports know nothing of."""
-
-    def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None: ...
-    def advance(self, size: int) -> None: ...
-    def hashed(self, size: int) -> None: ...
-    def committed(self) -> None: ...
-    def shard(self, name: str, size: int, sha256: str, how: str) -> None: ...
-    def note(self, text: str) -> None: ...
-    def finish(self) -> None: ...
-
-
 class Recording:
     """Listens to a job, tells `inner`, and writes a log. Close it, whatever happened."""
 
     def __init__(
         self,
-        inner: Listener,
+        inner: Progress,
         log: Path,
         command: Sequence[str],
         limit: Limit,
@@ -179,12 +168,12 @@ class Recording:
 
 @contextmanager
 def recorded(
-    inner: Listener,
+    inner: Progress,
     html: Path | None,
     command: Sequence[str],
     limit: Limit,
     forecast: Mapping[str, Any] | None = None,
-) -> Iterator[Listener]:
+) -> Iterator[Progress]:
     """Listen to a job and write its page at `html`, also if it fails; without `html`, nothing but `inner`.
 
     The log stays beside the page, for a job that does not live to see its end.

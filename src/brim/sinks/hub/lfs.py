@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 
 from brim.errors import SinkFailed
+from brim.formats.seekable import Seekable
 from brim.formats.splice import Splice
 from brim.sinks.hub.address import Address
 from brim.sinks.hub.operations import addition, upload_info
@@ -73,29 +74,23 @@ class Lfs:
         return wanted
 
 
-class _Content(io.BufferedIOBase):
+class _Content(Seekable, io.BufferedIOBase):
     """A splice as the file that the library reads: in small steps, forwards, again from the start after a failure."""
 
     def __init__(self, splice: Splice, watcher: Watcher) -> None:
         self._splice, self._watcher = splice, watcher
-        self._at = self._furthest = 0
+        self._furthest = 0
         self._chunks: Iterator[memoryview] | None = None
         self._chunk = memoryview(b"")
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
+    def _size(self) -> int:
+        return self._splice.size
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        to = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._splice.size}[whence]
-        if to != self._at:
-            self._at, self._chunks, self._chunk = to, None, memoryview(b"")
-        return to
+        before = self._at
+        if super().seek(offset, whence) != before:
+            self._chunks, self._chunk = None, memoryview(b"")
+        return self._at
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:
