@@ -64,9 +64,12 @@ def unpack(
             with failures(target):
                 target.mkdir(parents=True, exist_ok=True)
                 work = _Unpacking(published, os.path.realpath(target), progress)
-                for name in names:
-                    work.shard(name, receipts.get(name))
-                return work.finish()
+                try:
+                    for name in names:
+                        work.shard(name, receipts.get(name))
+                finally:
+                    work.clear()
+                return work.result
         finally:
             progress.finish()
 
@@ -79,7 +82,7 @@ class _Unpacking:
         self.result = Unpacked()
         self._waiting_room = os.path.join(root, _WAITING)
         self._waiting: dict[str, str] = {}  # by its path, where a file waits
-        shutil.rmtree(self._waiting_room, ignore_errors=True)
+        self.clear()  # what a killed run left
 
     def shard(self, name: str, receipt: Receipt | None) -> None:
         if receipt is None:
@@ -130,9 +133,9 @@ class _Unpacking:
         self.result.files += 1
         self.result.bytes += found.size
 
-    def finish(self) -> Unpacked:
+    def clear(self) -> None:
+        """Nothing unproved is left, however it ended."""
         shutil.rmtree(self._waiting_room, ignore_errors=True)
-        return self.result
 
 
 def _members(shard: Readable, found: Found) -> Iterator[Found]:
