@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,6 +82,20 @@ def test_rate_limit(hub: TestHub, machine: Machine, source: Path, expected: List
     assert shards(hub) == expected
     assert "Rate limited. Waiting 3" in done.stderr
     assert done.stderr.count("429; trying again in 2 s") == 2
+
+
+@pytest.mark.parametrize("route", ["info", "batch", "commit"])
+def test_stop_while_the_rate_limit_is_waited_for(hub: TestHub, machine: Machine, source: Path, route: str) -> None:
+    """A request to stop ends a long wait that the Hub asked for, and the next run continues."""
+    fault = hub.faults.add(route, times=None, status=429, retry_after=600)
+    process = machine.start(source, *EACH)
+    for _ in range(200):
+        if fault.fired:
+            break
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10) == 6
 
 
 def test_server_that_stays_down(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:

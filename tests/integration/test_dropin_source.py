@@ -332,6 +332,11 @@ def test_num_shards_of_each_split(source: Path, tmp_path: Path) -> None:
             {},
             "do not fit its features",
         ),
+        (
+            IterableDataset.from_generator(lambda: iter([{"a": None}] * 2000 + [{"a": "x"}])),
+            {},
+            "do not fit its features",
+        ),
     ],
 )
 def test_what_cannot_be_published_is_said(dataset: Any, options: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -339,6 +344,12 @@ def test_what_cannot_be_published_is_said(dataset: Any, options: dict[str, Any],
     with pytest.raises(brim.BrimError, match=says) as caught:
         dataset_source(dataset, spill=tmp_path, **options)
     assert caught.value.exit_code == 2
+
+
+def test_a_split_of_datasets_own_type(tmp_path: Path) -> None:
+    """split= takes datasets.Split too."""
+    table = dataset_source(Dataset.from_dict({"a": [1]}), split=datasets.Split.TEST, spill=tmp_path)  # type: ignore[arg-type]
+    assert [split.name for split in table.splits] == ["test"]
 
 
 BASELINE = "import datasets, brim.api, pyarrow.parquet; datasets.Dataset.from_file({arrow!r}).features"

@@ -268,6 +268,22 @@ def test_configs_and_splits(hub: TestHub, machine: Machine, source: Path, tmp_pa
     """)
 
 
+def test_parts_are_proved_by_their_own_sources(
+    hub: TestHub, machine: Machine, source: Path, many_files: Callable[..., Path]
+) -> None:
+    """Where splits and configs were published from several sources, each source proves its own part."""
+    other = many_files(3, 2000, name="other")
+    machine.publish(source, "--split", "train")
+    machine.publish(other, "--split", "test")
+    machine.publish(other, "--config", "second")
+    for deep in ((), ("--deep",)):
+        assert "5 files are inside" in machine.run("verify", DEST, str(source), *deep).stdout
+        assert "6 files are inside" in machine.run("verify", DEST, str(other), *deep).stdout
+    (other / "f000.bin").write_bytes(b"another")
+    told = machine.run("verify", DEST, str(other))
+    assert (told.returncode, "not what any of the 3 parts here" in told.stderr) == (3, True)
+
+
 def test_split_with_other_columns(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
     """A split whose columns differ from those of its config is refused before a byte of it is sent."""
     machine.publish(source, "--split", "train")
@@ -328,6 +344,50 @@ def test_broken_card(hub: TestHub, machine: Machine, source: Path) -> None:
     assert hub.counters.puts == hub.counters.commits == 0
 
 
+@pytest.mark.parametrize(
+    ("front", "kept"),
+    [
+        ("dataset_info: &x\n  a: 1\nother: *x\n", {"other": {"a": 1}}),
+        ("configs: []\nmy key: 1\nfoo.bar: [2]\n", {"my key": 1, "foo.bar": [2]}),
+        ("license: mit\n...\n", {"license": "mit"}),
+        ("license: mit\r\nx: .nan\r\n", {"license": "mit"}),
+        ("configs:\n- data_files: old/*\n", {}),
+        ("# a comment\n", {}),
+    ],
+)
+def test_odd_yaml_keeps_what_it_says(hub: TestHub, machine: Machine, source: Path, front: str, kept: object) -> None:
+    """Whatever YAML a card has, its other fields say the same afterwards, and the dataset has its one config."""
+    hub.create(REPO)
+    put_by_hand(hub, {"README.md": f"---\n{front}---\n# Ours\n".encode()})
+    machine.publish(source)
+    found = card(hub)
+    assert [entry["config_name"] for entry in found.pop("configs")] == ["default"]  # type: ignore[attr-defined]
+    assert found.pop("dataset_info")
+    assert {name: value for name, value in found.items() if value == value} == kept
+    assert ("# a comment" in front) == (b"# a comment" in hub.read(REPO, "README.md"))
+    assert hub.read(REPO, "README.md").endswith(b"---\n# Ours\n")
+
+
+@pytest.mark.parametrize(
+    "text", [b"---\ndate: 2024-13-45\n---\n", b"---\na: " + b"[" * 3000 + b"\n---\n", b"H\xe9llo\n"]
+)
+def test_cards_that_cannot_be_read(hub: TestHub, machine: Machine, source: Path, text: bytes) -> None:
+    """A card with an impossible date, endless nesting or another encoding is an error in words, also for verify."""
+    machine.publish(source)
+    put_by_hand(hub, {"README.md": text})
+    assert "README.md" in machine.publish(source, "--fresh", check=2).stderr
+    told = machine.run("verify", DEST)
+    assert (told.returncode, "README.md: " in told.stderr) == (3, True), told.stderr
+
+
+def test_text_between_rules_is_no_yaml(hub: TestHub, machine: Machine, source: Path) -> None:
+    """A card that begins with a text between two rules keeps it."""
+    hub.create(REPO)
+    put_by_hand(hub, {"README.md": b"---\njust text\n---\nmore\n"})
+    machine.publish(source)
+    assert hub.read(REPO, "README.md").endswith(b"---\n---\njust text\n---\nmore\n")
+
+
 # Many shards: the pull request
 
 
@@ -384,6 +444,21 @@ def test_pull_request_is_found_again(
     assert pull.status == "merged"
     assert shards(hub) == all_of_them
     assert hub.counters.bytes_repeated <= 8 * 2000
+
+
+def test_pull_request_of_another_publication(hub: TestHub, machine: Machine, source: Path) -> None:
+    """A pull request that waits for review is taken up by the same call, and by no publication of the same data."""
+    push = """
+        import brim, datasets
+        for options in ({"create_pr": True}, {"create_pr": True}, {"revision": "dev"}, {}):
+            print(brim.push_to_hub(datasets.Dataset.from_dict({"a": [1]}), "ada/data", **options).pull_request)
+    """
+    done = machine.python(push)
+    assert done.stdout.split() == ["1", "1", "0", "0"]
+    assert "filling pull request 1, which is left open" in done.stderr
+    (pull,) = hub.repos.get("datasets", REPO).discussions.values()
+    assert pull.status == "open"
+    assert len(shards(hub)) == len(shards(hub, "dev")) == len(shards(hub, "refs/pr/1")) == 1
 
 
 def test_card_edited_while_the_pull_request_is_open(
@@ -664,3 +739,74 @@ def test_nifti_columns_load(hub: TestHub, machine: Machine, tmp_path: Path) -> N
                 assert numpy.array_equal(rows[i]["t1w"].get_fdata(), wanted.get_fdata())
                 assert numpy.array_equal(rows[i]["t1w"].affine, wanted.affine)
     """)
+
+
+# What others published, and what cannot be read
+
+
+def test_reading_without_permission(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
+    """Whoever may not read a gated repository is told so, and not that a token cannot write."""
+    machine.publish(source)
+    hub.repos.get("datasets", REPO).private, hub.repos.get("datasets", REPO).gated = False, "manual"
+    for token, who in (("hf_read", "this token"), (None, "anyone without a token")):
+        for command in (("verify", DEST), ("unpack", DEST, str(tmp_path / "back"))):
+            told = Machine(hub, tmp_path / "other", token).run(*command)
+            assert (told.returncode, f"does not let {who} read" in told.stderr) == (2, True), told.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("HF_TOKEN", "h\u00e9", "holds characters that no token has"),
+        ("HF_ENDPOINT", "huggingface.co", "HF_ENDPOINT is not the address of a Hub"),
+        ("BRIM_STALL_SECONDS", "nan", "BRIM_STALL_SECONDS is a number"),
+        ("BRIM_STALL_SECONDS", "long", "BRIM_STALL_SECONDS is a number"),
+    ],
+)
+def test_settings_that_cannot_be(
+    hub: TestHub, machine: Machine, source: Path, name: str, value: str, says: str
+) -> None:
+    """A token, address or time limit that cannot be one is an error at once, and in words."""
+    odd = replace(machine, more={name: value})
+    for told in (odd.publish(source, check=2), odd.run("verify", DEST)):
+        assert (told.returncode, says in told.stderr) == (2, True), told.stderr
+
+
+def test_what_others_published(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
+    """Shards are found without a card, and where there are no files to unpack, or none with a name, that is said."""
+    push = """
+        import datasets, io, brim, pyarrow.parquet as pq
+        from huggingface_hub import HfApi
+        content = datasets.Dataset.from_dict({"image": [{"bytes": b"1", "path": None}]})
+        content = content.cast_column("image", datasets.Image(decode=False))
+        pq.write_table(content.data.table, sink := io.BytesIO())
+        HfApi().create_repo("ada/loose", repo_type="dataset")
+        HfApi().upload_file(
+            path_or_fileobj=sink.getvalue(), path_in_repo="a/b.parquet", repo_id="ada/loose", repo_type="dataset"
+        )
+        brim.push_to_hub(content, "ada/data")
+    """
+    machine.python(push)
+    told = machine.run("verify", "hf://datasets/ada/loose")
+    assert (told.returncode, "README.md: is missing" in told.stderr) == (3, True)
+    told = machine.run("unpack", "hf://datasets/ada/loose", str(tmp_path / "back"))
+    assert (told.returncode, "not built by brim" in told.stderr) == (2, True)
+    told = machine.run("unpack", DEST, str(tmp_path / "back"))
+    assert (told.returncode, "content without a name" in told.stderr) == (2, True)
+
+
+def test_threads_publish_at_once(hub: TestHub, machine: Machine) -> None:
+    """Several calls of push_to_hub at a time do not disturb each other, and leave the library as it was."""
+    push = """
+        import logging, threading, brim, datasets
+        from huggingface_hub.utils import _http
+        state = lambda: (_http._GLOBAL_CLIENT_FACTORY, logging.getLogger("huggingface_hub").handlers[:])
+        before = state()
+        one = lambda n: brim.push_to_hub(datasets.Dataset.from_dict({"a": [n] * 2000}), f"ada/d{n}", num_shards=5)
+        threads = [threading.Thread(target=one, args=(n,)) for n in range(4)]
+        [thread.start() for thread in threads], [thread.join() for thread in threads]
+        assert state() == before
+    """
+    done = machine.python(push)
+    assert all(line.startswith("brim: created") for line in done.stderr.splitlines()), done.stderr
+    assert [len(hub.files(f"ada/d{n}")) for n in range(4)] == [8] * 4

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from brim.engine.ledger import LEDGER, Job, Ledger, Receipt
+from brim.errors import DestinationError
 
 JOB = Job("f" * 64, {"rows": 3}, {"brim": "0"})
 ONE = Receipt("data/a", "train", 1, 10, "aa", "key-a", "m", "job")
@@ -69,3 +70,10 @@ def test_finishing_forgets_the_way_there(tmp_path: Path) -> None:
     straight.finish([ONE, TWO])
     assert (tmp_path / LEDGER).read_bytes() == first
     assert Ledger(tmp_path).done
+
+
+def test_a_ledger_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    """One that is a folder, or belongs to somebody else, is an error that names it."""
+    (tmp_path / LEDGER).mkdir()
+    with pytest.raises(DestinationError, match="cannot be read: Is a directory"):
+        Ledger(tmp_path)

@@ -44,7 +44,7 @@ def verify(
         emit("verified", **vars(result))
         return
     lines = [("whole", f"{result.shards:,} shards, {result.rows:,} rows, {format_size(result.bytes)}")]
-    if source is not None:
+    if result.files_compared:
         lines.append(("source", f"{result.files_compared:,} files are inside, byte for byte"))
     lines += [("not proved", what) for what in result.unproved]
     print_lines(lines)

@@ -192,7 +192,7 @@ class Build:
             return self._built(run, run.run())
         hub = self.options.hub
         room = Room(self.limit.bytes - self.forecast.total, self.forecast.workers, self.limit.asked_for)
-        sink = HubSink(destination, hub, ledger, room, progress)
+        sink = HubSink(destination, hub, ledger, room, progress, stop.check)
         try:
             sink.open(self.plan.fingerprint)
             ledger.agree_with(b"".join(sink.manifests()))

@@ -46,7 +46,7 @@ def state_folder(destination: Destination, state: str | os.PathLike[str] | None,
     if isinstance(destination, Path):
         return destination / STATE
     home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    what = f"{os.environ.get('HF_ENDPOINT', '')} {destination} {scope}"
+    what = f"{os.environ.get('HF_ENDPOINT', '').rstrip('/')} {destination} {scope}"
     name = f"{destination.repo.replace('/', '--')}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
     return Path(home) / "brim" / "hub" / name
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.durable import write_whole
+from brim.errors import DestinationError
 from brim.sinks.sink import Piece
 
 LEDGER = "ledger.jsonl"
@@ -70,6 +71,11 @@ class Ledger:
             data = self.path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             data = b""
+        except OSError as error:  # it belongs to somebody else, or is a folder
+            raise DestinationError(
+                f"The ledger {str(self.path)!r} cannot be read: {error.strerror}.",
+                hint="Choose another folder for it with --state DIR.",
+            ) from error
         self._read(data)
 
     @classmethod

@@ -93,22 +93,17 @@ class PublishedRepository:
     def __init__(self, client: HubClient, snapshot: Snapshot) -> None:
         self._client, self._at = client, snapshot
         self.told = self._read_manifests()
-        text = self.card()
         folders = {"data", *(name.rpartition("/")[0] for name in self.told.receipts)}
         try:
-            folders |= card_folders(read_card(text or ""))
-        except DestinationError:
+            folders |= card_folders(read_card(self.card() or ""))
+        except (DestinationError, UnicodeDecodeError):
             pass  # a broken card is reported as what it is
-        self.sizes: Mapping[str, int] = {
-            name: file.size
-            for name, file in sorted(snapshot.tree.items())
-            if name in self.told.receipts or (name.rpartition("/")[0] in folders and name.endswith(_SHARDS))
-        }
+        there = {name: file.size for name, file in sorted(snapshot.tree.items()) if name.endswith(_SHARDS)}
+        named = {name: size for name, size in there.items() if name.rpartition("/")[0] in folders}
+        # Where no card says where its files are, `load_dataset` takes them wherever they are.
+        self.sizes: Mapping[str, int] = named or there
         if not self.sizes and not self.told.receipts:
-            raise InputError(
-                f"{client.address} holds no dataset: it has no Parquet or tar files where its card (or the folder "
-                "data/) says."
-            )
+            raise InputError(f"{client.address} holds no dataset that brim can read: it has no Parquet or tar files.")
 
     def _read_manifests(self) -> Told:
         receipts: dict[str, Receipt] = {}
@@ -151,7 +146,7 @@ def opened(
         yield PublishedFolder(where, state)
         return
     with ExitStack() as stack:
-        stack.enter_context(explained(where.repo, begun=False))
+        stack.enter_context(explained(where.repo, begun=False, reading=True))
         stack.enter_context(hub_session(note))
         yield PublishedRepository(*_found(where))
 

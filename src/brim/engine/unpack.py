@@ -69,7 +69,7 @@ def unpack(
                         work.shard(name, receipts.get(name))
                 finally:
                     work.clear()
-                return work.result
+                return work.finish()
         finally:
             progress.finish()
 
@@ -133,6 +133,14 @@ class _Unpacking:
         self.result.files += 1
         self.result.bytes += found.size
 
+    def finish(self) -> Unpacked:
+        if self.result.unproved and not self.result.files + self.result.already_there:
+            raise InputError(
+                "There are no files that brim packed: the dataset was not built by brim, and its columns are encoded.",
+                hint="Read it with datasets.load_dataset.",
+            )
+        return self.result
+
     def clear(self) -> None:
         """Nothing unproved is left, however it ended."""
         shutil.rmtree(self._waiting_room, ignore_errors=True)
@@ -150,6 +158,12 @@ def _members(shard: Readable, found: Found) -> Iterator[Found]:
 def _safe_path(found: Found, shard_name: str, root: str) -> str:
     """Where a file goes; refuses a path that leads out of the folder, also by a link that is there."""
     name = found.path or ""
+    if found.path is None:
+        raise InputError(
+            f"{shard_name} row {found.row} holds content without a name in its column {found.column!r}, so there is no "
+            "file to write.",
+            hint="Read it with datasets.load_dataset.",
+        )
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\0" in name:
         raise DamageFound(

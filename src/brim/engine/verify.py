@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from brim.engine.ledger import Job
 from brim.engine.published import Published, opened
 from brim.engine.run import versions
 from brim.engine.shard import count_rows, hollow_columns, locate, splice_of
@@ -26,7 +27,7 @@ from brim.formats.splice import SpliceBuilder
 from brim.memory.cores import usable_cores
 from brim.memory.limit import effective_limit
 from brim.plans.cut import CutOptions
-from brim.plans.plan import make_plan
+from brim.plans.plan import Plan, make_plan
 from brim.progress import Advance, Progress, Silent
 from brim.sources import read_source
 from brim.sources.filetable import FileTable, flat_numbers
@@ -212,28 +213,46 @@ class _Verification:
 
     def source(self, source: str | os.PathLike[str] | FileTable, root: str | None) -> None:
         """Every source file is inside as often as the source names it, byte for byte."""
-        table = source if isinstance(source, FileTable) else self._read(source, root)
+        if len(self.told.jobs) <= 1:
+            self._with_source(self._table(source, root, self.told.job), self.told.job)
+            return
+        # Several configs or splits, each published from a source of its own: prove those that this one gives.
+        given = False
+        for job in self.told.jobs:
+            try:
+                table = self._table(source, root, job)
+                same = not table.refused and self._plan(table, job).facts["content"] == job.facts["content"]
+            except BrimError:
+                continue  # read as another part was, it may be no source at all
+            if same:
+                self._with_source(table, job)
+            given |= same
+        if not given and any(job.left_out for job in self.told.jobs):
+            self.result.unproved.append("source: it was not compared, because a part was published with files left out")
+        elif not given:
+            self.found(f"the source is not what any of the {len(self.told.jobs)} parts here was published from")
+
+    def _with_source(self, table: FileTable, job: Job | None) -> None:
         for refused in table.refused:
             self.found(f"source {refused.path}: is {refused.reason}")
         if self.published.remote and not self.deep:
-            self._by_hash(table)
+            self._by_hash(table, job)
             return
         number_of: dict[str, int] = {path.as_py(): number for number, path in enumerate(table.files.paths)}
         expected = np.zeros(len(table.files), np.int64)
         for name in table.columns:
             np.add.at(expected, flat_numbers(table.rows.column(name)), 1)
         seen = np.zeros(len(table.files), np.int64)
-        left_out = set(self.told.job.left_out) if self.told.job else set()
-        self.progress.start(
-            "compare", int((expected * table.files.sizes).sum()), len(self.rows_of), effective_limit().bytes
-        )
-        for name in sorted(self.rows_of):
+        left_out = set(job.left_out) if job else set()
+        names = self._names(job)
+        self.progress.start("compare", int((expected * table.files.sizes).sum()), len(names), effective_limit().bytes)
+        for name in names:
             try:
                 self._compare(name, table, number_of, seen)
             except BrimError as error:
                 self.found(f"{name}: {error}")
             self.progress.shard(name, 0, "", "compared")
-        self.result.files_compared = int(seen.sum())
+        self.result.files_compared += int(seen.sum())
         if len(self.rows_of) < self.result.shards:
             return  # files of a damaged shard would all be reported once more
         for number in np.flatnonzero(seen != expected).tolist():
@@ -242,16 +261,25 @@ class _Verification:
                 self.found(
                     f"{path}: is {seen[number]} time(s) in the shards and {expected[number]} time(s) in the source"
                 )
-        self._metadata(table)
+        self._metadata(table, job)
 
-    def _by_hash(self, table: FileTable) -> None:
+    def _names(self, job: Job | None) -> list[str]:
+        """The whole shards of a build; of the only one, all that are here."""
+        several = job is not None and len(self.told.jobs) > 1
+        mark = job.fingerprint[:16] if several and job else None
+        return sorted(name for name in self.rows_of if mark is None or self.told.receipts[name].job == mark)
+
+    def _plan(self, table: FileTable, job: Job, folder: str = "data") -> Plan:
+        """What a build of this source would be, done as that one was."""
+        return make_plan(table, job.facts["format"].split()[0], CutOptions(**job.facts["cut"]), folder)
+
+    def _by_hash(self, table: FileTable, job: Job | None) -> None:
         """Without a download: the shards that this source gives must have the SHA-256 that the Hub lists."""
-        job = self.told.job
         if job is None or job.left_out or table.refused:
             self.result.unproved.append("source: it was not compared; --deep reads the shards back and compares files")
             return
-        folder = next(iter(self.told.receipts)).rpartition("/")[0]
-        plan = make_plan(table, job.facts["format"].split()[0], CutOptions(**job.facts["cut"]), folder)
+        mine = [name for name, receipt in self.told.receipts.items() if receipt.job == job.fingerprint[:16]]
+        plan = self._plan(table, job, next(iter(mine or self.told.receipts)).rpartition("/")[0])
         if plan.facts["content"] != job.facts["content"]:
             self.found("the source's files or the values of its table are not those that were published")
             return
@@ -266,20 +294,21 @@ class _Verification:
                 why = "" if job.versions == versions() else f" (published with {_versions(job.versions)}: try --deep)"
                 self.found(f"{shard.name}: the source gives other bytes{why}")
             self.progress.shard(shard.name, 0, sha256, "compared")
-        self.result.files_compared = table.file_count()
+        self.result.files_compared += table.file_count()
 
-    def _metadata(self, table: FileTable) -> None:
+    def _metadata(self, table: FileTable, job: Job | None) -> None:
         """The source's values are those that were built: its plan has the same digest of content."""
-        job = self.told.job
         if job is None or job.left_out or self.result.findings or table.refused:
             self.result.unproved.append("metadata: the values of other columns were not compared with the source")
             return
-        plan = make_plan(table, job.facts["format"].split()[0], CutOptions(**job.facts["cut"]))
-        if plan.facts["content"] != job.facts["content"]:
+        if self._plan(table, job).facts["content"] != job.facts["content"]:
             self.found("the values of the source's table are not those that were built (its files are)")
 
-    def _read(self, source: str | os.PathLike[str], root: str | None) -> FileTable:
-        recipe: dict[str, Any] = self.told.job.facts["recipe"] if self.told.job else {}
+    def _table(self, source: str | os.PathLike[str] | FileTable, root: str | None, job: Job | None) -> FileTable:
+        """The source, read as it was for a build."""
+        if isinstance(source, FileTable):
+            return source
+        recipe: dict[str, Any] = job.facts["recipe"] if job else {}
         return read_source(source, SourceOptions.from_recipe(recipe, root))
 
     def _compare(self, name: str, table: FileTable, number_of: dict[str, int], seen: Ints) -> None:

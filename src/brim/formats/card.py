@@ -91,7 +91,9 @@ def _configs(
 ) -> list[dict[str, Any]]:
     """The configs of a card, with these files in one of them."""
     listed = old.get("configs")
-    configs = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    # A config without a name is meant as the default one, and `datasets` refuses a card that has it.
+    configs = [entry if "config_name" in entry else {"config_name": "default", **entry} for entry in entries]
     mine: dict[str, Any] = {"config_name": config, "data_files": files}
     for entry in configs:
         if entry.get("config_name") == config:
@@ -180,7 +182,7 @@ def read_card(text: str) -> dict[str, Any]:
     match = _FRONT.match(text.removeprefix("\ufeff"))
     try:
         fields = yaml.safe_load(match[1]) if match else {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that no calendar has
         raise DestinationError(
             f"The YAML at the top of {CARD} is broken: {' '.join(str(error).split())}.", hint="Mend it and run again."
         ) from error
@@ -233,6 +235,8 @@ def _merge(fields: dict[str, Any], text: str, existing: str | None) -> str:
         return f"---\n{_dump({k: v for k, v in fields.items() if v not in ([], {})})}---\n{ours}"
     existing = existing.removeprefix("\ufeff")
     match = _FRONT.match(existing)
+    if match and not isinstance(yaml.safe_load(match[1]), dict | None):
+        match = None  # a text between two rules, and no fields
     front = _set_fields(match[1] if match else "", fields)
     body = existing[match.end() :] if match else existing
     if _BEGIN in body and _END in body:
@@ -244,10 +248,26 @@ def _merge(fields: dict[str, Any], text: str, existing: str | None) -> str:
 
 
 def _set_fields(front: str, fields: dict[str, Any]) -> str:
-    """YAML text with some top-level fields replaced, added or (empty ones) removed; all others keep their lines."""
-    if front.strip() and not _KEY.search(front):  # in flow style, {a: 1}, or no mapping at all
-        found = yaml.safe_load(front)
-        front = _dump(found) if isinstance(found, dict) else ""
+    """YAML text with some top-level fields replaced, added or (empty ones) removed; all others keep their lines.
+
+    Where lines are not what they look like (an anchor in a field that is replaced, a key with a blank, {a: 1},
+    an end marker), the fields are written anew: what they say is worth more than how they look.
+    """
+    wanted = {**(yaml.safe_load(front) or {}), **fields}
+    wanted = {name: value for name, value in wanted.items() if name not in fields or value not in ([], {})}
+    text = _set_lines(front, fields)
+    try:
+        found = yaml.safe_load(text) or {}
+    except yaml.YAMLError:
+        found = None
+    return text if _said(found) == _said(wanted) else _dump(wanted)
+
+
+def _said(fields: dict[Any, Any] | None) -> dict[Any, str] | None:
+    return None if fields is None else {name: repr(value) for name, value in fields.items()}
+
+
+def _set_lines(front: str, fields: dict[str, Any]) -> str:
     blocks: list[tuple[str, str]] = []
     for line in front.splitlines(keepends=True):
         key = _KEY.match(line)

@@ -119,7 +119,9 @@ def _is_spliced(meta: Struct) -> bool:
 
 def _path_values(parquet: pq.ParquetFile, group: int, column: int) -> Any:
     """The values of a `path` leaf, one a slot of its struct. By number, because names may hold dots."""
-    array = parquet.reader.read_row_group(group, column_indices=[column]).column(0).combine_chunks()
+    # In this thread: one of Arrow's that lets go of Python's bytes while the interpreter ends aborts the process.
+    read = parquet.reader.read_row_group(group, column_indices=[column], use_threads=False)
+    array = read.column(0).combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0)
     while pa.types.is_list(array.type) or pa.types.is_large_list(array.type):

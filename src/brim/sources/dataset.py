@@ -93,7 +93,7 @@ def _splits(dataset: Any, split: str | None) -> Iterator[tuple[str, Any]]:
         named = {str(name): one for name, one in dataset.items()}
     else:
         own = getattr(dataset, "split", None)
-        named = {split or (str(own) if own is not None else "train"): dataset}
+        named = {str(split) if split else (str(own) if own is not None else "train"): dataset}
     for name, one in named.items():
         if not isinstance(one, datasets.Dataset | datasets.IterableDataset):
             raise InputError(

@@ -20,6 +20,10 @@ _BLIND = frozenset(["_rename_columns_fn", "identity_func", "add_column_fn"])
 _CAST_BYTES, _CAST_ROWS = 1_000_000, 1000
 
 
+class _DoesNotFit(Exception):
+    """Values cannot be cast to what the features say. Never leaves this module."""
+
+
 def read_stream(stream: Any, split: str, spill: Spill) -> tuple[pa.Table, Any]:
     """The rows as a table that is mapped from disk, and its features."""
     from datasets.table import CastError
@@ -39,7 +43,7 @@ def read_stream(stream: Any, split: str, spill: Spill) -> tuple[pa.Table, Any]:
         plain._info.features = None  # or every row would be cast alone
         tables = _cast(plain.iter(batch_size=1), features)  # one row may be huge
         return spill.rows(features.arrow_schema.remove_metadata(), tables), features
-    except (CastError, pa.ArrowException) as error:
+    except (CastError, _DoesNotFit, pa.ArrowException) as error:
         raise SourceError(
             f"The rows of the split {split!r} do not fit its features: {' '.join(str(error).split())}.",
             hint="Give the dataset features that hold for every row.",
@@ -54,7 +58,11 @@ def _cast(tables: Iterable[pa.Table], features: Any) -> Iterator[pa.Table]:
         for name in features:
             if name not in table.column_names:
                 table = table.append_column(name, pa.nulls(len(table)))
-        yield cast_table_to_features(table, features).replace_schema_metadata(None)
+        try:
+            table = cast_table_to_features(table, features)
+        except TypeError as error:  # a text where the first rows had nothing
+            raise _DoesNotFit(str(error)) from error
+        yield table.replace_schema_metadata(None)
 
 
 def _with_features(stream: Any, split: str) -> Any:

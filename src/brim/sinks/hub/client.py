@@ -55,6 +55,13 @@ class HubClient:
         self.repo: dict[str, Any] = {"repo_id": address.repo, "repo_type": _KIND}
         self.api: Any = HfApi(token=token, library_name="brim")
         self.endpoint = str(self.api.endpoint)
+        try:
+            (self.token or "").encode("ascii")
+        except UnicodeError as error:
+            raise DestinationError(
+                "What is set as the token for the Hub is none: it holds characters that no token has.",
+                hint="Log in with `hf auth login`, or set HF_TOKEN to a valid token.",
+            ) from error
 
     @property
     def token(self) -> str | None:

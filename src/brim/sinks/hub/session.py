@@ -10,9 +10,11 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from brim.errors import BrimError, DestinationError, InputError, SinkFailed
@@ -22,6 +24,8 @@ Note = Callable[[str], None]
 
 _LOGGER = "huggingface_hub"
 _CONNECT_S, _STALL_S, _ANSWER_S = 30.0, 60.0, 300.0  # an answer may take long: merging thousands of files does
+_MOST_STALL_S = 7 * 86400.0
+_LOOK_EVERY_S = 0.2
 _WAITS_S = (1.0, 2.0, 4.0, 8.0, 8.0)
 _RATE_LIMITED = 429
 _PASSING = (408, 429, 500, 502, 503, 504)
@@ -34,30 +38,72 @@ def scrubbed(text: str) -> str:
     return _TOKEN.sub("(token)", _URL.sub(r"\1", " ".join(text.split())))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _User:
+    """Someone who uses the library: whom to tell, and what raises if someone asked to stop."""
+
+    note: Note
+    check: Callable[[], None]
+
+
+# The library has one client and one logger for the whole process. The first user changes them, the last one
+# changes them back; closing the client in between would cut what other threads are sending.
+_LOCK = threading.Lock()
+_USERS: list[_User] = []
+_UNDO = ExitStack()
+
+
 class _Notes(logging.Handler):
     """The library's warnings (a request is tried again, the rate limit is reached) as notes."""
 
-    def __init__(self, note: Note) -> None:
+    def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._note = note
         self._said = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = scrubbed(record.getMessage())
         if text != self._said and "binary IO buffer" not in text:
             self._said = text
-            self._note(f"the Hub: {text}")
+            for user in _USERS[-1:]:
+                user.note(f"the Hub: {text}")
 
 
 @contextmanager
-def hub_session(note: Note) -> Iterator[None]:
-    """While this is open, the library's requests have time limits and its warnings go to `note`."""
+def hub_session(note: Note, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """While this is open, the library's requests have time limits and its warnings go to `note`.
+
+    `check` is called while a wait goes on that the Hub asked for, and may raise to end it.
+    """
+    user = _User(note, check)
+    with _LOCK:
+        if not _USERS:
+            _change_library(_stall_s())
+        _USERS.append(user)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _USERS.remove(user)
+            if not _USERS:
+                _UNDO.close()
+
+
+def _stall_s() -> float:
+    said = os.environ.get("BRIM_STALL_SECONDS") or str(_STALL_S)
+    try:
+        stall_s = float(said)
+    except ValueError:
+        stall_s = 0.0
+    if not 0 < stall_s <= _MOST_STALL_S:
+        raise InputError(f"BRIM_STALL_SECONDS is a number of seconds above zero, not {said!r}.")
+    return stall_s
+
+
+def _change_library(stall_s: float) -> None:
     from huggingface_hub.utils import _http
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
-    stall_s = float(os.environ.get("BRIM_STALL_SECONDS") or _STALL_S)
-
     answer_s = stall_s if stall_s < _STALL_S else max(_ANSWER_S, stall_s)
     limits = {"connect": min(_CONNECT_S, stall_s), "read": answer_s, "write": stall_s, "pool": None}
 
@@ -69,21 +115,41 @@ def hub_session(note: Note) -> Iterator[None]:
     def timed() -> Any:
         client = factory()
         hooks = client.event_hooks
-        client.event_hooks = {**hooks, "request": [*hooks["request"], limit]}
+        client.event_hooks = {"request": [*hooks["request"], limit], "response": [*hooks["response"], _wait_as_asked]}
         return client
 
     logger = logging.getLogger(_LOGGER)
     before, quiet = (logger.handlers[:], logger.propagate), are_progress_bars_disabled()
-    _http.set_client_factory(timed)
-    logger.handlers, logger.propagate = [_Notes(note)], False
-    disable_progress_bars()
-    try:
-        yield
-    finally:
+
+    def undo() -> None:
         logger.handlers, logger.propagate = before
         if not quiet:
             enable_progress_bars()
         _http.set_client_factory(factory)
+
+    _UNDO.callback(undo)
+    _http.set_client_factory(timed)
+    logger.handlers, logger.propagate = [_Notes()], False
+    disable_progress_bars()
+
+
+def _wait_as_asked(response: Any) -> None:
+    """Wait here as long as an answer asks for: the library would sleep where no request to stop reaches it."""
+    asked_s = _asked_s(response) if response.status_code in _PASSING else 0.0
+    if asked_s > max(_WAITS_S):
+        response.read()
+        logging.getLogger(_LOGGER).warning("%s; waiting %g s, as it asks", response.status_code, asked_s)
+        _wait(asked_s)
+        for name in ("Retry-After", "RateLimit"):
+            response.headers.pop(name, None)
+
+
+def _wait(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (left_s := until - time.monotonic()) > 0:
+        for user in _USERS[-1:]:
+            user.check()
+        time.sleep(min(left_s, _LOOK_EVERY_S))
 
 
 def status_of(error: BaseException) -> int | None:
@@ -98,7 +164,7 @@ def is_transport(error: BaseException) -> bool:
     from huggingface_hub.errors import HfHubHTTPError
 
     http = sys.modules[HfHubHTTPError.__bases__[0].__module__.partition(".")[0]]  # httpx, whatever its name is now
-    return isinstance(error, http.TransportError)
+    return isinstance(error, http.TransportError) and not isinstance(error, http.UnsupportedProtocol)
 
 
 def is_passing(error: BaseException) -> bool:
@@ -125,24 +191,23 @@ def waits_s() -> Iterator[float]:
 
 def pause(error: BaseException, wait_s: float) -> None:
     """Wait before the next try, as long as the answer asks for, and say so."""
-    wait_s = max(wait_s, _asked_s(error))
+    response = getattr(error, "response", None)
+    wait_s = max(wait_s, 0.0 if response is None else _asked_s(response))
     what = status_of(error) or type(error).__name__
     logging.getLogger(_LOGGER).warning("%s; trying again in %g s", what, wait_s)
-    time.sleep(wait_s)
+    _wait(wait_s)
 
 
-def _asked_s(error: BaseException) -> float:
+def _asked_s(response: Any) -> float:
     """Retry-After, or what the Hub tells of its limits: `"api";r=0;t=57`."""
-    response = getattr(error, "response", None)
-    headers = {} if response is None else response.headers
-    said = re.fullmatch(r"\s*(\d+)\s*", headers.get("Retry-After", ""))
-    if said is None and status_of(error) == _RATE_LIMITED:
-        said = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
+    said = re.fullmatch(r"\s*(\d+)\s*", response.headers.get("Retry-After", ""))
+    if said is None and response.status_code == _RATE_LIMITED:
+        said = re.search(r"\bt=(\d+)", response.headers.get("RateLimit", ""))
     return float(said[1]) if said else 0.0
 
 
 @contextmanager
-def explained(repo: str, *, begun: bool) -> Iterator[None]:
+def explained(repo: str, *, begun: bool, reading: bool = False) -> Iterator[None]:
     """Here the library's errors become brim's. `begun`: something may have been sent already."""
     from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
@@ -159,7 +224,7 @@ def explained(repo: str, *, begun: bool) -> Iterator[None]:
     except HFValidationError as error:
         raise InputError(f"The Hub does not take this name: {scrubbed(str(error))}") from error
     except Exception as error:
-        found = _explained(error, repo, begun)
+        found = (_explained_reading(error, repo) if reading else None) or _explained(error, repo, begun)
         if found is None:
             raise
         raise found from error
@@ -169,6 +234,24 @@ def _no_token() -> DestinationError:
     return DestinationError(
         "There is no token for the Hub.", hint="Log in with `hf auth login`, or set HF_TOKEN to a token that may write."
     )
+
+
+def _explained_reading(error: Exception, repo: str) -> BrimError | None:
+    """What only whoever reads is told. Without a token, the Hub answers 401 to what it does not show."""
+    from huggingface_hub import get_token
+
+    status = status_of(error)
+    if status == 403 or (status == 401 and get_token() is None):
+        who = "this token" if status == 403 else "anyone without a token"
+        return DestinationError(
+            f"The Hub does not let {who} read {repo} ({status}).",
+            hint="Check its name, log in with `hf auth login`, and if it is gated, ask for access on its page.",
+        )
+    if is_transport(error):
+        return SinkFailed(
+            f"The connection to the Hub failed: {scrubbed(str(error)) or type(error).__name__}.", hint="Run it again."
+        )
+    return None
 
 
 def _explained(error: Exception, repo: str, begun: bool) -> BrimError | None:
@@ -201,6 +284,8 @@ def _explained(error: Exception, repo: str, begun: bool) -> BrimError | None:
             f"The Hub answered {status}: {said}.",
             hint="Run the same command to continue; nothing that was sent is lost.",
         )
+    if type(error).__name__ == "UnsupportedProtocol":
+        return InputError(f"HF_ENDPOINT is not the address of a Hub: {scrubbed(str(error))}")
     if isinstance(error, ValueError) and "README" in str(error):
         return DestinationError(f"The Hub refuses the card: {scrubbed(str(error))}", hint="Mend its YAML at the top.")
     return None

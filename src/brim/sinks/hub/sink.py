@@ -8,8 +8,9 @@ number.
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -56,15 +57,24 @@ class HubSink:
 
     staged = True
 
-    def __init__(self, address: Address, options: HubOptions, memory: Memory, room: Room, listener: Listener) -> None:
+    def __init__(
+        self,
+        address: Address,
+        options: HubOptions,
+        memory: Memory,
+        room: Room,
+        listener: Listener,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self.address, self.options = address, options
         self.visibility, self.pull = "", 0
         self._memory, self._room, self._listener, self._note = memory, room, listener, listener.note
+        self._check = check
         self._begun = False
         self._open = ExitStack()
 
     def open(self, fingerprint: str) -> None:
-        self._open.enter_context(hub_session(self._note))
+        self._open.enter_context(hub_session(self._note, self._check))
         with self._explained():
             self.client = HubClient(self.address, self.options.token)
             token = self.client.token
@@ -95,7 +105,10 @@ class HubSink:
 
     def _look_for_pull(self, fingerprint: str) -> None:
         """The pull request that an interrupted run of the same job left."""
-        self._mark = f"brim {fingerprint[:16]}"
+        # A pull request is taken up by the same publication alone: to the same branch, config and split, and not
+        # if it waits for somebody to look at it.
+        what = [fingerprint, self.address.revision, self.options.config, self.options.split, self.options.create_pull]
+        self._mark = f"brim {hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
         self._filled: Snapshot | None = None
         if self.options.direct:
             return
@@ -184,7 +197,8 @@ class HubSink:
         title = f"{(self.options.message or job.title)[:_TITLE_CHARACTERS]} [{self._mark}]"
         number = self.client.find_pull(self._mark)  # an answer to its opening may have been lost
         if number is None:
-            about = "Opened by brim, which fills it in groups and merges it when everything is there."
+            end = "" if self.options.create_pull else " and merges it when everything is there"
+            about = f"Opened by brim, which fills it in groups{end}."
             for wait_s in waits_s():
                 try:
                     number = self.client.open_pull(title, about)
@@ -199,7 +213,8 @@ class HubSink:
             else:
                 number = self.client.open_pull(title, about)
         self._take_pull(number)
-        self._note(f"filling pull request {number}, which is merged when everything is there")
+        end = "left open" if self.options.create_pull else "merged"
+        self._note(f"filling pull request {number}, which is {end} when everything is there")
 
     def _remember_pull(self) -> None:
         if self.pull:
