@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from brim.errors import InputError
@@ -17,7 +18,7 @@ _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
 def parse_size(text: str | int | float) -> int:
     """Bytes from "500MB", "1.5 GiB" or a number; at least 1."""
     if isinstance(text, int | float):
-        size = round(text)
+        size = round(text) if math.isfinite(text) else 0
     else:
         match = _PATTERN.fullmatch(text)
         unit = _UNITS.get(match[2].upper()) if match else None

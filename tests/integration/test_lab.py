@@ -197,3 +197,17 @@ def test_the_chart_stacks_file_pages_on_what_is_held() -> None:
     lines = chart(Part("x", (), (Sample(0.0, 50, 50), Sample(1.0, 0, 0))), 100)
     assert [line.split("┤")[1][0] for line in lines[1:7]] == ["░", "░", "░", "█", "█", "█"]
     assert lines[1].split("┤")[1][-1] == " "
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("leak", "--size", "900PB"),
+        ("embed-list", "--rows", "10000000000", "--dims", "100000"),
+        ("push", "--files", "100000", "--file-size", "1TB"),
+        ("map", "--num-files", "100000", "--text-size", "1TB"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_first(options: tuple[str, ...]) -> None:
+    """Neither the disk nor the machine is filled to find out."""
+    assert "This takes" in brim("lab", *options, check=4).stderr

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from brim.memory.watch import launch
 from brim.memory.watch.log import read_log
 from tests.conftest import brim
 
@@ -381,6 +382,110 @@ def test_watch_says_what_is_wrong() -> None:
     brim("watch", check=2)
     brim("watch", "1", "--system", check=2)
     assert "no process 4194000" in brim("watch", "4194000", check=2).stderr
+
+
+def test_a_file_that_is_no_log_is_never_overwritten(tmp_path: Path) -> None:
+    """--log with somebody's text in its place is refused, and so is one that cannot be written, in words."""
+    text = tmp_path / "thesis.txt"
+    text.write_text("precious")
+    assert "no log of brim" in brim("run", "--log", text, "--", "true", check=2).stderr
+    assert "no log of brim" in brim("watch", "--system", "--for", "1", "--log", text, check=2).stderr
+    assert text.read_text() == "precious"
+    assert "cannot be written" in brim("run", "--log", "/proc/x.jsonl", "--", "true", check=2).stderr
+
+
+def test_an_older_log_is_kept_until_the_options_are_right(tmp_path: Path) -> None:
+    """A wrong option costs no log; the next run takes its place."""
+    log = tmp_path / "l.jsonl"
+    brim("run", "--quiet", "--log", log, "--", "true")
+    first = log.read_bytes()
+    brim("run", "--log", log, "--alert", "99%", "--", "true", check=2)
+    assert log.read_bytes() == first
+    brim("run", "--quiet", "--log", log, "--", "true")
+    assert len(entries(log, "head")) == 1
+
+
+@pytest.mark.parametrize("option", ["--grace", "--alert-after", "--stop-after"])
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
+def test_times_are_times(option: str, seconds: str) -> None:
+    """What is no number of seconds is refused."""
+    assert "takes seconds" in brim("run", option, seconds, "--", "true", check=2).stderr
+
+
+def test_a_stderr_that_nobody_reads_does_not_hold_the_watch_up(tmp_path: Path) -> None:
+    """The command has filled the pipe: it is stopped all the same, and the log has what was not read."""
+    script = """
+import os, threading, time
+def fill():
+    while True:
+        os.write(2, b"z" * 65536)
+threading.Thread(target=fill, daemon=True).start()
+time.sleep(0.3)
+kept = [bytearray(b"x") * 5_000_000 for _ in range(37) if not time.sleep(0.02)]
+time.sleep(30)
+"""
+    log = tmp_path / "l.jsonl"
+    options = ["--memory", "200MB", "--alert-after", "0", "--stop-after", "0", "--grace", "0", "--no-cgroup"]
+    process = begin("run", "--log", str(log), *options, "--", PYTHON, "-c", script)
+    eventually(lambda: log.exists() and "term" in kinds(log), 20)
+    process.communicate(timeout=20)
+    assert process.returncode == 4
+
+
+def test_a_closed_stderr_does_not_end_the_watch(tmp_path: Path) -> None:
+    """Warnings have nowhere to go, and the log is complete."""
+    log = tmp_path / "l.jsonl"
+    options = ["--memory", "100MB", "--alert", "50%", "--alert-after", "0", "--on-alert", "echo said"]
+    command = [PYTHON, "-m", "brim", "run", "--log", str(log), *options, "--", PYTHON, "-c", HOLD, "60", "1"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command], timeout=60)
+    assert done.returncode == 0
+    assert "alert" in kinds(log)
+    assert entries(log, "end")[0]["exit_code"] == 0
+
+
+def test_the_watcher_runs_the_same_brim() -> None:
+    """Not whatever is installed elsewhere: its path begins with the folder that this package lies in."""
+    assert (launch.HOME / "brim" / "memory" / "watch" / "launch.py").samefile(launch.__file__)
+
+
+def test_all_that_match_are_asked_to_stop(tmp_path: Path) -> None:
+    """--match --act: every program gets SIGTERM, also behind a shell; exit 4."""
+    script = """
+import pathlib, signal, sys, time
+def leave(*_):
+    pathlib.Path(sys.argv[1]).touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, leave)
+block = bytearray(b"x") * 60_000_000
+time.sleep(30)
+"""
+    one, two = tmp_path / "brim-asked-1", tmp_path / "brim-asked-2"
+    command = [PYTHON, "-c", script]
+    plain = subprocess.Popen([*command, str(one)])
+    shell = subprocess.Popen(["sh", "-c", '"$@"; true', "sh", *command, str(two)])
+    try:
+        time.sleep(0.5)
+        options = ["--memory", "100MB", "--act", "--kill-at", "off", "--stop-after", "0", "--grace", "5"]
+        brim("watch", "--match", "brim-asked-", *options, "--for", "4", check=4)
+        assert (one.exists(), two.exists()) == (True, True)
+    finally:
+        for process in (plain, shell):
+            process.kill()
+            process.wait()
+
+
+def test_a_watch_ends_when_asked_and_with_who_looks(tmp_path: Path) -> None:
+    """--for is kept to the second; a `brim watch` that was killed leaves no watcher behind."""
+    begun = time.monotonic()
+    brim("watch", "--system", "--for", "1", "--log", tmp_path / "a.jsonl")
+    assert time.monotonic() - begun < 6
+    assert "takes seconds" in brim("watch", "--system", "--for", "nan", check=2).stderr
+    log = tmp_path / "b.jsonl"
+    process = begin("watch", "--system", "--log", str(log))
+    eventually(lambda: log.exists() and entries(log, "sample"))
+    process.kill()
+    process.communicate()
+    eventually(lambda: entries(log, "end"))
 
 
 def test_a_part_of_the_work(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import brim
+from brim.errors import InputError
 from brim.memory.watch.callbacks import StopCallback
 from brim.memory.watch.log import read_log
 
@@ -86,6 +88,34 @@ with brim.watch(stop_file=sys.argv[1], quiet=True) as m:
     print(before, m.should_stop())
 """
     assert script(code, tmp_path / "stop").split() == ["False", "True"]
+
+
+def test_a_watch_belongs_to_the_process_that_began_it(tmp_path: Path) -> None:
+    """A forked child that leaves the block does not end its parent's watch; a program may have no name."""
+    code = """
+import brim, os, sys
+path, sys.argv = sys.argv[1], []
+with brim.watch(memory="500MB", log=path, quiet=True) as m:
+    child = os.fork()
+    if not child:
+        m.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    m.mark("after the child")
+"""
+    script(code, tmp_path / "l.jsonl")
+    written = list(read_log(tmp_path / "l.jsonl"))
+    assert [entry["text"] for entry in written if entry.get("kind") == "mark"] == ["after the child"]
+    assert len([entry for entry in written if entry["type"] == "end"]) == 1
+
+
+def test_a_log_that_is_none_is_refused(tmp_path: Path) -> None:
+    """brim.watch(log=…) adds nothing to somebody's text."""
+    text = tmp_path / "thesis.txt"
+    text.write_text("precious")
+    with pytest.raises(InputError, match="no log of brim"):
+        brim.watch(log=text)
+    assert text.read_text() == "precious"
 
 
 def test_the_plain_callback_saves_once() -> None:

@@ -179,6 +179,7 @@ def test_more_rows_never_take_less(rows: int, more: int, width: int, workers: in
         ("concat", {"rows": 1, "dims": 1, "copies": 1}, "2 or more"),
         ("map", {"row_bytes": "many"}, "not a size"),
         ("map", {"row_bytes": 1, "factor": 0}, "above zero"),
+        ("map", {"row_bytes": 1, "factor": float("inf")}, "above zero"),
         ("embed-files", {}, "SOURCE"),
         ("embed-files", {"shard_bytes": 1, "num_shards": 2}, "SOURCE"),
         ("embed-files", {"shard_bytes": 1, "source": "x"}, "Choose one"),
@@ -305,7 +306,7 @@ def test_fractions_are_read_as_people_write_them(text: str | float, value: float
     assert parse_fraction(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["", "x", "1/0", "-1/2", "0", "nan", float("inf"), "1/2/3", "%"])
+@pytest.mark.parametrize("text", ["", "x", "1/0", "-1/2", "0", "nan", float("inf"), "1/2/3", "1/", "%", "1e9999999999"])
 def test_nonsense_is_no_fraction(text: str | float) -> None:
     """What is not a number above zero is refused."""
     with pytest.raises(InputError, match="1/32"):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from brim.errors import InputError
-from brim.memory.limit import effective_limit
+from brim.memory.limit import effective_limit, watch_limit
 from brim.memory.meter import process_bytes, tree_bytes
 
 GB = 10**9
@@ -93,3 +93,12 @@ def test_anonymous_memory_is_seen_and_files_are_not(tmp_path: Path) -> None:
 def test_a_process_that_is_gone_holds_nothing() -> None:
     """Reading a dead process is 0, not an error."""
     assert process_bytes(2**22 - 1) == 0
+
+
+def test_what_runs_already_has_a_part_of_it(tmp_path: Path) -> None:
+    """What it holds is added to what is left, but not to Slurm's allocation, which has it in it."""
+    root = machine(tmp_path, cgroup="0::/job\n")
+    group(root, "job", memory__max=3 * GB, memory__current=2 * GB)
+    assert watch_limit(None, {}, root, held_bytes=GB).bytes == 2 * GB
+    slurm = {"SLURM_MEM_PER_NODE": "1024"}
+    assert watch_limit(None, slurm, root, held_bytes=GB).bytes == 1 << 30

@@ -26,6 +26,10 @@ from brim.memory.redact import redact, redact_command
         ('{"api_key": "abc"}', '{"api_key": ***}'),
         ("WANDB_API_KEY: abc", "WANDB_API_KEY: ***"),
         ("hf_abcdefghijkl", "***"),
+        ("MYSQL_PWD=a DB_PASS=b x", "MYSQL_PWD=*** DB_PASS=*** x"),
+        ("x --pass a --auth=b --pwd c", "x --pass *** --auth=*** --pwd ***"),
+        ("git clone https://abc123@host/x.git", "git clone https://***@host/x.git"),
+        ("curl -H 'Cookie: a=b; c=d' u", "curl -H 'Cookie: ***' u"),
         ("ghp_abcdefghijklmnopqrst0123", "***"),
     ],
 )
@@ -69,3 +73,14 @@ def test_commands() -> None:
 def test_twice_is_once(text: str) -> None:
     """Hiding what is hidden changes nothing."""
     assert redact(redact(text)) == redact(text)
+
+
+@pytest.mark.parametrize("text", ["PWD=/home/me", "--pass-through x", "--bypass x", "git@host:x", "ssh://git@host/x"])
+def test_what_only_looks_like_a_secret_stays(text: str) -> None:
+    """Folders, other options and plain user names are no secrets."""
+    assert redact(text) == text
+
+
+def test_secrets_in_arguments() -> None:
+    """A value with blanks goes as a whole, and so does the password behind a user's name."""
+    assert redact_command(["x", "--token=two words", "-u", "me:pw"]) == ["x", "--token=***", "-u", "me:***"]

@@ -13,8 +13,10 @@ def test_sizes_are_read_as_people_write_them(text: str | int, size: int) -> None
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "x", "5 apples", "-1", "0", "1e9", "GB", 0, "1..5GB", "1 GB 2"])
-def test_nonsense_is_refused(text: str | int) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "x", "5 apples", "-1", "0", "1e9", "GB", 0, "1..5GB", "1 GB 2", float("nan"), float("inf")]
+)
+def test_nonsense_is_refused(text: str | float) -> None:
     """What is not a size above zero is an input error that shows how to write one."""
     with pytest.raises(InputError, match="500MB"):
         parse_size(text)

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.memory.watch.log import LogWriter, new_log_path, read_log
+import brim.memory.watch.log as watch_log
+from brim.errors import InputError
+from brim.memory.watch.log import LogWriter, check_log, new_log_path, read_log
 
 
 def sample(t: float, total: int) -> dict[str, object]:
@@ -100,3 +102,33 @@ def test_a_slow_disk_does_not_hold_the_watch_up(tmp_path: Path, monkeypatch: pyt
     assert len(list(read_log(log.path))) == 50
     log.close()
     assert synced
+
+
+def test_a_log_that_could_not_be_thinned_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk without room for the thinned copy costs nothing that was written."""
+
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(watch_log, "thin", no_room)
+    log = LogWriter(tmp_path / "log.jsonl", 20_000)
+    log.write("head", {"limit": {"bytes": 1}})
+    for number in range(500):
+        log.write("sample", sample(number * 1.0, 5))
+    log.close()
+    assert [entry["type"] for entry in read_log(log.path)] == ["head"] + ["sample"] * 500
+
+
+def test_a_log_takes_the_place_of_logs_alone(tmp_path: Path) -> None:
+    """Nothing, an empty file and an older log may be there; a text and a pipe may not."""
+    old = LogWriter(tmp_path / "old.jsonl")
+    old.write("head", {})
+    old.close()
+    (tmp_path / "empty").touch()
+    for name in ("new", "empty", "old.jsonl"):
+        check_log(tmp_path / name)
+    (tmp_path / "thesis.txt").write_text("precious")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("thesis.txt", "pipe"):
+        with pytest.raises(InputError, match="no log of brim"):
+            check_log(tmp_path / name)

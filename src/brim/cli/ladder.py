@@ -1,6 +1,7 @@
 """Options that `brim run` and `brim watch` share: the limit, the ladder, where it is written down."""
 
 import functools
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.output import page_path
+from brim.cli.output import absolute, page_path
 from brim.errors import BrimError, InputError
 
 
@@ -70,7 +71,7 @@ def ladder_of(rungs: Rungs, written: Written, log: Path, act: bool) -> Any:
     from brim.memory.watch.orders import Ladder
 
     for name, seconds in (("alert-after", rungs.alert_after), ("stop-after", rungs.stop_after), ("grace", rungs.grace)):
-        if seconds < 0:
+        if not 0 <= seconds < math.inf:
             raise InputError(f"--{name} takes seconds, not {seconds:g}.")
     if rungs.stop_file is not None and Path(rungs.stop_file).exists():
         raise InputError(
@@ -85,16 +86,16 @@ def ladder_of(rungs: Rungs, written: Written, log: Path, act: bool) -> Any:
         alert_after_s=rungs.alert_after,
         stop_after_s=rungs.stop_after,
         grace_s=rungs.grace,
-        stop_file=str(Path(rungs.stop_file).absolute()) if rungs.stop_file else None,
-        alerts=str(Path(written.alerts).absolute() if written.alerts else alerts_path(log)),
+        stop_file=str(absolute(rungs.stop_file)) if rungs.stop_file else None,
+        alerts=str(absolute(written.alerts) if written.alerts else alerts_path(log)),
         on_alert=written.on_alert,
         act=act,
     )
 
 
 def log_path(written: Written, name: str) -> Path:
-    """The log's file: the user's, which must be new or a log, or one in the folder of logs."""
-    from brim.memory.watch.log import new_log_path
+    """The log's file: the user's, which must be new or a log, or one in the folder of logs. Nothing is touched yet."""
+    from brim.memory.watch.log import check_log, new_log_path
 
     if written.log is None:
         try:
@@ -104,10 +105,10 @@ def log_path(written: Written, name: str) -> Path:
                 f"The log cannot be written to {error.filename!r}: {error.strerror}.",
                 hint="Choose another: --log FILE.",
             ) from error
-    path = Path(written.log).absolute()
+    path = absolute(written.log)
     if path.is_dir() or not path.parent.is_dir():
         raise InputError(f"The log {written.log!r} cannot be written there.", hint="Name a file in an existing folder.")
-    path.unlink(missing_ok=True)
+    check_log(path)
     return path
 
 
@@ -126,7 +127,8 @@ def write_report(written: Written, log: Path) -> None:
     try:
         write_page(log, Path(written.report))
     except (BrimError, OSError) as error:
-        tell(f"brim: the report was not written: {error}. The log has everything: {log}")
+        reason = error.message if isinstance(error, BrimError) else f"{error.strerror}."
+        tell(f"brim: the report was not written: {reason} The log has everything: {log}")
 
 
 def say(lines: list[tuple[str, str]]) -> None:

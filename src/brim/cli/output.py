@@ -68,9 +68,17 @@ def wrapped(line: str, indent: int) -> str:
     )
 
 
+def absolute(path: str) -> Path:
+    """The path from the root, so that it stays the same for a process that works elsewhere."""
+    try:
+        return Path(path).absolute()
+    except FileNotFoundError as error:
+        raise InputError("The working folder does not exist any more.", hint="cd into one that does.") from error
+
+
 def page_path(report: str) -> Path:
     """Where a report goes; one that cannot be written there is refused before the work, not after it."""
-    page = Path(report).absolute()
+    page = absolute(report)
     if page.is_dir() or not page.parent.is_dir():
         raise InputError(f"The report {report!r} cannot be written there.", hint="Name a file in an existing folder.")
     return page

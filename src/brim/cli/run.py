@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from datetime import datetime
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +64,7 @@ def run(
     from brim.memory.redact import redact_command
     from brim.memory.system import blind_spots
     from brim.memory.watch.cgroup import Group, open_group
+    from brim.memory.watch.log import prepare_log
     from brim.memory.watch.orders import Orders, Target
     from brim.memory.watch.supervisor import run as supervise
 
@@ -78,6 +78,7 @@ def run(
     log = log_path(written, Path(command[0]).name)
     ladder = ladder_of(rungs, written, log, act=True)
     ladder.lines(limit.bytes), ladder.system_lines()  # wrong levels are refused before anything runs
+    prepare_log(log, anew=True)
     group = "--no-cgroup" if no_cgroup else open_group(limit.bytes if given else None)
     enforced, refused = "best effort", ""
     if isinstance(group, Group):
@@ -108,6 +109,8 @@ def run(
     if postmortem:
         _write_down(log, postmortem)
     _show(outcome, log, quiet, json_line, postmortem)
+    if outcome.end and outcome.end["lost_lines"] and not json_line:
+        tell(f"brim: {outcome.end['lost_lines']} lines of the log could not be written: is the disk full?")
     write_report(written, log)
     if outcome.stopped_for_memory:
         sys.exit(_FOR_MEMORY)
@@ -159,10 +162,12 @@ def _write_down(log: Path, lines: list[str]) -> None:
 
 def _fraction(text: str) -> float:
     """1/32, 0.03 or 3%."""
+    from brim.memory.forecast.sampled import parse_fraction
+
     try:
-        value = float(Fraction(text.removesuffix("%"))) / (100 if text.endswith("%") else 1)
-    except (ValueError, ZeroDivisionError) as error:
-        raise InputError(f"--fraction takes a part like 1/32, not {text!r}.") from error
-    if not 0 < value <= 1:
+        value = parse_fraction(text)
+    except InputError as error:
+        raise InputError(f"--fraction takes a part between 0 and 1, like 1/32, not {text!r}.") from error
+    if value > 1:
         raise InputError(f"--fraction takes a part between 0 and 1, not {text!r}.")
     return value

@@ -1,5 +1,6 @@
 """brim watch: something that runs already."""
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -52,6 +53,7 @@ def watch(
 ) -> None:
     from brim.memory.watch.board import Board
     from brim.memory.watch.launch import WatcherProcess
+    from brim.memory.watch.log import prepare_log
     from brim.memory.watch.orders import Orders
 
     check_report(written)
@@ -60,8 +62,11 @@ def watch(
     log = log_path(written, match or ("system" if system else f"pid{pid}"))
     ladder = ladder_of(rungs, written, log, act)
     ladder.lines(limit.bytes), ladder.system_lines()
+    if for_s is not None and not 0 < for_s < math.inf:
+        raise InputError(f"--for takes seconds, not {for_s:g}.")
     if background and written.report:
         raise InputError("--report is written at the end, which --background does not wait for.")
+    prepare_log(log, anew=True)
     board = None if background else Board()
     orders = Orders(
         target=target,
@@ -113,14 +118,13 @@ def _limit(memory: str | None, target: Any) -> tuple[Any, bool]:
     from brim.memory.meter import tree_bytes
     from brim.memory.system import machine_now
 
-    limit = watch_limit(memory)
+    held = None if target.pid is None else tree_bytes(target.pid)
+    limit = watch_limit(memory, held_bytes=held, pid=target.pid or "self")
     if memory is not None or os.environ.get("BRIM_MEMORY"):
         return limit, True
     if target.kind == "machine":
         return Limit(machine_now().total_bytes or limit.bytes, "the machine's memory"), False
-    if target.pid is None:
-        return limit, False
-    return Limit(limit.bytes + tree_bytes(target.pid), f"what it holds and {limit.reason}"), False
+    return limit, False
 
 
 def _name(target: Any) -> str:
@@ -158,13 +162,13 @@ def _follow(watcher: Any, board: Any, view: Any, for_s: float | None) -> dict[st
     """Show what the watcher sees, until it or the user ends it."""
     import time
 
-    deadline = time.monotonic() + for_s if for_s is not None else None
+    deadline = math.inf if for_s is None else time.monotonic() + for_s
     wait: Callable[[float], Any] = watcher.await_end
     try:
         with view:
-            while wait(view.every_s) is None and not watcher.silent:
+            while wait(min(view.every_s, max(deadline - time.monotonic(), 0.0))) is None and not watcher.silent:
                 view.show(board)
-                if deadline is not None and time.monotonic() >= deadline:
+                if time.monotonic() >= deadline:
                     break
     except KeyboardInterrupt:
         pass  # the way to end a watch

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brim.lab.child import step
-from brim.lab.measure import measure
+from brim.lab.measure import measure, need_room
 from brim.lab.steps import Experiment, Part, Watch
 from brim.memory.forecast.shapes import concat
 from brim.sizes import format_size
@@ -28,9 +28,10 @@ class EmbedListOptions:
 def run(folder: Path, options: EmbedListOptions, watch: Watch) -> Experiment:
     one, other = folder / "joined.npy", folder / "streamed.npy"
     numbers = asdict(options)
+    forecast = concat(rows=options.rows, dims=options.dims, memory="1PB")
+    need_room(folder, 2 * forecast.details["data_bytes"], forecast.high_bytes)
     joined = measure("append and join", "embed_list:append_and_join", {"path": str(one), **numbers}, folder, watch)
     streamed = measure("batch by batch", "embed_list:batch_by_batch", {"path": str(other), **numbers}, folder, watch)
-    forecast = concat(rows=options.rows, dims=options.dims, memory="1PB")
     same = filecmp.cmp(one, other, shallow=False)
     seen = _seen(joined, streamed, forecast.high_bytes, forecast.details["data_bytes"], same)
     facts = {"options": numbers, "forecast_bytes": forecast.high_bytes, "same_bytes": same}

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from brim.lab.child import step
-from brim.lab.measure import measure
+from brim.lab.measure import measure, need_room
 from brim.lab.steps import Experiment, Part, Watch
 from brim.sizes import format_size
 
@@ -21,6 +21,7 @@ class LeakOptions:
 
 
 def run(folder: Path, options: LeakOptions, watch: Watch) -> Experiment:
+    need_room(folder, options.size_bytes, options.size_bytes)
     path = folder / "mapped.bin"
     _write(path, options.size_bytes)
     grown = measure("a list that grows", "leak:grow", asdict(options), folder, watch)

@@ -12,7 +12,7 @@ from typing import Any
 
 from brim.errors import InputError
 from brim.lab.child import step, tell
-from brim.lab.measure import measure, need
+from brim.lab.measure import measure, need, need_room
 from brim.lab.steps import Experiment, Part, Watch, versions
 from brim.sizes import format_size
 
@@ -50,6 +50,8 @@ class MapOptions:
 
 def run(folder: Path, options: MapOptions, watch: Watch) -> Experiment:
     need("datasets")
+    total = options.num_files * options.rows_per_file * options.text_bytes
+    need_room(folder, 2 * total, 0)  # the texts, and what is made of them
     texts = folder / "texts"
     texts.mkdir()
     for number in range(options.num_files):

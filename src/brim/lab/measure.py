@@ -21,6 +21,7 @@ from brim.errors import BrimError, DoesNotFit, InputError, MissingExtra
 from brim.lab.steps import Part, Sample, Step, Watch
 from brim.memory.meter import Usage, proportional_usage, read_process, resident_tree, tree
 from brim.memory.system import machine_now
+from brim.sizes import format_size
 
 _EVERY_S = 0.01
 _IN_MEMORY = ("tmpfs", "ramfs")
@@ -148,6 +149,22 @@ def _failure(name: str, code: int, errors: IO[bytes]) -> BrimError:
         return DoesNotFit(f"The part {name!r} ran out of memory.", hint="Choose smaller sizes.")
     said = text[-1] if text else f"exit code {code}"
     return BrimError(f"The part {name!r} failed: {said}", hint="With other versions of its packages it may work.")
+
+
+def need_room(folder: Path, disk_bytes: int, memory_bytes: int) -> None:
+    """Refuse sizes that would fill the disk or the machine, before the first byte is written."""
+    free = shutil.disk_usage(folder).free
+    if disk_bytes > free:
+        raise DoesNotFit(
+            f"This takes {format_size(disk_bytes)} of disk, and {format_size(free)} are free.",
+            hint="Choose smaller sizes, or another disk with --keep DIR.",
+        )
+    available = machine_now().available_bytes
+    if available is not None and memory_bytes > available:
+        raise DoesNotFit(
+            f"This takes {format_size(memory_bytes)} of memory, and {format_size(available)} are available.",
+            hint="Choose smaller sizes.",
+        )
 
 
 def need(package: str) -> None:

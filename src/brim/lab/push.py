@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from brim.lab.child import step, tell
-from brim.lab.measure import measure, need
+from brim.lab.measure import measure, need, need_room
 from brim.lab.steps import Experiment, Part, Watch
 from brim.memory.forecast.model import Forecast
 from brim.memory.forecast.shapes import embed_files
@@ -22,6 +22,9 @@ class PushOptions:
 
 def run(folder: Path, options: PushOptions, watch: Watch) -> Experiment:
     need("datasets")
+    total = options.num_files * options.file_bytes
+    forecast = embed_files(shard_bytes=total, largest_file=options.file_bytes, memory="1PB")
+    need_room(folder, 3 * total, forecast.low_bytes)  # the files, and two tables with them inside
     source = folder / "source"
     source.mkdir()
     for number in range(options.num_files):
@@ -30,8 +33,6 @@ def run(folder: Path, options: PushOptions, watch: Watch) -> Experiment:
     embedded = measure("embed, then write", "push:embed_then_write", places, folder, watch)
     places["target"] = str(folder / "spliced")
     spliced = measure("brim build", "push:splice", places, folder, watch)
-    total = options.num_files * options.file_bytes
-    forecast = embed_files(shard_bytes=total, largest_file=options.file_bytes, memory="1PB")
     numbers = {
         "options": asdict(options),
         "file_bytes": total,

@@ -46,25 +46,44 @@ def effective_limit(
 
 
 def watch_limit(
-    memory: str | int | float | None = None, environment: Mapping[str, str] | None = None, root: Path = Path("/")
+    memory: str | int | float | None = None,
+    environment: Mapping[str, str] | None = None,
+    root: Path = Path("/"),
+    *,
+    held_bytes: int | None = None,
+    pid: int | str = "self",
 ) -> Limit:
-    """The limit of a command that is only watched: as above, but all of the headroom, for it is not brim's to halve."""
+    """The limit of what is only watched: as above, but all of the headroom, for it is not brim's to halve.
+
+    `held_bytes` is what `pid`, which runs already, has of it.
+    """
     environment = os.environ if environment is None else environment
     if memory is not None or environment.get("BRIM_MEMORY"):
         return effective_limit(memory, environment, root)
-    smallest = min(headrooms(environment, root), key=lambda limit: limit.bytes, default=None)
+    smallest = min(
+        headrooms(environment, root, held_bytes=held_bytes, pid=pid), key=lambda limit: limit.bytes, default=None
+    )
     return smallest or Limit(_physical_bytes(), "the machine's memory")
 
 
-def headrooms(environment: Mapping[str, str], root: Path = Path("/")) -> Iterator[Limit]:
-    """What each thing above this process leaves it."""
+def headrooms(
+    environment: Mapping[str, str],
+    root: Path = Path("/"),
+    *,
+    held_bytes: int | None = None,
+    pid: int | str = "self",
+) -> Iterator[Limit]:
+    """What each thing above a process leaves it; with `held_bytes`, that and what it holds: the most it may."""
+    held, also = (0, "") if held_bytes is None else (held_bytes, "what it holds and ")
     available = meminfo(root / "proc/meminfo").get("MemAvailable")
     if available is not None:
-        yield Limit(available, f"the {format_size(available)} available on this machine")
-    own = tree_bytes()
-    for group, limit, usage, reclaimable in cgroups(root):
+        yield Limit(available + held, f"{also}the {format_size(available)} available on this machine")
+    own = tree_bytes() if held_bytes is None else 0
+    for group, limit, usage, reclaimable in cgroups(root, pid):
         left = max(limit - usage + reclaimable + own, 0)
-        yield Limit(left, f"the {format_size(left)} that the cgroup {group} (limit {format_size(limit)}) leaves")
+        yield Limit(
+            left + held, f"{also}the {format_size(left)} that the cgroup {group} (limit {format_size(limit)}) leaves"
+        )
     slurm = _slurm_bytes(environment)
     if slurm is not None:
         yield Limit(slurm, f"the {format_size(slurm)} allocated by Slurm")

@@ -25,9 +25,19 @@ _PATTERNS = [
     re.compile(r"(?P<keep>\bbearer\s+)[\w.~+/=-]{8,}", re.I),
     # https://user:password@host, also with an @ inside the password
     re.compile(r"(?P<keep>[a-z][a-z0-9+.-]*://)[^\s/'\"]*:[^\s'\"/]*(?=@)", re.I),
+    # https://token@host
+    re.compile(r"(?P<keep>\bhttps?://)[^\s/'\"@:]+(?=@)", re.I),
+    # Cookie: a=b; c=d
+    re.compile(r"(?P<keep>\b(?:set-)?cookie['\"]?\s*[:=]\s*)[^'\"\n]+", re.I),
     # ?sig=…, &X-Amz-Signature=… in addresses that were signed
     re.compile(
         r"(?P<keep>[?&](?:sig|signature|x-amz-signature|x-amz-credential|x-goog-signature|code)=)[^\s&'\"]+", re.I
+    ),
+    # MYSQL_PWD=X, DB_PASS=X, --pass X, --auth X; PWD alone is a folder, and auth: no in a sentence is a word
+    re.compile(
+        r"(?P<keep>(?<![\w/.-])(?:--?[\w-]*?(?<![a-z])(?:pwd|pass|auth)(?:=|\s+(?!-))|[\w-]+[_-](?:pwd|pass|auth)=))"
+        r"(?:'[^']*'|\"[^\"]*\"|[^\s'\",;&]+)",
+        re.I,
     ),
     # --token X, --password=X, API_KEY=…, "secret": "…", -p is too common to guess
     re.compile(
@@ -66,8 +76,17 @@ def redact_command(command: list[str]) -> list[str]:
         hide_next = (
             argument.startswith("-") and "=" not in argument and redact(f"{argument} x") == f"{argument} {HIDDEN}"
         )
-        shown.append(redact(argument))
+        name, equals, value = argument.partition("=")
+        whole = equals and " " in value and redact(f"{name}=x") == f"{name}={HIDDEN}"  # --token="two words"
+        shown.append(f"{name}={HIDDEN}" if whole else _hide_login(shown, redact(argument)))
     return shown
+
+
+def _hide_login(before: list[str], argument: str) -> str:
+    """curl's -u NAME:PASSWORD."""
+    name, colon, password = argument.partition(":")
+    login = before and before[-1] in ("-u", "--user", "--proxy-user") and colon and password
+    return f"{name}:{HIDDEN}" if login and not password.startswith("//") else argument
 
 
 def _hide(match: re.Match[str]) -> str:

@@ -161,7 +161,8 @@ def parse_fraction(text: float | str) -> float:
     try:
         if isinstance(text, str):
             cut = text.strip().removesuffix("%")
-            value = float(Fraction(cut)) / (100 if "%" in text else 1)
+            above, slash, below = cut.partition("/")
+            value = float(above) / (float(below) if slash else 1) / (100 if "%" in text else 1)
         else:
             value = float(text)
     except (ValueError, ZeroDivisionError, OverflowError):

@@ -116,8 +116,8 @@ def map_rows(
     out = row if output_bytes is None else parse_size(output_bytes)
     batch, writer = _count("batch-size", batch_size), _count("writer-batch-size", writer_batch_size)
     count = _count("workers", workers)
-    if factor is not None and not factor > 0:
-        raise InputError("--factor takes a number above zero.")
+    if factor is not None and not 0 < factor < 1e6:
+        raise InputError("--factor takes a number above zero and below a million.")
     into, outof = (INPUT_FACTORS, OUTPUT_FACTORS) if factor is None else ((factor, factor), (factor, factor))
     times = f"{count} × " if count > 1 else ""
     gathered = max(batch, writer)

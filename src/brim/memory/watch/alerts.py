@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import os
+import queue
+import signal
 import subprocess
-import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 _HOOK_LIMIT_S = 60.0
+_UNSAID = 100  # lines that wait for a terminal that is not read; what comes after them is only in the files
+_STDERR = 2
+
+
+class _Voice(threading.Thread):
+    """Writes to stderr: a pipe that nobody reads, or a terminal at Ctrl-S, holds up this thread and not the watch."""
+
+    def __init__(self) -> None:
+        super().__init__(name="brim-voice", daemon=True)
+        self.lines: queue.Queue[str | None] = queue.Queue(_UNSAID)
+
+    def run(self) -> None:
+        while (line := self.lines.get()) is not None:
+            try:
+                os.write(_STDERR, line.encode(errors="replace"))
+            except OSError:
+                continue  # the terminal is gone
 
 
 class Alerts:
@@ -17,6 +36,7 @@ class Alerts:
 
     def __init__(self, file: Path | None, hook: str | None, speak: bool, log: Path) -> None:
         self._file, self._hook, self._speak, self._log = file, hook, speak, log
+        self._voice: _Voice | None = None
         self._running: list[tuple[float, subprocess.Popen[bytes]]] = []
         if file is not None:
             try:
@@ -38,12 +58,25 @@ class Alerts:
             self._run_hook(kind, text, facts)
 
     def _print(self, text: str) -> None:
-        if self._speak:
+        if not self._speak:
+            return
+        if self._voice is None:
+            self._voice = _Voice()
+            self._voice.start()
+        try:
+            self._voice.lines.put_nowait(f"brim: {text}\n")
+        except queue.Full:
+            pass
+
+    def settle(self, timeout_s: float = 1.0) -> None:
+        """Wait until all is said, unless nobody listens."""
+        voice, self._voice = self._voice, None
+        if voice is not None:
             try:
-                sys.stderr.write(f"brim: {text}\n")
-                sys.stderr.flush()
-            except OSError:
-                pass  # the terminal is gone
+                voice.lines.put_nowait(None)
+            except queue.Full:
+                return
+            voice.join(timeout_s)
 
     def _run_hook(self, kind: str, text: str, facts: dict[str, Any]) -> None:
         """The watcher's own environment is already small (see launch.py): no secret can be passed on."""
@@ -59,7 +92,8 @@ class Alerts:
                 ["/bin/sh", "-c", self._hook or ""],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr if self._speak else subprocess.DEVNULL,
+                stdout=_STDERR if self._speak else subprocess.DEVNULL,
+                start_new_session=True,  # to be ended with all it started
             )
         except OSError as error:
             self._print(f"--on-alert could not be started: {error.strerror}")
@@ -72,7 +106,10 @@ class Alerts:
             if process.poll() is not None:
                 self._running.remove((begun, process))
             elif time.monotonic() - begun > _HOOK_LIMIT_S:
-                process.kill()
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
 
     def close(self) -> None:
         """An alerts file in which nothing stands is not left behind."""

@@ -39,8 +39,8 @@ def find(pattern: str, without: frozenset[int] = frozenset()) -> list[int]:
 
 
 def _is_brim(words: list[str]) -> bool:
-    """`brim watch …` has the pattern on its own command line."""
-    return "watch" in words and any(os.path.basename(word) == "brim" for word in words[:4])
+    """`brim watch …` has the pattern on its own command line, and so has `brim run … -- COMMAND`."""
+    return ("watch" in words or "run" in words) and any(os.path.basename(word) == "brim" for word in words[:4])
 
 
 def _ancestors() -> list[int]:
@@ -48,12 +48,23 @@ def _ancestors() -> list[int]:
     pids, pid = [], os.getpid()
     while pid > 1:
         pids.append(pid)
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            break
+        pid = _parent(pid)
     return pids
+
+
+def _parent(pid: int) -> int:
+    """0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def leaders(pids: list[int]) -> list[int]:
+    """Those among these that decide for themselves when to end: not the forked workers of another one."""
+    programs = {pid: command_line(pid)[:1] for pid in pids}
+    return [pid for pid in pids if programs.get(_parent(pid)) != programs[pid]]
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from typing import Any
 from brim.errors import BrimError
 from brim.memory.watch.orders import Orders
 
+HOME = Path(__file__).parents[3]  # where the package lies: the watcher imports this brim and no other
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from brim.memory.watch.watcher import main; main()"
 # What a watcher and an --on-alert command may know of the environment: nothing that could be a secret.
 _PASSED = (
@@ -51,7 +52,7 @@ class WatcherProcess:
         self.end: dict[str, Any] | None = None
         self._rest = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _START, str(Path(__file__).parents[2])],
+            [sys.executable, "-I", "-c", _START, str(HOME)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if orders.detached and not orders.speak else None,

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from brim.errors import InputError
+
 MAX_BYTES = 16 << 20
 _RECENT_S = 600.0  # the last ten minutes stay as they are
 _KEPT_LOGS = 100
@@ -67,6 +69,9 @@ class LogWriter:
     def _take_over(self, thinning: _Thinning) -> None:
         """Add what was written meanwhile to the thinned file, and go on with that one."""
         self._thinning = None
+        if not thinning.done:
+            self._thin_at = self._size + self._max_bytes // 2  # no room: try again later
+            return
         try:
             with open(self.path, "rb") as old, open(thinning.temporary, "ab") as new:
                 old.seek(thinning.end)
@@ -76,7 +81,7 @@ class LogWriter:
             thinning.temporary.replace(self.path)
             fresh = _open(self.path)
         except OSError:
-            self._thin_at = self._size + self._max_bytes // 2  # no room: try again later
+            self._thin_at = self._size + self._max_bytes // 2
             return
         os.close(self._descriptor)
         self._descriptor = fresh
@@ -123,10 +128,12 @@ class _Thinning(threading.Thread):
         super().__init__(name="brim-thin", daemon=True)
         self.path, self.end, self.border_t = path, end, border_t
         self.temporary = path.with_name(f".{path.name}.thin")
+        self.done = False
 
     def run(self) -> None:
         try:
             thin(self.path, self.temporary, self.end, self.border_t)
+            self.done = True
         except OSError:
             self.temporary.unlink(missing_ok=True)
 
@@ -178,6 +185,42 @@ def read_log(path: Path, end: int | None = None) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(entry, dict) and isinstance(entry.get("type"), str):
                 yield entry
+
+
+def check_log(path: Path) -> None:
+    """Refuse a log that would take the place of something else: there may be nothing, nothing in it, or a log."""
+    if not os.path.lexists(path):
+        return
+    try:
+        if path.is_file() and (not path.stat().st_size or _begins_as_log(path)):
+            return
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    raise InputError(f"{str(path)!r} is there already, and is no log of brim.", hint="Name a new file for the log.")
+
+
+def _begins_as_log(path: Path) -> bool:
+    mark = b'{"type":'
+    with open(path, "rb") as file:
+        return file.read(len(mark)) == mark
+
+
+def prepare_log(path: Path, *, anew: bool) -> None:
+    """Prove that the log can be written; `anew` takes away an older one."""
+    check_log(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if anew:
+            path.unlink(missing_ok=True)
+        os.close(_open(path))
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(
+        f"The log cannot be written to {str(path)!r}: {error.strerror}.", hint="Choose another: --log FILE."
+    )
 
 
 def log_folder(environment: Mapping[str, str] | None = None) -> Path:

@@ -100,6 +100,9 @@ def _start(command: Sequence[str], group: Group | None, mask: set[int | signal.S
             "The command could not enter the cgroup that brim made for it.", hint="Add --no-cgroup.", code=126
         ) from error
     except OSError as error:
+        if os.path.isdir(command[0]) or not command[0]:
+            what = "is a folder" if command[0] else "has no name"
+            raise CommandNotStarted(f"The command {command[0]!r} {what}.", hint="Name a program.", code=126) from error
         raise CommandNotStarted(
             f"The command {command[0]!r} cannot be executed: {error.strerror}.",
             hint=f"If it is a script, make it executable: chmod +x {command[0]}",

@@ -54,6 +54,7 @@ class Verdicts:
         self._oom_seen = self._machine_oom_seen = 0
         self._looked = time.monotonic()
         self._why: str | None = None
+        self._stopped: str | None = None  # before what was watched began anew
 
     def _new_stopping(self) -> Stopping:
         ladder = self._orders.ladder
@@ -133,20 +134,27 @@ class Verdicts:
         """A limit that nobody set is what the machine and the groups above leave now."""
         if self._orders.floating and sample.at - self._looked >= _LOOK_AT_HEADROOM_S:
             self._looked = sample.at
-            left = min((limit.bytes for limit in headrooms(os.environ)), default=None)
-            if left is not None:
-                self._guard.limit_bytes = max(left + sample.total_bytes, 1)
+            pid = self._orders.target.pid or "self"
+            rooms = headrooms(os.environ, held_bytes=sample.total_bytes, pid=pid)
+            room = min((limit.bytes for limit in rooms), default=None)
+            if room is not None:
+                self._guard.limit_bytes = max(room, 1)
 
     def begin_anew(self) -> None:
         """What was watched has ended or started again: nothing that was said before holds."""
         self._guard = Guard(self._orders.limit_bytes, self._guard.lines)
+        self._stopped = self.stopping.how or self._stopped
         self.stopping.finish()
         self.stopping = self._new_stopping()
 
     def facts(self, oom_kills: int) -> dict[str, Any]:
         """For the log's last line: whether brim stopped it, and for what."""
-        how = "oom" if oom_kills else self.stopping.how
+        how = "oom" if oom_kills else self.stopping.how or self._stopped
         return {"stopped": how, "why": self._why if how else None}
+
+    def settle(self) -> None:
+        """Everything was said: what comes after it on the terminal comes after it."""
+        self._alerts.settle()
 
     def close(self) -> None:
         self._alerts.close()

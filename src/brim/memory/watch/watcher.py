@@ -22,7 +22,7 @@ from brim.memory.meter import started
 from brim.memory.system import machine_now, oom_kills
 from brim.memory.watch.alerts import Alerts
 from brim.memory.watch.cgroup import Group
-from brim.memory.watch.finding import Matching
+from brim.memory.watch.finding import Matching, leaders
 from brim.memory.watch.journal import Journal
 from brim.memory.watch.orders import Orders
 from brim.memory.watch.sampler import GroupMeter, MachineMeter, Meter, Pace, Sample
@@ -97,6 +97,8 @@ class Watcher:
         self.orders, self._inbox = orders, inbox
         self._group = _group_of(orders)
         self._born: dict[int, int | None] = {}
+        self._matching: Matching | None = None
+        self._asked: dict[int, int | None] = {}
         self._meter = self._open_meter()
         log = Path(orders.log)
         self.journal = Journal(orders, log)
@@ -125,7 +127,8 @@ class Watcher:
             return GroupMeter(self._group)
         own = {os.getpid()}
         if target.kind == "match":
-            return TreeMeter(Matching(target.pattern or "", frozenset(own)), without=own)
+            self._matching = Matching(target.pattern or "", frozenset(own))
+            return TreeMeter(self._matching, without=own)
         if target.kind == "process":
             return TreeMeter(self._roots, without=own, tmpfs=TmpfsGrowth())
         # The command's parent takes in what the command loses (a subreaper), and is not part of it.
@@ -140,7 +143,12 @@ class Watcher:
         """Who is asked to stop: the command itself, or whatever matched."""
         if self._command_pid is not None:
             return [self._command_pid] if self._ended is None else []
-        return [self.orders.target.pid] if self.orders.target.pid else self._meter.members()[:1]
+        if self.orders.target.kind == "command":
+            return []
+        if self._matching is not None:
+            self._asked = {pid: started(pid) for pid in leaders(self._matching())}
+            return list(self._asked)
+        return self._roots()
 
     def run(self) -> dict[str, Any]:
         pace = Pace()
@@ -152,6 +160,7 @@ class Watcher:
         while True:
             begin = time.thread_time()
             sample = self._look()
+            self._greet(sample)
             self.verdicts.consider(sample, self._kills(), self._over(sample))
             self.journal.sample(sample)
             if self._finished(sample):
@@ -198,29 +207,32 @@ class Watcher:
                 self._inbox.told_to_end = True
 
     def _over(self, sample: Sample) -> bool:
-        """Has the main process ended?"""
+        """Has the main process ended? Of those that match, all that were asked to."""
         if self._ended is not None:
             return True
+        if self._asked:
+            return not any(started(pid) == born for pid, born in self._asked.items())
         pid = self._command_pid or self.orders.target.pid
         if pid is None:
             return False
         return started(pid) != self._born.get(pid)
 
+    def _greet(self, sample: Sample) -> None:
+        """What matches has come, or gone."""
+        alive = bool(sample.reading.processes)
+        if self._matching is not None and alive != self._seen_any:
+            self._seen_any, self._asked = alive, {}
+            pids = [p.pid for p in sample.reading.processes]
+            self.verdicts.say("found" if alive else "gone", _found_text(self.orders, pids))
+            self.verdicts.begin_anew()
+
     def _finished(self, sample: Sample) -> bool:
         target, alive = self.orders.target.kind, bool(sample.reading.processes)
         if self._inbox.told_to_end:
             return True
-        if target == "match":
-            if alive != self._seen_any:
-                self._seen_any = alive
-                pids = [p.pid for p in sample.reading.processes]
-                self.verdicts.say("found" if alive else "gone", _found_text(target, self.orders, pids))
-                self.verdicts.begin_anew()
-            return False
-        if target == "machine":
-            return False
-        if not self._over(sample):
-            return False
+        if target in ("match", "machine") or not self._over(sample):
+            # A watch that somebody looks at ends when nobody does any more; a command's goes on.
+            return not (self._inbox.open or self.orders.detached or target == "command")
         owner = self.orders.target.owner
         if owner is not None and self._ended is None and started(owner) == self._born.get(owner):
             return False  # its owner will tell how it ended
@@ -241,6 +253,7 @@ class Watcher:
             "sampler": {"cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "max_rss_bytes": usage.ru_maxrss * 1024},
         }
         self.verdicts.stopping.finish()
+        self.verdicts.settle()
         return self.journal.end(facts)
 
     def close(self) -> None:
@@ -252,7 +265,7 @@ class Watcher:
                 time.sleep(_LINGER_S)
 
 
-def _found_text(kind: str, orders: Orders, pids: list[int]) -> str:
+def _found_text(orders: Orders, pids: list[int]) -> str:
     if pids:
         return f"found {orders.target.pattern!r}: process {', '.join(map(str, pids[:5]))}"
     return f"{orders.target.pattern!r} has ended; looking for it again"
@@ -285,7 +298,16 @@ def _reply(**facts: Any) -> None:
         pass
 
 
+def _fill_stderr() -> None:
+    """Where stderr was closed, its number would be taken by the log."""
+    try:
+        os.fstat(2)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
 def main() -> None:
+    _fill_stderr()
     inbox = Inbox()
     messages: list[dict[str, Any]] = []
     while not messages and inbox.open:

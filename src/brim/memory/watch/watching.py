@@ -19,7 +19,7 @@ from brim.memory.meter import Usage, tree_bytes
 from brim.memory.redact import redact_command
 from brim.memory.watch.board import Board
 from brim.memory.watch.launch import WatcherProcess
-from brim.memory.watch.log import alerts_path, new_log_path
+from brim.memory.watch.log import alerts_path, check_log, new_log_path, prepare_log
 from brim.memory.watch.orders import Ladder, Orders, Target
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class watch:
                 f"The stop file {str(self.stop_file)!r} is there already: the program would stop at once.",
                 hint="Remove it first.",
             )
-        self.log = Path(log).absolute() if log is not None else new_log_path(Path(sys.argv[0]).name or "python")
+        self.log = Path(log).absolute() if log is not None else new_log_path(Path(_argv()[0]).name or "python")
+        check_log(self.log)
         self._ladder = Ladder(
             alert=alert,
             stop=stop,
@@ -71,11 +72,14 @@ class watch:
         self._watcher: WatcherProcess | None = None
         self._last = Usage()
         self._peak = 0
+        self._owner = os.getpid()
 
     def __enter__(self) -> Self:
+        prepare_log(self.log, anew=False)
+        self._owner = os.getpid()
         self._board = Board()
         orders = Orders(
-            target=Target("process", pid=os.getpid(), command=tuple(redact_command([sys.executable, *sys.argv]))),
+            target=Target("process", pid=os.getpid(), command=tuple(redact_command([sys.executable, *_argv()]))),
             log=str(self.log),
             limit_bytes=self.limit.bytes,
             limit_why=self.limit.reason,
@@ -91,7 +95,9 @@ class watch:
         self.close()
 
     def close(self) -> None:
-        """End the watch; the log gets its last line."""
+        """End the watch; the log gets its last line. In a forked child it is the parent's, and goes on."""
+        if os.getpid() != self._owner:
+            return
         watcher, self._watcher = self._watcher, None
         if watcher is None or self._board is None:
             return
@@ -144,10 +150,11 @@ class watch:
         return trainer_callback(self)
 
 
+def _argv() -> list[str]:
+    """How this program was called; Python inside another program may have no words for that."""
+    return list(getattr(sys, "argv", None) or [""])
+
+
 def _own_limit(memory: str | int | float | None) -> Limit:
-    limit = watch_limit(memory)
-    if memory is not None:
-        return Limit(limit.bytes, "brim.watch(memory=…)")
-    if os.environ.get("BRIM_MEMORY"):
-        return limit
-    return Limit(limit.bytes + tree_bytes(), f"what it holds and {limit.reason}")
+    limit = watch_limit(memory, held_bytes=tree_bytes())
+    return limit if memory is None else Limit(limit.bytes, "brim.watch(memory=…)")
