@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -14,6 +15,11 @@ import numpy as np
 import pytest
 
 from brim.fileset import FileSet, FileSetBuilder
+
+# A shell starts what it puts in the background with Ctrl-C ignored, and every process inherits that.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 # Two cores shared with subprocesses: how long one example takes says nothing.
 hypothesis.settings.register_profile("brim", deadline=None, max_examples=60)

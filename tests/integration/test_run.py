@@ -167,7 +167,8 @@ def _command(pid: int) -> str:
 
 def test_a_stopped_command_stops_brim_and_goes_on_with_it() -> None:
     """SIGTSTP sent to brim stops both, SIGCONT lets both go on."""
-    process = begin("run", "--quiet", "--", "sleep", "1")
+    # In a group of its own: the kernel stops nobody in a group that no shell looks after.
+    process = begin("run", "--quiet", "--", "sleep", "1", process_group=0)
     # A child that was forked and is not yet itself has brim's own command line, in which "sleep" stands too.
     child = eventually(lambda: [pid for pid in _children(process.pid) if _command(pid).startswith("sleep\0")])[0]
     process.send_signal(signal.SIGTSTP)
