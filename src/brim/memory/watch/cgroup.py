@@ -67,10 +67,6 @@ class Group:
                 break  # counts what is below as well
         return total
 
-    def highest_bytes(self) -> int:
-        """The most it was ever charged, page cache included; 0 if the kernel does not say."""
-        return _number(self.folder / ("memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"))
-
     def remove(self) -> bool:
         """Take the group away; False while something still runs in it."""
         try:
