@@ -70,6 +70,12 @@ class JsonLines:
         pass
 
 
+def _say(out: TextIO, line: str) -> None:
+    """A line in one write: those of several threads do not run into each other."""
+    out.write(f"{line}\n")
+    out.flush()
+
+
 class NotesOnly:
     """No progress, but what the user should know."""
 
@@ -81,7 +87,7 @@ class NotesOnly:
     def finish(self) -> None: ...
 
     def note(self, text: str) -> None:
-        print(f"brim: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        _say(sys.stderr, f"brim: {text}")
 
 
 class PlainLines:
@@ -123,15 +129,14 @@ class PlainLines:
         rate = self._done / max(now - self._began, 1e-6)
         left = max(self._total - self._done, 0) / max(rate, 1.0)
         percent = 100 * self._done / max(self._total, 1)
-        print(
+        _say(
+            self._out,
             f"{self._what}: {min(percent, 100):.0f} %, {_amount(self._done, self._total)}, "
             f"{f'{format_size(self._hashed)} hashed, ' if self._hashed else ''}"
             f"{f'{self._shards_done} of {self._shards} shards, ' if self._shards else ''}"
             f"{f'{self._commits} commits, ' if self._commits else ''}"
             f"{format_size(rate)}/s, {_clock_text(left)} left, "
             f"memory {format_size(memory)} of {format_size(self._limit)}",
-            file=self._out,
-            flush=True,
         )
 
     def shard(self, name: str, size: int, sha256: str, how: str) -> None:
@@ -139,7 +144,7 @@ class PlainLines:
             self._shards_done += 1
 
     def note(self, text: str) -> None:
-        print(f"brim: {text}", file=self._out, flush=True)
+        _say(self._out, f"brim: {text}")
 
     def finish(self) -> None:
         self.peak_bytes = max(self.peak_bytes, tree_bytes())
