@@ -32,17 +32,23 @@ if TYPE_CHECKING:
     from brim.memory.release import release as release
     from brim.memory.watch.watching import watch as watch
     from brim.memory.why import why as why
+    from brim.tensors.reader import open_tensors as open_tensors
+    from brim.tensors.save import save_file as save_file
+    from brim.tensors.writer import TensorWriter as TensorWriter
 
 _HOMES = {
     "BrimError": "brim.errors",
+    "TensorWriter": "brim.tensors.writer",
     "bids": "brim.api",
     "build": "brim.api",
     "check": "brim.engine.check",
     "files": "brim.api",
     "forecast": "brim.engine.forecast",
+    "open_tensors": "brim.tensors.reader",
     "plan": "brim.api",
     "push_to_hub": "brim.dropin",
     "release": "brim.memory.release",
+    "save_file": "brim.tensors.save",
     "table": "brim.api",
     "unpack": "brim.engine.unpack",
     "verify": "brim.engine.verify",
@@ -52,15 +58,18 @@ _HOMES = {
 
 __all__ = [
     "BrimError",
+    "TensorWriter",
     "__version__",
     "bids",
     "build",
     "check",
     "files",
     "forecast",
+    "open_tensors",
     "plan",
     "push_to_hub",
     "release",
+    "save_file",
     "table",
     "unpack",
     "verify",

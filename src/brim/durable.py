@@ -1,12 +1,19 @@
-"""Writes that last through a power cut, and the system's errors about them as brim's."""
+"""Writes that last through a power cut, and the system's errors about them as brim's.
+
+Records that must survive any crash are lines of JSON, each with a checksum of its own (`record_line`,
+`append_line`): a torn or damaged line is as if it had not been written.
+"""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from brim.errors import DestinationError, SinkFailed
 from brim.sizes import format_size
@@ -42,6 +49,35 @@ def write_whole(target: Path, data: bytes) -> None:
     rename(temporary, target)
 
 
+def record_line(record: dict[str, Any]) -> bytes:
+    body = json.dumps(record, sort_keys=True)
+    return f"{zlib.crc32(body.encode()):08x} {body}\n".encode()
+
+
+def record_of(line: bytes) -> dict[str, Any] | None:
+    """What a line says, or None if it is torn or damaged."""
+    checksum, _, body = line.partition(b" ")
+    if not body or checksum != b"%08x" % zlib.crc32(body):
+        return None
+    record = json.loads(body)
+    return record if isinstance(record, dict) else None
+
+
+def end_torn_line(descriptor: int) -> None:
+    """A line that a crash has cut stays a line of its own."""
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        os.write(descriptor, b"\n")
+
+
+def append_line(descriptor: int, line: bytes) -> None:
+    """A whole line on disk, or none and an error."""
+    if (written := os.write(descriptor, line)) != len(line):
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(descriptor)
+
+
 def free_bytes(folder: Path) -> int | None:
     """Room on the disk, or None where the file system does not say."""
     usage = os.statvfs(folder)
@@ -49,8 +85,8 @@ def free_bytes(folder: Path) -> int | None:
 
 
 @contextmanager
-def failures(root: Path) -> Iterator[None]:
-    """Here the system's errors about a destination become brim's."""
+def failures(root: Path, again: str = "run the same command to continue") -> Iterator[None]:
+    """Here the system's errors about a destination become brim's. `again` says how to go on."""
     try:
         yield
     except OSError as error:
@@ -59,7 +95,7 @@ def failures(root: Path) -> Iterator[None]:
             left = f" ({format_size(free)} left)" if free is not None else ""
             raise SinkFailed(
                 f"The disk of the destination is full{left}; what is finished is kept.",
-                hint="Make room, then run the same command to continue.",
+                hint=f"Make room, then {again}.",
             ) from error
         if error.errno in _UNUSABLE:
             raise DestinationError(
@@ -67,5 +103,5 @@ def failures(root: Path) -> Iterator[None]:
                 hint="Choose another folder, or give yourself the right to write there.",
             ) from error
         raise SinkFailed(
-            f"Writing to the destination failed: {error.strerror or error}.", hint="Run the same command to continue."
+            f"Writing to the destination failed: {error.strerror or error}.", hint=f"{again[0].upper()}{again[1:]}."
         ) from error

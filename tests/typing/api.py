@@ -1,5 +1,6 @@
 """Checked by mypy, never run: what the public interface promises about types."""
 
+import numpy as np
 import pyarrow as pa
 
 import brim
@@ -17,4 +18,9 @@ ok: bool = brim.check(bids, everything=True).ok
 rows: int = brim.verify("out", files).rows
 count: int = brim.unpack("out", "back").files
 need: int = brim.forecast("concat", rows=1000, dims=[768, 1024], memory="64GB").high_bytes
+with brim.TensorWriter("emb.safetensors", rows=10, text=(768, "float32"), resume=True) as writer:
+    writer.append(text=np.zeros((10, 768), np.float32))
+    written: int = writer.rows_done
+brim.save_file({"text": [np.zeros((10, 768), np.float32)]}, "emb.safetensors", metadata={"by": "me"})
+vectors: object = brim.open_tensors("emb.safetensors", "torch")["text"]
 code: int = brim.BrimError("message").exit_code

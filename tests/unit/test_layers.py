@@ -14,6 +14,7 @@ MAY_IMPORT = {
     "plans": {"plans", "sources"},
     "formats": {"formats"},
     "sinks": {"sinks", "formats"},
+    "tensors": {"tensors", "formats"},
     "engine": {"engine", "plans", "sinks", "formats", "sources"},
     "report": {"report"},
     "api": {"engine", "plans", "sinks", "sources"},
@@ -21,7 +22,7 @@ MAY_IMPORT = {
     "memory": set(),
     "lab": {"lab", ""},
     "dropin": {"engine", "plans", "sinks", "sources", "report"},
-    "": {"api", "dropin", "engine", "errors", "memory"},
+    "": {"api", "dropin", "engine", "errors", "memory", "tensors"},
     "__main__": {"cli"},
 }
 
@@ -64,8 +65,9 @@ def test_modules_stay_small() -> None:
 def test_importing_brim_is_light() -> None:
     """`import brim`, its functions and even a plan pull in no optional library, and no pandas."""
     code = (
-        "import sys, brim; brim.plan, brim.table, brim.verify; "
-        "print([m for m in ('datasets', 'pandas', 'torch', 'polars', 'huggingface_hub') if m in sys.modules])"
+        "import sys, brim; brim.plan, brim.table, brim.verify, brim.TensorWriter; "
+        "optional = ('datasets', 'pandas', 'torch', 'safetensors', 'polars', 'huggingface_hub'); "
+        "print([m for m in optional if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -75,15 +77,18 @@ def test_public_names() -> None:
     """The public interface is this and nothing else."""
     assert brim.__all__ == [
         "BrimError",
+        "TensorWriter",
         "__version__",
         "bids",
         "build",
         "check",
         "files",
         "forecast",
+        "open_tensors",
         "plan",
         "push_to_hub",
         "release",
+        "save_file",
         "table",
         "unpack",
         "verify",

@@ -10,17 +10,15 @@ The ledger holds no path of this machine and no secret: it may travel with the f
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import threading
-import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from brim.durable import write_whole
+from brim.durable import append_line, end_torn_line, record_line, record_of, write_whole
 from brim.errors import DestinationError
 from brim.sinks.sink import Piece
 
@@ -94,7 +92,7 @@ class Ledger:
         self._notes: dict[str, Any] = {}
         for line in data.split(b"\n"):
             try:
-                self._take(_decode(line))
+                self._take(record_of(line))
             except (TypeError, KeyError, ValueError):
                 continue  # whole, and not of a ledger that this version knows
 
@@ -159,14 +157,8 @@ class Ledger:
     def _write(self, record: dict[str, Any]) -> None:
         if self._descriptor is None:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            size = os.fstat(self._descriptor).st_size
-            if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-                os.write(self._descriptor, b"\n")  # a torn line stays a line of its own
-        line = _encode(record)
-        if (written := os.write(self._descriptor, line)) != len(line):
-            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(self._descriptor)
+            end_torn_line(self._descriptor)
+        append_line(self._descriptor, _encode(record))
         self._take(json.loads(json.dumps(record)))
 
     def close(self) -> None:
@@ -183,13 +175,4 @@ def finished_ledger(job: Job, receipts: Iterable[Receipt]) -> bytes:
 
 
 def _encode(record: dict[str, Any]) -> bytes:
-    body = json.dumps({name: value for name, value in record.items() if name != "staged_at" or value}, sort_keys=True)
-    return f"{zlib.crc32(body.encode()):08x} {body}\n".encode()
-
-
-def _decode(line: bytes) -> dict[str, Any] | None:
-    checksum, _, body = line.partition(b" ")
-    if not body or checksum != b"%08x" % zlib.crc32(body):
-        return None
-    record = json.loads(body)
-    return record if isinstance(record, dict) else None
+    return record_line({name: value for name, value in record.items() if name != "staged_at" or value})

@@ -75,20 +75,15 @@ def append_and_join(path: str, rows: int, dims: int, batch_size: int) -> None:
 
 
 def batch_by_batch(path: str, rows: int, dims: int, batch_size: int) -> None:
-    """Child: the file has its size from the start, and every batch goes to its place.
+    """Child: the file has its size from the start, and every batch goes to its place."""
+    import brim
 
-    This stands in for brim's own writer of tensors, and will be swapped for it.
-    """
-    import numpy as np
-
+    open_writer = brim.TensorWriter  # loaded before the first step
     step("started")
-    whole = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, dims))
-    start = 0
-    for number, batch in enumerate(_batches(rows, dims, batch_size)):
-        whole[start : start + len(batch)] = batch
-        start += len(batch)
-        if number == rows // batch_size // 2:
-            step("half of it written")
-    step("all of it written")
-    whole.flush()
+    with open_writer(path, rows, vectors=(dims, "float32"), overwrite=True) as writer:
+        for number, batch in enumerate(_batches(rows, dims, batch_size)):
+            writer.append(vectors=batch)
+            if number == rows // batch_size // 2:
+                step("half of it written")
+        step("all of it written")
     step("on disk")

@@ -1,0 +1,226 @@
+"""What writing embeddings costs: brim.TensorWriter beside a plain file, and beside a list that is joined.
+
+    python benchmarks/embed.py [--sizes 0.3,3] [--repeats 5] [--data DIR] [--json FILE]
+
+The vectors of two tensors (768 and 1024 float32) come in batches of 512 rows, the same in every contender. *plain
+file* writes the same bytes one after another and syncs where brim makes a checkpoint; it has no header, no
+checksums and nothing to go on from, and it waits for each sync, while brim writes the next rows. *append and join*
+is the usual loop: a list of batches, np.concatenate, save_file. Contenders take turns. Times are medians of what
+the child itself counts from before its first batch to the file on disk, so starting Python and importing are left
+out; `against plain` is the median of the ratios within a round. Memory is the largest of the runs, as peak.py has
+it, beyond an interpreter that has only imported NumPy and made the batches.
+
+Not measured: the model, other formats, network file systems.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peak import measure
+from tables import GB, MB, Part, at_most, machine, print_goals, print_machine, print_part, progress
+
+DIMS = {"text": 768, "vision": 1024}
+BATCH_ROWS = 512
+ROW_BYTES = 4 * sum(DIMS.values())
+CHECKPOINT_ROWS = 256 * MB // ROW_BYTES
+KINDS_OF_BATCHES = 4  # enough that no two neighbours are equal, few enough to stay small
+CONTENDERS = {
+    "numpy alone": "nothing",
+    "plain file": "plain",
+    "TensorWriter": "writer",
+    "TensorWriter, rows unknown": "growing",
+    "append and join": "join",
+}
+
+
+@dataclass(slots=True)
+class Runs:
+    seconds: list[float] = field(default_factory=list)
+    peaks: list[int] = field(default_factory=list)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.peaks)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", default="0.3,3", help="GB of vectors, smallest first")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--data", type=Path, default=Path("bench-data"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", nargs=3, metavar=("KIND", "PATH", "ROWS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child is not None:
+        kind, path, rows = arguments.child
+        child(kind, path, int(rows))
+        return
+    arguments.data.mkdir(parents=True, exist_ok=True)
+    facts = machine(arguments.data, ("brim", "numpy", "pyarrow", "safetensors"))
+    with tempfile.TemporaryDirectory(dir=arguments.data) as folder:
+        part = writer_part(Path(folder), [float(size) for size in arguments.sizes.split(",")], arguments.repeats)
+    print_part(part)
+    print_goals({"writer": part})
+    print_machine(facts)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"machine": facts, "runs": part.runs}, indent=1))
+
+
+def writer_part(folder: Path, sizes: list[float], repeats: int) -> Part:
+    part = Part(
+        f"writer: batches of {BATCH_ROWS} rows, {' + '.join(map(str, DIMS.values()))} float32",
+        ("what", "data", "runs", "median s", "min–max s", "GB/s", "against plain", "peak MB above NumPy"),
+        notes=[
+            "Without a known number of rows the file is written twice: as it grows, and put together by the kernel."
+        ],
+    )
+    above, ratios, peaks = {}, {}, []
+    for size in sizes:
+        rows = round(size * GB / ROW_BYTES / BATCH_ROWS) * BATCH_ROWS
+        results = take_turns(folder, rows, repeats)
+        peaks.append(results["TensorWriter"].peak_bytes / MB)
+        for name in list(CONTENDERS)[1:]:
+            runs, base = results[name], results["numpy alone"].peak_bytes
+            pairs = zip(runs.seconds, results["plain file"].seconds, strict=True)
+            ratios[name] = statistics.median(mine / plain for mine, plain in pairs)
+            above[name, size] = (runs.peak_bytes - base) / MB
+            median_s = statistics.median(runs.seconds)
+            part.rows.append(
+                (
+                    name,
+                    f"{rows * ROW_BYTES / GB:.2f} GB",
+                    str(len(runs.seconds)),
+                    f"{median_s:.2f}",
+                    f"{min(runs.seconds):.2f}–{max(runs.seconds):.2f}",
+                    f"{rows * ROW_BYTES / GB / median_s:.2f}",
+                    f"{ratios[name]:.2f}×",
+                    f"{above[name, size]:.0f}",
+                )
+            )
+            part.runs[f"{name}, {size} GB"] = [
+                {"seconds": s, "peak_bytes": p} for s, p in zip(runs.seconds, runs.peaks, strict=True)
+            ]
+    least, most = sizes[0], sizes[-1]
+    ours = [above["TensorWriter", size] for size in sizes]
+    part.goals = [
+        at_most(f"time against a plain file with the same syncs, {most:g} GB", ratios["TensorWriter"], 1.2, "×"),
+        at_most("peak anonymous memory above NumPy", max(ours), 120, " MB"),
+        at_most(f"peaks from {least:g} to {most:g} GB lie within", max(peaks) - min(peaks), 15, " MB"),
+    ]
+    joined = above["append and join", most] * MB / (most * GB)
+    part.notes.append(f"Append and join held {joined:.2f} times the vectors.")
+    return part
+
+
+def take_turns(folder: Path, rows: int, repeats: int) -> dict[str, Runs]:
+    """Every contender once a round, into a file that is not there, on a synced disk."""
+    results = {name: Runs() for name in CONTENDERS}
+    for number in range(repeats):
+        for name, kind in CONTENDERS.items():
+            if kind == "nothing" and number:
+                continue
+            path = folder / "out.safetensors"
+            subprocess.run(["sync"], check=True)
+            command = [sys.executable, __file__, "--child", kind, str(path), str(rows)]
+            measured = measure(command)
+            if measured.exit_code:
+                raise SystemExit(f"{name} ended with {measured.exit_code}:\n{measured.output[-2000:]}")
+            results[name].seconds.append(float(measured.output.split()[-1]))
+            results[name].peaks.append(measured.peak_bytes)
+            progress(f"{name}: {results[name].seconds[-1]:.2f} s, {measured.peak_bytes / MB:.0f} MB")
+            if kind == "writer":
+                check_size(path, rows)
+            for left in folder.iterdir():
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return results
+
+
+def check_size(path: Path, rows: int) -> None:
+    """A contender that wrote less would be fast."""
+    if not 0 <= path.stat().st_size - rows * ROW_BYTES < 1000:
+        raise SystemExit(f"{path} has {path.stat().st_size} bytes for {rows} rows")
+
+
+def child(kind: str, path: str, rows: int) -> None:
+    random = np.random.default_rng(0)
+    kept = [
+        {name: random.random((BATCH_ROWS, dims), dtype=np.float32) for name, dims in DIMS.items()}
+        for _ in range(KINDS_OF_BATCHES)
+    ]
+    work = {"nothing": lambda *_: None, "plain": plain, "writer": writer, "growing": growing, "join": join}[kind]
+    if kind in ("writer", "growing"):
+        importlib.import_module("safetensors")
+        importlib.import_module("brim.tensors.writer")
+    elif kind == "join":
+        importlib.import_module("safetensors.numpy")
+    begin = time.perf_counter()
+    work(path, rows, kept)
+    print(time.perf_counter() - begin)
+
+
+def batches(rows: int, kept: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for number in range(rows // BATCH_ROWS):
+        yield kept[number % len(kept)]
+
+
+def plain(path: str, rows: int, kept: list[dict[str, Any]]) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    since = 0
+    for batch in batches(rows, kept):
+        for array in batch.values():
+            view = memoryview(array).cast("B")
+            while view:
+                view = view[os.write(descriptor, view) :]
+        since += BATCH_ROWS
+        if since >= CHECKPOINT_ROWS:
+            os.fsync(descriptor)
+            since = 0
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def writer(path: str, rows: int, kept: list[dict[str, Any]], known: bool = True) -> None:
+    import brim
+
+    spec = {name: (dims, "float32") for name, dims in DIMS.items()}
+    with brim.TensorWriter(
+        path, rows if known else None, tensors=spec, checkpoint_rows=CHECKPOINT_ROWS, checkpoint_seconds=1e9
+    ) as made:
+        for batch in batches(rows, kept):
+            made.append(batch)
+
+
+def growing(path: str, rows: int, kept: list[dict[str, Any]]) -> None:
+    writer(path, rows, kept, known=False)
+
+
+def join(path: str, rows: int, kept: list[dict[str, Any]]) -> None:
+    """A model makes new vectors for every batch, so the list holds copies."""
+    from safetensors.numpy import save_file
+
+    pieces: dict[str, list[Any]] = {name: [] for name in DIMS}
+    for batch in batches(rows, kept):
+        for name, array in batch.items():
+            pieces[name].append(array.copy())
+    save_file({name: np.concatenate(each) for name, each in pieces.items()}, path)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The header of a safetensors file, as the library itself would write it around the whole tensors.
+
+The library writes a header only together with all the values. So it is asked for the same tensors without rows,
+which tells the order it puts them in and what it calls their types; sizes and offsets are then filled in. That
+brim fills them in as the library does (spelling, offsets, padding) is not taken for granted: for every file some
+small shapes are put to the library, and must come out the same, byte for byte.
+
+The notes (`metadata`) are sorted by name. The library's own order of two or more is random, from call to call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from brim.errors import DamageFound, InputError, MissingExtra
+from brim.tensors.body import Body, Found
+from brim.tensors.spec import NAMES_BY_CODE, Tensor
+
+_ALIGNMENT = 8
+_HEADER_LIMIT_BYTES = 100_000_000  # the library refuses to read more
+_PROBES = (0, 1, 12, 123, 1234)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    size: int
+
+
+class SafetensorsLayout:
+    """All tensors in one file."""
+
+    def __init__(self, tensors: Sequence[Tensor], metadata: Mapping[str, str] | None) -> None:
+        if text := next((tensor.name for tensor in tensors if tensor.is_text), None):
+            raise InputError(
+                f"A safetensors file cannot hold the strings of {text!r}.", hint="Write a .parquet file, which can."
+            )
+        self._metadata = None if metadata is None else dict(sorted(metadata.items()))
+        self._codes = _ask_library(tensors, self._metadata)
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+
+    def body(self, rows: Mapping[str, int]) -> Body:
+        """The file for these numbers of rows."""
+        entries = [
+            _Entry(name, code, self._tensors[name].shape(rows[name]), self._tensors[name].row_bytes * rows[name])
+            for name, code in self._codes.items()
+        ]
+        header = _render(entries, self._metadata)
+        starts, position = {}, len(header)
+        for entry in entries:
+            starts[entry.name] = position
+            position += entry.size
+        return Body(header, starts, position)
+
+
+def _render(entries: Sequence[_Entry], metadata: Mapping[str, str] | None) -> bytes:
+    content: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
+    for entry in entries:
+        start, end = end, end + entry.size
+        content[entry.name] = {"dtype": entry.code, "shape": entry.shape, "data_offsets": [start, end]}
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _ask_library(tensors: Sequence[Tensor], metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """What the library calls each type, in its order of the tensors."""
+    one = None if metadata is None else dict(list(metadata.items())[:1])
+    known: dict[str, str] = {}
+    for probe in _PROBES:
+        shapes = {
+            tensor.name: tensor.shape(0) if probe == 0 else (probe + place,) for place, tensor in enumerate(tensors)
+        }
+        theirs = _serialize(tensors, shapes, one)
+        length = int.from_bytes(theirs[:8], "little")
+        content = json.loads(theirs[8 : 8 + length])
+        content.pop("__metadata__", None)
+        known = known or {name: entry["dtype"] for name, entry in content.items()}
+        sizes = {tensor.name: tensor.carrier.itemsize for tensor in tensors}
+        entries = [
+            _Entry(name, known[name], shapes[name], sizes[name] * int(np.prod(shapes[name]))) for name in content
+        ]
+        if list(known) != list(content) or theirs[: 8 + length] != _render(entries, one):
+            raise InputError(
+                "This version of safetensors writes its headers in a way that brim does not know.",
+                hint="Use another version of it: brim was made with 0.8.",
+            )
+    return known
+
+
+def _serialize(
+    tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str] | None
+) -> bytes:
+    try:
+        import safetensors
+    except ImportError as error:
+        raise MissingExtra(
+            "Writing .safetensors needs the safetensors library.", hint="pip install 'brim[embed]'", extra="embed"
+        ) from error
+    zeros = {t.name: np.zeros(int(np.prod(shapes[t.name])), t.carrier) for t in tensors}
+    if hasattr(safetensors, "TensorSpec"):
+        given: dict[str, Any] = {
+            t.name: safetensors.TensorSpec(
+                dtype=t.dtype,
+                shape=list(shapes[t.name]),
+                data_ptr=zeros[t.name].ctypes.data,
+                data_len=zeros[t.name].nbytes,
+            )
+            for t in tensors
+        }
+    else:  # before 0.8
+        given = {
+            t.name: {"dtype": t.dtype, "shape": list(shapes[t.name]), "data": zeros[t.name].tobytes()} for t in tensors
+        }
+    return bytes(safetensors.serialize(given, metadata=None if metadata is None else dict(metadata)))
+
+
+def read_header(path: Path) -> dict[str, Found]:
+    """What is in a file, in its order."""
+    size = path.stat().st_size
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > min(_HEADER_LIMIT_BYTES, size):
+                raise ValueError("its header is longer than it can be")
+            content = json.loads(file.read(length))
+        content.pop("__metadata__", None)
+        found, position = {}, 8 + length
+        for name, entry in sorted(content.items(), key=lambda item: item[1]["data_offsets"]):
+            start, end = entry["data_offsets"]
+            shape = tuple(entry["shape"])
+            if (code := entry["dtype"]) not in NAMES_BY_CODE:
+                raise InputError(f"The values of {name!r} in {path.name} have a type that brim does not know: {code}.")
+            found[name] = Found(path, Tensor(name, shape[1:], NAMES_BY_CODE[code]), shape, position)
+            if 8 + length + start != position or end - start != found[name].size:
+                raise ValueError(f"the place of {name!r} does not fit its shape")
+            position += end - start
+        if position != size:
+            raise ValueError(f"it has {size} bytes and should have {position}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamageFound(f"{str(path)!r} is not a whole safetensors file: {error}.", path=str(path)) from error
+    return found

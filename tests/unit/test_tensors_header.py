@@ -1,0 +1,112 @@
+"""The headers of tensor files are those of the libraries, byte for byte."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brim.errors import DamageFound, InputError
+from brim.tensors import safetensors as ours
+from brim.tensors.npy import NpyLayout
+from brim.tensors.safetensors import SafetensorsLayout, read_header
+from brim.tensors.spec import Tensor
+
+theirs = pytest.importorskip("safetensors", reason="byte identity with safetensors is not proved here: not installed")
+
+TYPES = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16",
+         "float32", "float64", "complex64", "float8_e4m3fn", "float8_e5m2"]  # fmt: skip
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(lambda name: name != "__metadata__")
+tensors = st.dictionaries(
+    names, st.tuples(st.sampled_from(TYPES), st.lists(st.integers(1, 9), max_size=3), st.integers(0, 12)), min_size=1
+)
+
+
+def whole_file(spec: dict[str, tuple[str, list[int], int]], metadata: dict[str, str] | None) -> bytes:
+    """What the library writes around whole tensors."""
+    given, kept = {}, []
+    for name, (dtype, dims, rows) in spec.items():
+        array = np.ones((rows, *dims), Tensor(name, tuple(dims), dtype).carrier)
+        kept.append(array)
+        place = {"data_ptr": array.ctypes.data, "data_len": array.nbytes}
+        given[name] = theirs.TensorSpec(dtype=dtype, shape=[rows, *dims], **place)
+    return bytes(theirs.serialize(given, metadata=metadata))
+
+
+def our_file(spec: dict[str, tuple[str, list[int], int]], metadata: dict[str, str] | None) -> bytes:
+    layout = SafetensorsLayout([Tensor(name, tuple(dims), dtype) for name, (dtype, dims, _) in spec.items()], metadata)
+    body = layout.body({name: rows for name, (_, _, rows) in spec.items()})
+    made = io.BytesIO()
+    made.write(body.header)
+    for name, start in body.starts.items():
+        dtype, dims, rows = spec[name]
+        assert made.tell() == start
+        made.write(np.ones((rows, *dims), Tensor(name, tuple(dims), dtype).carrier).tobytes())
+    assert made.tell() == body.size
+    return made.getvalue()
+
+
+@given(tensors, st.none() | st.dictionaries(st.text(st.characters(codec="utf-8")), st.text(), max_size=1))
+def test_any_names_types_and_shapes(spec: dict[str, Any], metadata: dict[str, str] | None) -> None:
+    """Order, spelling, offsets and padding are the library's, whatever the tensors are called."""
+    assert our_file(spec, metadata) == whole_file(spec, metadata)
+
+
+def test_every_two_types() -> None:
+    """The library orders by type before name: every pair, both ways round."""
+    for one, other in itertools.product(TYPES, repeat=2):
+        spec = {"b": (one, [3], 2), "a": (other, [2, 2], 5)}
+        assert our_file(spec, None) == whole_file(spec, None), (one, other)
+
+
+def test_several_notes_are_sorted() -> None:
+    """The library puts two or more in a random order; brim's is one of those it writes, and always the same."""
+    spec = {"a": ("float32", [2], 1)}
+    notes = {"model": "clip", "by": "brim", "é\n": '"'}
+    ours = our_file(spec, notes)
+    assert ours == our_file(spec, dict(reversed(notes.items())))
+    assert ours in {whole_file(spec, notes) for _ in range(300)}
+
+
+def test_a_library_that_writes_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """brim does not trust its own rendering: the library's answers to small shapes decide."""
+    monkeypatch.setattr(ours, "_ALIGNMENT", 16)
+    with pytest.raises(InputError, match="does not know"):
+        SafetensorsLayout([Tensor("a", (2,), "float32")], None)
+
+
+@pytest.mark.parametrize("dtype", [name for name in TYPES if "bf" not in name and "float8" not in name])
+@pytest.mark.parametrize("shape", [(0, 3), (1,), (7, 5, 3), (123456, 2)])
+def test_npy_is_what_numpy_saves(dtype: str, shape: tuple[int, ...]) -> None:
+    """Header and values as of np.save."""
+    saved = io.BytesIO()
+    array = np.ones(shape, Tensor("t", shape[1:], dtype).carrier)
+    np.save(saved, array)
+    body = NpyLayout(Tensor("t", shape[1:], dtype)).body({"t": shape[0]})
+    assert body.header + array.tobytes() == saved.getvalue()
+    assert body.size == len(saved.getvalue())
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "no header", "wrong length", "not json", "empty"])
+def test_a_damaged_file_is_found(tmp_path: Path, damage: str) -> None:
+    """Opening looks at the size and the places, not at the values."""
+    whole = whole_file({"a": ("float32", [2], 3), "b": ("int8", [], 3)}, None)
+    made = {
+        "cut": whole[:-1],
+        "longer": whole + b"x",
+        "no header": whole[:20],
+        "wrong length": b"\xff" * 8 + whole[8:],
+        "not json": whole[:8] + b"x" + whole[9:],
+        "empty": b"",
+    }[damage]
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(made)
+    with pytest.raises(DamageFound, match="not a whole safetensors file"):
+        read_header(path)

@@ -1,0 +1,122 @@
+"""What a tensor is made of, and how batches become its bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from brim.errors import InputError
+from brim.tensors import arrays
+from brim.tensors.arrays import batch_for
+from brim.tensors.spec import Tensor, tensors_from
+
+NUMBERS = np.arange(24, dtype=np.float32).reshape(6, 4)
+
+
+def content(tensor: Tensor, value: Any) -> bytes:
+    """All bytes of a batch, one stream after the other."""
+    return b"".join(bytes(block) for stream in batch_for(tensor, value).streams for block in stream())
+
+
+@pytest.mark.parametrize(
+    ("given", "dims", "dtype"),
+    [
+        ((768, "float32"), (768,), "float32"),
+        ([3, 5, np.float16], (3, 5), "float16"),
+        ((np.int64(2), np.dtype(">i8")), (2,), "int64"),
+        ("bool", (), "bool"),
+        (("int64",), (), "int64"),
+        (bool, (), "bool"),
+        ((8, "torch.bfloat16"), (8,), "bfloat16"),
+        (str, (), "string"),
+    ],
+)
+def test_ways_to_describe_a_tensor(given: Any, dims: tuple[int, ...], dtype: str) -> None:
+    """Names, NumPy types and torch types; the sizes of a row come first."""
+    assert tensors_from({"t": given}) == (Tensor("t", dims, dtype),)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"t": (768,)}, {"t": ("float32", 768)}, {"t": (0, "float32")}, {"t": (-1, "int8")}, {"t": (2, "float31")},
+     {"t": ()}, {"t": (True, "int8")}, {"t": (2, "string")}, {"t": None}, {"": "int8"}, {"__metadata__": "int8"},
+     {"\udc80": "int8"}, {}],
+)  # fmt: skip
+def test_what_describes_no_tensor(given: dict[str, Any]) -> None:
+    """A clear error, with an example of how to write it."""
+    with pytest.raises(InputError):
+        tensors_from(given)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        NUMBERS,
+        np.asfortranarray(NUMBERS),
+        NUMBERS.astype(">f4"),
+        np.repeat(NUMBERS, 2, axis=0)[::2],
+        pa.FixedSizeListArray.from_arrays(pa.array(NUMBERS.ravel()), 4),
+        pa.FixedSizeListArray.from_arrays(pa.array(np.r_[np.zeros(8, np.float32), NUMBERS.ravel()]), 4)[2:],
+        pa.chunked_array([NUMBERS[:2].tolist(), NUMBERS[2:].tolist()], pa.list_(pa.float32())),
+        pa.FixedShapeTensorArray.from_numpy_ndarray(NUMBERS),
+    ],
+    ids=["contiguous", "transposed", "big-endian", "strided", "arrow", "arrow slice", "arrow lists", "arrow tensor"],
+)  # fmt: skip
+def test_batches_become_the_same_bytes(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a batch lies in memory, and in however small pieces it is turned."""
+    for piece_bytes in (arrays.PIECE_BYTES, 17):
+        monkeypatch.setattr(arrays, "PIECE_BYTES", piece_bytes)
+        assert content(Tensor("t", (4,), "float32"), value) == NUMBERS.tobytes()
+
+
+def test_memory_that_fits_is_not_copied() -> None:
+    """The bytes of a contiguous array are the array."""
+    [stream] = batch_for(Tensor("t", (4,), "float32"), NUMBERS).streams
+    [block] = stream()
+    assert np.shares_memory(np.frombuffer(block, np.uint8), NUMBERS)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [["a", "", "é"], np.array(["a", "", "é"]), pa.array(["x", "a", "", "é"])[1:], pa.chunked_array([["a"], ["", "é"]]),
+     pa.array(["a", "", "é"]).dictionary_encode(), ("a", "", "é")],
+)  # fmt: skip
+def test_strings_are_lengths_and_text(value: Any) -> None:
+    """Two streams: where each string ends can be added up, and all text in one piece."""
+    lengths = np.array([1, 0, 2], np.int64).tobytes()
+    assert content(Tensor("id", (), "string"), value) == lengths + "aé".encode()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value", "words"),
+    [
+        (Tensor("t", (4,), "float32"), np.zeros((6, 5), np.float32), r"\(5,\).*\(4,\)"),
+        (Tensor("t", (4,), "float32"), np.zeros((6, 4)), "float64.*float32.*astype"),
+        (Tensor("t", (4,), "float32"), np.zeros(4, np.float32), r"\(\).*\(4,\)"),
+        (Tensor("t", (), "float32"), np.float32(3), "single value|not an array"),
+        (Tensor("t", (), "int64"), np.ma.masked_array([1, 2], [True, False]), "masked"),
+        (Tensor("t", (), "int64"), pa.array([1, None]), "nulls"),
+        (Tensor("t", (2,), "int64"), pa.array([[1, 2], [3]]), "different lengths"),
+        (Tensor("t", (), "int64"), pa.array(["a"]), "cannot be written"),
+        (Tensor("t", (), "int64"), np.array(["a"]), "cannot be written"),
+        (Tensor("t", (), "int64"), {"a": 1}, "not an array"),
+        (Tensor("t", (), "string"), [1, 2], "not made of strings"),
+        (Tensor("t", (), "string"), ["a", None], "nulls"),
+    ],
+)
+def test_a_batch_that_does_not_fit(tensor: Tensor, value: Any, words: str) -> None:
+    """The error names the tensor and both sides."""
+    with pytest.raises(InputError, match=words) as caught:
+        batch_for(tensor, value)
+    assert "'t'" in caught.value.message
+
+
+def test_raw_bits_stand_for_types_that_numpy_lacks() -> None:
+    """bfloat16 without torch: its bits, as the reader gives them."""
+    bits = np.array([[0x3F80, 0x4000]], np.uint16)
+    assert content(Tensor("t", (2,), "bfloat16"), bits) == bits.tobytes()
+    with pytest.raises(InputError, match=r"uint16.*float16"):
+        batch_for(Tensor("t", (2,), "float16"), bits)
