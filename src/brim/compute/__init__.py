@@ -1,0 +1,1 @@
+"""Computed jobs: units of rows through a function, in workers that obey the limit."""

@@ -1,0 +1,60 @@
+"""What a worker does with rows. Mapping, tokenising and embedding are steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive rows. `first_row` is the index in the source of the first one, if the step asked for indices.
+
+    `offset` counts from the first row of the unit.
+    """
+
+    table: pa.Table
+    offset: int
+    first_row: int | None
+
+
+class Step(Protocol):
+    """Work on batches. It travels to workers by pickle: modules and closures by cloudpickle, so keep it small.
+
+    The rows of a batch are fixed by the plan: `batch_rows` rows (the last of a unit may have fewer), or, where
+    that is None, as many as `batch_bytes` of input hold.
+    """
+
+    batch_rows: int | None
+    batch_bytes: int
+    columns: tuple[str, ...] | None  # the input columns that are read; None for all
+    indices: bool  # whether it wants to know which row of the source a row is
+    splittable: bool  # whether a batch in pieces gives the same rows
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What decides the output, for the fingerprint: plain values, no path of this machine."""
+
+    def open(self, schema: pa.Schema) -> None:
+        """In the worker, once, before the first batch: load what is large. `schema` is that of the source."""
+
+    def apply(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
+        """The rows that come of a batch, in order.
+
+        `small`: memory is short; where `splittable`, use as little as possible at a time, a row if need be. The
+        concatenation of what is given must be the same. A BadRow tells which row of the batch is to blame.
+        """
+
+    def close(self) -> None:
+        """In the worker, after its last unit."""
+
+
+class BadRow(Exception):
+    """The user's function failed. `row` and `rows` tell where in the batch; the cause is `__cause__`."""
+
+    def __init__(self, row: int, rows: int) -> None:
+        super().__init__(row, rows)
+        self.row, self.rows = row, rows
