@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from brim.api import files as files
     from brim.api import plan as plan
     from brim.api import table as table
-    from brim.dropin import push_to_hub as push_to_hub
+    from brim.dropin.map import map as map
+    from brim.dropin.push import push_to_hub as push_to_hub
     from brim.engine.check import check as check
     from brim.engine.forecast import forecast as forecast
     from brim.engine.unpack import unpack as unpack
@@ -44,9 +45,10 @@ _HOMES = {
     "check": "brim.engine.check",
     "files": "brim.api",
     "forecast": "brim.engine.forecast",
+    "map": "brim.dropin.map",
     "open_tensors": "brim.tensors.reader",
     "plan": "brim.api",
-    "push_to_hub": "brim.dropin",
+    "push_to_hub": "brim.dropin.push",
     "release": "brim.memory.release",
     "save_file": "brim.tensors.save",
     "table": "brim.api",
@@ -65,6 +67,7 @@ __all__ = [
     "check",
     "files",
     "forecast",
+    "map",
     "open_tensors",
     "plan",
     "push_to_hub",

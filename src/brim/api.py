@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from brim.engine.build import Build, BuildOptions, Built
+from brim.engine.build import Build, BuildOptions
+from brim.engine.deliver import Built
 from brim.errors import InputError
 from brim.plans.checks import CheckOptions
 from brim.plans.cut import CutOptions

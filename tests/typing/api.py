@@ -4,7 +4,8 @@ import numpy as np
 import pyarrow as pa
 
 import brim
-from brim.engine.build import Build, Built
+from brim.engine.build import Build
+from brim.engine.deliver import Built
 from brim.sources.filetable import FileTable
 
 files: FileTable = brim.files("folder", include=["*.png"], label_from="parent", limit=10)

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from brim.cli import build, check, forecast, lab, plan, recipes, report, run, unpack, verify, watch, why
+from brim.cli import build, check, clean, forecast, lab, map, plan, recipes, report, run, unpack, verify, watch, why
 from brim.cli.options import flat, help_text
 from brim.cli.output import fail, nobody_listens
 from brim.errors import BrimError, Stopped
@@ -32,6 +32,8 @@ app.command("check", help=help_text(check.HELP))(flat(check.check))
 app.command("build", help=help_text(build.HELP))(flat(build.build))
 app.command("verify", help=help_text(verify.HELP))(flat(verify.verify))
 app.command("unpack", help=help_text(unpack.HELP))(flat(unpack.unpack))
+app.command("map", help=help_text(map.HELP))(flat(map.map))
+app.command("clean", help=help_text(clean.HELP))(flat(clean.clean))
 app.command("recipes", help=help_text(recipes.HELP))(flat(recipes.recipes))
 app.command("run", help=help_text(run.HELP), context_settings={"allow_interspersed_args": False})(flat(run.run))
 app.command("watch", help=help_text(watch.HELP))(flat(watch.watch))

@@ -34,7 +34,7 @@ a part. The token comes from `hf auth login` or HF_TOKEN.
 
 def build(
     source: SourceArgument,
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="A folder, or hf://datasets/ORG/NAME[@BRANCH].")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="A folder, or hf://datasets/ORG/NAME\\[@BRANCH].")],
     reading: Reading,
     bids: Bids,
     cutting: Cutting,

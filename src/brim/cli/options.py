@@ -118,6 +118,56 @@ class Cutting:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """How rows are read."""
+
+    input_format: Annotated[
+        str | None,
+        _source(
+            "--input-format",
+            metavar="FORMAT",
+            help="jsonl, csv, tsv, parquet, arrow or text. (default: by the names of the files)",
+        ),
+    ] = None
+    text: Annotated[
+        str, _source("--text", metavar="lines|document", help="A row of a text file: a line, or the whole file.")
+    ] = "lines"
+    delimiter: Annotated[str | None, _source("--delimiter", metavar="C", help="Between the values of a CSV.")] = None
+    limit: Annotated[int | None, _source("--limit", metavar="ROWS", help="Only the first rows: a pilot.")] = None
+    from_split: Annotated[
+        str | None, _source("--from-split", metavar="NAME", help="The split of a folder that `datasets` has saved.")
+    ] = None
+    unit_size: Annotated[
+        str | None,
+        _source("--unit-size", metavar="SIZE", help="Input for one unit of work. (default: 1/64 of it, 8 to 128 MiB)"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How a computed job goes on when something goes wrong, and where it was."""
+
+    on_error: Annotated[
+        str,
+        _run(
+            "--on-error",
+            metavar="stop|skip|quarantine",
+            help="Rows that fail: stop, leave them out, or leave them out and keep them in quarantine.parquet.",
+        ),
+    ] = "stop"
+    fresh: Annotated[bool, _run("--fresh", help="Start over: remove what an earlier run left.")] = False
+    keep_done: Annotated[
+        bool, _run("--keep-done", help="Keep finished units although the function has changed since.")
+    ] = False
+    stop_file: Annotated[
+        str | None, _run("--stop-file", metavar="FILE", help="Stop cleanly when this file appears.")
+    ] = None
+    report: Annotated[
+        str | None, _run("--report", metavar="FILE.html", help="A page about the run: memory over time, units, notes.")
+    ] = None
+
+
+@dataclass(frozen=True)
 class Running:
     """What it may take and how it shows itself."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -24,15 +24,18 @@ class Batch:
 class Step(Protocol):
     """Work on batches. It travels to workers by pickle: modules and closures by cloudpickle, so keep it small.
 
-    The rows of a batch are fixed by the plan: `batch_rows` rows (the last of a unit may have fewer), or, where
-    that is None, as many as `batch_bytes` of input hold.
+    The rows of a batch are fixed by the plan: at most `batch_rows` rows and `batch_bytes` of input; None and 0 set
+    no limit. The last batch of a unit may have fewer.
     """
 
     batch_rows: int | None
     batch_bytes: int
     columns: tuple[str, ...] | None  # the input columns that are read; None for all
     indices: bool  # whether it wants to know which row of the source a row is
-    splittable: bool  # whether a batch in pieces gives the same rows
+
+    @property
+    def splittable(self) -> bool:
+        """Whether a batch in pieces gives the same rows."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -50,6 +53,14 @@ class Step(Protocol):
 
     def close(self) -> None:
         """In the worker, after its last unit."""
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """A step whose output types follow its first batch, as those of `Dataset.map` do."""
+
+    def settle(self, schema: pa.Schema) -> None:
+        """In the worker: columns have these types, where their values can take them."""
 
 
 class BadRow(Exception):

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from brim.engine.content import Content
 from brim.engine.ledger import Ledger, Receipt
 from brim.plans.cut import Shard
-from brim.plans.plan import Plan
 from brim.sinks.sink import Sink
 
 
-def reuse(plan: Plan, sink: Sink, ledger: Ledger, job: str) -> None:
+def reuse(content: Content, sink: Sink, ledger: Ledger, job: str) -> None:
     """Give shards of an earlier job that are part of this one their new names and receipts."""
     wanted: dict[str, list[Shard]] = {}
-    for shard in plan.shards:
-        wanted.setdefault(plan.shard_key(shard), []).append(shard)
+    for shard in content.shards:
+        wanted.setdefault(content.key(shard), []).append(shard)
     kept: list[tuple[Shard, Receipt]] = []
     for receipt in list(ledger.known.values()):
         places = wanted.get(receipt.key)

@@ -22,7 +22,7 @@ from brim.sinks.hub.remote import RangeFile, StreamFile
 from brim.sinks.hub.session import Note, explained, hub_session
 from brim.sinks.hub.sink import MANIFESTS
 
-_SHARDS = (".parquet", ".tar")
+_SHARDS = (".parquet", ".tar", ".arrow", ".bin", ".npy", ".safetensors")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
-from brim.engine.card import card_facts
+from brim.engine.content import Content
 from brim.engine.keep import reuse
 from brim.engine.ledger import Job, Ledger, Receipt, finished_ledger
-from brim.engine.shard import splice_of
 from brim.engine.stop import Stop
 from brim.errors import DestinationError, PlanChanged, SinkFailed
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
-from brim.plans.changes import changes_between
 from brim.plans.cut import Shard
-from brim.plans.plan import Plan
 from brim.progress import Progress
 from brim.sinks import sink as sinks
 from brim.sinks.sink import ObjectsGone, Publication, Put, Sink
@@ -51,14 +48,14 @@ class Run:
     """One run, with the lock of the destination's ledger held."""
 
     def __init__(
-        self, plan: Plan, sink: Sink, ledger: Ledger, options: RunOptions, progress: Progress, stop: Stop
+        self, content: Content, sink: Sink, ledger: Ledger, options: RunOptions, progress: Progress, stop: Stop
     ) -> None:
-        self.plan, self.sink, self.ledger, self.options = plan, sink, ledger, options
+        self.content, self.sink, self.ledger, self.options = content, sink, ledger, options
         self.progress, self.stop = progress, stop
-        self.job = plan.fingerprint[:16]
+        self.job = content.fingerprint[:16]
         self.written = self.sent_bytes = 0
         self.proved = ""
-        self._names = {shard.name for shard in plan.shards}
+        self._names = {shard.name for shard in content.shards}
         self._known: dict[str, str] = {}  # the hash of shards that have to be sent again
         self._waiting: dict[str, Receipt] = {}  # sent, and not committed
         self._abort = threading.Event()
@@ -66,8 +63,8 @@ class Run:
     def run(self) -> list[Receipt]:
         self._settle_with_previous()
         strangers = self._strangers()
-        if self.ledger.job is None or self.ledger.job.fingerprint != self.plan.fingerprint:
-            self.ledger.begin(Job(self.plan.fingerprint, self.plan.facts, versions(), self.plan.table.left_out))
+        if self.ledger.job is None or self.ledger.job.fingerprint != self.content.fingerprint:
+            self.ledger.begin(Job(self.content.fingerprint, self.content.facts, versions(), self.content.left_out))
         for _ in range(_ROUNDS):
             self._abort.clear()
             try:
@@ -92,8 +89,8 @@ class Run:
                 self.ledger.forget(name)
             self.ledger.known.clear()
             self.sink.discard(self.ledger.names)
-        elif previous.fingerprint != self.plan.fingerprint and not self.options.update:
-            changes = changes_between(previous.facts, self.plan.facts)
+        elif previous.fingerprint != self.content.fingerprint and not self.options.update:
+            changes = self.content.changes_from(previous.facts)
             raise PlanChanged(
                 f"The destination holds another dataset: {'; '.join(changes)}.",
                 hint="Use --update to bring it up to date (unchanged shards are kept), --fresh to start over, or "
@@ -121,12 +118,12 @@ class Run:
             self._need_room(todo)
             ready = {name for name, receipt in self.ledger.receipts.items() if self.sink.holds(receipt.piece)}
             missing = len({shard.name for shard in todo} | (self._names - ready))
-            title = f"{len(self.plan.table):,} rows in {len(self.plan.shards):,} shards"
+            title = f"{self.content.rows:,} rows in {len(self.content.shards):,} shards"
             config, split = self.options.config, self.options.split
-            facts = self.options.card(card_facts(self.plan, []))
+            facts = self.options.card(self.content.card([]))
             self.sink.begin(
                 sinks.Job(
-                    self.plan.fingerprint,
+                    self.content.fingerprint,
                     title,
                     missing,
                     unfinished_card=lambda card: write_unfinished_card(card, config, split),
@@ -135,26 +132,21 @@ class Run:
             )
         self.progress.start(
             "publish" if self.sink.staged else "build",
-            self._bytes(todo),
+            self.content.size(todo),
             len(todo),
             self.options.limit_bytes,
         )
         return todo
 
-    def _bytes(self, shards: list[Shard]) -> int:
-        """What these shards will take, about: other columns count where they may be most of it."""
-        values = sum(shard.value_bytes for shard in shards) if self.plan.table.verbatim else 0
-        return values + sum(shard.file_bytes for shard in shards)
-
     def _todo(self) -> list[Shard]:
         """The shards without a receipt that still holds; others are kept, moved or hashed again."""
         if any(receipt.job != self.job for receipt in self.ledger.known.values()):
-            reuse(self.plan, self.sink, self.ledger, self.job)
+            reuse(self.content, self.sink, self.ledger, self.job)
         todo = []
         doubtful = []
-        for shard in self.plan.shards:
+        for shard in self.content.shards:
             receipt = self.ledger.receipts.get(shard.name)
-            same = receipt is not None and receipt.mtimes == self.plan.shard_mtimes(shard)
+            same = receipt is not None and receipt.mtimes == self.content.mtimes(shard)
             if receipt is None or receipt.job != self.job or not self._is_there(receipt):
                 if receipt is not None and receipt.job == self.job and receipt.staged_at and same:
                     self._known[shard.name] = receipt.sha256
@@ -171,7 +163,7 @@ class Run:
     def _compare(self, doubtful: list[tuple[Shard, Receipt]]) -> list[Shard]:
         """Hash shards whose files may have changed; returns those that did."""
         self.progress.note(f"comparing the content of {len(doubtful)} shard(s) with what is there")
-        total = self._bytes([shard for shard, _ in doubtful])
+        total = self.content.size([shard for shard, _ in doubtful])
         self.progress.start("compare", total, len(doubtful), self.options.limit_bytes)
         changed = []
         with ThreadPoolExecutor(self.options.workers, "compare") as pool:
@@ -193,11 +185,11 @@ class Run:
         return changed
 
     def _hash(self, shard: Shard) -> str:
-        with splice_of(self.plan, shard) as splice:
+        with self.content.splice(shard) as splice:
             return splice.sha256(self.sent)
 
     def _need_room(self, todo: list[Shard]) -> None:
-        need, free = self._bytes(todo), self.sink.free_bytes()
+        need, free = 0 if self.content.linked else self.content.size(todo), self.sink.free_bytes()
         if free is not None and need > free:
             raise SinkFailed(
                 f"The destination has {format_size(free)} of free disk and the shards to write take "
@@ -247,8 +239,8 @@ class Run:
         self._waiting = {r.name: r for r in waiting if not self.sink.holds(r.piece)}
 
     def _write(self, shard: Shard) -> tuple[Receipt, Put]:
-        with splice_of(self.plan, shard) as splice:
-            put = self.sink.put(shard.name, splice, self._known.get(shard.name), self)
+        with self.content.splice(shard) as splice:
+            put = self.sink.put(shard.name, splice, self._known.get(shard.name) or self.content.sha256(shard), self)
             receipt = self._receipt(shard, splice.size, put.sha256)
         self.ledger.add(receipt)  # by the worker itself, so that a stop loses nothing that is finished
         return receipt, put
@@ -267,13 +259,13 @@ class Run:
         self.stop.check()
 
     def _receipt(self, shard: Shard, size: int, sha256: str) -> Receipt:
-        key, mtimes = self.plan.shard_key(shard), self.plan.shard_mtimes(shard)
+        key, mtimes = self.content.key(shard), self.content.mtimes(shard)
         staged_at = int(time.time()) if self.sink.staged else 0
         return Receipt(shard.name, shard.split, shard.rows, size, sha256, key, mtimes, self.job, staged_at)
 
     def _publish(self, strangers: set[str]) -> list[Receipt]:
-        receipts = [self.ledger.receipts[shard.name] for shard in self.plan.shards]
-        facts = self.options.card(card_facts(self.plan, receipts))
+        receipts = [self.ledger.receipts[shard.name] for shard in self.content.shards]
+        facts = self.options.card(self.content.card(receipts))
         self.proved = self.sink.publish(
             Publication(
                 tuple(receipt.piece for receipt in receipts),
@@ -291,9 +283,9 @@ class Run:
         """The ledger as it is published, split by split. The dates of this machine's files stay here."""
         manifests: dict[str, bytes] = {}
         if self.options.manifest_name is not None and self.ledger.job is not None:
-            for split in self.plan.table.splits:
-                of = [replace(receipt, mtimes="") for receipt in receipts if receipt.split == split.name]
-                manifests[self.options.manifest_name(split.name)] = finished_ledger(self.ledger.job, of)
+            for split in self.content.splits:
+                of = [replace(receipt, mtimes="") for receipt in receipts if receipt.split == split]
+                manifests[self.options.manifest_name(split)] = finished_ledger(self.ledger.job, of)
         return manifests
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.formats.found import Found
@@ -32,16 +33,19 @@ def locate(shard: Readable, footer_of: Readable | None = None) -> Iterator[Found
     return locate_tar(shard) if shard.name.endswith(".tar") else locate_parquet(shard, footer_of)
 
 
-def count_rows(shard: Readable) -> int:
-    """From the footer; a tar has none, and is read through its headers."""
+def count_rows(shard: Readable) -> int | None:
+    """From the footer; a tar or an Arrow stream has none, and is read through its headers. None: it has no rows."""
     if shard.name.endswith(".tar"):
         return tar_rows(shard)
-    return int(pq.read_metadata(ReadableFile(shard)).num_rows)
+    if shard.name.endswith(".arrow"):
+        with pa.ipc.open_stream(ReadableFile(shard)) as stream:
+            return sum(int(batch.num_rows) for batch in stream)
+    return int(pq.read_metadata(ReadableFile(shard)).num_rows) if shard.name.endswith(".parquet") else None
 
 
 def hollow_columns(shard: Readable) -> list[str]:
     """File columns of a Parquet shard in which no file has any content: only paths were uploaded."""
-    if shard.name.endswith(".tar"):
+    if not shard.name.endswith(".parquet"):
         return []
     footer = pq.read_metadata(ReadableFile(shard))
     content: dict[str, bool] = {}

@@ -34,7 +34,7 @@ from brim.sources.filetable import FileTable, flat_numbers
 from brim.sources.options import SourceOptions
 
 _REQUESTS = 8  # at a time, to the Hub
-_NAME = re.compile(r"(?P<folder>.+)/(?P<split>[^/]+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar)")
+_NAME = re.compile(r"(?P<folder>.+)/(?P<split>[^/]+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar|arrow)")
 
 
 @dataclass
@@ -169,6 +169,8 @@ class _Verification:
                 raise
             self.found(f"{name}: cannot be read ({error.strerror or error})")
             return None
+        if rows is None:
+            rows = 0 if receipt is None else receipt.rows
         if receipt is not None and rows != receipt.rows:
             self.found(f"{name}: holds {rows:,} rows instead of {receipt.rows:,}")
             return None

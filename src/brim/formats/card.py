@@ -69,6 +69,13 @@ class CardFacts:
     folder: str = "data"
     keep_splits: bool = False  # other splits of the config stay as the card has them
     set_default: bool = False
+    notes: Sequence[str] = ()  # what else is worth knowing
+    code: str = ""  # how it is read, where `load_dataset` cannot
+
+    @property
+    def loadable(self) -> bool:
+        """Whether `load_dataset` reads it, and takes what the card says of it."""
+        return self.extension in (".parquet", ".arrow")
 
 
 def write_card(facts: CardFacts, existing: str | None) -> str:
@@ -76,13 +83,15 @@ def write_card(facts: CardFacts, existing: str | None) -> str:
     old = {} if existing is None else read_card(existing)
     files = [{"split": s.name, "path": f"{facts.folder}/{s.name}-*{facts.extension}"} for s in facts.splits]
     configs = _configs(old, facts.config, files, facts.keep_splits, facts.set_default)
+    if facts.code:
+        configs = [entry for entry in configs if entry.get("config_name") != facts.config]
     fields: dict[str, Any] = {"configs": configs}
     if "license" not in old:
         fields |= _license(facts.about)
     if facts.about.get("Name") and "pretty_name" not in old:
         fields["pretty_name"] = str(facts.about["Name"])
     # The reader of tars finds its own features; what an earlier Parquet version said would be wrong.
-    fields["dataset_info"] = _info(facts, old) if facts.extension == ".parquet" else _others(old, facts.config)
+    fields["dataset_info"] = _info(facts, old) if facts.loadable else _others(old, facts.config)
     return _merge(fields, _text(facts, _other_splits(facts, old)), existing)
 
 
@@ -173,7 +182,7 @@ def write_unfinished_card(existing: str | None, config: str = "default", split: 
     fields: dict[str, Any] = {"configs": _configs(old, config, files, keep_splits=split is not None)}
     if split is None:
         fields["dataset_info"] = _others(old, config)
-    text = "# Unfinished dataset\n\nThis dataset is being built. Run the same `brim build` again to continue.\n"
+    text = "# Unfinished dataset\n\nThis dataset is being built. Run the same brim command again to continue.\n"
     return _merge(fields, text, existing)
 
 
@@ -334,7 +343,10 @@ def _text(facts: CardFacts, others: Sequence[SplitFacts]) -> str:
     if facts.left_out:
         lines += ["", f"Left out, because the format cannot hold files of that size: {len(facts.left_out)}", ""]
         lines += [f"- `{_cell(path)}`" for path in facts.left_out]
-    if facts.extension == ".parquet":
+    lines += ["", *(f"- {_cell(note)}" for note in facts.notes)] if facts.notes else []
+    if facts.code:
+        load = facts.code
+    elif facts.loadable:
         load = f"from datasets import load_dataset\n\ndataset = load_dataset({_arguments(facts)})"
     else:
         load = f'import webdataset\n\ndataset = webdataset.WebDataset("{facts.folder}/{facts.splits[0].name}-....tar")'

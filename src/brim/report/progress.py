@@ -131,7 +131,7 @@ class PlainLines:
         percent = 100 * self._done / max(self._total, 1)
         _say(
             self._out,
-            f"{self._what}: {min(percent, 100):.0f} %, {_amount(self._done, self._total)}, "
+            f"{self._what}: {f'{min(percent, 100):.0f} %, ' if self._total else ''}{_amount(self._done, self._total)}, "
             f"{f'{format_size(self._hashed)} hashed, ' if self._hashed else ''}"
             f"{f'{self._shards_done} of {self._shards} shards, ' if self._shards else ''}"
             f"{f'{self._commits} commits, ' if self._commits else ''}"
@@ -185,7 +185,8 @@ class Bar:
         self._total, self._shards, self._limit = total_bytes, shards, limit_bytes
         self._began = time.monotonic()
         fields = {"amount": "", "memory": ""}
-        self._task = self._progress.add_task(what, total=max(total_bytes, 1), **fields)  # type: ignore[arg-type]
+        total = total_bytes or None  # a bar that only moves, where nobody knows the end
+        self._task = self._progress.add_task(what, total=total, **fields)  # type: ignore[arg-type]
         self._progress.start()
         self._draw()
 
@@ -209,17 +210,16 @@ class Bar:
         self.peak_bytes = max(self.peak_bytes, memory := tree_bytes())
         rate = self._done / max(now - self._began, 1e-6)
         rest = max(self._total - self._done, 0)
+        done = f"{format_size(min(self._done, self._total))} of {format_size(self._total)}"
         left = f" {_clock_text(rest / rate)} left" if rate > 1 and rest else ""
-        amount = (
-            f"{format_size(min(self._done, self._total))} of {format_size(self._total)} {format_size(rate)}/s{left}"
-        )
+        amount = f"{done if self._total else format_size(self._done)} {format_size(rate)}/s{left}"
         gauge = f"memory {format_size(memory)}"
         if self._wide:
             amount += f"  {format_size(self._hashed)} hashed" if self._hashed else ""
             amount += f"  {self._shards_done}/{self._shards} shards" if self._shards else ""
             amount += f"  {self._commits} commits" if self._commits else ""
             gauge += f" of {format_size(self._limit)}"
-        completed = min(self._done, self._total)
+        completed = min(self._done, self._total) if self._total else self._done
         self._progress.update(self._task, completed=completed, amount=amount, memory=gauge)
         self._progress.refresh()
 
@@ -238,7 +238,7 @@ class Bar:
 
 def _amount(done: int, total: int) -> str:
     """The total counts files, what is done counts shards, which are a little larger."""
-    return f"{format_size(min(done, total))} of {format_size(total)}"
+    return f"{format_size(min(done, total))} of {format_size(total)}" if total else format_size(done)
 
 
 def _clock_text(seconds: float) -> str:

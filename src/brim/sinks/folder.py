@@ -13,6 +13,7 @@ from brim.durable import failures, free_bytes, rename, write_whole
 from brim.errors import DestinationError
 from brim.formats.card import CARD
 from brim.formats.splice import Splice
+from brim.formats.whole import FileSplice
 from brim.sinks.direct import DirectFile
 from brim.sinks.sink import CardMaker, Job, Piece, Publication, Put, Watcher
 
@@ -70,8 +71,11 @@ class FolderSink:
         self._write_card(job.unfinished_card)
 
     def put(self, name: str, splice: Splice, sha256: str | None, watcher: Watcher) -> Put:
-        """In one pass; the watcher may raise to drop the shard."""
+        """In one pass; the watcher may raise to drop the shard. A file on this disk is linked and not copied."""
         target = self.root / name
+        if sha256 is not None and isinstance(splice, FileSplice) and self._link(splice.path, target):
+            watcher.sent(splice.size)
+            return Put(sha256)
         temporary = target.with_name(f".{target.name}.tmp")
         with failures(self.root):
             file = DirectFile(str(temporary))
@@ -85,6 +89,18 @@ class FolderSink:
                 file.close()
             rename(temporary, target)
         return Put(digest)
+
+    def _link(self, source: Path, target: Path) -> bool:
+        """Give a finished file a second name here; False where the file system cannot."""
+        temporary = target.with_name(f".{target.name}.tmp")
+        try:
+            temporary.unlink(missing_ok=True)
+            os.link(source, temporary)
+        except OSError:
+            return False
+        with failures(self.root):
+            rename(temporary, target)
+        return True
 
     def checkpoint(self, pieces: Sequence[Piece], oldest: float) -> None:
         """What is on disk lasts."""

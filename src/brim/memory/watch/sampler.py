@@ -96,8 +96,9 @@ class Sample:
 
 @dataclass(slots=True)
 class Pace:
-    """How long to pause after a sample."""
+    """How long to pause after a sample, but not shorter than `shortest_s`."""
 
+    shortest_s: float = SHORTEST_S
     _last: tuple[float, int] | None = None
     _moved_at: float | None = None
     _anchor: int = 0
@@ -116,7 +117,7 @@ class Pace:
         if abs(rate) > _MOVING_BYTES_PER_S:
             wanted = min(wanted, _MOVING_S)
         share = _SHARE_AT_REST if resting else _SHARE_IN_NEED
-        return min(max(wanted, SHORTEST_S, cost_s / share), LONGEST_S)
+        return min(max(wanted, self.shortest_s, cost_s / share), LONGEST_S)
 
     def _rate(self, at: float, used_bytes: int) -> float:
         last, self._last = self._last, (at, used_bytes)

@@ -6,8 +6,9 @@ given a unit and a `Reading`, both plain enough for JSON, and needs nothing else
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
@@ -31,7 +32,8 @@ class Unit:
 
     `key` is a digest of what decides the rows (names relative to the source, sizes, spans), so that it is the same
     on another machine; `mtimes` one of what else would betray a change. `spooled`: the spans are files that were
-    made for this unit and are removed when it is done.
+    made for this unit and are removed when it is done; `origins` says for each where its rows came from: a name for
+    people, and the number of rows before them there. The spans of a skipped unit are never read.
     """
 
     number: int
@@ -42,6 +44,7 @@ class Unit:
     first_row: int | None = None
     rows: int | None = None
     spooled: bool = False
+    origins: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,20 @@ class RowSource(Protocol):
     total_bytes: int | None  # None where nobody can tell before the end
     total_rows: int | None
 
-    def units(self, align: int, *, indices: bool = False) -> Iterator[Unit]:
+    def units(
+        self,
+        align: int,
+        *,
+        indices: bool = False,
+        spool: Path | None = None,
+        skip: Callable[[int], bool] = lambda number: False,
+    ) -> Iterator[Unit]:
         """The units in order, made as they are asked for.
 
         Where rows can be addressed (Parquet, Arrow) or are counted on the way, every unit but the last has a
         multiple of `align` rows, so that batches of `align` rows are the same as over the source in one piece.
         With `indices`, `first_row` is known for every unit, at the price of a pass that counts.
+
+        What cannot be read from the middle (compressed files, iterators) is read here, in order, and each unit
+        written to files in the folder `spool`, unless `skip` says of its number that it is done already.
         """

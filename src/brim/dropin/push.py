@@ -1,15 +1,16 @@
-"""In place of what people call now: `brim.push_to_hub(ds, …)` for `ds.push_to_hub(…)`."""
+"""`brim.push_to_hub(ds, …)` for `ds.push_to_hub(…)`."""
 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from brim.engine.build import Build, BuildOptions, Built
+from brim.dropin.progress import bar_or_notes
+from brim.engine.build import Build, BuildOptions
+from brim.engine.deliver import Built
 from brim.errors import InputError
 from brim.plans.checks import CheckOptions
 from brim.plans.cut import CutOptions
@@ -50,7 +51,7 @@ def push_to_hub(
     where it was. Unlike the original, a new repository is private unless you say `private=False`; `num_proc` is
     how many shards are on their way at a time.
     """
-    progress = progress or _progress()
+    progress = progress or bar_or_notes()
     destination = str(_address(repo_id, revision, token))
     many = hasattr(dataset, "values") and hasattr(dataset, "items")
     with tempfile.TemporaryDirectory(prefix="brim-spill-") as spill:
@@ -91,10 +92,3 @@ def _address(repo_id: str, revision: str | None, token: str | None) -> Address:
     if not repo_name_is_valid(repo):
         raise InputError(f"{repo_id!r} is not the name of a repository on the Hub.", hint="Write ORG/NAME.")
     return Address(repo, revision or "main")
-
-
-def _progress() -> Progress:
-    """A bar in a terminal; elsewhere only what one should know."""
-    from brim.report.progress import Bar, NotesOnly
-
-    return Bar() if sys.stderr.isatty() else NotesOnly()

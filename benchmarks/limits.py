@@ -1,0 +1,106 @@
+"""Does the line hold? 40 jobs whose function takes 1 to 200 times its batch, under limits from 300 MB to 1 GB.
+
+Each is a `brim map` of its own, measured from outside every 5 ms. It must end right, or with exit code 4 and the rows
+that do not fit by name; and its processes together must not hold more than the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from peak import Measured, measure
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.generators.hungry import KINDS
+
+ROWS, BATCH_ROWS, ROW_BYTES = 192, 16, 64_000
+FACTORS = (1, 2, 5, 10, 20, 40, 80, 120, 160, 200)
+LIMITS = (300, 400, 600, 800, 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    number: int
+    kind: str
+    factor: int
+    limit_mb: int
+    batched: bool
+
+    @property
+    def batch_bytes(self) -> int:
+        return BATCH_ROWS * ROW_BYTES
+
+
+def jobs(seed: int = 0) -> list[Job]:
+    draw = random.Random(seed)
+    pairs = [(kind, factor) for kind in KINDS for factor in FACTORS]
+    return [
+        Job(number, kind, factor, draw.choice(LIMITS), draw.random() < 0.7)
+        for number, (kind, factor) in enumerate(pairs)
+    ]
+
+
+def write_source(job: Job, path: Path) -> None:
+    """Rows whose function takes `factor` times the batch in every third batch, and little in the others."""
+    with open(path, "w") as file:
+        for number in range(ROWS):
+            hungry = number // BATCH_ROWS % 3 == 1
+            take = job.factor * (ROW_BYTES if job.batched else job.batch_bytes) if hungry else 1000
+            row = {"id": number, "kind": job.kind, "take": take, "text": "x" * ROW_BYTES}
+            file.write(json.dumps(row) + "\n")
+
+
+def run(job: Job, folder: Path) -> tuple[Measured, str]:
+    source, out = folder / f"{job.number}.jsonl", folder / f"{job.number}"
+    write_source(job, source)
+    function = "tests.generators.hungry:batch" if job.batched else "tests.generators.hungry:row"
+    command = [sys.executable, "-m", "brim", "map", str(source), str(out), "--fn", function, "--quiet"]
+    command += ["--memory", f"{job.limit_mb}MB", "--unit-size", "3MB", "--remove-columns", "text"]
+    command += ["--batched", "--batch-size", str(BATCH_ROWS)] if job.batched else []
+    measured = measure(command, period_s=0.005)
+    return measured, judge(job, measured, out)
+
+
+def judge(job: Job, measured: Measured, out: Path) -> str:
+    """What came of it; WRONG if it is neither of the two ways to end."""
+    if measured.exit_code == 4 and "row" in measured.output:
+        return "does not fit"
+    if measured.exit_code != 0:
+        return f"WRONG: exit {measured.exit_code}: {measured.output[-300:]}"
+    rows = [row for path in sorted(out.glob("data/*.parquet")) for row in pq.read_table(path).to_pylist()]
+    if [row["id"] for row in rows] != list(range(ROWS)) or any(row["held"] <= 0 for row in rows):
+        return "WRONG: other rows"
+    return "right"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=40)
+    arguments = parser.parse_args()
+    worst = 0.0
+    wrong = over = 0
+    print(f"{'job':>3}  {'takes':>22}  {'limit':>7}  {'peak':>7}  {'of limit':>8}  {'time':>6}  end")
+    with tempfile.TemporaryDirectory(prefix="brim-limits-") as folder:
+        for job in jobs()[: arguments.jobs]:
+            measured, end = run(job, Path(folder))
+            share = measured.peak_bytes / (job.limit_mb * 1e6)
+            worst, wrong, over = max(worst, share), wrong + end.startswith("WRONG"), over + (share > 1)
+            what = f"{job.factor:3d} x batch, {job.kind}{'' if job.batched else ', rows'}"
+            print(
+                f"{job.number:3d}  {what:>22}  {job.limit_mb:4d} MB  {measured.peak_bytes / 1e6:4.0f} MB  "
+                f"{100 * share:6.1f} %  {measured.seconds:5.1f}s  {end}",
+                flush=True,
+            )
+    print(f"\nwrong: {wrong}; above the limit: {over}; the highest peak was {100 * worst:.1f} % of its limit")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""A cheap Python function and an Arrow function over Parquet: brim.map beside Dataset.map and a bare pyarrow loop.
+
+All read the same Parquet file and write all its rows with one more column as Arrow. Time and the peak of unreclaimable
+memory are of the whole process, imports included, medians of interleaved runs. `Dataset.map` needs the Parquet as an
+Arrow cache first: making it is counted apart. Peaks at 1 and 5 GB tell whether memory grows with the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from peak import Measured, measure
+
+GROUP_ROWS = 20_000
+RUNS = 3
+
+SCRIPTS = {
+    "pyarrow": """
+import sys, os, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq
+source, folder, kind = sys.argv[1:]
+writer = None
+with pq.ParquetFile(source) as file, open(folder + "/out.arrow", "wb") as out:
+    for batch in file.iter_batches(1000, use_threads=True):
+        texts = batch.column("text")
+        new = pc.utf8_length(texts) if kind == "arrow" else pa.array([len(text) for text in texts.to_pylist()])
+        batch = batch.append_column("n", new)
+        writer = writer or pa.ipc.new_stream(out, batch.schema)
+        writer.write_batch(batch)
+    writer.close()
+    os.fsync(out.fileno())
+""",
+    "datasets": """
+import sys, datasets, pyarrow.compute as pc
+source, folder, kind = sys.argv[1:]
+datasets.disable_progress_bars()
+ds = datasets.Dataset.from_parquet(source, cache_dir=folder)
+if kind == "load":
+    sys.exit()
+if kind == "arrow":
+    ds = ds.with_format("arrow")
+    f = lambda table: table.append_column("n", pc.utf8_length(table["text"]))
+else:
+    f = lambda batch: {"n": [len(text) for text in batch["text"]]}
+ds.map(f, batched=True, num_proc=NUM_PROC, cache_file_name=folder + "/mapped.arrow")
+""",
+    "brim": """
+import sys, brim, pyarrow.compute as pc
+source, folder, kind = sys.argv[1:]
+if kind == "arrow":
+    f = lambda table: table.append_column("n", pc.utf8_length(table["text"]))
+else:
+    f = lambda batch: {"n": [len(text) for text in batch["text"]]}
+brim.map(source, f, batched=True, input="arrow" if kind == "arrow" else "python", memory="600MB", cache_dir=folder)
+""",
+}
+SCRIPTS["datasets, 2 processes"] = SCRIPTS["datasets"].replace("NUM_PROC", "2")
+SCRIPTS["datasets"] = SCRIPTS["datasets"].replace("NUM_PROC", "None")
+
+
+def write_source(path: Path, size: int) -> int:
+    """Texts of 200 to 3,000 letters in words, ids and numbers; as many rows as fill `size`."""
+    random = np.random.default_rng(0)
+    words = np.array(["".join(chr(97 + c) for c in random.integers(0, 26, n)) for n in random.integers(2, 11, 4000)])
+    texts = [" ".join(random.choice(words, n)) for n in random.integers(30, 450, GROUP_ROWS)]
+    rows = 0
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string()), ("score", pa.float64())])
+    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+        while path.stat().st_size < size:
+            order = random.permutation(GROUP_ROWS)
+            ids, scores = np.arange(rows, rows + GROUP_ROWS), random.random(GROUP_ROWS)
+            columns = [pa.array(ids), pa.array(texts).take(pa.array(order)), pa.array(scores)]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+            rows += GROUP_ROWS
+    return rows
+
+
+def run(name: str, source: Path, folder: Path, kind: str) -> Measured:
+    folder.mkdir(exist_ok=True)
+    measured = measure([sys.executable, "-c", SCRIPTS[name], str(source), str(folder), kind])
+    if measured.exit_code:
+        sys.exit(f"{name} failed:\n{measured.output[-2000:]}")
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabytes", type=float, nargs="+", default=[1, 5])
+    parser.add_argument("--runs", type=int, default=RUNS)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="brim-map-") as home:
+        for size in arguments.gigabytes:
+            source = Path(home) / f"{size:g}.parquet"
+            rows = write_source(source, int(size * 1e9))
+            print(f"\n{size:g} GB of Parquet, {rows:,} rows", flush=True)
+            cache = Path(home) / "cache"
+            loading = run("datasets", source, cache, "load")
+            print(f"(datasets makes its Arrow cache first: {loading.seconds:.1f} s)")
+            for kind in ("python", "arrow"):
+                results: dict[str, list[Measured]] = {name: [] for name in SCRIPTS}
+                for _ in range(arguments.runs):
+                    for name in SCRIPTS:
+                        folder = cache if name.startswith("datasets") else Path(home) / "out"
+                        results[name].append(run(name, source, folder, kind))
+                        shutil.rmtree(Path(home) / "out", ignore_errors=True)
+                        for left in cache.glob("mapped*"):
+                            left.unlink()
+                show(kind, results)
+            shutil.rmtree(cache)
+            source.unlink()
+
+
+def show(kind: str, results: dict[str, list[Measured]]) -> None:
+    seconds = {name: statistics.median(one.seconds for one in of) for name, of in results.items()}
+    for name, of in results.items():
+        peak = max(one.peak_bytes for one in of) / 1e6
+        print(
+            f"  {kind:7} {name:22} {seconds[name]:6.1f} s  {peak:6.0f} MB   "
+            f"brim takes {seconds['brim'] / seconds[name]:.2f} of its time",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

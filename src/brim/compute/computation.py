@@ -1,0 +1,357 @@
+"""One run over the units of a source: workers as many as fit, every finished unit remembered, failures tried again.
+
+The order of things is what makes a crash harmless: a unit's file is on disk before its receipt is written, and a
+receipt is on disk before anything depends on it. Nothing here decides what the rows are: that is the plan's.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from brim.compute.done import DoneUnits
+from brim.compute.failures import crashed, does_not_fit, does_not_start, exit_words, too_small
+from brim.compute.feed import Feed
+from brim.compute.ladder import Attempt
+from brim.compute.line import Gate, HeldLine
+from brim.compute.pool import WorkerProcess
+from brim.compute.room import Room
+from brim.compute.setup import At, Done, Failed, OnError, Order, Probed, Ready, Setup, Writing
+from brim.compute.step import Settles, Step
+from brim.engine.ledger import Ledger, Receipt
+from brim.engine.stop import Stop
+from brim.errors import DoesNotFit
+from brim.memory.cores import usable_cores
+from brim.memory.meter import process_bytes
+from brim.progress import Progress
+from brim.sources.rows.unit import RowSource
+
+_LISTEN_S = 0.1
+_END_S = 5.0
+_PYTHON_BYTES = 50 << 20  # a worker with pyarrow and nothing else
+_KEPT_BYTES = 64 << 20  # what a worker may keep from unit to unit
+_MEMORY_WORDS = ("memory allocation of", "bad_alloc", "Cannot allocate memory", "out of memory", "MemoryError")
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeOptions:
+    """How to run, apart from what. `align` is the number of rows that unit boundaries are a multiple of."""
+
+    limit_bytes: int
+    workers: int | None = None
+    on_error: OnError = "stop"
+    align: int = 1
+    what: str = "map"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run did: the receipts of all units in order, and what was counted on the way."""
+
+    receipts: list[Receipt] = field(default_factory=list)
+    computed: int = 0
+    workers: int = 0
+    retries: int = 0
+    bad_rows: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    peak_bytes: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(receipt.rows for receipt in self.receipts)
+
+
+class Computation:
+    """The units of one job. Whoever calls it holds the lock of `folder`, where unit files and receipts are."""
+
+    def __init__(
+        self,
+        source: RowSource,
+        step: Step,
+        writing: Writing,
+        ledger: Ledger,
+        folder: Path,
+        options: ComputeOptions,
+        progress: Progress,
+        stop: Stop,
+    ) -> None:
+        self.source, self.step, self.writing, self.options = source, step, writing, options
+        self.ledger, self.folder, self.progress, self.stop = ledger, folder, progress, stop
+        self.outcome = Outcome()
+        self.done = DoneUnits(ledger, folder, writing.format)
+        self._workers: tuple[WorkerProcess, ...] = ()  # replaced, never changed: the line's thread reads it
+        self._retries: deque[Attempt] = deque()
+        self._room = Room(options.limit_bytes, process_bytes(os.getpid()), _PYTHON_BYTES)
+        self._most = options.workers or usable_cores()
+        self._work_bytes = 0  # the most that a unit took above what its worker holds at rest
+        self._started = 0
+        # The types of the first batch, as hex; None until they are known.
+        self._types: str | None = ledger.recall("types") if isinstance(step, Settles) else ""
+
+    def run(self) -> Outcome:
+        for left in self.folder.glob(".*.tmp"):
+            left.unlink()
+        if self.options.limit_bytes < self._room.smallest_bytes:
+            raise too_small(self._room, known=False)
+        spool = self.folder / "spool"
+        spool.mkdir(exist_ok=True)
+        gate = Gate(self.folder / "gate")
+        self._write_setup(gate)
+        self.progress.start(self.options.what, self.source.total_bytes or 0, 0, self.options.limit_bytes)
+        units = self.source.units(self.options.align, indices=self.step.indices, spool=spool, skip=self.done.has)
+        feed = Feed(units, self._most)
+        try:
+            with HeldLine(self._room, lambda: self._workers, gate) as line:
+                self._loop(feed, line)
+                for worker in self._workers:
+                    worker.end()
+                self.outcome.peak_bytes = line.peak_bytes
+            self._end_workers(_END_S)
+        finally:
+            for worker in self._workers:
+                worker.kill()
+            self._end_workers(None)
+            feed.close()
+            gate.remove()
+            self._sweep(spool)
+        self.outcome.receipts = self.done.receipts
+        self.outcome.bad_rows, self.outcome.counts = self.done.bad_rows, self.done.counts
+        return self.outcome
+
+    def _write_setup(self, gate: Gate) -> None:
+        threads = max(usable_cores() // self._most, 1)
+        setup = Setup(
+            self.step,
+            self.source.reading,
+            self.writing,
+            str(self.folder),
+            str(gate.path),
+            self.options.on_error,
+            threads,
+        )
+        self._threads = threads
+        (self.folder / "setup.pickle").write_bytes(pickle.dumps(setup))
+
+    def _sweep(self, spool: Path) -> None:
+        for path in [*self.folder.glob(".*.tmp"), *self.folder.glob("worker-*.log"), *spool.iterdir()]:
+            path.unlink(missing_ok=True)
+        spool.rmdir()
+        (self.folder / "setup.pickle").unlink(missing_ok=True)
+
+    def _end_workers(self, timeout_s: float | None) -> None:
+        for worker in self._workers:
+            worker.wait(timeout_s)
+        self._workers = ()
+
+    def _next(self, feed: Feed) -> Attempt | None:
+        """The next unit that has to be done."""
+        while (unit := feed.take()) is not None:
+            if not self.done.keep(unit):
+                return Attempt(unit)
+            self.progress.advance(unit.bytes)
+        return None
+
+    # The loop
+
+    def _loop(self, feed: Feed, line: HeldLine) -> None:
+        while True:
+            self.stop.check()
+            if line.own_bytes:
+                raise DoesNotFit(
+                    "This process itself holds more than the limit, without any work.",
+                    hint="Give it more with --memory (memory=), or let it hold less.",
+                    limit_bytes=self.options.limit_bytes,
+                    need_bytes=line.own_bytes,
+                )
+            self._admit(feed, line.tight)
+            if feed.exhausted and not self._retries and not self._busy():
+                return
+            self._listen()
+
+    def _busy(self) -> list[WorkerProcess]:
+        return [worker for worker in self._workers if worker.attempt is not None]
+
+    def _admit(self, feed: Feed, tight: bool) -> None:
+        if self._retries and self._retries[0].alone:
+            self._admit_alone()
+            return
+        if self._types is None and self._busy():
+            return  # the first batch is on its way, and all others take its types
+        wanted = self._wanted() if self._types is not None else 1
+        idle = [worker for worker in self._workers if worker.ready and worker.attempt is None]
+        for worker in idle:
+            if len(self._workers) > wanted:
+                self._let_go(worker)
+                continue
+            if tight and self._busy():
+                return
+            attempt = self._retries.popleft() if self._retries else self._next(feed)
+            if attempt is None:
+                return
+            self._give(worker, attempt)
+        starting = [worker for worker in self._workers if not worker.ready]
+        more = not feed.exhausted or self._retries
+        if more and not starting and not tight and len(self._workers) < wanted:
+            self._start()
+
+    def _admit_alone(self) -> None:
+        """A unit that needs all the room: once nobody else works, in a fresh process."""
+        if self._busy():
+            return
+        fresh = [worker for worker in self._workers if worker.alone]
+        for worker in self._workers:
+            if not worker.alone:
+                self._let_go(worker)
+        if not fresh:
+            self._start().alone = True
+        elif fresh[0].ready:
+            fresh[0].alone = False  # for the units after this one it is like any other
+            self._give(fresh[0], self._retries.popleft())
+
+    def _wanted(self) -> int:
+        if not any(worker.ready for worker in self._workers) and not self._started:
+            return 1  # the first one shows what the others will take
+        return self._room.workers(round(1.2 * self._work_bytes), self._most)
+
+    def _start(self) -> WorkerProcess:
+        self._started += 1
+        worker = WorkerProcess(self._started, self.folder / "setup.pickle", self._threads)
+        self._workers = (*self._workers, worker)
+        self.outcome.workers = max(self.outcome.workers, len(self._workers))
+        return worker
+
+    def _give(self, worker: WorkerProcess, attempt: Attempt) -> None:
+        worker.attempt, worker.at, worker.seen_bytes, worker.peak_bytes = attempt, None, 0, 0
+        soft = round(0.9 * self._room.share_bytes(len(self._workers)))
+        types = self._types
+        worker.send(Order(attempt.unit, attempt.pieces, soft, types is None, bytes.fromhex(types or "")))
+
+    def _let_go(self, worker: WorkerProcess) -> None:
+        self._workers = tuple(other for other in self._workers if other is not worker)
+        worker.end()
+        worker.wait(_END_S)
+
+    # What workers say
+
+    def _listen(self) -> None:
+        by_connection = {worker.connection: worker for worker in self._workers}
+        for connection in wait(list(by_connection), _LISTEN_S) if by_connection else []:
+            worker = by_connection[connection]  # type: ignore[index]
+            try:
+                message = worker.connection.recv()
+            except (EOFError, OSError):
+                self._died(worker)
+                continue
+            self._take(worker, message)
+        self.progress.advance(0)  # the gauge moves on while a batch takes its time
+        for worker in self._workers:
+            for text in worker.new_lines():
+                self.progress.note(f"worker {worker.number}: {text}")
+
+    def _take(self, worker: WorkerProcess, message: Any) -> None:
+        if isinstance(message, Ready):
+            self._is_ready(worker, message)
+        elif isinstance(message, At):
+            worker.at = message
+            self._advance(worker, message.seen_bytes)
+        elif isinstance(message, Probed):
+            self._types = message.types.hex()
+            self.ledger.remember("types", self._types)
+            assert worker.attempt is not None
+            self._give(worker, worker.attempt)
+        elif isinstance(message, Done):
+            self._is_done(worker, message)
+        elif isinstance(message, Failed) and message.kind == "memory":
+            if not worker.ready:
+                raise too_small(self._room, known=False)
+            self._out_of_memory(worker, max(worker.peak_bytes, worker.held_bytes()))
+        elif isinstance(message, Failed):
+            raise message.error
+
+    def _advance(self, worker: WorkerProcess, seen_bytes: int) -> None:
+        """Batches count as they go by; a unit that is tried again does not count twice."""
+        if worker.attempt is not None and worker.attempt.held_bytes == 0:
+            seen = min(seen_bytes, worker.attempt.unit.bytes)
+            self.progress.advance(max(seen - worker.seen_bytes, 0))
+            worker.seen_bytes = max(seen, worker.seen_bytes)
+
+    def _is_ready(self, worker: WorkerProcess, message: Ready) -> None:
+        worker.ready, worker.base_bytes = True, message.held_bytes
+        parent = max(process_bytes(os.getpid()), self._room.parent_bytes)
+        self._room = Room(self.options.limit_bytes, parent, max(message.held_bytes, self._room.worker_bytes))
+        if self._room.smallest_bytes > self.options.limit_bytes and self.outcome.computed == 0:
+            raise too_small(self._room, known=True)
+
+    def _is_done(self, worker: WorkerProcess, done: Done) -> None:
+        attempt = worker.attempt
+        assert attempt is not None
+        unit = attempt.unit
+        self.done.add(unit, done)
+        self.outcome.computed += 1
+        self._advance(worker, unit.bytes)
+        self.progress.shard(f"unit {unit.number}", done.size, done.sha256, "computed")
+        if unit.spooled:
+            for span in unit.spans:
+                Path(span.path).unlink(missing_ok=True)
+        if not attempt.alone:
+            self._work_bytes = max(self._work_bytes, worker.peak_bytes - worker.base_bytes)
+        worker.attempt = None
+        kept = done.held_bytes - worker.base_bytes
+        if kept > max(_KEPT_BYTES, self._room.share_bytes(len(self._workers)) // 4):
+            self._let_go(worker)  # its memory does not come back: a fresh one takes its place
+
+    # What goes wrong
+
+    def _died(self, worker: WorkerProcess) -> None:
+        code = worker.wait()
+        self._workers = tuple(other for other in self._workers if other is not worker)
+        words = worker.last_words()
+        memory = worker.over_line_bytes or code == -signal.SIGKILL
+        if code == -signal.SIGABRT and any(word in words for word in _MEMORY_WORDS):
+            memory = True
+        if not worker.ready:
+            if memory and not self._others_hold(worker):
+                raise too_small(self._room, known=False)
+            if not memory:
+                raise does_not_start(code, words)
+            return
+        if worker.attempt is None:
+            return
+        if memory:
+            self._out_of_memory(worker, worker.over_line_bytes or worker.peak_bytes)
+            return
+        again = worker.attempt.after_crash(worker.at)
+        if again is None:
+            raise crashed(worker.attempt, self.source.reading, code, words, worker.at)
+        self.progress.note(f"a worker died ({exit_words(code)}) at unit {again.unit.number}: trying it again")
+        self.outcome.retries += 1
+        self._retries.append(again)
+
+    def _others_hold(self, worker: WorkerProcess) -> bool:
+        """A worker that did not even start is no proof that it cannot, if there were others."""
+        self._most = max(len(self._workers), 1)
+        return bool(self._workers)
+
+    def _out_of_memory(self, worker: WorkerProcess, held_bytes: int) -> None:
+        attempt = worker.attempt
+        assert attempt is not None
+        was_alone = attempt.alone or len([w for w in self._workers if w is not worker]) == 0
+        if worker in self._workers:  # it said so itself, and what it holds is in doubt
+            worker.attempt = None
+            worker.kill()
+            worker.wait()
+            self._workers = tuple(other for other in self._workers if other is not worker)
+        again = attempt.after_memory(was_alone, self.step.splittable, held_bytes, worker.at)
+        if again is None:
+            raise does_not_fit(attempt, worker.at, held_bytes, self.step, self.source.reading, self.options.limit_bytes)
+        self._most = max(self._most - 1, 1) if not was_alone else self._most
+        how = "row by row" if again.pieces == 0 else f"in {again.pieces} parts" if again.pieces > 1 else "alone"
+        self.progress.note(f"unit {again.unit.number} ran out of memory: trying it {how}")
+        self.outcome.retries += 1
+        self._retries.append(again)

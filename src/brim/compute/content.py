@@ -1,0 +1,88 @@
+"""Rows that were computed, as content for a destination."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from brim.compute.changes import changes_between
+from brim.compute.made import Made
+from brim.engine.ledger import Receipt
+from brim.formats.card import CardFacts, SplitFacts
+from brim.formats.splice import Splice
+from brim.formats.whole import FileSplice
+from brim.plans.cut import Shard
+from brim.plans.fingerprint import digest_json
+
+
+@dataclass(frozen=True)
+class ComputedContent:
+    """Shards by name, each a file."""
+
+    facts: dict[str, Any]
+    card_facts: CardFacts
+    made: Mapping[str, Made]
+    linked: bool
+    left_out: tuple[str, ...] = ()
+    files: int = 0
+    fingerprint: str = field(default="")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fingerprint", self.fingerprint or digest_json(self.facts))
+
+    @cached_property
+    def shards(self) -> Sequence[Shard]:
+        shards, at = [], 0
+        for name, one in self.made.items():
+            shards.append(Shard(name, one.split, at, at + one.rows, one.size))
+            at += one.rows
+        return shards
+
+    @property
+    def splits(self) -> Sequence[str]:
+        return list(dict.fromkeys(one.split for one in self.made.values()))
+
+    @property
+    def rows(self) -> int:
+        return sum(one.rows for one in self.made.values())
+
+    def changes_from(self, facts: dict[str, Any]) -> list[str]:
+        return changes_between(facts, self.facts)
+
+    def key(self, shard: Shard) -> str:
+        return digest_json([self.fingerprint, self.made[shard.name].sha256])
+
+    def mtimes(self, shard: Shard) -> str:
+        return ""
+
+    def size(self, shards: Sequence[Shard]) -> int:
+        return sum(self.made[shard.name].size for shard in shards)
+
+    def splice(self, shard: Shard) -> Splice:
+        return FileSplice(self.made[shard.name].path)
+
+    def sha256(self, shard: Shard) -> str | None:
+        return self.made[shard.name].sha256
+
+    def card(self, receipts: list[Receipt]) -> CardFacts:
+        splits = []
+        for split in self.splits:
+            of = [receipt for receipt in receipts if receipt.split == split]
+            rows = sum(one.rows for one in self.made.values() if one.split == split)
+            splits.append(SplitFacts(split, rows, sum(r.size for r in of), len(of)))
+        return replace(self.card_facts, splits=splits)
+
+
+def named(made: Sequence[Made], folder: str, extension: str) -> dict[str, Made]:
+    """Shards under the names that the Hub's convention gives them."""
+    counts: dict[str, int] = {}
+    for one in made:
+        counts[one.split] = counts.get(one.split, 0) + 1
+    numbers: dict[str, int] = {}
+    names = {}
+    for one in made:
+        number = numbers[one.split] = numbers.get(one.split, -1) + 1
+        names[f"{folder}/{one.split}-{number:05d}-of-{counts[one.split]:05d}{extension}"] = one
+    return names

@@ -1,0 +1,325 @@
+"""A fingerprint of a function: the same in every process and after lines have moved, another when it does other work.
+
+It covers the bytecode with its constants, defaults, closure values, and the globals that are used: functions and
+classes of the user's own modules all the way down, plain values and arrays by content, libraries by name and
+version. It does not cover file names, line numbers, or data that a function reads from elsewhere when it runs.
+Bytecode belongs to a version of Python: another one gives another fingerprint.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_BUILTIN_CALLS = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+)
+_NOT_CONTENT = {
+    "__module__", "__dict__", "__weakref__", "__doc__", "__qualname__", "__firstlineno__", "__static_attributes__",
+    "__annotations__", "__slots__", "__abstractmethods__", "_abc_impl", "__dataclass_params__", "__annotate__",
+    "__annotate_func__", "__annotations_cache__", "__classcell__",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """`stable` is False where something could not be hashed by content: another run may give another value."""
+
+    value: str
+    stable: bool
+    unstable_parts: tuple[str, ...] = ()
+
+
+def function_digest(function: Any) -> Digest:
+    """The fingerprint of a function, or of anything that a function is called with."""
+    hasher = _Hasher()
+    value = hasher.digest(function).hex()
+    return Digest(value[:32], not hasher.unstable, tuple(hasher.unstable))
+
+
+class _Hasher:
+    def __init__(self) -> None:
+        self.unstable: list[str] = []
+        self._done: dict[int, tuple[Any, bytes]] = {}  # holds the objects too, so that no id comes twice
+        self._open: list[int] = []
+
+    def digest(self, value: Any) -> bytes:
+        if type(value) in _PLAIN:
+            return _hash(type(value).__name__.encode(), repr(value).encode("utf-8", "surrogatepass"))
+        if (done := self._done.get(id(value))) is not None:
+            return done[1]
+        if id(value) in self._open:
+            return _hash(b"again", str(self._open.index(id(value))).encode())
+        self._open.append(id(value))
+        try:
+            found = _hash(*self._parts(value))
+        finally:
+            self._open.pop()
+        self._done[id(value)] = (value, found)
+        return found
+
+    def _parts(self, value: Any) -> Iterable[bytes]:
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, types.CodeType):
+            return self._code(value)
+        if isinstance(value, types.ModuleType):
+            return [b"module", _library(value.__name__)]
+        if isinstance(value, type):
+            return self._class(value)
+        if type(value) in (list, tuple):
+            if all(type(item) in _PLAIN for item in value):
+                return [type(value).__name__.encode(), repr(value).encode("utf-8", "surrogatepass")]
+            return [type(value).__name__.encode(), *map(self.digest, value)]
+        if type(value) in (set, frozenset):
+            return [b"set", *sorted(map(self.digest, value))]
+        if type(value) is dict:
+            return [b"dict", *sorted(self.digest(key) + self.digest(item) for key, item in value.items())]
+        return self._known(value) or self._object(value)
+
+    def _known(self, value: Any) -> list[bytes] | None:
+        """Things whose pickles say too much, or nothing."""
+        if isinstance(value, functools.partial):
+            return [b"partial", *map(self.digest, (value.func, value.args, value.keywords))]
+        if isinstance(value, types.MethodType):
+            return [b"method", self.digest(value.__func__), self.digest(value.__self__)]
+        if isinstance(value, staticmethod | classmethod):
+            return [type(value).__name__.encode(), self.digest(value.__func__)]
+        if isinstance(value, property):
+            return [b"property", *map(self.digest, (value.fget, value.fset, value.fdel))]
+        if isinstance(value, _BUILTIN_CALLS):
+            owner = getattr(value, "__self__", None)
+            bound = owner is not None and not isinstance(owner, types.ModuleType)
+            name = f"{getattr(value, '__module__', '')}.{value.__qualname__}".encode()
+            return [b"builtin", name, self.digest(owner) if bound else b""]
+        if isinstance(value, re.Pattern):
+            return [b"pattern", self.digest(value.pattern), str(value.flags).encode()]
+        if isinstance(value, enum.Enum):
+            return [b"enum", type(value).__qualname__.encode(), value.name.encode(), self.digest(value.value)]
+        if isinstance(value, logging.Logger):
+            return [b"logger", value.name.encode()]
+        if isinstance(value, os.PathLike):
+            return [b"path", os.fsencode(value)]
+        if isinstance(value, types.MappingProxyType):
+            return [b"dict", self.digest(dict(value))]
+        if hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
+            return [b"cached", self.digest(value.__wrapped__)]
+        return self._array(value) or self._tokenizer(value)
+
+    def _array(self, value: Any) -> list[bytes] | None:
+        import numpy as np
+
+        if hasattr(value, "detach") and hasattr(value, "numpy"):  # a tensor of torch
+            value = value.detach().cpu()
+            value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
+        if isinstance(value, np.dtype):
+            return [b"dtype", str(value).encode()]
+        if not isinstance(value, np.ndarray | np.generic):
+            return None
+        if value.dtype.hasobject:
+            return [b"array", str(value.shape).encode(), self.digest(value.tolist())]
+        array = np.ascontiguousarray(value)
+        return [b"array", str(array.dtype).encode(), str(value.shape).encode(), array.tobytes()]
+
+    def _tokenizer(self, value: Any) -> list[bytes] | None:
+        """Tokenizers keep state between calls (truncation, padding, caches) that their pickles show."""
+        inner = getattr(value, "backend_tokenizer", None)
+        if type(value).__module__.partition(".")[0] == "tokenizers" and hasattr(value, "to_str"):
+            return [b"tokenizer", value.to_str().encode()]
+        if inner is None or not hasattr(inner, "to_str"):
+            return None
+        body = json.loads(inner.to_str())
+        body.pop("truncation", None), body.pop("padding", None)
+        return [b"tokenizer", type(value).__qualname__.encode(), json.dumps(body, sort_keys=True).encode(),
+                self.digest(getattr(value, "init_kwargs", None))]  # fmt: skip
+
+    def _function(self, function: types.FunctionType) -> Iterator[bytes]:
+        yield b"function"
+        if _is_library(function.__module__):
+            yield _library(function.__module__)
+            yield function.__qualname__.encode()
+            if not function.__closure__:
+                return
+        yield self.digest(function.__code__)
+        yield self.digest(function.__defaults__)
+        yield self.digest(function.__kwdefaults__)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            yield name.encode()
+            try:
+                yield self.digest(cell.cell_contents)
+            except ValueError:
+                yield b"empty"
+        if not _is_library(function.__module__):
+            for name, value in _globals_used(function):
+                yield name.encode()
+                yield self._named(function.__code__, value)
+
+    def _named(self, code: types.CodeType, value: Any) -> bytes:
+        """A global. Of a module of the user's own, what the code may take from it counts."""
+        if not isinstance(value, types.ModuleType) or _is_library(value.__name__):
+            return self.digest(value)
+        used = sorted(name for name in _names(code) if name in vars(value))
+        return _hash(b"module", *(name.encode() + self.digest(vars(value)[name]) for name in used))
+
+    def _code(self, code: types.CodeType) -> Iterator[bytes]:
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        yield repr((b"code", counts)).encode()
+        yield code.co_code
+        yield code.co_exceptiontable
+        yield repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)).encode()
+        yield from (self.digest(const) for const in code.co_consts)
+
+    def _class(self, cls: type) -> Iterator[bytes]:
+        yield b"class"
+        yield cls.__qualname__.encode()
+        if _is_library(cls.__module__):
+            yield _library(cls.__module__)
+            return
+        yield from (self.digest(base) for base in cls.__bases__)
+        for name in sorted(vars(cls)):
+            if name not in _NOT_CONTENT and not isinstance(vars(cls)[name], types.MemberDescriptorType):
+                yield name.encode()
+                yield self.digest(vars(cls)[name])
+
+    def _object(self, value: Any) -> list[bytes]:
+        """An object by what its pickle would be made of, part by part, so that sets and dicts have no order."""
+        try:
+            reduced = value.__reduce_ex__(4)
+        except Exception:  # noqa: BLE001  the object's own code
+            return self._pickled(value)
+        if isinstance(reduced, str):
+            return [b"object", self.digest(type(value)), reduced.encode()]
+        parts = [b"object", self.digest(type(value)), self.digest(reduced[0]), self.digest(reduced[1])]
+        if len(reduced) > 2:
+            parts.append(self.digest(reduced[2]))
+        for items in reduced[3:5]:
+            parts.append(b"" if items is None else self.digest(list(items)))
+        return parts
+
+    def _pickled(self, value: Any) -> list[bytes]:
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        try:
+            import cloudpickle
+
+            blob = cloudpickle.dumps(value)
+            if cloudpickle.dumps(cloudpickle.loads(blob)) == blob:
+                return [b"pickle", name.encode(), blob]
+        except Exception:  # noqa: BLE001  the object's own code, or no cloudpickle
+            pass
+        self.unstable.append(name)
+        return [b"unstable", name.encode()]
+
+
+def _hash(*parts: Any) -> bytes:
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.digest()
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _codes(const)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    return {name for inner in _codes(code) for name in inner.co_names}
+
+
+def _globals_used(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """The globals that a function loads, and the modules that it imports, by name."""
+    found: dict[str, Any] = {}
+    for code in _codes(function.__code__):
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in function.__globals__:
+                found[step.argval] = function.__globals__[step.argval]
+            elif step.opname == "IMPORT_NAME" and step.argval:
+                found[f"import {step.argval}"] = _imported(step.argval)
+    return sorted(found.items(), key=lambda item: item[0])
+
+
+def _imported(name: str) -> Any:
+    """A module that a function imports when it runs: a library's version, or the code of one's own.
+
+    Whether it has been imported already must not matter, so it is looked up and not loaded.
+    """
+    top, *inner = name.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return name
+    if spec is None or spec.origin is None or not spec.has_location or _is_installed(spec.origin):
+        try:
+            return f"{name}=={importlib.metadata.version(top)}"
+        except Exception:  # noqa: BLE001  broken metadata is not our matter
+            return name
+    folders = spec.submodule_search_locations or []
+    places = [os.path.join(folder, *inner) for folder in folders] if inner else []
+    files = [place + end for place in places for end in (".py", os.sep + "__init__.py")]
+    for file in [*files, spec.origin]:
+        if file.endswith(".py") and os.path.isfile(file):
+            with open(file, "rb") as source:
+                try:
+                    return compile(source.read(), "module", "exec")
+                except (SyntaxError, ValueError):
+                    return name
+    return name
+
+
+def _is_installed(path: str) -> bool:
+    real = os.path.realpath(path)
+    if "site-packages" in real or "dist-packages" in real:
+        return True
+    paths = sysconfig.get_paths()
+    return any(real.startswith(os.path.realpath(paths[kind]) + os.sep) for kind in ("stdlib", "platstdlib"))
+
+
+@functools.cache
+def _is_library(module_name: str | None) -> bool:
+    """Whether a module is installed or part of Python, so that its version says what it does."""
+    if module_name in (None, "__main__", "__mp_main__"):
+        return False
+    module = sys.modules.get(module_name.partition(".")[0]) if module_name else None
+    if module is None:
+        return False
+    if module.__name__.startswith("_brim_file_"):
+        return False
+    path = getattr(module, "__file__", None)
+    if path is None:
+        return getattr(module, "__spec__", None) is not None
+    return _is_installed(path)
+
+
+@functools.cache
+def _library(module_name: str) -> bytes:
+    """A library's name and version; only the name for one's own modules and those of Python."""
+    top = module_name.partition(".")[0]
+    version = getattr(sys.modules.get(top), "__version__", None)
+    if not isinstance(version, str):
+        try:
+            version = importlib.metadata.version(top)
+        except Exception:  # noqa: BLE001  broken metadata is not our matter
+            version = ""
+    return f"{module_name}=={version}".encode()

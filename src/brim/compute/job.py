@@ -1,0 +1,188 @@
+"""A computed job: a source, a step and a destination. Run it again after anything, and it does what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from brim.compute.books import Wanted, open_units
+from brim.compute.computation import Computation, ComputeOptions, Outcome
+from brim.compute.content import ComputedContent
+from brim.compute.features import unified
+from brim.compute.finish import Finisher, Units
+from brim.compute.outfile import read_rows, read_schema, write_rows
+from brim.compute.setup import OnError, Writing
+from brim.compute.step import Step
+from brim.engine.deliver import Built, Delivery, at_destination, check_hub_options, deliver, state_of
+from brim.engine.destination import Destination, new_destination
+from brim.engine.ledger import Ledger
+from brim.engine.stop import Stop
+from brim.engine.verify import verify
+from brim.errors import DamageFound, InputError
+from brim.memory.cores import usable_cores
+from brim.memory.limit import Limit, effective_limit
+from brim.memory.meter import tree_bytes
+from brim.plans.fingerprint import digest_json
+from brim.progress import Advance, Progress, Silent
+from brim.sinks.folder import FolderSink
+from brim.sinks.hub.options import HubOptions
+from brim.sources.rows.unit import RowSource
+
+_VERSION = 1  # raise it when the same job would give other rows or bytes
+_UNITS = "units"
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """How to run, apart from what."""
+
+    memory: str | int | float | None = None
+    workers: int | None = None
+    on_error: OnError = "stop"
+    fresh: bool = False
+    keep_done: bool = False  # a changed function continues where the earlier one ended
+    state: str | None = None
+    stop_file: str | None = None
+    hub: HubOptions = field(default_factory=HubOptions)
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("stop", "skip", "quarantine"):
+            raise InputError(f"--on-error takes stop, skip or quarantine, not {self.on_error!r}.")
+        if self.workers is not None and self.workers < 1:
+            raise InputError("--workers takes a number above zero.")
+        if self.fresh and self.keep_done:
+            raise InputError("Choose one of --fresh (start over) and --keep-done (keep what is done).")
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a job did."""
+
+    built: Built
+    outcome: Outcome
+    quarantine: Path | None = None
+
+
+class ComputedJob:
+    """`what` is the verb: map, tokenize, embed."""
+
+    def __init__(
+        self,
+        what: str,
+        source: RowSource,
+        step: Step,
+        finisher: Finisher,
+        destination: str | os.PathLike[str],
+        options: JobOptions,
+    ) -> None:
+        self.what, self.source, self.step, self.finisher, self.options = what, source, step, finisher, options
+        self.destination: Destination = new_destination(destination)
+        check_hub_options(options.hub, self.destination)
+        self.limit: Limit = effective_limit(options.memory)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        return {
+            "kind": self.what,
+            "version": _VERSION,
+            "source": self.source.facts,
+            "step": self.step.facts,
+            "output": self.finisher.facts | {"on_error": self.options.on_error},
+        }
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest_json(self.facts)
+
+    def run(self, progress: Progress | None = None) -> Computed:
+        progress, options = progress or Silent(), self.options
+        state = state_of(self.destination, options.state, options.hub)
+        wanted = Wanted(self.fingerprint, self.facts, options.fresh, options.keep_done)
+        with at_destination(self.destination, state, options.stop_file, progress, fresh=options.fresh) as (
+            ledger,
+            stop,
+        ):
+            if not options.fresh and self._is_there(ledger, progress):
+                return Computed(self._as_it_was(ledger), Outcome())
+            folder = state / _UNITS
+            units = open_units(folder, wanted, ledger)
+            try:
+                done = self._run(ledger, units, folder, progress, stop)
+            finally:
+                units.close()
+            shutil.rmtree(folder)
+            return done
+
+    def _is_there(self, ledger: Ledger, progress: Progress) -> bool:
+        """Whether an earlier run has done all of it, and it is still there."""
+        if ledger.job is None or ledger.job.fingerprint != self.fingerprint or not ledger.done:
+            return False
+        if isinstance(self.destination, Path):
+            return all(FolderSink(self.destination).holds(receipt.piece) for receipt in ledger.receipts.values())
+        try:
+            verify(str(self.destination), progress=progress)
+        except DamageFound:
+            return False
+        return True
+
+    def _as_it_was(self, ledger: Ledger) -> Built:
+        receipts = ledger.receipts.values()
+        return Built(
+            destination=str(self.destination),
+            rows=sum(receipt.rows for receipt in receipts),
+            files=0,
+            bytes=sum(receipt.size for receipt in receipts),
+            shards=len(receipts),
+            written=0,
+            kept=len(receipts),
+            left_out=(),
+        )
+
+    def _run(self, ledger: Ledger, units: Ledger, folder: Path, progress: Progress, stop: Stop) -> Computed:
+        options = ComputeOptions(
+            self.limit.bytes, self.options.workers, self.options.on_error, self.step.batch_rows or 1, self.what
+        )
+        computation = Computation(self.source, self.step, self.finisher.writing, units, folder, options, progress, stop)
+        outcome = computation.run()
+        shutil.rmtree(folder / "made", ignore_errors=True)
+        total = sum(receipt.size for receipt in outcome.receipts)
+        progress.start("finish", total, 0, self.limit.bytes)
+        what = Units(folder, outcome.receipts, outcome.counts, self.limit.bytes, self.source.schema)
+        finished = self.finisher.finish(what, self.options.hub.folder, _checked(progress, stop))
+        local = isinstance(self.destination, Path)
+        content = ComputedContent(self.facts, finished.card, finished.made, linked=local)
+        delivery = Delivery(
+            self.limit,
+            min(usable_cores() + 1, 4),
+            max(self.limit.bytes - tree_bytes(), 0),
+            # Whether another job's output may go was settled when this one began.
+            fresh=self.options.fresh or (ledger.job is not None and ledger.job.fingerprint != self.fingerprint),
+            hub=self.options.hub,
+        )
+        built = deliver(content, self.destination, delivery, ledger, progress, stop)
+        return Computed(built, outcome, self._quarantine(folder))
+
+    def _quarantine(self, folder: Path) -> Path | None:
+        """Rows that the step could not do, in one file beside the dataset."""
+        bad = sorted(folder.glob("*.bad.arrow"))
+        if not bad:
+            return None
+        home = self.destination if isinstance(self.destination, Path) else folder.parent
+        target = home / "quarantine.parquet"
+        schema = unified([read_schema(path, "arrow") for path in bad])
+        write_rows(target, (t for path in bad for t in read_rows(path, "arrow")), schema, Writing("parquet"))
+        return target
+
+
+def _checked(progress: Progress, stop: Stop) -> Advance:
+    """Progress that can be stopped."""
+
+    def advance(size: int) -> None:
+        stop.check()
+        progress.advance(size)
+
+    return advance

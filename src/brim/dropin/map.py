@@ -1,0 +1,139 @@
+"""`brim.map(ds, fn, …)` for `ds.map(fn, …)`: the same rows, within a limit, and it goes on after a crash."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from brim.compute.books import Wanted, without_function
+from brim.compute.cache import cache_home, open_cache
+from brim.compute.computation import ComputeOptions
+from brim.compute.dataset_out import open_dataset
+from brim.compute.kept import Kept, compute_kept
+from brim.compute.mapping import MapStep
+from brim.compute.options import InputKind, MapOptions
+from brim.compute.setup import OnError, Writing
+from brim.dropin.progress import bar_or_notes
+from brim.memory.limit import effective_limit
+from brim.plans.fingerprint import digest_json
+from brim.progress import Progress
+from brim.sources.rows import open_rows
+from brim.sources.rows.options import RowOptions
+from brim.sources.rows.unit import RowSource
+
+_VERSION = 1  # raise it when the same call would give other rows
+
+
+def map(
+    dataset: Any,
+    function: Callable[..., Any] | None = None,
+    *,
+    batched: bool = False,
+    batch_size: int | None = 1000,
+    drop_last_batch: bool = False,
+    writer_batch_size: int | None = 1000,
+    remove_columns: str | Sequence[str] | None = None,
+    with_indices: bool = False,
+    input_columns: str | Sequence[str] | None = None,
+    fn_kwargs: dict[str, Any] | None = None,
+    num_proc: int | None = None,
+    features: Any = None,
+    load_from_cache_file: bool | None = True,
+    desc: str | None = None,
+    splittable: bool | None = None,
+    input: InputKind = "python",
+    on_error: OnError = "stop",
+    keep_done: bool = False,
+    memory: str | int | float | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> Any:
+    """Apply a function to every row or batch: the arguments and the results of `Dataset.map`, within `memory`.
+
+    `dataset` is a datasets.Dataset or DatasetDict, the path of JSONL, CSV, Parquet, Arrow or text files, or an
+    iterator of dicts (or a function that makes one). The result is a Dataset that is memory-mapped from `cache_dir`.
+    Called again, it is read from there; after a crash, finished units are not done again. An iterator is known
+    again by `name`.
+
+    `input="arrow"` gives the function a pyarrow.Table, "numpy" a dict of arrays. `splittable=True` says that a batch
+    done in parts gives the same rows, so that brim may do that when memory is short. `on_error="skip"` leaves out
+    rows on which the function fails, "quarantine" keeps them in a file. `keep_done=True` keeps what was finished
+    although the function has changed since.
+    """
+    progress = progress or bar_or_notes()
+
+    def one(part: Any) -> Any:
+        source = open_rows(part, RowOptions(name=name))
+        options = MapOptions(
+            batched=batched,
+            batch_size=batch_size,
+            drop_last_batch=drop_last_batch,
+            writer_batch_size=writer_batch_size,
+            remove_columns=_names(remove_columns),
+            with_indices=with_indices,
+            input_columns=_names(input_columns),
+            fn_kwargs=fn_kwargs or {},
+            features=features,
+            input=input,
+            splittable=splittable,
+            **_format_of(part),
+        )
+        options.check(source.schema)
+        step = MapStep(function, options)
+        if not step.digest.stable:
+            progress.note("brim cannot tell whether this function has changed, so its result will not be found again")
+        limit_bytes = effective_limit(memory).bytes
+        compute = ComputeOptions(limit_bytes, num_proc, on_error, step.batch_rows or 1, desc or "map")
+        kept = _computed(source, step, compute, cache_home(cache_dir), not load_from_cache_file, keep_done, progress)
+        return open_dataset(
+            kept.files,
+            kept.schema,
+            kept.fingerprint,
+            info=getattr(part, "info", None),
+            split=getattr(part, "split", None),
+        )
+
+    if hasattr(dataset, "items") and hasattr(dataset, "values"):
+        return type(dataset)({split: one(part) for split, part in dataset.items()})
+    return one(dataset)
+
+
+def _computed(
+    source: RowSource, step: MapStep, options: ComputeOptions, home: Path, fresh: bool, keep_done: bool,
+    progress: Progress,
+) -> Kept:  # fmt: skip
+    """The cache of this call, filled."""
+    writing = Writing("arrow", step.options.writer_batch_size or 1000)
+    facts = {
+        "kind": "map",
+        "version": _VERSION,
+        "source": source.facts,
+        "step": step.facts,
+        "output": {"batch_rows": writing.batch_rows, "on_error": options.on_error},
+    }
+    wanted = Wanted(digest_json(facts), facts, fresh=fresh, keep_done=keep_done)
+    # The first part is the same for every version of the function, so that another one can go on.
+    folder_name = f"{digest_json(without_function(facts))[:12]}-{wanted.fingerprint[:12]}"
+    about = {"what": step.function.name, "source": source.name}
+    folder = open_cache(home, folder_name, about, adopt=keep_done)
+    empty = step.empty_schema(source.schema, had_rows=True)
+    return compute_kept(folder, source, step, writing, wanted, options, progress, empty)
+
+
+def _names(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    return (columns,) if isinstance(columns, str) else None if columns is None else tuple(columns)
+
+
+def _format_of(dataset: Any) -> dict[str, Any]:
+    """The format that a dataset of `datasets` gives its rows in."""
+    format = getattr(dataset, "format", None)
+    if not isinstance(format, dict) or format.get("type") is None:
+        return {}
+    return {
+        "format_type": format["type"],
+        "format_columns": tuple(format.get("columns") or ()) or None,
+        "format_kwargs": dict(format.get("format_kwargs") or {}),
+    }

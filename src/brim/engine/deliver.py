@@ -1,0 +1,157 @@
+"""Bring content to a destination, whichever it is: one run at a time, resumable, stoppable."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from brim.durable import failures
+from brim.engine.content import Content
+from brim.engine.destination import Destination, make_state, state_folder
+from brim.engine.ledger import Ledger, Receipt
+from brim.engine.lock import locked
+from brim.engine.run import Run, RunOptions
+from brim.engine.stop import Stop, stoppable
+from brim.errors import InputError, Stopped
+from brim.formats.card import CardFacts
+from brim.memory.limit import Limit
+from brim.progress import Progress
+from brim.sinks.folder import FolderSink, make_folder
+from brim.sinks.hub.address import Address
+from brim.sinks.hub.options import HubOptions, Room
+from brim.sinks.hub.sink import HubSink
+
+_HUB_ONLY = ("config", "message", "public", "direct", "create_pull")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a build did. On the Hub: what was sent, in how many commits, and what the Hub says it holds."""
+
+    destination: str
+    rows: int
+    files: int
+    bytes: int
+    shards: int
+    written: int
+    kept: int
+    left_out: tuple[str, ...]
+    sent_bytes: int = 0
+    commits: int = 0
+    visibility: str = ""
+    pull_request: int = 0
+    proved: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How content is brought. `free_bytes` is what the limit leaves beside what the shards themselves take."""
+
+    limit: Limit
+    workers: int
+    free_bytes: int
+    fresh: bool = False
+    update: bool = False
+    hub: HubOptions = field(default_factory=HubOptions)
+
+
+@contextmanager
+def at_destination(
+    destination: Destination, state: Path, stop_file: str | None, progress: Progress, *, fresh: bool = False
+) -> Iterator[tuple[Ledger, Stop]]:
+    """The destination's ledger, for this run alone; and whether somebody asked to stop."""
+    extra = Path(stop_file) if stop_file else None
+    if extra is not None and extra.is_dir():
+        raise InputError(f"--stop-file {str(extra)!r} is a folder.", hint="Give the name of a file.")
+    if isinstance(destination, Path):
+        make_folder(destination)
+    make_state(destination, state)
+    with locked(state), stoppable(state / "stop", *([extra] if extra else [])) as stop:
+        ledger = Ledger(state)
+        try:
+            with failures(destination if isinstance(destination, Path) else state):
+                yield ledger, stop
+        except Stopped as stopped:
+            if fresh:
+                raise Stopped(stopped.message, hint="Run it again without --fresh to continue.") from stopped
+            raise
+        finally:
+            ledger.close()
+            progress.finish()
+
+
+def deliver(
+    content: Content, destination: Destination, delivery: Delivery, ledger: Ledger, progress: Progress, stop: Stop
+) -> Built:
+    """Bring what is missing."""
+    options = RunOptions(delivery.workers, delivery.limit.bytes, fresh=delivery.fresh, update=delivery.update)
+    if isinstance(destination, Path):
+        folder = FolderSink(destination)
+        folder.open(content.fingerprint)
+        run = Run(content, folder, ledger, options, progress, stop)
+        return _built(content, destination, run, run.run())
+    hub = delivery.hub
+    room = Room(delivery.free_bytes, delivery.workers, delivery.limit.asked_for)
+    sink = HubSink(destination, hub, ledger, room, progress, stop.check)
+    try:
+        sink.open(content.fingerprint)
+        ledger.agree_with(b"".join(sink.manifests()))
+        options = dataclasses.replace(
+            options,
+            replace=hub.replace or delivery.fresh,
+            split=hub.split,
+            config=hub.config,
+            card=lambda facts: _hub_card(facts, destination, hub),
+            manifest_name=sink.manifest_name,
+        )
+        run = Run(content, sink, ledger, options, progress, stop)
+        built = _built(content, destination, run, run.run())
+    finally:
+        sink.close()
+    return dataclasses.replace(
+        built, commits=sink.commits, visibility=sink.visibility, pull_request=sink.pull, sent_bytes=run.sent_bytes
+    )
+
+
+def check_hub_options(hub: HubOptions, destination: Destination | None) -> None:
+    """Options that only the Hub has are an error elsewhere, not silence."""
+    if destination is None or isinstance(destination, Address):
+        return
+    plain = HubOptions()
+    for name in _HUB_ONLY:
+        if getattr(hub, name) != getattr(plain, name):
+            option = {"message": "commit-message", "create_pull": "create-pr"}.get(name, name)
+            raise InputError(f"--{option} is for the Hub, and the destination is a folder.")
+
+
+def state_of(destination: Destination, state: str | None, hub: HubOptions) -> Path:
+    """Where the ledger of what is brought is."""
+    return state_folder(destination, state, f"{hub.config}/{hub.split or '*'}")
+
+
+def _hub_card(facts: CardFacts, destination: Address, hub: HubOptions) -> CardFacts:
+    return dataclasses.replace(
+        facts,
+        where=destination.repo,
+        config=hub.config,
+        folder=hub.folder,
+        keep_splits=hub.split is not None,
+        set_default=hub.set_default,
+    )
+
+
+def _built(content: Content, destination: Destination, run: Run, receipts: list[Receipt]) -> Built:
+    return Built(
+        destination=str(destination),
+        rows=content.rows,
+        files=content.files,
+        bytes=sum(receipt.size for receipt in receipts),
+        shards=len(receipts),
+        written=run.written,
+        kept=len(receipts) - run.written,
+        left_out=content.left_out,
+        proved=run.proved,
+    )

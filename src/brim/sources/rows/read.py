@@ -1,0 +1,183 @@
+"""What a worker calls: the rows of a unit as a stream of small tables, and their cut into batches.
+
+The tables have the schema of the plan. Where a unit has more (a column that the plan's sample did not show, a float
+among integers), its tables have wider types from there on, and nothing is lost: cast them with `schemas.unify`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from brim.errors import InputError
+from brim.sources.gather import row_bytes
+from brim.sources.rows.read_rows import read_arrow, read_parquet
+from brim.sources.rows.read_text import TextReader
+from brim.sources.rows.scan import count_rows, end_of_row
+from brim.sources.rows.schemas import TypesDiffer, cast, merged
+from brim.sources.rows.unit import Reading, Span, Unit
+from brim.sources.rows.units import check_unchanged
+
+BLOCK_BYTES = 1 << 20
+
+
+def read_unit(reading: Reading, unit: Unit, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Table]:
+    """The rows of a unit, in order. A file that is not what it was is SourceChanged, before or after it is read."""
+    schema = pa.ipc.read_schema(pa.py_buffer(reading.schema))
+    text = TextReader(schema, reading.columns, str(reading.options.get("delimiter", ",")))
+    for number, span in enumerate(unit.spans):
+        shown = _shown(unit, reading, number)
+        check_unchanged(unit, number, shown)
+        try:
+            for table in _tables(span, shown, reading, text, block_bytes):
+                text.schema = _wide(text.schema, table, shown)
+                if table.num_rows:
+                    yield cast(table, text.schema)
+        except OSError as error:
+            raise InputError(f"{shown!r} cannot be read: {error.strerror or error}.", path=shown) from error
+        check_unchanged(unit, number, shown)
+
+
+def _tables(span: Span, shown: str, reading: Reading, text: TextReader, block_bytes: int) -> Iterator[pa.Table]:
+    if span.kind == "document":
+        yield _document(span, shown, reading)
+    elif span.kind == "parquet":
+        yield from read_parquet(span, shown, _stored(reading), block_bytes)
+    elif span.kind == "arrow":
+        renamed = {old: new for new, old in reading.options.get("stored", {}).items()}
+        for table in read_arrow(span, shown, _stored(reading)):
+            yield table.rename_columns([renamed.get(n, n) for n in table.column_names]) if renamed else table
+    else:
+        yield from text.read(span, shown, block_bytes)
+
+
+def _stored(reading: Reading) -> list[str] | None:
+    """The columns to read, by the names that the files have for them."""
+    stored = reading.options.get("stored", {})
+    if reading.columns is None:
+        return list(stored.values()) or None
+    return [stored.get(name, name) for name in reading.columns]
+
+
+def _wide(schema: pa.Schema, table: pa.Table, shown: str) -> pa.Schema:
+    try:
+        return merged(schema, table.schema.with_metadata(schema.metadata))
+    except TypesDiffer as error:
+        raise InputError(f"{shown!r}: {error}.", hint="Give the column one type.", column=error.column) from error
+
+
+def _document(span: Span, shown: str, reading: Reading) -> pa.Table:
+    wanted = reading.columns or ("text", "path")
+    codec = reading.options.get("codec")
+    try:
+        with pa.OSFile(span.path) as file:
+            raw = (pa.CompressedInputStream(file, codec) if codec else file).read()
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{shown!r} is not UTF-8 text (byte {error.start:,}).", hint="Save it as UTF-8.") from error
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{shown!r} cannot be read: {error}.", hint="Is the file whole?") from error
+    if len(raw) >= 2**31:
+        raise InputError(f"{shown!r} is a document of more than 2 GiB.", hint="Read it as lines, or cut it.")
+    columns = {"text": text, "path": shown}
+    return pa.table({name: pa.array([columns[name]], pa.string()) for name in wanted})
+
+
+def _shown(unit: Unit, reading: Reading, number: int) -> str:
+    if unit.origins:
+        return unit.origins[number][0]
+    root = reading.options.get("root")
+    path = unit.spans[number].path
+    return os.path.relpath(path, root) if root else os.path.basename(path)
+
+
+def cut_batches(tables: Iterable[pa.Table], rows: int | None, bytes: int) -> Iterator[pa.Table]:
+    """The same rows in tables of `rows` rows (the last has what is left), or of `bytes` bytes, whichever comes first.
+
+    None and 0 set no limit. Nothing is copied unless types widen on the way. By bytes, a table ends before the row
+    that would pass the limit.
+    """
+    held: list[pa.Table] = []
+    cutter = _Cutter(rows or 2**62, bytes or 2**62)
+    for table in tables:
+        start = 0
+        for edge in cutter.edges(table, weighed=bool(bytes)):
+            if edge > start:
+                held.append(table.slice(start, edge - start))
+            start = edge
+            if held:
+                yield _joined(held)
+            held = []
+        if start < table.num_rows:
+            held.append(table.slice(start))
+    if held:
+        yield _joined(held)
+
+
+class _Cutter:
+    """Where tables end in a stream of rows; knows what of the next one is there already."""
+
+    def __init__(self, rows: int, bytes: int) -> None:
+        self._rows, self._bytes = rows, bytes
+        self._count = self._size = 0
+
+    def edges(self, table: pa.Table, *, weighed: bool) -> list[int]:
+        """The rows of this table at which a new one begins, its end perhaps among them."""
+        ends = np.cumsum(row_bytes(table)) if weighed else np.zeros(table.num_rows, np.int64)
+        edges: list[int] = []
+        start = base = 0
+        while True:
+            fits = int(np.searchsorted(ends, base + self._bytes - self._size, side="right"))
+            if fits == start and self._count == 0:
+                fits += 1  # a row that is too large stands alone
+            edge = min(start + self._rows - self._count, fits)
+            if edge > table.num_rows or (edge == table.num_rows and edge - start + self._count < self._rows):
+                break
+            edges.append(edge)
+            start, base = edge, int(ends[edge - 1]) if edge else 0
+            self._count = self._size = 0
+        self._count += table.num_rows - start
+        self._size += (int(ends[-1]) if len(ends) else 0) - base
+        return edges
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    if len(tables) == 1:
+        return tables[0]
+    wide = tables[0].schema
+    for table in tables[1:]:
+        wide = merged(wide, table.schema)
+    return pa.concat_tables([cast(table, wide) for table in tables])
+
+
+def where(unit: Unit, reading: Reading, offset: int) -> str:
+    """The offset-th row of a unit, for people: its file, its row there and its byte, as far as they can be told."""
+    left = offset
+    delimiter = str(reading.options.get("delimiter", ","))
+    for number, span in enumerate(unit.spans):
+        shown = _shown(unit, reading, number)
+        if span.kind == "document":
+            own = 1
+        elif span.kind in ("parquet", "arrow"):
+            own = span.end - span.start
+        else:
+            try:
+                own = count_rows(span.path, span.kind, span.start, span.end, delimiter)
+            except OSError:
+                return f"{shown}, row {offset + 1:,} of unit {unit.number:,}"
+        if left >= own and number + 1 < len(unit.spans):
+            left -= own
+            continue
+        if span.kind == "document":
+            return shown
+        if unit.origins:
+            return f"{shown}, row {unit.origins[number][1] + left + 1:,}"
+        if span.kind in ("parquet", "arrow"):
+            return f"{shown}, row {span.start + left + 1:,}"
+        before = count_rows(span.path, span.kind, 0, span.start, delimiter) if span.start else 0
+        place = end_of_row(span.path, span.kind, span.start, span.end, left, delimiter) if left else span.start
+        return f"{shown}, row {before + left + 1:,} (byte {place:,})"
+    return f"row {offset + 1:,} of unit {unit.number:,}"

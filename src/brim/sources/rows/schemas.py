@@ -1,0 +1,221 @@
+"""Schemas of pieces of the same data: the one that holds them all, and tables cast to it.
+
+What may differ: nothing against anything, integers and floats of any width, texts and binaries small or large,
+lists and structs of those, columns and struct fields that are missing. Everything else is a conflict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.errors import InputError
+
+_INTEGERS = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+_UNSIGNED = {8: pa.uint8(), 16: pa.uint16(), 32: pa.uint32(), 64: pa.uint64()}
+_TEXTS = (pa.string(), pa.large_string(), pa.string_view())
+_BINARIES = (pa.binary(), pa.large_binary(), pa.binary_view())
+_FEATURES = b"huggingface"
+_UNITS = ("s", "ms", "us", "ns")
+
+
+class TypesDiffer(Exception):
+    """Two types that no type holds. `column` is the path to it: `a.b[]`."""
+
+    def __init__(self, column: str, first: pa.DataType, second: pa.DataType) -> None:
+        super().__init__(column, first, second)
+        self.column, self.first, self.second = column, first, second
+
+    def __str__(self) -> str:
+        return f"the column {self.column!r} is {self.first} in one place and {self.second} in another"
+
+
+def unify(schemas: Iterable[pa.Schema]) -> pa.Schema:
+    """The schema that holds tables of all of these. Columns stay in the order in which they first appear."""
+    whole: pa.Schema | None = None
+    for schema in schemas:
+        try:
+            whole = schema if whole is None else merged(whole, schema)
+        except TypesDiffer as error:
+            raise InputError(
+                f"{str(error).capitalize()}, and no type holds both.",
+                hint="Give the column one type.",
+                column=error.column,
+            ) from error
+    return pa.schema([]) if whole is None else whole
+
+
+def merged(first: pa.Schema, second: pa.Schema) -> pa.Schema:
+    """The schema that holds both; TypesDiffer if there is none."""
+    if first.equals(second, check_metadata=True):
+        return first
+    return pa.schema(_merged_fields(list(first), list(second), ""), _merged_metadata(first, second))
+
+
+def _merged_metadata(first: pa.Schema, second: pa.Schema) -> dict[bytes, bytes] | None:
+    """What both say. Of the features that `datasets` writes down, those: their fingerprints differ by file."""
+    if first.metadata == second.metadata:
+        return first.metadata  # type: ignore[no-any-return]
+    told = [_features(schema) for schema in (first, second)]
+    if told[0] is None or told[0] != told[1] or first.names != second.names:
+        return None
+    return {_FEATURES: json.dumps({"info": {"features": told[0]}}).encode()}
+
+
+def _features(schema: pa.Schema) -> Any:
+    try:
+        return json.loads((schema.metadata or {})[_FEATURES])["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _merged_fields(first: list[pa.Field], second: list[pa.Field], above: str) -> list[pa.Field]:
+    others = {field.name: field for field in second}
+    known = {field.name for field in first}
+    fields = []
+    for field in first:
+        other = others.get(field.name)
+        fields.append(field.with_nullable(True) if other is None else _merged_field(field, other, above))
+    return fields + [field.with_nullable(True) for field in second if field.name not in known]
+
+
+def _merged_field(first: pa.Field, second: pa.Field, above: str) -> pa.Field:
+    if first.equals(second, check_metadata=True):
+        return first
+    kind = merged_type(first.type, second.type, above + first.name)
+    metadata = first.metadata if first.metadata == second.metadata else None
+    return pa.field(first.name, kind, first.nullable or second.nullable, metadata)
+
+
+def merged_type(first: pa.DataType, second: pa.DataType, column: str) -> pa.DataType:
+    """The type that holds values of both; TypesDiffer if there is none."""
+    if first.equals(second) or pa.types.is_null(second):
+        return first
+    if pa.types.is_null(first):
+        return second
+    if pa.types.is_dictionary(first) or pa.types.is_dictionary(second):
+        return _merged_dictionary(first, second, column)
+    for family in (_TEXTS, _BINARIES):
+        if first in family and second in family:
+            return family[1]
+    if _is_number(first) and _is_number(second):
+        return _merged_number(first, second)
+    if _is_list(first) and _is_list(second):
+        return _merged_list(first, second, column)
+    if pa.types.is_struct(first) and pa.types.is_struct(second):
+        return pa.struct(_merged_fields(list(first), list(second), column + "."))
+    if pa.types.is_timestamp(first) and pa.types.is_timestamp(second) and first.tz == second.tz:
+        return pa.timestamp(max(first.unit, second.unit, key=_UNITS.index), first.tz)
+    raise TypesDiffer(column, first, second)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _merged_number(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    if pa.types.is_floating(first) and pa.types.is_floating(second):
+        return max(first, second, key=lambda kind: kind.bit_width)
+    if pa.types.is_floating(first) or pa.types.is_floating(second):
+        return pa.float64()
+    signed = [pa.types.is_signed_integer(kind) for kind in (first, second)]
+    width = max(first.bit_width, second.bit_width)
+    if all(signed) or not any(signed):
+        return _INTEGERS[width] if signed[0] else _UNSIGNED[width]
+    unsigned = second if signed[0] else first
+    width = max(width, 2 * unsigned.bit_width)
+    return _INTEGERS.get(width, pa.float64())
+
+
+def _merged_list(first: pa.DataType, second: pa.DataType, column: str) -> pa.DataType:
+    item = first.value_field.with_type(merged_type(first.value_type, second.value_type, column + "[]"))
+    item = item.with_nullable(first.value_field.nullable or second.value_field.nullable)
+    fixed = pa.types.is_fixed_size_list
+    if fixed(first) and fixed(second) and first.list_size == second.list_size:
+        return pa.list_(item, first.list_size)
+    large = pa.types.is_large_list(first) or pa.types.is_large_list(second)
+    return pa.large_list(item) if large else pa.list_(item)
+
+
+def _merged_dictionary(first: pa.DataType, second: pa.DataType, column: str) -> pa.DataType:
+    if pa.types.is_dictionary(first) and pa.types.is_dictionary(second):
+        index = _merged_number(first.index_type, second.index_type)
+        value = merged_type(first.value_type, second.value_type, column)
+        if pa.types.is_integer(index):
+            return pa.dictionary(index, value, first.ordered and second.ordered)
+        return value
+    plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (first, second)]
+    return merged_type(plain[0], plain[1], column)
+
+
+def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table as the schema has it: same order, missing columns and struct fields null, types widened.
+
+    Columns that the schema does not have are left out.
+    """
+    if table.schema.equals(schema, check_metadata=True):
+        return table
+    columns = []
+    for field in schema:
+        at = table.schema.get_field_index(field.name)
+        columns.append(pa.nulls(table.num_rows, field.type) if at < 0 else _cast_column(table.column(at), field.type))
+    if not columns:
+        return table.select([]).replace_schema_metadata(schema.metadata)
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _cast_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if column.type.equals(kind):
+        return column
+    return pa.chunked_array([_cast_array(chunk, kind) for chunk in column.chunks], kind)
+
+
+def _cast_array(array: Any, kind: pa.DataType) -> Any:
+    own = array.type
+    if own.equals(kind):
+        return array
+    if pa.types.is_null(own):
+        return pa.nulls(len(array), kind)
+    if pa.types.is_dictionary(own) and not pa.types.is_dictionary(kind):
+        return _cast_array(array.dictionary_decode(), kind)
+    if pa.types.is_struct(own) and pa.types.is_struct(kind):
+        return _cast_struct(array, kind)
+    if _is_list(own) and _is_list(kind) and not pa.types.is_fixed_size_list(kind):
+        return _cast_list(array, kind)
+    # A float does not hold every large integer; that loss is what widening means.
+    safe = not (pa.types.is_integer(own) and pa.types.is_floating(kind))
+    return array.cast(kind, safe=safe)
+
+
+def _cast_struct(array: Any, kind: pa.DataType) -> Any:
+    names = {field.name: number for number, field in enumerate(array.type)}
+    parts = array.flatten()  # honours the offset, and the nulls of the struct
+    children = [
+        _cast_array(parts[names[field.name]], field.type) if field.name in names else pa.nulls(len(array), field.type)
+        for field in kind
+    ]
+    mask = array.is_null() if array.null_count else None
+    if not children:
+        return pa.array([None if absent else {} for absent in array.is_null().to_pylist()], kind)
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+
+
+def _cast_list(array: Any, kind: pa.DataType) -> Any:
+    values = _cast_array(array.flatten(), kind.value_type)  # without what lies behind null lists
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    if pa.types.is_fixed_size_list(array.type):
+        lengths = np.where(array.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    large = pa.types.is_large_list(kind)
+    made = pa.LargeListArray if large else pa.ListArray
+    mask = array.is_null() if array.null_count else None
+    return made.from_arrays(pa.array(offsets, pa.int64() if large else pa.int32()), values, type=kind, mask=mask)

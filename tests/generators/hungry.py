@@ -1,0 +1,41 @@
+"""Functions that take a stated amount of memory, in the ways that real ones do."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+KINDS = ("python", "numpy", "arrow", "native")
+
+
+def take(kind: str, size: int) -> float:
+    """Hold about `size` bytes that were written to, and say how many things they are."""
+    if kind == "python":
+        return float(len([float(number) for number in range(size // 32)]))  # a float and the reference to it
+    if kind == "numpy":
+        import numpy as np
+
+        return float(np.ones(size // 8).sum())
+    if kind == "arrow":
+        import numpy as np
+        import pyarrow as pa
+
+        third = pa.array(np.ones(size // 24))
+        return float(len(pa.concat_arrays([third, third])))  # a third, and two more for the copy
+    buffer = ctypes.create_string_buffer(size)
+    ctypes.memset(buffer, 1, size)
+    return float(len(buffer))
+
+
+def batch(rows: dict[str, list[Any]]) -> dict[str, list[float]]:
+    """Takes `take` bytes in all, whatever the number of rows is."""
+    held = take(rows["kind"][0], sum(rows["take"]))
+    time.sleep(0.02)
+    return {"held": [held] * len(rows["id"])}
+
+
+def row(one: dict[str, Any]) -> dict[str, float]:
+    held = take(one["kind"], one["take"])
+    time.sleep(0.002)
+    return {"held": held}

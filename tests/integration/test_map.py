@@ -1,0 +1,267 @@
+"""`brim map` and `brim.map` from end to end: real workers, every kind of source, and `Dataset.map` beside it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import brim
+from brim.compute.cache import list_caches
+from tests.conftest import brim as run_brim
+from tests.conftest import tree_digest
+from tests.hub import TestHub
+from tests.publishing import DEST, Machine
+
+ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("map")
+    lines = [json.dumps({"id": n, "text": f"row {n} " * (n % 7 + 1)}) for n in range(ROWS)]
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "steps.py").write_text(
+        textwrap.dedent("""
+        import pyarrow.compute as pc
+
+        def length(row):
+            print("hello") if row["id"] == 7 else None
+            return {"length": len(row["text"])}
+
+        def grouped(batch):
+            return {"ids": [batch["id"][at : at + 7] for at in range(0, len(batch["id"]), 7)]}
+
+        def arrow(table):
+            return table.append_column("length", pc.utf8_length(table["text"]))
+        """)
+    )
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BRIM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted(out.glob("data/*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def map_command(work: Path, out: Path, fn: str, *more: str) -> subprocess.CompletedProcess[str]:
+    words = ["map", "rows.jsonl", str(out), "--fn", fn, "--unit-size", "20KB", "--memory", "600MB", *more]
+    return run_brim(*words, cwd=work)
+
+
+def test_the_command(work: Path, tmp_path: Path) -> None:
+    """What is written loads, is proved, and is not done again; what the function prints is shown."""
+    out = tmp_path / "out"
+    done = map_command(work, out, "steps.py:length")
+    assert "worker 1: hello" in done.stderr
+    rows = read(out)
+    assert [row["id"] for row in rows] == list(range(ROWS))
+    assert all(row["length"] == len(row["text"]) for row in rows)
+    assert run_brim("verify", out).stdout.startswith("whole")
+    loaded = datasets.load_dataset(str(out), split="train", cache_dir=str(tmp_path / "hf"))
+    assert loaded.num_rows == ROWS
+    assert str(loaded.features["length"]) == "Value('int64')"
+    assert "nothing to do" in map_command(work, out, "steps.py:length").stdout
+
+
+def test_the_output_does_not_depend_on_workers(work: Path, tmp_path: Path) -> None:
+    for workers in ("1", "3"):
+        map_command(work, tmp_path / workers, "steps:arrow", "--batched", "--input", "arrow", "--workers", workers)
+    assert tree_digest(tmp_path / "1") == tree_digest(tmp_path / "3")
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_rows_per_shard(work: Path, tmp_path: Path, format: str) -> None:
+    out = tmp_path / "out"
+    map_command(work, out, "steps:length", "--rows-per-shard", "700", "--format", format, "--split", "test")
+    names = sorted(path.name for path in (out / "data").iterdir())
+    assert names == [f"test-{n:05d}-of-00005.{format}" for n in range(5)]
+    loaded = datasets.load_dataset(str(out), cache_dir=str(tmp_path / "hf"))["test"]
+    assert loaded["id"][:] == list(range(ROWS))
+    assert run_brim("verify", out).stdout.startswith("whole  5 shards, 3,000 rows")
+
+
+def test_to_the_hub(work: Path, tmp_path: Path) -> None:
+    """Computed here, published there, proved, and known again."""
+    with TestHub(tmp_path / "hub") as hub:
+        machine = Machine(hub, tmp_path / "machine")
+        words = ["map", str(work / "rows.jsonl"), DEST, "--fn", f"{work}/steps.py:length", "--unit-size", "60KB"]
+        done = machine.run(*words)
+        assert done.returncode == 0, done.stderr
+        assert "proved" in done.stdout
+        again = machine.run(*words)
+        assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again.stderr
+        code = f"import datasets; print(datasets.load_dataset('{DEST.split('datasets/')[1]}')['train'].num_rows)"
+        assert machine.python(code).stdout.strip() == str(ROWS)
+
+
+def test_bad_commands(work: Path, tmp_path: Path) -> None:
+    """Each is refused in a sentence, before any work."""
+    for words, says in [
+        (["rows.jsonl", "--fn", "steps:nothing"], "steps has no 'nothing'"),
+        (["rows.jsonl", "--fn", "nowhere:f"], "no module 'nowhere'"),
+        (["rows.jsonl", "--fn", "steps"], "does not name a function"),
+        (["missing.jsonl", "--fn", "steps:length"], "missing.jsonl"),
+        (["rows.jsonl", "--fn", "steps:length", "--remove-columns", "texts"], "'texts', which is not a column"),
+        (["rows.jsonl", "--fn", "steps:length", "--on-error", "ignore"], "stop, skip or quarantine"),
+        (["rows.jsonl", "--fn", "steps:length", "--format", "csv"], "parquet"),
+    ]:
+        refused = run_brim("map", words[0], tmp_path / "out", *words[1:], cwd=work, check=2)
+        assert says in refused.stderr, refused.stderr
+
+
+def test_a_script_without_a_main_guard(work: Path, tmp_path: Path, cache: Path) -> None:
+    """A closure and a lambda of a plain script, and a second run that is answered from the cache."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import brim
+        factor = 3
+        def f(row):
+            return {{"three": factor * row["id"]}}
+        ds = brim.map({str(work / "rows.jsonl")!r}, f, memory="600MB")
+        ds = brim.map(ds, lambda batch: {{"six": [2 * n for n in batch["three"]]}}, batched=True, memory="600MB")
+        assert ds["six"][:5] == [0, 6, 12, 18, 24], ds["six"][:5]
+        print(ds.num_rows)
+        """)
+    )
+    for _ in range(2):
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+        assert done.stdout.strip() == str(ROWS), done.stderr
+    assert len(list_caches(cache)) == 2
+    script.write_text(
+        script.read_text().replace("factor = 3", "factor = 5").replace("[0, 6, 12, 18, 24]", "[0, 10, 20, 30, 40]")
+    )
+    assert subprocess.run([sys.executable, script], capture_output=True, check=False).returncode == 0
+    assert len(list_caches(cache)) == 4
+
+
+def _counted(n: int) -> Iterator[dict[str, Any]]:
+    for number in range(n):
+        yield {"a": number, "late": None if number < 1500 else number / 2}
+
+
+def test_any_iterator(cache: Path) -> None:
+    """In place of a list and from_list: rows are streamed, and types may appear late."""
+    ds = brim.map(lambda: _counted(2000), lambda row: {"b": str(row["a"])}, memory="600MB", name="numbers")
+    assert (ds.num_rows, ds[1999]) == (2000, {"a": 1999, "late": 999.5, "b": "1999"})
+
+
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".csv", ".parquet"])
+def test_kinds_of_files(tmp_path: Path, cache: Path, suffix: str) -> None:
+    table = pa.table({"id": list(range(500)), "text": [f'a "quoted"\nline {n}' for n in range(500)]})
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=64)
+    elif suffix == ".csv":
+        import pyarrow.csv
+
+        pyarrow.csv.write_csv(table, path)
+    else:
+        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode()))
+    ds = brim.map(path, lambda row, index: {"index": index}, with_indices=True, memory="600MB")
+    assert ds["text"][:] == table["text"].to_pylist()
+    assert ds["index"][:] == list(range(500))
+
+
+def test_the_same_as_dataset_map(work: Path, cache: Path) -> None:
+    """Batches that depend on where they are cut, a shuffled dataset, images, a DatasetDict."""
+    ds = datasets.Dataset.from_json(str(work / "rows.jsonl"), cache_dir=str(cache / "hf"))
+    group = {"batched": True, "batch_size": 100, "remove_columns": ["id", "text"]}
+
+    def grouped(batch: dict[str, list[int]]) -> dict[str, list[list[int]]]:
+        return {"ids": [batch["id"][at : at + 7] for at in range(0, len(batch["id"]), 7)]}
+
+    for source in (ds, ds.shuffle(seed=1), ds.select(range(5, 2500, 3))):
+        ours, theirs = brim.map(source, grouped, memory="600MB", **group), source.map(grouped, **group)  # type: ignore[arg-type]
+        assert ours.features == theirs.features
+        assert ours[:] == theirs[:]
+    parts = brim.map(datasets.DatasetDict(a=ds.select(range(10)), b=ds.select(range(20))), memory="600MB")
+    assert parts.num_rows == {"a": 10, "b": 20}
+
+
+def test_images_are_decoded_in_the_function(cache: Path) -> None:
+    def png(n: int) -> bytes:
+        Image.fromarray(np.full((4, 4, 3), n, np.uint8)).save(sink := io.BytesIO(), "png")
+        return sink.getvalue()
+
+    column = [{"bytes": png(n), "path": None} for n in range(30)]
+    ds = datasets.Dataset.from_dict({"image": column}, features=datasets.Features({"image": datasets.Image()}))
+    made = brim.map(ds, lambda row: {"mean": float(np.asarray(row["image"]).mean())}, memory="800MB")
+    assert made["mean"][:] == [float(n) for n in range(30)]
+    assert made.features["image"] == datasets.Image()
+    assert made.cast_column("image", datasets.Image(decode=False))[3]["image"]["bytes"] == png(3)
+
+
+def test_first_and_second_run_cost_the_same_memory(work: Path, tmp_path: Path, cache: Path) -> None:
+    """Reading a result from the cache maps it: no more anonymous memory than making it left behind."""
+    code = f"""
+import brim, os
+from brim.memory.meter import process_bytes
+ds = brim.map({str(work / "rows.jsonl")!r}, lambda row: {{"long": row["text"] * 500}}, memory="600MB")
+before = process_bytes(os.getpid())
+total = sum(len(row) for row in ds.with_format("arrow").data.column("long").to_pylist()[:10])
+print(process_bytes(os.getpid()), ds.data.nbytes)
+"""
+    first, second = (
+        [
+            int(n)
+            for n in subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, check=True
+            ).stdout.split()
+        ]
+        for _ in range(2)
+    )
+    assert first[1] == second[1] > 30e6
+    assert abs(first[0] - second[0]) < 25e6, "one of the runs holds what the other does not"
+
+
+def test_caches_are_listed_and_removed(work: Path, cache: Path) -> None:
+    brim.map(work / "rows.jsonl", lambda row: {"n": 1}, memory="600MB")
+    told = run_brim("clean").stdout
+    assert "3,000 rows" in told
+    assert "<lambda> of" in told
+    assert "Nothing is cached" in run_brim("clean", "--older-than", "3").stdout
+    assert "freed" in run_brim("clean", "--remove").stdout
+    assert not list_caches(cache)
+
+
+def test_a_mended_function_keeps_what_was_done(tmp_path: Path, cache: Path) -> None:
+    """keep_done=True: units that were finished before the error are not done again."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"n": n, "text": "x" * 9000}) + "\n" for n in range(3000)))
+    calls = tmp_path / "calls"
+
+    def broken(row: dict[str, Any]) -> dict[str, Any]:
+        if row["n"] == 2900:
+            raise ValueError("not this one")
+        return {"twice": 2 * row["n"]}
+
+    def mended(row: dict[str, Any]) -> dict[str, Any]:
+        with open(calls, "a") as file:
+            file.write("x")
+        return {"twice": 2 * row["n"]}
+
+    with pytest.raises(brim.BrimError, match=r"rows.jsonl, row 2,901.*ValueError: not this one"):
+        brim.map(path, broken, memory="600MB", num_proc=1)
+    ds = brim.map(path, mended, memory="600MB", num_proc=1, keep_done=True)
+    assert ds["twice"][:] == [2 * n for n in range(3000)]
+    assert calls.stat().st_size < 2000

@@ -1,0 +1,460 @@
+"""Every kind of source: the rows of its units, read one by one, are the rows that other readers give."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+
+from brim.errors import InputError, SourceChanged
+from brim.sources.rows import RowOptions, RowSource, Unit, cut_batches, open_rows, read_unit, unify, where
+from brim.sources.rows.schemas import cast
+
+ROWS = [
+    {"n": n, "text": f"row {n} ü" * (n % 5), "day": "2024-01-02", "l": [n, None] if n % 3 else None, "s": {"x": n / 2}}
+    for n in range(2500)
+]
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def units_of(source: RowSource, align: int = 100, **options: Any) -> list[Unit]:
+    return list(source.units(align, **options))
+
+
+def table_of(source: RowSource, units: list[Unit]) -> pa.Table:
+    tables = [table for unit in units for table in read_unit(source.reading, unit, 1 << 14)]
+    schema = unify([source.schema, *(table.schema for table in tables)])
+    return pa.concat_tables([cast(table, schema) for table in tables])
+
+
+def aligned(units: list[Unit], align: int, rows: int) -> bool:
+    firsts = [unit.first_row for unit in units]
+    return all(first is not None and first % align == 0 for first in firsts) and sum(u.rows or 0 for u in units) == rows
+
+
+def test_json_lines_keep_their_types(tmp_path: Path) -> None:
+    """Dates stay texts, nested values stay whole, and a folder of files is one table."""
+    write_jsonl(tmp_path / "a.jsonl", ROWS[:1700])
+    write_jsonl(tmp_path / "b.jsonl", ROWS[1700:])
+    (tmp_path / "README.md").write_text("about this")
+    source = open_rows(tmp_path, RowOptions(unit_bytes=20_000))
+    units = units_of(source)
+    assert len(units) > 5
+    assert units[0].first_row is None
+    assert table_of(source, units).to_pylist() == ROWS
+    assert source.schema.field("day").type == pa.string()
+
+
+def test_late_columns_and_types(tmp_path: Path) -> None:
+    """What the samples of the plan do not show is not lost: a float, a new column, a new field, a value at last."""
+    rows: list[dict[str, Any]] = [{"a": n, "b": None, "c": {"x": 1}, "pad": "x" * 3000} for n in range(6000)]
+    rows[2200] |= {"a": 2.5, "new": [1], "b": "2020-01-01", "c": {"x": None, "y": "z"}}
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    source = open_rows(path, RowOptions(unit_bytes=5_000_000, columns=("a", "b", "c")))
+    assert source.schema.field("b").type == pa.null()
+    found = table_of(source, units_of(source)).to_pylist()
+    assert found[2200] == {"a": 2.5, "b": "2020-01-01", "c": {"x": None, "y": "z"}}
+    assert [row["a"] for row in found] == [row["a"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (b'{"a": 1}\n{"a": \n', r"a\.jsonl, line 4,002 \(byte 36,009\): this is not a row of JSON"),
+        (b'{"a": "x"}\n', r"a\.jsonl, line 4,001 \(byte 36,000\): the column 'a' is string here and int64 before"),
+        (b'{"a":\n 1}\n', r"a\.jsonl, line 4,001"),
+        (b'{"a": 1} {"a": 2}\n', r"a\.jsonl, line 4,001"),
+        (b'{"a": "\xff"}\n', r"'a\.jsonl' is not UTF-8 text \(byte 36,007\)"),
+        (b"[1]\n", r"a\.jsonl, line 4,001 .*list, not a row"),
+    ],
+)
+def test_broken_json_lines(tmp_path: Path, broken: bytes, message: str) -> None:
+    """A line that is not a row is named, with its byte."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a": 1}\n' * 4000 + broken + b'{"a": 3}\n')
+    with pytest.raises(InputError, match=message):
+        table_of(source := open_rows(path, RowOptions(unit_bytes=10_000)), units_of(source))
+
+
+def test_csv_is_what_pyarrow_reads(tmp_path: Path) -> None:
+    """Numbers, texts with line ends, and ids that are not numbers; files with columns in another order."""
+    text = "".join(f'{n},"line {n}\nnext",{n / 4},00{n},2024-01-02\n' for n in range(3000))
+    (tmp_path / "a.csv").write_text("n,t,f,id,day\n" + text)
+    (tmp_path / "b.csv").write_text("t,n,f,day,id\nz,5,6,d,7\n")
+    source = open_rows(tmp_path / "*.csv", RowOptions(unit_bytes=9000))
+    assert source.schema == pa.schema(
+        [("n", pa.int64()), ("t", pa.string()), ("f", pa.float64()), ("id", pa.string()), ("day", pa.string())]
+    )
+    convert = arrow_csv.ConvertOptions(column_types={"id": pa.string(), "day": pa.string()})
+    parse = arrow_csv.ParseOptions(newlines_in_values=True)
+    expected = arrow_csv.read_csv(tmp_path / "a.csv", parse_options=parse, convert_options=convert).to_pylist()
+    expected.append({"n": 5, "t": "z", "f": 6.0, "id": "7", "day": "d"})
+    units = units_of(source, indices=True)
+    assert table_of(source, units).to_pylist() == expected
+    assert sum(unit.rows or 0 for unit in units) == 3001
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (b"7\n", r"a\.csv, line 400,002 \(byte 2,400,004\): this row has 1 values, and the header names 2"),
+        (b"007,1\n", r"a\.csv, behind byte .*the column 'a' holds '007', which would lose its zeros"),
+        (b"x,1\n", r"a\.csv, line 400,002 .*the column 'a' holds 'x', and int64 before"),
+    ],
+)
+def test_broken_csv(tmp_path: Path, row: bytes, message: str) -> None:
+    """A row that does not fit is named; the rest of its unit is not made up."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"a,b\n" + b"12,yz\n" * 400_000 + row + b"12,yz\n" * 900_000)
+    source = open_rows(path, RowOptions(unit_bytes=1_000_000))
+    with pytest.raises(InputError, match=message):
+        table_of(source, units_of(source))
+
+
+def test_open_quote(tmp_path: Path) -> None:
+    """A quote that is never closed does not swallow the rest of the file in silence."""
+    (tmp_path / "a.csv").write_text('a,b\n1,2\n3,"4\n5,6\n')
+    with pytest.raises(InputError, match=r"'a\.csv' opens a quote behind byte 4 and never closes it"):
+        table_of(source := open_rows(tmp_path), units_of(source))
+
+
+def write_kinds(folder: Path, kind: str) -> Path:
+    table = pa.Table.from_pylist(ROWS)
+    path = folder / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=300)
+    elif kind == "feather":
+        feather.write_feather(table, str(path), chunksize=77)
+    else:
+        coded = table.append_column("code", pa.array(["x", "y"] * 1250).dictionary_encode())
+        with pa.ipc.new_stream(str(path), coded.schema) as writer:
+            writer.write_table(coded, max_chunksize=77)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather", "arrow"])
+@pytest.mark.parametrize("align", [1, 7, 100, 1000])
+def test_rows_that_can_be_addressed(tmp_path: Path, kind: str, align: int) -> None:
+    """Units start at multiples of the batch size, over the edges of files too, and lose nothing."""
+    path = write_kinds(tmp_path, kind)
+    (tmp_path / f"b.{kind}").write_bytes(path.read_bytes())
+    source = open_rows(tmp_path, RowOptions(unit_bytes=12_000))
+    units = units_of(source, align)
+    assert aligned(units, align, 5000)
+    assert len(units) == 5 if align == 1000 else len(units) > 5
+    found = table_of(source, units)
+    assert found.drop_columns(["code"] if kind == "arrow" else []).to_pylist() == ROWS + ROWS
+    assert source.total_rows == 5000
+    assert where(units[-1], source.reading, 0).startswith(f"b.{kind}, row ")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather", "arrow"])
+def test_broken_tables(tmp_path: Path, kind: str) -> None:
+    """A file that was cut off is refused when the job is planned."""
+    path = write_kinds(tmp_path, kind)
+    path.write_bytes(path.read_bytes()[:-40] if kind == "parquet" else path.read_bytes()[:30_000])
+    with pytest.raises(InputError, match=rf"'a\.{kind}' is not a whole"):
+        open_rows(path)
+
+
+def test_damaged_page(tmp_path: Path) -> None:
+    """Damage inside of a Parquet file is an error that names it when the unit is read."""
+    path = write_kinds(tmp_path, "parquet")
+    content = bytearray(path.read_bytes())
+    content[200:4000] = b"\xff" * 3800
+    path.write_bytes(content)
+    source = open_rows(path)
+    with pytest.raises(InputError, match=r"'a\.parquet' cannot be read as Parquet"):
+        table_of(source, units_of(source))
+
+
+def test_types_of_files_conflict(tmp_path: Path) -> None:
+    """Two files that no schema holds are both named."""
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"a": ["x"]}), tmp_path / "b.parquet")
+    with pytest.raises(InputError, match=r"'a' is int64 in 'a\.parquet' and string in 'b\.parquet'"):
+        open_rows(tmp_path)
+
+
+@pytest.mark.parametrize("codec", ["gz", "zst"])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "txt"])
+def test_compressed(tmp_path: Path, codec: str, kind: str) -> None:
+    """Compressed files are spooled in units of whole batches; a done unit is passed over and keeps its key."""
+    data = tmp_path / "data"
+    data.mkdir()
+    expected: list[Any] = []
+    for number in range(3):
+        rows = [
+            {"n": n, "t": f"ü\n{n}" if kind == "csv" else f"ü {n}"} for n in range(number * 1111, 1111 + number * 1111)
+        ]
+        expected += rows if kind != "txt" else [{"text": str(row)} for row in rows]
+        if kind == "jsonl":
+            text = "".join(json.dumps(row) + "\n\n" for row in rows)
+        elif kind == "csv":
+            text = "n,t\r\n" + "".join(f'{row["n"]},"{row["t"]}"\r\n' for row in rows).removesuffix("\r\n")
+        else:
+            text = "\n".join(map(str, rows))
+        with pa.CompressedOutputStream(
+            str(data / f"{number}.{kind}.{codec}"), "gzip" if codec == "gz" else "zstd"
+        ) as out:
+            out.write(text.encode())
+    source = open_rows(data, RowOptions(unit_bytes=5000))
+    spool = tmp_path / "spool"
+    rows = []
+    units = []
+    for unit in source.units(50, spool=spool):
+        assert len(list(spool.iterdir())) == len(unit.spans)
+        rows += table_of(source, [unit]).to_pylist()
+        units.append(unit)
+        for span in unit.spans:
+            os.unlink(span.path)
+    assert rows == expected
+    assert aligned(units, 50, 3333)
+    assert len(units) > 5
+    again = units_of(source, 50, spool=spool, skip=lambda number: number != 2)
+    assert [unit.key for unit in again] == [unit.key for unit in units]
+    assert {path.name.split("-")[0] for path in spool.iterdir()} == {"00000002"}
+    shown, before = again[2].origins[0]
+    assert where(again[2], source.reading, 3) == f"{shown}, row {before + 4:,}"
+    limited = units_of(open_rows(data, RowOptions(unit_bytes=5000, limit=1234)), 50, spool=tmp_path / "other")
+    assert sum(unit.rows or 0 for unit in limited) == 1234
+
+
+def test_cut_off_gzip(tmp_path: Path) -> None:
+    """A compressed file that ends too soon is an error that names it, not fewer rows."""
+    path = tmp_path / "a.jsonl.gz"
+    content = "".join(json.dumps({"a": n, "b": str(n * 7919)}) + "\n" for n in range(100_000)).encode()
+    path.write_bytes(gzip.compress(content)[:-1000])
+    source = open_rows(path)
+    with pytest.raises(InputError, match=r"'a\.jsonl\.gz' is damaged or cut off"):
+        units_of(source, spool=tmp_path / "spool")
+
+
+def test_documents(tmp_path: Path) -> None:
+    """A file is a row: its text and its name, compressed or not."""
+    (tmp_path / "x").mkdir()
+    for name, text in (("a.md", "one\n"), ("b.md", ""), ("x/c.md", "drei ü")):
+        (tmp_path / name).write_text(text)
+    source = open_rows(tmp_path, RowOptions(text="document"))
+    units = units_of(source)
+    assert aligned(units, 1000, 3)
+    assert table_of(source, units).to_pylist() == [
+        {"text": "one\n", "path": "a.md"},
+        {"text": "", "path": "b.md"},
+        {"text": "drei ü", "path": "x/c.md"},
+    ]
+
+
+def late(count: int) -> Iterator[dict[str, Any]]:
+    """Rows whose types show late."""
+    for n in range(count):
+        row: dict[str, Any] = {"n": n, "v": None if n < 3000 else float(n), "s": {"x": "a" * 500}}
+        if n >= 4000:
+            row["s"]["y"] = [n]
+            row["new"] = b"z"
+        yield row
+
+
+def test_iterator(tmp_path: Path) -> None:
+    """Rows of an iterator are spooled in order; types that show late widen, and none is lost."""
+    source = open_rows(lambda: late(5000), RowOptions(unit_bytes=400_000, name="mine"))
+    assert source.facts == {"iterator": True, "name": "mine", "options": {"unit_bytes": 400_000}}
+    units = units_of(source, 300, spool=tmp_path)
+    assert aligned(units, 300, 5000)
+    found = table_of(source, units).to_pylist()
+    expected = [{"new": None, **row, "s": {"y": None, **row["s"]}} for row in late(5000)]
+    assert found == expected
+    assert [unit.key for unit in units_of(source, 300, spool=tmp_path, skip=lambda number: True)] == [
+        unit.key for unit in units
+    ]
+    once = open_rows(late(10))
+    assert len(units_of(once, spool=tmp_path)) == 1
+    with pytest.raises(InputError, match="read already"):
+        once.units(1, spool=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rows: rows,
+        lambda rows: pa.Table.from_pylist(rows),
+        lambda rows: iter(pa.Table.from_pylist(rows).to_batches(max_chunksize=100)),
+        lambda rows: pa.Table.from_pylist(rows).to_reader(),
+        lambda rows: datasets.Dataset.from_list(rows).to_iterable_dataset(),
+        lambda rows: datasets.Dataset.from_list(rows).to_pandas(),
+    ],
+    ids=["list", "table", "batches", "reader", "stream", "pandas"],
+)
+def test_things_in_memory(tmp_path: Path, make: Any) -> None:
+    """Whatever gives rows or tables is an iterator of them."""
+    rows = [{"a": n, "t": "x" * (n % 9)} for n in range(1500)]
+    source = open_rows(make(rows), RowOptions(unit_bytes=5000))
+    units = units_of(source, 40, spool=tmp_path)
+    assert aligned(units, 40, 1500)
+    assert table_of(source, units).to_pylist() == rows
+
+
+def test_column_that_shows_late_and_changes(tmp_path: Path) -> None:
+    """A column of CSV that only a later file has is still of one type within a unit."""
+    for number in range(20):
+        (tmp_path / f"{number:02}.csv").write_text("a\n1\n" if number < 18 else f"a,b\n1,{'x' * (number - 18) or 5}\n")
+    with pytest.raises(InputError, match=r"19\.csv, line 2 .*the column 'b' holds 'x', and int64 before"):
+        table_of(source := open_rows(tmp_path), units_of(source))
+
+
+def test_iterator_with_a_conflict(tmp_path: Path) -> None:
+    """A row that no type holds with those before is named by its number."""
+    rows = [{"a": n} for n in range(2500)] + [{"a": "x"}]
+    with pytest.raises(InputError, match="row 2,501: the column 'a' is string here and int64 before"):
+        units_of(open_rows(iter(rows)), spool=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    features = datasets.Features({"n": datasets.Value("int32"), "c": datasets.ClassLabel(names=["x", "y"])})
+    dataset = datasets.Dataset.from_dict({"n": range(3000), "c": [0, 1, 1] * 1000}, features=features)
+    datasets.disable_progress_bars()
+    datasets.DatasetDict({"train": dataset, "test": dataset.select(range(10))}).save_to_disk(
+        str(folder / "ds"), num_shards={"train": 3, "test": 1}
+    )
+    return folder / "ds"
+
+
+def test_saved_dataset(saved: Path) -> None:
+    """A folder that `datasets` saved is read without that library, one split at a time."""
+    with pytest.raises(InputError, match=r"several splits.*train, test"):
+        open_rows(saved)
+    source = open_rows(saved, RowOptions(split="train", unit_bytes=9000))
+    units = units_of(source, 100)
+    assert aligned(units, 100, 3000)
+    assert table_of(source, units).column("n").to_pylist() == list(range(3000))
+    assert datasets.Features.from_arrow_schema(source.schema)["c"].names == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("change", "mapped"),
+    [
+        (lambda ds: ds, True),
+        (lambda ds: ds.select(range(150, 2700)).rename_column("n", "m"), True),
+        (lambda ds: ds.remove_columns("n"), True),
+        (lambda ds: datasets.concatenate_datasets([ds, ds.select(range(100))]), True),
+        (lambda ds: ds.shuffle(seed=3), False),
+        (lambda ds: ds.filter(lambda n: n % 7 == 0, input_columns="n"), False),
+        (lambda ds: ds.add_column("z", list(range(3000))), False),
+        (lambda ds: datasets.Dataset.from_dict({"a": ["x", None] * 700, "l": [[1.5]] * 1400}), False),
+    ],
+)
+def test_dataset(saved: Path, tmp_path: Path, change: Any, mapped: bool) -> None:
+    """A dataset gives its rows in its order: from its files where it is just them, else by way of a spool."""
+    dataset = change(datasets.load_from_disk(str(saved))["train"])
+    source = open_rows(dataset, RowOptions(unit_bytes=4000))
+    units = units_of(source, 50, spool=tmp_path)
+    assert {unit.spooled for unit in units} == {not mapped}
+    assert aligned(units, 50, len(dataset))
+    assert table_of(source, units).to_pylist() == dataset.with_format(None).to_list()
+    assert source.schema == dataset.features.arrow_schema
+    assert source.facts["fingerprint"] == dataset._fingerprint
+    first = dataset.column_names[0]
+    one = open_rows(dataset, RowOptions(columns=(first,), limit=120, unit_bytes=4000))
+    assert table_of(one, units_of(one, 50, spool=tmp_path)).to_pylist() == [
+        {first: value} for value in dataset.with_format(None)[:120][first]
+    ]
+
+
+def test_changed_source(tmp_path: Path) -> None:
+    """A file that was written to after the plan is an error, and not other rows."""
+    path = write_jsonl(tmp_path / "a.jsonl")
+    source = open_rows(path)
+    units = units_of(source)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(SourceChanged, match=r"'a\.jsonl' was written to"):
+        table_of(source, units)
+    path.unlink()
+    with pytest.raises(SourceChanged, match="cannot be read any more"):
+        table_of(source, units)
+
+
+@pytest.mark.parametrize(
+    ("files", "source", "message"),
+    [
+        ({}, "nowhere.jsonl", "does not exist"),
+        ({"a.bin": b"x"}, ".", r"Nothing was found at .*looked for files that end in \.jsonl"),
+        ({"a.jsonl": b"{}", "b.csv": b"x"}, ".", "different formats: 'a.jsonl' and 'b.csv'"),
+        ({"a.jsonl": b'{"a":1}', "b.jsonl": b""}, ".", "'b.jsonl' is empty"),
+        ({"a.json": b' [{"a": 1}]'}, "a.json", "one JSON array, not JSON lines.*jq"),
+        ({"a.csv": b"a,a\n1,2\n"}, "a.csv", "several columns named 'a'"),
+        ({"a.parquet": b"PAR1"}, "a.parquet", "not a whole Parquet file"),
+        ({"a.bin": b"x"}, "a.bin", "name that does not tell"),
+    ],
+)
+def test_refused(tmp_path: Path, files: dict[str, bytes], source: str, message: str) -> None:
+    """What cannot be read is refused when it is opened, in words."""
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        open_rows(tmp_path / source)
+
+
+def test_limit(tmp_path: Path) -> None:
+    """The first rows of a file that is cut by bytes, and no more of it."""
+    path = write_jsonl(tmp_path / "a.jsonl")
+    source = open_rows(path, RowOptions(limit=1234, unit_bytes=10_000))
+    assert table_of(source, units_of(source)).to_pylist() == ROWS[:1234]
+
+
+_PEAK = """
+import resource, sys
+import pyarrow as pa
+from brim.sources.rows import open_rows, read_unit, RowOptions
+source = open_rows(sys.argv[1], RowOptions())
+def used():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+before = peak = used()
+rows = 0
+for unit in source.units(1000):
+    for table in read_unit(source.reading, unit):
+        rows += table.num_rows
+        peak = max(peak, used())
+print(rows, (peak - before) // 1024)
+"""
+
+
+def test_memory_of_one_row_group(tmp_path: Path) -> None:
+    """A Parquet file that is one row group of 150 MB is not decoded whole."""
+    random = np.random.default_rng(1)
+    texts = pa.array([random.bytes(750).hex() for _ in range(100_000)])
+    pq.write_table(pa.table({"t": texts}), tmp_path / "a.parquet", row_group_size=1_000_000, use_dictionary=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, tmp_path / "a.parquet"], capture_output=True, text=True, check=True
+    )
+    rows, megabytes = map(int, done.stdout.split())
+    assert rows == 100_000
+    assert megabytes < 80  # most of it is what the allocator keeps: it does not grow with the group
+
+
+def test_batches_of_a_unit_stream(tmp_path: Path) -> None:
+    """Batches of a source that can be addressed are those of the source in one piece."""
+    path = write_kinds(tmp_path, "parquet")
+    source = open_rows(path, RowOptions(unit_bytes=10_000))
+    batches = [
+        batch.num_rows for unit in source.units(64) for batch in cut_batches(read_unit(source.reading, unit), 64, 0)
+    ]
+    assert batches == [64] * 39 + [4]
