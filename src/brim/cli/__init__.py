@@ -7,7 +7,23 @@ import sys
 
 import typer
 
-from brim.cli import build, check, clean, forecast, lab, map, plan, recipes, report, run, unpack, verify, watch, why
+from brim.cli import (
+    build,
+    check,
+    clean,
+    forecast,
+    lab,
+    map,
+    plan,
+    recipes,
+    report,
+    run,
+    tokenize,
+    unpack,
+    verify,
+    watch,
+    why,
+)
 from brim.cli.options import flat, help_text
 from brim.cli.output import fail, nobody_listens
 from brim.errors import BrimError, Stopped
@@ -33,6 +49,7 @@ app.command("build", help=help_text(build.HELP))(flat(build.build))
 app.command("verify", help=help_text(verify.HELP))(flat(verify.verify))
 app.command("unpack", help=help_text(unpack.HELP))(flat(unpack.unpack))
 app.command("map", help=help_text(map.HELP))(flat(map.map))
+app.command("tokenize", help=help_text(tokenize.HELP))(flat(tokenize.tokenize))
 app.command("clean", help=help_text(clean.HELP))(flat(clean.clean))
 app.command("recipes", help=help_text(recipes.HELP))(flat(recipes.recipes))
 app.command("run", help=help_text(run.HELP), context_settings={"allow_interspersed_args": False})(flat(run.run))

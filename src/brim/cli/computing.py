@@ -69,7 +69,7 @@ def tell(computed: Any, progress: Any, job: Any, showing: Showing, more: Sequenc
             "retries": outcome.retries,
             "bad_rows": outcome.bad_rows,
             "peak_bytes": peak,
-            **outcome.counts,
+            **computed.counts,
         }
         emit("done", **facts, **counted, quarantine=computed.quarantine)
         return

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-from collections import Counter, deque
-from dataclasses import dataclass, field
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from brim.memory.meter import process_bytes
 from brim.progress import Progress
 from brim.sources.rows.unit import RowSource
 
-_LISTEN_S = 0.1
+_LISTEN_S, _FIRST_S = 0.1, 0.01
 _END_S = 5.0
 _PYTHON_BYTES = 50 << 20  # a worker with pyarrow and nothing else
 _KEPT_BYTES = 64 << 20  # what a worker may keep from unit to unit
@@ -59,7 +60,6 @@ class Outcome:
     workers: int = 0
     retries: int = 0
     bad_rows: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
     peak_bytes: int = 0
 
     @property
@@ -121,14 +121,17 @@ class Computation:
             gate.remove()
             self._sweep(spool)
         self.outcome.receipts = self.done.receipts
-        self.outcome.bad_rows, self.outcome.counts = self.done.bad_rows, self.done.counts
+        self.outcome.bad_rows = self.done.bad_rows
         return self.outcome
 
     def _write_setup(self, gate: Gate) -> None:
         threads = max(usable_cores() // self._most, 1)
+        reading = self.source.reading
+        if self.step.columns is not None:
+            reading = replace(reading, columns=self.step.columns)
         setup = Setup(
             self.step,
-            self.source.reading,
+            reading,
             self.writing,
             str(self.folder),
             str(gate.path),
@@ -196,7 +199,7 @@ class Computation:
                 return
             self._give(worker, attempt)
         starting = [worker for worker in self._workers if not worker.ready]
-        more = not feed.exhausted or self._retries
+        more = feed.waiting or self._retries
         if more and not starting and not tight and len(self._workers) < wanted:
             self._start()
 
@@ -217,7 +220,7 @@ class Computation:
     def _wanted(self) -> int:
         if not any(worker.ready for worker in self._workers) and not self._started:
             return 1  # the first one shows what the others will take
-        return self._room.workers(round(1.2 * self._work_bytes), self._most)
+        return self._room.workers(round(1.1 * self._work_bytes), self._most)
 
     def _start(self) -> WorkerProcess:
         self._started += 1
@@ -241,6 +244,8 @@ class Computation:
 
     def _listen(self) -> None:
         by_connection = {worker.connection: worker for worker in self._workers}
+        if not by_connection:
+            time.sleep(_FIRST_S)  # the first units are being made
         for connection in wait(list(by_connection), _LISTEN_S) if by_connection else []:
             worker = by_connection[connection]  # type: ignore[index]
             try:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from brim.compute.outfile import EXTENSIONS
 from brim.compute.setup import Done
@@ -15,7 +13,7 @@ from brim.sources.rows.unit import Unit
 
 
 class DoneUnits:
-    """The units of the job that the ledger holds, and what was counted while they were done."""
+    """The units of the job that the ledger holds, and the rows that were left out of them."""
 
     def __init__(self, ledger: Ledger, folder: Path, format: str) -> None:
         assert ledger.job is not None
@@ -23,7 +21,6 @@ class DoneUnits:
         self._job = ledger.job.fingerprint[:16]
         self._receipts: dict[int, Receipt] = {}
         self.bad_rows = 0
-        self.counts: Counter[str] = Counter()
 
     @property
     def receipts(self) -> list[Receipt]:
@@ -56,20 +53,18 @@ class DoneUnits:
                 )
             self._ledger.forget(receipt.name)  # before its file becomes another one
             return False
-        self._take(unit, receipt, self._ledger.recall(f"counts {receipt.name}") or {})
+        self._take(unit, receipt, self._ledger.recall(f"bad rows {receipt.name}") or 0)
         return True
 
     def add(self, unit: Unit, done: Done) -> None:
         """The unit's file is on disk: write that down."""
         name = self._name(unit.number)
-        note = {"bad_rows": done.bad_rows, "counts": done.counts}
-        if done.bad_rows or done.counts:
-            self._ledger.remember(f"counts {name}", note)
+        if done.bad_rows:
+            self._ledger.remember(f"bad rows {name}", done.bad_rows)
         receipt = Receipt(name, "", done.rows, done.size, done.sha256, unit.key, unit.mtimes, self._job)
         self._ledger.add(receipt)
-        self._take(unit, receipt, note)
+        self._take(unit, receipt, done.bad_rows)
 
-    def _take(self, unit: Unit, receipt: Receipt, note: dict[str, Any]) -> None:
+    def _take(self, unit: Unit, receipt: Receipt, bad_rows: int) -> None:
         self._receipts[unit.number] = receipt
-        self.bad_rows += note.get("bad_rows", 0)
-        self.counts.update(note.get("counts", {}))
+        self.bad_rows += bad_rows

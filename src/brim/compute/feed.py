@@ -16,15 +16,17 @@ class Feed:
         self._units = units
         self._queue: queue.Queue[Unit | BaseException | None] = queue.Queue(max(ahead, 1))
         self._closed = threading.Event()
+        self.exhausted = False
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="units", daemon=True)
         self._thread.start()
-        self.exhausted = False
 
     def _run(self) -> None:
         try:
             for unit in self._units:
                 if not self._put(unit):
                     return
+            self._ended = True
             self._put(None)
         except BaseException as error:  # noqa: BLE001  it is raised where units are taken
             self._put(error)
@@ -37,6 +39,11 @@ class Feed:
             except queue.Full:
                 continue
         return False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether units are made and not taken."""
+        return self._queue.qsize() > self._ended
 
     def take(self) -> Unit | None:
         """The next unit, if there is one yet."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,19 +26,19 @@ _BATCH_ROWS = {"arrow": 1000, "parquet": 100_000}
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Shards by name, and what the card says of them."""
+    """Shards by name, what the card says of them, and what was counted on the way."""
 
     made: Mapping[str, Made]
     card: CardFacts
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """What there is to finish: the unit files of `folder` in order, what was counted, and the room there is."""
+    """What there is to finish: the unit files of `folder` in order, and the room there is."""
 
     folder: Path
     receipts: Sequence[Receipt]
-    counts: Counter[str]
     limit_bytes: int
     schema: pa.Schema  # of the source
 

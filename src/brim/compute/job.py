@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -65,6 +66,7 @@ class Computed:
     built: Built
     outcome: Outcome
     quarantine: Path | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class ComputedJob:
@@ -151,7 +153,7 @@ class ComputedJob:
         shutil.rmtree(folder / "made", ignore_errors=True)
         total = sum(receipt.size for receipt in outcome.receipts)
         progress.start("finish", total, 0, self.limit.bytes)
-        what = Units(folder, outcome.receipts, outcome.counts, self.limit.bytes, self.source.schema)
+        what = Units(folder, outcome.receipts, self.limit.bytes, self.source.schema)
         finished = self.finisher.finish(what, self.options.hub.folder, _checked(progress, stop))
         local = isinstance(self.destination, Path)
         content = ComputedContent(self.facts, finished.card, finished.made, linked=local)
@@ -164,7 +166,7 @@ class ComputedJob:
             hub=self.options.hub,
         )
         built = deliver(content, self.destination, delivery, ledger, progress, stop)
-        return Computed(built, outcome, self._quarantine(folder))
+        return Computed(built, outcome, self._quarantine(folder), finished.counts)
 
     def _quarantine(self, folder: Path) -> Path | None:
         """Rows that the step could not do, in one file beside the dataset."""

@@ -36,7 +36,7 @@ class Room:
 
     def workers(self, work_bytes: int, most: int) -> int:
         """How many fit if each takes so much for its work (0: none was seen yet); one always tries."""
-        left = self.soft_bytes - self.parent_bytes
+        left = self.hard_bytes - self.parent_bytes
         return max(min(left // (self.worker_bytes + (work_bytes or _WORK_BYTES)), most), 1)
 
     def share_bytes(self, workers: int) -> int:

@@ -5,7 +5,7 @@ Rows never travel here: a worker reads its unit and writes a file, and what come
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from brim.compute.step import Step
@@ -82,7 +82,6 @@ class Done:
     sha256: str
     held_bytes: int
     bad_rows: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,11 @@ class Step(Protocol):
 
     batch_rows: int | None
     batch_bytes: int
-    columns: tuple[str, ...] | None  # the input columns that are read; None for all
     indices: bool  # whether it wants to know which row of the source a row is
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The input columns that are read; None for all."""
 
     @property
     def splittable(self) -> bool:

@@ -93,7 +93,6 @@ class Worker:
         target = Path(self.setup.folder) / f"{order.unit.number:08d}{EXTENSIONS[self.setup.writing.format]}"
         out = UnitFile(target, self.setup.writing)
         bad = _Bad(target.with_name(f"{target.stem}.bad.arrow"), order.unit.number, order.unit.first_row)
-        self.setup.step.counts = {}
         try:
             for table in self._results(order, bad):
                 out.write(table)
@@ -106,8 +105,7 @@ class Worker:
             self.connection.send(Failed("memory") if memory else Failed("error", _travelling(error)))
             return
         release()
-        counts = dict(self.setup.step.counts)
-        self.connection.send(Done(rows, size, sha256, process_bytes(os.getpid()), bad.rows, counts))
+        self.connection.send(Done(rows, size, sha256, process_bytes(os.getpid()), bad.rows))
 
     def _probe(self, order: Any) -> None:
         """The types of the first batch. What it gives is not kept: the unit is done from its beginning after this."""

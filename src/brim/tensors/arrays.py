@@ -76,6 +76,8 @@ def text_batch(name: str, value: Any) -> Batch:
         value = value.combine_chunks()
     elif isinstance(value, Sequence) and not isinstance(value, str | list):
         value = list(value)
+    if isinstance(value, pa.Array) and not _is_text(value.type):
+        raise InputError(f"The batch for {name!r} is made of {value.type}, and not of strings.", hint="Cast it first.")
     try:
         texts = value.cast(pa.large_string()) if isinstance(value, pa.Array) else pa.array(value, pa.large_string())
     except (pa.ArrowException, TypeError) as error:
@@ -161,6 +163,11 @@ def _arrow_leaf(name: str, array: Any) -> tuple[Any, tuple[int, ...]]:
     dims: list[int] = []
     _refuse_nulls(name, array)
     if isinstance(array.type, pa.FixedShapeTensorType):
+        if array.type.permutation not in (None, list(range(len(array.type.shape)))):
+            raise InputError(
+                f"The batch for {name!r} has its dimensions in another order than its values.",
+                hint="Hand over batch.to_numpy_ndarray().",
+            )
         dims += array.type.shape
         array = array.storage.flatten()
     while pa.types.is_fixed_size_list(array.type) or pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
@@ -194,6 +201,12 @@ def _refuse_scalar(name: str, dimensions: int) -> None:
 def _refuse_nulls(name: str, array: Any) -> None:
     if array.null_count:
         raise InputError(f"The batch for {name!r} has nulls.", hint="Fill or leave out those rows.")
+
+
+def _is_text(kind: Any) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return any(test(kind) for test in tests)
 
 
 def _is_torch(value: Any) -> bool:

@@ -181,10 +181,12 @@ class Unfinished:
             for name, batch in batches.items():
                 for stream, blocks in zip(self._streams[name], batch.streams, strict=True):
                     stream.put(blocks())
+        self._broken = True  # a Ctrl-C in here leaves tensors out of step: then the receipts decide
         for name, batch in batches.items():
             for stream in self._streams[name]:
                 stream.commit()
             self.rows[name] += batch.rows
+        self._broken = False
 
     def sync(self) -> None:
         """All rows are on disk. If that fails nobody knows which are: the receipts decide, or `go_back`."""
@@ -280,7 +282,7 @@ class Unfinished:
 
     def _refuse_broken(self) -> None:
         if self._broken:
-            raise SinkFailed("An earlier write to the disk failed.", hint=f"{AGAIN[0].upper()}{AGAIN[1:]}.")
+            raise SinkFailed("An earlier write failed or was interrupted.", hint=f"{AGAIN[0].upper()}{AGAIN[1:]}.")
 
     def close(self) -> None:
         """Let go of the files and the lock; what is there stays."""

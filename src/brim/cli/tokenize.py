@@ -1,0 +1,150 @@
+"""brim tokenize: a column of text as token ids, within a limit."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from brim.cli.computing import job_options, row_options, run_job, tell
+from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Showing, Watching
+
+HELP = """Turn a column of text into token ids, on all cores, within a memory limit.
+
+SOURCE is JSONL, CSV, TSV, Parquet, Arrow or text (also .gz and .zst), a folder or a glob of them, or a folder that
+`datasets` has saved. Ids are those of `Tokenizer.encode`. The output does not depend on workers, memory or where a run
+was interrupted; run the same command again to continue. docs/tokenize.md has the formats.
+
+[bold]Examples[/bold]
+
+  brim tokenize corpus.jsonl.zst tokens/ --tokenizer tokenizer.json --memory 2GB
+  brim tokenize 'books/*.parquet' blocks/ --tokenizer gpt2 --eos '<|endoftext|>' --pack 2048 --shuffle 7
+  brim tokenize corpus.jsonl flat/ --tokenizer gpt2 --eos '<|endoftext|>' --format bin --split 0.99/0.01
+"""
+
+
+def _tokens(*names: str, metavar: str | None = None, help: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel="Tokens")
+
+
+def _output(*names: str, metavar: str | None = None, help: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel="Output")
+
+
+def tokenize(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="A folder, or hf://datasets/ORG/NAME\\[@BRANCH].")],
+    rows: Rows,
+    publishing: Publishing,
+    running: Running,
+    computing: Computing,
+    keeping: Keeping,
+    showing: Showing,
+    watching: Watching,
+    tokenizer: Annotated[
+        str,
+        _tokens("--tokenizer", metavar="FILE|NAME", help="A tokenizer.json, a folder with one, or a name on the Hub."),
+    ],
+    column: Annotated[str, _tokens("--column", metavar="NAME", help="The column of text.")] = "text",
+    keep: Annotated[Many, _tokens("--keep", metavar="COLUMN", help="Stays beside the ids. May be repeated.")] = None,
+    eos: Annotated[str | None, _tokens("--eos", metavar="TOKEN", help="Ends every document.")] = None,
+    special_tokens: Annotated[
+        bool | None,
+        _tokens(
+            "--special-tokens/--no-special-tokens",
+            help="What the tokenizer puts around a text. (default: yes; no with --pack)",
+        ),
+    ] = None,
+    max_length: Annotated[
+        int | None, _tokens("--max-length", metavar="N", help="Documents are cut to N tokens. (default: not cut)")
+    ] = None,
+    long_documents: Annotated[
+        str,
+        _tokens(
+            "--long-documents", metavar="cut|refuse", help="Longer texts than --long-chars: in pieces, or an error."
+        ),
+    ] = "cut",
+    long_chars: Annotated[int, _tokens("--long-chars", metavar="N", help="What a long text is.")] = 65_536,
+    pack: Annotated[
+        int | None, _output("--pack", metavar="N", help="Rows of exactly N tokens, across documents.")
+    ] = None,
+    pack_tail: Annotated[
+        str, _output("--pack-tail", metavar="drop|keep", help="The tokens at the end that do not fill a row.")
+    ] = "drop",
+    format: Annotated[str, _output("--format", metavar="parquet|arrow|bin", help="What is written.")] = "parquet",
+    dtype: Annotated[
+        str, _output("--dtype", metavar="auto|uint16|uint32", help="auto: int32; for bin the smallest that fits.")
+    ] = "auto",
+    split: Annotated[
+        str | None, _output("--split", metavar="0.99/0.01", help="Shares of train, validation (and test).")
+    ] = None,
+    shuffle: Annotated[
+        int | None, _output("--shuffle", metavar="SEED", help="Documents in random order, out of core.")
+    ] = None,
+    rows_per_shard: Annotated[
+        int | None, _output("--rows-per-shard", metavar="N", help="(default: about 256 MB of ids)")
+    ] = None,
+) -> None:
+    from brim.compute.job import ComputedJob
+    from brim.compute.tokens.finish import WHOLE, FinishOptions, parse_split
+    from brim.compute.tokens.finisher import TokenFinisher
+    from brim.compute.tokens.step import TokenizeOptions, TokenizeStep, settle_dtype
+    from brim.compute.tokens.tokenizer import LoadedTokenizer, find_tokenizer
+    from brim.errors import InputError
+    from brim.sources.rows import open_rows
+
+    for option, value, allowed in (
+        ("--format", format, ("parquet", "arrow", "bin")),
+        ("--pack-tail", pack_tail, ("drop", "keep")),
+        ("--long-documents", long_documents, ("cut", "refuse")),
+    ):
+        if value not in allowed:
+            raise InputError(f"{option} takes {' or '.join(allowed)}, not {value!r}.")
+    found = find_tokenizer(tokenizer)
+    vocabulary = LoadedTokenizer(found.read(), found.name).vocab_size
+    settled = settle_dtype(dtype, format, vocabulary)
+    special = pack is None if special_tokens is None else special_tokens
+    options = TokenizeOptions(
+        column=column, eos=eos, add_special_tokens=special, max_length=max_length, keep=tuple(keep or ()),
+        dtype=settled, long_documents=long_documents, long_chars=long_chars,  # type: ignore[arg-type]
+    )  # fmt: skip
+    step = TokenizeStep(found, options)
+    loaded = step.check()
+    rows_of = open_rows(source, row_options(rows))
+    step.output_schema(rows_of.schema)
+    header = {
+        "vocab_size": vocabulary,
+        "eos": None if eos is None else loaded.id_of(eos),
+        "tokenizer_sha256": found.sha256,
+        "created_by": "brim",
+    }
+    finisher = TokenFinisher(
+        FinishOptions(
+            format=format, dtype=settled, pack=pack, pack_tail=pack_tail,  # type: ignore[arg-type]
+            splits=WHOLE if split is None else parse_split(split), shuffle=shuffle is not None, seed=shuffle or 0,
+            rows_per_shard=rows_per_shard, header=tuple(header.items()),
+        ),
+        found.name,
+    )  # fmt: skip
+    job = ComputedJob("tokenize", rows_of, step, finisher, dest, job_options(running, computing, keeping, publishing))
+    del loaded
+    began = time.monotonic()
+    computed, progress = run_job(job, computing, showing, watching)
+    tell(computed, progress, job, showing, _told(computed, time.monotonic() - began))
+
+
+def _told(computed: Any, seconds: float) -> list[tuple[str, str]]:
+    """What was counted, in words."""
+    counts = computed.counts
+    if not counts:
+        return []
+    rate = f", {counts['tokens'] / max(seconds, 1e-6):,.0f} a second" if computed.outcome.computed else ""
+    lines = [("tokens", f"{counts['tokens']:,} of {counts['documents']:,} documents{rate}")]
+    said = {
+        "empty": "{:,} texts were empty",
+        "null": "{:,} texts were missing",
+        "cut": "{:,} long texts were encoded in pieces",
+        "rough": "{:,} of them cut where no place was safe",
+        "dropped_tail": "{:,} tokens at the end did not fill a row",
+    }
+    notes = [text.format(counts[name]) for name, text in said.items() if counts[name]]
+    return [*lines, ("of note", "; ".join(notes))] if notes else lines

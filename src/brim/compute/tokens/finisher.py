@@ -1,0 +1,75 @@
+"""What a tokenising job ends in, for the engine: shards of ids, counted, with a card that says how to read them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from brim.compute.finish import Finished, Units, card_of
+from brim.compute.made import Made
+from brim.compute.outfile import read_schema
+from brim.compute.setup import Writing
+from brim.compute.tokens.finish import FinishOptions, TokenCounts, finish_tokens
+from brim.compute.tokens.step import IDS
+from brim.engine.hashing import sha256_of
+from brim.formats.card import CardFacts
+from brim.progress import Advance
+
+_READ_BIN = """import json
+import numpy as np
+
+head = json.load(open("{folder}/{split}.json"))
+tokens = np.memmap("{folder}/{split}.bin", dtype=head["dtype"], mode="r")
+starts = np.load("{folder}/{split}.idx.npy", mmap_mode="r")
+first = tokens[starts[0] : starts[1]]"""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFinisher:
+    """Split, shuffle, pack, write. `tokenizer` is its name, for the card."""
+
+    options: FinishOptions
+    tokenizer: str
+
+    @property
+    def writing(self) -> Writing:
+        return Writing("arrow", 10_000, 8 << 20)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {**asdict(self.options), "header": None}
+
+    def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
+        paths = [units.folder / receipt.name for receipt in units.receipts if receipt.rows]
+        folder = units.folder / "made"
+        rows = sum(receipt.rows for receipt in units.receipts)
+        each = sum(receipt.size for receipt in units.receipts) / max(rows, 1)
+        done = finish_tokens(paths, folder, self.options, units.limit_bytes, lambda count: advance(round(count * each)))
+        made = {}
+        for one in done.made:
+            size, sha256 = one.path.stat().st_size, sha256_of(one.path, lambda _: advance(0))
+            made[f"{shards}/{Path(one.name).name}"] = Made(one.path, one.split, one.rows, size, sha256)
+        card = self._card(paths, done.counts, shards)
+        return Finished(made, card, asdict(done.counts))
+
+    def _card(self, units: list[Path], counts: TokenCounts, shards: str) -> CardFacts:
+        extension = f".{self.options.format}"
+        kept = read_schema(units[0], "arrow") if units else pa.schema([])
+        ids = pa.field(IDS, pa.list_(pa.type_for_alias(self.options.dtype)))
+        schema = pa.schema([ids, *(column for column in kept if column.name not in (IDS, "_brim_note"))])
+        card = card_of(schema, extension, {})
+        if self.options.format == "bin":
+            code = _READ_BIN.format(folder=shards, split=self.options.splits[0].name)
+            card = replace(card, code=code, columns=[("tokens", self.options.dtype)])
+        return replace(card, notes=self._notes(counts))
+
+    def _notes(self, counts: TokenCounts) -> list[str]:
+        notes = [f"{counts.documents:,} documents, {counts.tokens:,} tokens", f"tokenizer: {Path(self.tokenizer).name}"]
+        if self.options.pack is not None:
+            notes.append(f"packed in rows of {self.options.pack:,} tokens")
+        if self.options.shuffle:
+            notes.append(f"shuffled with the seed {self.options.seed}")
+        return notes

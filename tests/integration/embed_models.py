@@ -1,0 +1,71 @@
+"""Models for the tests of `brim embed` that need nothing but NumPy."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Given = dict[str, list[Any]]
+
+
+class OutOfMemoryError(RuntimeError):
+    """torch's has this name."""
+
+
+def hashing(device: str, dim: int = 4) -> Callable[[Given], Any]:
+    """A vector that depends on its text and, slightly, on the longest of its batch, as padding would."""
+
+    def encode(given: Given) -> Any:
+        longest = max(map(len, given["text"]))
+        rows = [[zlib.crc32(f"{text}/{place}".encode()) for place in range(dim)] for text in given["text"]]
+        return (np.array(rows) / 2**32 + longest * 1e-3).astype(np.float32)
+
+    return encode
+
+
+def with_nan() -> Callable[[Given], Any]:
+    return lambda given: np.array([[np.nan if text == "bad" else 1.0, 2.0] for text in given["text"]], np.float16)
+
+
+class Small:
+    """A device with room for four rows, which remembers what it was given."""
+
+    asked: list[int] = []  # noqa: RUF012 - shared by everybody, which is the point
+
+    def __init__(self, room: int = 4) -> None:
+        self._room = room
+
+    def prepare(self, given: Given) -> list[str]:
+        return given["text"]
+
+    def encode(self, texts: list[str]) -> Any:
+        Small.asked.append(len(texts))
+        if len(texts) > self._room:
+            raise OutOfMemoryError("no room")
+        return {"a": np.array([[len(text)] for text in texts], np.float32), "b": np.zeros((len(texts), 2), np.float32)}
+
+
+def failing() -> Callable[[Given], Any]:
+    def encode(given: Given) -> Any:
+        raise ZeroDivisionError("no")
+
+    return encode
+
+
+def wrong_shape() -> Callable[[Given], Any]:
+    return lambda given: np.zeros((len(given["text"]) + 1, 3), np.float32)
+
+
+def growing() -> Callable[[Given], Any]:
+    return lambda given: np.zeros((len(given["text"]), len(given["text"])), np.float32)
+
+
+def mean_colour() -> Callable[[Given], Any]:
+    return lambda given: {"vision": np.array([np.asarray(image).mean((0, 1)) for image in given["image"]])}
+
+
+def not_a_model() -> int:
+    return 3

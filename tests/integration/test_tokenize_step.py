@@ -1,0 +1,279 @@
+"""Tokenising gives what the tokenizers library gives, document by document."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from brim.compute.step import BadRow, Batch
+from brim.compute.tokens.finish import FinishOptions, finish_tokens
+from brim.compute.tokens.pieces import pieces
+from brim.compute.tokens.step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, TokenizeOptions, TokenizeStep
+from brim.compute.tokens.tokenizer import find_tokenizer
+from brim.errors import InputError, SourceChanged
+
+tokenizers = pytest.importorskip("tokenizers")
+KINDS = ("wordpiece", "bpe", "prefixed", "unigram", "llama")
+SCHEMA = pa.schema([("text", pa.string()), ("name", pa.string())])
+WORDS = [
+    "the",
+    "naïve",
+    "Straße",
+    "café",
+    "of",
+    "a",
+    "tokenizer",
+    "splits",
+    "words,",
+    "numbers",
+    "12345",
+    "and",
+    "(signs)",
+    "—",
+    "it's",
+    "3.14!",
+    "你好",
+    "世界",
+    "🙂",
+    "x_y\n\n\t",
+]
+
+
+def prose(words: int, seed: int = 0) -> str:
+    draw = random.Random(seed)
+    return " ".join(draw.choice(WORDS) * draw.randint(1, 2) for _ in range(words))
+
+
+TEXTS = [prose(40, seed) for seed in range(30)] + ["", " ", "\n\n", "🙂" * 50, "a" * 300, " leading", "trailing  "]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Small tokenizers of the common kinds, trained here."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    folder = tmp_path_factory.mktemp("tokenizers")
+    corpus = [prose(200, seed) for seed in range(100, 130)]
+    specials = ["[UNK]", "[CLS]", "[SEP]", "</s>"]
+    kinds: dict[str, Any] = {}
+    kinds["wordpiece"] = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    kinds["wordpiece"].normalizer = normalizers.BertNormalizer()
+    kinds["wordpiece"].pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    kinds["wordpiece"].train_from_iterator(corpus, trainers.WordPieceTrainer(vocab_size=300, special_tokens=specials))
+    kinds["wordpiece"].post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    kinds["bpe"] = Tokenizer(models.BPE())
+    kinds["bpe"].pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=specials, initial_alphabet=alphabet)
+    kinds["bpe"].train_from_iterator(corpus, trainer)
+    kinds["bpe"].post_processor = processors.ByteLevel()
+    kinds["prefixed"] = Tokenizer.from_str(kinds["bpe"].to_str())
+    kinds["prefixed"].pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    kinds["unigram"] = Tokenizer(models.Unigram())
+    kinds["unigram"].normalizer = normalizers.NFKC()
+    kinds["unigram"].pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=specials, unk_token="[UNK]")
+    kinds["unigram"].train_from_iterator(corpus, trainer)
+    kinds["unigram"].post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 3)])
+    kinds["llama"] = Tokenizer(models.BPE(unk_token="[UNK]"))
+    kinds["llama"].normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    kinds["llama"].train_from_iterator(
+        [word for text in corpus for word in text.split()], trainers.BpeTrainer(vocab_size=300, special_tokens=specials)
+    )
+    for name, each in kinds.items():
+        each.save(str(folder / f"{name}.json"))
+    return {name: folder / f"{name}.json" for name in kinds}
+
+
+def opened(path: Path, **options: Any) -> TokenizeStep:
+    """As a worker gets it."""
+    step = TokenizeStep(find_tokenizer(path), TokenizeOptions(**options))
+    step = pickle.loads(pickle.dumps(step))
+    step.open(SCHEMA)
+    return step
+
+
+def run(step: TokenizeStep, texts: list[str | None], small: bool = False) -> tuple[list[list[int]], list[int]]:
+    table = pa.table({"text": texts, "name": [str(n) for n in range(len(texts))]}, schema=SCHEMA)
+    made = pa.concat_tables(step.apply(Batch(table, 0, None), small))
+    assert made.schema == step.output_schema(SCHEMA)
+    return made[IDS].to_pylist(), made[NOTE].to_pylist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("special", [True, False])
+def test_ids_are_those_of_encode(made: dict[str, Path], kind: str, special: bool) -> None:
+    """Each document has the ids that encode gives for it alone, in small steps too; only empty texts have none."""
+    raw = tokenizers.Tokenizer.from_file(str(made[kind]))
+    step = opened(made[kind], add_special_tokens=special)
+    expected = [raw.encode(text, add_special_tokens=special).ids if text else [] for text in TEXTS]
+    assert run(step, [*TEXTS])[0] == expected
+    assert run(step, [*TEXTS], small=True)[0] == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_prose_is_cut_without_a_trace(made: dict[str, Path], kind: str) -> None:
+    """A long document in pieces has the ids of the whole, special tokens and all."""
+    text = prose(6000)
+    raw = tokenizers.Tokenizer.from_file(str(made[kind]))
+    ids, notes = run(opened(made[kind], long_chars=5000), ["short", text, "short"])
+    assert notes == [PLAIN, CUT, PLAIN]
+    assert ids == [raw.encode(each).ids for each in ("short", text, "short")]
+
+
+def test_long_text_without_spaces(made: dict[str, Path]) -> None:
+    """BPE finds the ends of tokens; where even that fails, the document is counted as cut roughly."""
+    draw = random.Random(1)
+    text = "".join(draw.choice("splitswordsnumbers你好🙂") for _ in range(30_000))
+    raw = tokenizers.Tokenizer.from_file(str(made["bpe"]))
+    ids, notes = run(opened(made["bpe"], long_chars=4000), [text])
+    assert (ids, notes) == ([raw.encode(text).ids], [CUT])
+    step = opened(made["wordpiece"], long_chars=4000)
+    ids, notes = run(step, ["acgt" * 3000])
+    assert notes == [ROUGH]
+    assert ids == [[1, 0, 0, 0, 2]]  # a word of more than 100 characters is [UNK], in each of three pieces
+
+
+def test_pieces_are_the_text() -> None:
+    """Nothing is lost, whatever the pieces, except a space where the tokenizer adds one."""
+    raw = tokenizers.Tokenizer(tokenizers.models.BPE())
+    text = prose(5000)
+    parts = [piece for piece, _ in pieces(raw, text, 3000)]
+    assert "".join(parts) == text
+    assert max(map(len, parts)) <= 3000
+
+
+def test_refused_by_row(made: dict[str, Path]) -> None:
+    """A long document can be refused; the error tells the row."""
+    step = opened(made["bpe"], long_chars=1000, long_documents="refuse")
+    with pytest.raises(BadRow) as caught:
+        run(step, ["a", None, "word " * 300])
+    assert caught.value.row == 2
+    assert "1,500 characters" in str(caught.value.__cause__)
+
+
+def test_null_and_empty(made: dict[str, Path]) -> None:
+    """They are documents without tokens, and null is noted."""
+    assert run(opened(made["wordpiece"], eos="[SEP]"), [None, "", None]) == ([[], [], []], [NULL, PLAIN, NULL])
+
+
+def test_eos_ends_every_document_once(made: dict[str, Path]) -> None:
+    """It is appended, unless the tokenizer does so itself."""
+    bpe = tokenizers.Tokenizer.from_file(str(made["bpe"]))
+    assert run(opened(made["bpe"], eos="</s>"), ["a b"])[0] == [[*bpe.encode("a b").ids, bpe.token_to_id("</s>")]]
+    unigram = tokenizers.Tokenizer.from_file(str(made["unigram"]))
+    assert run(opened(made["unigram"], eos="</s>"), ["a b"])[0] == [unigram.encode("a b").ids]
+    with pytest.raises(InputError, match="no token '<s>'") as caught:
+        opened(made["bpe"], eos="<s>")
+    assert "'</s>'" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_max_length(made: dict[str, Path], kind: str) -> None:
+    """It counts everything, and long documents are truncated like others."""
+    raw = tokenizers.Tokenizer.from_file(str(made[kind]))
+    raw.enable_truncation(19)
+    step = opened(made[kind], max_length=20, eos="[CLS]", long_chars=2000)
+    texts = [prose(3), prose(100), prose(3000)]
+    ids, _ = run(step, [*texts, texts[0]])
+    assert ids == [[*raw.encode(text).ids, raw.token_to_id("[CLS]")] for text in [*texts, texts[0]]]
+    assert [len(each) for each in ids[1:3]] == [20, 20]
+
+
+def test_truncation_and_padding_of_the_file_are_off(made: dict[str, Path], tmp_path: Path) -> None:
+    """A tokenizer.json that pads to 128 does not ruin a corpus, and it is said."""
+    raw = tokenizers.Tokenizer.from_file(str(made["wordpiece"]))
+    whole = raw.encode(prose(300)).ids
+    raw.enable_truncation(8)
+    raw.enable_padding(length=8)
+    raw.save(str(tmp_path / "tokenizer.json"))
+    step = opened(tmp_path)
+    raw.no_truncation()
+    raw.no_padding()
+    assert run(step, [prose(300), "a"])[0] == [whole, raw.encode("a").ids]
+    assert step.check().switched_off == ("truncation", "padding")
+
+
+def test_kept_columns_and_types(made: dict[str, Path]) -> None:
+    """Kept columns stand beside the ids, whose type is the one asked for."""
+    step = opened(made["bpe"], keep=("name",), dtype="uint16")
+    table = pa.table({"text": ["a", "b"], "name": ["x", None]}, schema=SCHEMA)
+    result = pa.concat_tables(step.apply(Batch(table, 0, None), False))
+    assert result["name"].to_pylist() == ["x", None]
+    assert result.schema.field(IDS).type == pa.list_(pa.uint16())
+    assert step.columns == ("text", "name")
+
+
+def test_what_is_wrong_is_said(made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing and wrong columns, files that are no tokenizers, names that cannot be fetched."""
+    with pytest.raises(InputError, match="no column 'txt'") as caught:
+        opened(made["bpe"], column="txt")
+    assert "'text'" in caught.value.hint
+    step = TokenizeStep(find_tokenizer(made["bpe"]))
+    with pytest.raises(InputError, match="not text but int64"):
+        step.open(pa.schema([("text", pa.int64())]))
+    (tmp_path / "no.json").write_text("{}")
+    with pytest.raises(InputError, match="not a tokenizer"):
+        find_tokenizer(tmp_path / "no.json")
+    with pytest.raises(InputError, match=r"no tokenizer\.json"):
+        find_tokenizer(tmp_path)
+    with pytest.raises(InputError, match="no tokenizer file"):
+        find_tokenizer(tmp_path / "missing.json")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match="cannot be reached"):
+        find_tokenizer("no-such-org/no-such-name")
+
+
+def test_a_tokenizer_that_changes_is_noticed(made: dict[str, Path], tmp_path: Path) -> None:
+    """The fingerprint knows its content, not its place; a worker refuses another content."""
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    for path in (first, second):
+        path.write_bytes(made["bpe"].read_bytes())
+    steps = [TokenizeStep(find_tokenizer(path)) for path in (first, second)]
+    assert steps[0].facts == steps[1].facts
+    assert str(tmp_path) not in repr(steps[0].facts)
+    first.write_bytes(made["unigram"].read_bytes())
+    with pytest.raises(SourceChanged):
+        steps[0].open(SCHEMA)
+    assert TokenizeStep(find_tokenizer(first)).facts != steps[1].facts
+
+
+def test_an_object_travels_as_bytes(made: dict[str, Path]) -> None:
+    """A tokenizer that was made in Python needs no file."""
+    raw = tokenizers.Tokenizer.from_file(str(made["unigram"]))
+    step = pickle.loads(pickle.dumps(TokenizeStep(find_tokenizer(raw))))
+    step.open(SCHEMA)
+    assert run(step, ["a b"])[0] == [raw.encode("a b").ids]
+
+
+@pytest.mark.parametrize("pack", [None, 8])
+def test_datasets_reads_what_is_made(made: dict[str, Path], tmp_path: Path, pack: int | None) -> None:
+    """Parquet and Arrow shards are datasets of the same rows, packed or not."""
+    datasets = pytest.importorskip("datasets")
+    step = opened(made["bpe"])
+    table = pa.table({"text": TEXTS, "name": TEXTS}, schema=SCHEMA)
+    unit = tmp_path / "unit.arrow"
+    with pa.OSFile(str(unit), "wb") as file, pa.ipc.new_stream(file, step.output_schema(SCHEMA)) as writer:
+        for each in step.apply(Batch(table, 0, None), False):
+            writer.write_table(each)
+    rows = run(step, [*TEXTS])[0]
+    if pack is not None:
+        flat = [token for row in rows for token in row]
+        rows = [flat[at : at + pack] for at in range(0, len(flat) - pack + 1, pack)]
+    for format in ("parquet", "arrow"):
+        options = FinishOptions(format=format, pack=pack)
+        done = finish_tokens([unit], tmp_path / format, options, 100_000_000, lambda count: None)
+        read = datasets.load_dataset(
+            format, data_files=str(done.made[0].path), split="train", cache_dir=str(tmp_path / "cache" / format)
+        )
+        assert read.features == {IDS: datasets.List(datasets.Value("int32"))}
+        assert read[IDS][:] == rows
+    assert datasets.Dataset.from_file(str(done.made[0].path))[IDS][:] == rows

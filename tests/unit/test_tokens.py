@@ -1,0 +1,239 @@
+"""Finishing tokens: packing, splits, shuffling and files depend on the documents alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brim.compute.tokens import writing
+from brim.compute.tokens.documents import Split, hashed
+from brim.compute.tokens.finish import Finished, FinishOptions, finish_tokens, parse_split
+from brim.compute.tokens.packing import Packer
+from brim.compute.tokens.step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, settle_dtype
+from brim.errors import InputError
+
+Documents = list[list[int]]
+DOCUMENTS = st.lists(st.lists(st.integers(0, 60_000), max_size=30), max_size=40)
+TWO = parse_split("0.7/0.3")
+
+
+def units_of(
+    folder: Path, documents: Documents, cuts: Sequence[int] = (), kind: str = "int32", **more: Any
+) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    notes = more.pop("notes", [PLAIN] * len(documents))
+    edges = [0, *sorted(min(cut, len(documents)) for cut in cuts), len(documents)]
+    paths = []
+    for number, (start, stop) in enumerate(itertools.pairwise(edges)):
+        columns = {IDS: pa.array(documents[start:stop], pa.list_(pa.type_for_alias(kind)))}
+        columns[NOTE] = pa.array(notes[start:stop], pa.uint8())
+        table = pa.table(columns | {name: pa.array(values[start:stop]) for name, values in more.items()})
+        paths.append(folder / f"{number}.arrow")
+        with pa.OSFile(str(paths[-1]), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=7)
+    return paths
+
+
+def finish(units: list[Path], folder: Path, limit_bytes: int = 100_000_000, **options: Any) -> Finished:
+    return finish_tokens(units, folder, FinishOptions(**options), limit_bytes, lambda count: None)
+
+
+def rows_of(done: Finished, split: str = "train") -> Documents:
+    return [row for made in done.made if made.split == split for row in pq.read_table(made.path)[IDS].to_pylist()]
+
+
+def bytes_of(done: Finished) -> dict[str, bytes]:
+    return {made.name: made.path.read_bytes() for made in done.made}
+
+
+@settings(max_examples=40, deadline=None)
+@given(DOCUMENTS, st.integers(2, 9), st.lists(st.integers(0, 40), max_size=4))
+def test_packing_is_that_of_the_concatenation(documents: Documents, length: int, cuts: list[int]) -> None:
+    """Blocks are the concatenation of all documents, cut every `length` tokens, wherever batches end."""
+    packer = Packer(length, pa.int32())
+    rows: Documents = []
+    edges = [0, *sorted(min(cut, len(documents)) for cut in cuts), len(documents)]
+    for start, stop in itertools.pairwise(edges):
+        batch = pa.RecordBatch.from_pydict({IDS: pa.array(documents[start:stop], pa.list_(pa.int32()))})
+        rows += [row for made in packer.add(batch) for row in made.column(IDS).to_pylist()]
+    tail = packer.tail()
+    flat = [token for document in documents for token in document]
+    whole = len(flat) // length * length
+    assert rows == [flat[at : at + length] for at in range(0, whole, length)]
+    assert (tail.column(IDS).to_pylist() if tail else []) == ([flat[whole:]] if flat[whole:] else [])
+
+
+@settings(max_examples=15, deadline=None)
+@given(DOCUMENTS, st.lists(st.integers(0, 40), max_size=3), st.sampled_from(["parquet", "arrow", "bin"]))
+def test_unit_cuts_do_not_matter(
+    tmp_path_factory: pytest.TempPathFactory, documents: Documents, cuts: list[int], format: str
+) -> None:
+    """The same documents give the same bytes, however they were cut into units."""
+    folder = tmp_path_factory.mktemp("finish")
+    options: dict[str, Any] = {"format": format, "pack": 5, "shuffle": True, "seed": 3, "splits": TWO}
+    whole = finish(units_of(folder / "u1", documents), folder / "one", **options)
+    pieces = finish(units_of(folder / "u2", documents, cuts), folder / "many", **options)
+    assert bytes_of(whole) == bytes_of(pieces)
+    assert whole.counts == pieces.counts
+
+
+def many(count: int = 3000) -> Documents:
+    random = np.random.default_rng(1)
+    return [random.integers(0, 50_000, size).tolist() for size in random.integers(0, 12, count)]
+
+
+def test_shuffle_is_a_permutation_that_memory_does_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All documents once, in another order; with little memory, buckets of buckets give the same."""
+    documents = many()
+    units = units_of(tmp_path / "u", documents, [1000, 2500])
+    plenty = finish(units, tmp_path / "plenty", shuffle=True, seed=1)
+    monkeypatch.setattr("brim.compute.tokens.shuffle._LEAST_BUCKET", 2000)
+    monkeypatch.setattr("brim.compute.tokens.shuffle._MOST_BUCKETS", 4)
+    little = finish(units, tmp_path / "little", limit_bytes=1, shuffle=True, seed=1)
+    other = finish(units, tmp_path / "other", shuffle=True, seed=2)
+    order = np.argsort(hashed(np.arange(len(documents), dtype=np.uint64), 1, 2))
+    assert rows_of(plenty) == [documents[number] for number in order]
+    assert bytes_of(plenty) == bytes_of(little)
+    assert rows_of(other) != rows_of(plenty)
+    assert sorted(rows_of(other)) == sorted(documents)
+    assert not (tmp_path / "little" / ".finish").exists()
+
+
+def test_splits_share_the_documents(tmp_path: Path) -> None:
+    """Every document is in one split, in order, about as many as asked for."""
+    documents = many()
+    done = finish(units_of(tmp_path / "u", documents, [10]), tmp_path / "out", splits=parse_split("90/5/5"))
+    parts = {split: rows_of(done, split) for split in ("train", "validation", "test")}
+    assert sorted(row for rows in parts.values() for row in rows) == sorted(documents)
+    assert 2600 < len(parts["train"]) < 2800
+    assert 100 < len(parts["validation"]) < 200
+    places = iter(documents)
+    assert all(row in places for row in parts["train"])
+    assert sorted(made.name for made in done.made) == [
+        f"data/{name}-00000-of-00001.parquet" for name in ("test", "train", "validation")
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "0.5", "0.5/0.4", "0.9/0.1/0", "a/b", "0.25/0.25/0.25/0.25", "1.5/-0.5", "nan/1"]
+)
+def test_wrong_splits_are_refused(text: str) -> None:
+    """Shares must be two or three, above zero, and make a whole."""
+    with pytest.raises(InputError, match="--split"):
+        parse_split(text)
+
+
+def test_bin_is_read_with_memmap(tmp_path: Path) -> None:
+    """Tokens lie flat, the index says where documents start, the header says what they are."""
+    documents = [[1, 2, 3], [], [70, 5], [65_535]]
+    units = units_of(tmp_path / "u", documents, [2], kind="uint16")
+    done = finish(units, tmp_path / "out", format="bin", dtype="uint16", header=(("vocab_size", 65_536),))
+    assert [made.name for made in done.made] == ["train.bin", "train.idx.npy", "train.json"]
+    header = json.loads((tmp_path / "out/train.json").read_text())
+    tokens = np.memmap(tmp_path / "out/train.bin", dtype=header["dtype"], mode="r")
+    index = np.load(tmp_path / "out/train.idx.npy", mmap_mode="r")
+    assert [tokens[a:b].tolist() for a, b in itertools.pairwise(index)] == documents
+    assert header == {
+        "format": "brim-tokens",
+        "version": 1,
+        "dtype": "<u2",
+        "tokens": 6,
+        "documents": 4,
+        "vocab_size": 65_536,
+        "pack": None,
+    }
+
+
+def test_packed_bin_is_a_view_of_blocks(tmp_path: Path) -> None:
+    """With --pack the file holds whole blocks; documents that began in the dropped tail are not in the index."""
+    units = units_of(tmp_path / "u", [[1, 2, 3], [4, 5], [6, 7], [8]])
+    done = finish(units, tmp_path / "out", format="bin", pack=3)
+    tokens = np.memmap(tmp_path / "out/train.bin", dtype="<i4", mode="r")
+    assert tokens.reshape(-1, 3).tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert np.load(tmp_path / "out/train.idx.npy").tolist() == [0, 3, 5, 6]
+    assert (done.counts.tokens, done.counts.dropped_tail) == (6, 2)
+    kept = finish(units, tmp_path / "kept", format="bin", pack=3, pack_tail="keep")
+    assert (kept.counts.tokens, kept.counts.dropped_tail) == (8, 0)
+
+
+def test_nothing_gives_files_without_rows(tmp_path: Path) -> None:
+    """A split that got no document has a file that says so."""
+    for format in ("parquet", "arrow", "bin"):
+        done = finish(units_of(tmp_path / "u", []), tmp_path / format, format=format, splits=TWO)
+        assert sum(made.rows for made in done.made) == 0
+        assert {made.split for made in done.made} == {"train", "validation"}
+
+
+def test_counts(tmp_path: Path) -> None:
+    """Null and empty documents are counted apart and become empty lists; cuts are counted."""
+    units = units_of(tmp_path / "u", [[1], [], [], [2, 3], [4]], notes=[PLAIN, NULL, PLAIN, CUT, ROUGH])
+    done = finish(units, tmp_path / "out")
+    counts = done.counts
+    assert (counts.documents, counts.tokens, counts.empty, counts.null, counts.cut, counts.rough) == (5, 4, 1, 1, 2, 1)
+    assert rows_of(done) == [[1], [], [], [2, 3], [4]]
+
+
+def test_kept_columns_travel(tmp_path: Path) -> None:
+    """Kept columns stay with their documents through split and shuffle; packing refuses them."""
+    documents = many(500)
+    units = units_of(tmp_path / "u", documents, [100], name=[str(number) for number in range(500)])
+    done = finish(units, tmp_path / "out", shuffle=True, splits=TWO)
+    rows = [row for made in done.made for row in pq.read_table(made.path).to_pylist()]
+    assert len(rows) == 500
+    assert all(documents[int(row["name"])] == row[IDS] for row in rows)
+    with pytest.raises(InputError, match="--keep name"):
+        finish(units, tmp_path / "packed", pack=4)
+
+
+@pytest.mark.parametrize("cuts", [[], [1, 50, 333], list(range(0, 1000, 90))])
+def test_shards_are_cut_at_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: list[int]) -> None:
+    """Shards have exactly the rows asked for, or as many groups as their size allows."""
+    monkeypatch.setattr(writing, "GROUP_TOKENS", 100)
+    documents = many(1000)
+    units = units_of(tmp_path / "u", documents, cuts)
+    by_rows = finish(units, tmp_path / "rows", rows_per_shard=300)
+    assert [made.rows for made in by_rows.made] == [300, 300, 300, 100]
+    by_size = finish(units, tmp_path / "size", shard_bytes=4000)
+    assert len(by_size.made) > 4
+    assert all(made.tokens <= 1000 for made in by_size.made)
+    assert rows_of(by_rows) == rows_of(by_size) == documents
+    for made in by_size.made:
+        groups = pq.ParquetFile(made.path).metadata
+        assert groups.num_row_groups > 1
+    exact = finish(units, tmp_path / "exact", rows_per_shard=500)
+    assert [made.rows for made in exact.made] == [500, 500]
+
+
+def test_a_failure_leaves_no_named_file_and_can_be_repeated(tmp_path: Path) -> None:
+    """Names are given at the end; a second run over the ruins of the first gives the same bytes."""
+    units = units_of(tmp_path / "u", many(), [1500])
+    options = FinishOptions(shuffle=True, pack=16, splits=(Split("train", 0.5), Split("validation", 0.5)))
+
+    def fail(count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finish_tokens(units, tmp_path / "out", options, 1 << 27, fail)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".finish"]
+    again = finish_tokens(units, tmp_path / "out", options, 1 << 27, lambda count: None)
+    clean = finish_tokens(units, tmp_path / "clean", options, 1 << 27, lambda count: None)
+    assert bytes_of(again) == bytes_of(clean)
+
+
+def test_dtypes() -> None:
+    """auto is what torch takes, or the smallest for bin; a type that is too small is refused."""
+    assert settle_dtype("auto", "parquet", 100) == "int32"
+    assert settle_dtype("auto", "bin", 65_536) == "uint16"
+    assert settle_dtype("auto", "bin", 65_537) == "uint32"
+    with pytest.raises(InputError, match="65,535"):
+        settle_dtype("uint16", "bin", 65_537)
