@@ -11,6 +11,7 @@ from brim.cli import (
     build,
     check,
     clean,
+    embed,
     forecast,
     lab,
     map,
@@ -50,6 +51,7 @@ app.command("verify", help=help_text(verify.HELP))(flat(verify.verify))
 app.command("unpack", help=help_text(unpack.HELP))(flat(unpack.unpack))
 app.command("map", help=help_text(map.HELP))(flat(map.map))
 app.command("tokenize", help=help_text(tokenize.HELP))(flat(tokenize.tokenize))
+app.command("embed", help=help_text(embed.HELP))(flat(embed.embed))
 app.command("clean", help=help_text(clean.HELP))(flat(clean.clean))
 app.command("recipes", help=help_text(recipes.HELP))(flat(recipes.recipes))
 app.command("run", help=help_text(run.HELP), context_settings={"allow_interspersed_args": False})(flat(run.run))

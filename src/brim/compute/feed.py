@@ -14,27 +14,28 @@ class Feed:
 
     def __init__(self, units: Iterator[Unit], ahead: int) -> None:
         self._units = units
-        self._queue: queue.Queue[Unit | BaseException | None] = queue.Queue(max(ahead, 1))
+        self._queue: queue.Queue[Unit] = queue.Queue(max(ahead, 1))
         self._closed = threading.Event()
-        self.exhausted = False
-        self._ended = False
+        self._made = self._taken = 0  # each is counted by one thread alone
+        self._over = False
+        self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="units", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             for unit in self._units:
+                self._made += 1
                 if not self._put(unit):
                     return
-            self._ended = True
-            self._put(None)
         except BaseException as error:  # noqa: BLE001  it is raised where units are taken
-            self._put(error)
+            self._failed = error
+        self._over = True
 
-    def _put(self, item: Unit | BaseException | None) -> bool:
+    def _put(self, unit: Unit) -> bool:
         while not self._closed.is_set():
             try:
-                self._queue.put(item, timeout=0.1)
+                self._queue.put(unit, timeout=0.1)
                 return True
             except queue.Full:
                 continue
@@ -43,21 +44,25 @@ class Feed:
     @property
     def waiting(self) -> bool:
         """Whether units are made and not taken."""
-        return self._queue.qsize() > self._ended
+        return self._made > self._taken
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there is none left and none will come. Raises what ended the source, once all before it is taken."""
+        if not self._over or self.waiting:
+            return False
+        if self._failed is not None:
+            raise self._failed
+        return True
 
     def take(self) -> Unit | None:
         """The next unit, if there is one yet."""
-        if self.exhausted:
-            return None
         try:
-            item = self._queue.get_nowait()
+            unit = self._queue.get_nowait()
         except queue.Empty:
             return None
-        if isinstance(item, BaseException):
-            self.exhausted = True
-            raise item
-        self.exhausted = item is None
-        return item
+        self._taken += 1
+        return unit
 
     def close(self) -> None:
         self._closed.set()

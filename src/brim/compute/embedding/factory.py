@@ -13,18 +13,18 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 from brim.compute.embedding.libraries import device_for
 from brim.compute.embedding.model import Output
 from brim.compute.embedding.options import ModelOptions
+from brim.compute.functions import load_function
 from brim.errors import InputError
 
 
 class FactoryModel:
     def __init__(self, spec: str, options: ModelOptions) -> None:
-        factory = _found(spec)
+        factory = load_function(spec)
         torch = sys.modules.get("torch")
         plain = "cpu" if options.device == "auto" else options.device
         device = plain if torch is None else device_for(options.device, torch)
@@ -62,25 +62,6 @@ class FactoryModel:
     def close(self) -> None:
         if callable(close := getattr(self._made, "close", None)):
             close()
-
-
-def _found(spec: str) -> Callable[..., Any]:
-    module, _, name = spec.partition(":")
-    try:
-        found: Any = import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise InputError(
-            f"There is no module {module!r} to import.", hint="Run brim from its folder, or set PYTHONPATH."
-        ) from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise InputError(f"{module!r} has no {name!r}.", hint="Write --model package.module:function.")
-        found = getattr(found, part)
-    if not callable(found):
-        raise InputError(f"{spec} is not a function.")
-    return found  # type: ignore[no-any-return]
 
 
 def _taken(

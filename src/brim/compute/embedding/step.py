@@ -55,7 +55,7 @@ class EmbedStep:
 
     batch_bytes = 0
     indices = False
-    splittable = True  # where memory is short the same batches go through the model, without one beside it
+    splittable = False  # a window in parts would be sorted into other batches, and floats would differ
 
     def __init__(self, options: EmbedOptions) -> None:
         self.options = options

@@ -1,0 +1,54 @@
+"""Units ahead of the workers: none is lost, the end and errors are seen whether or not anybody takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from brim.compute.feed import Feed
+from brim.sources.rows.unit import Unit
+
+
+def units(count: int, error: Exception | None = None) -> Iterator[Unit]:
+    for number in range(count):
+        yield Unit(number, (), 1, "")
+    if error is not None:
+        raise error
+
+
+def wait_for(feed: Feed) -> bool:
+    """The end, without taking anything."""
+    for _ in range(200):
+        if feed.exhausted:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def test_the_end_of_nothing() -> None:
+    assert wait_for(Feed(units(0), 1))
+
+
+def test_an_error_before_the_first_unit() -> None:
+    with pytest.raises(ValueError, match="broken"):
+        wait_for(Feed(units(0, ValueError("broken")), 1))
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_all_units_then_the_error(ahead: int) -> None:
+    """What was made before the source failed is given first."""
+    feed = Feed(units(7, ValueError("broken")), ahead)
+    taken = []
+    with pytest.raises(ValueError, match="broken"):
+        while not feed.exhausted:
+            if feed.waiting and (unit := feed.take()) is not None:
+                taken.append(unit.number)
+    assert taken == list(range(7))
+
+
+def test_closing_ends_the_thread() -> None:
+    feed = Feed(units(1000), 1)
+    feed.close()
+    assert not feed._thread.is_alive()
