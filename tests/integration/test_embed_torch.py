@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,3 +191,31 @@ def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError):
         run(EmbedOptions(str(tmp_path), column="caption"), texts_table())
+
+
+def test_the_command_with_a_real_model(minilm: str, tmp_path: Path) -> None:
+    """`brim embed` gives what `encode` gives, and the same bytes after kill -9 at several moments."""
+    from sentence_transformers import SentenceTransformer
+
+    texts = [f"{caption}, number {number}" for number, caption in enumerate(CAPTIONS * 10)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    words = ["texts.jsonl", "--model", minilm, "--column", "text", "--batch-size", "8", "--unit-size", "4KB", "--quiet"]
+    command = [sys.executable, "-m", "brim", "embed", words[0]]
+    alone: dict[str, Any] = {
+        "cwd": tmp_path,
+        "env": {**os.environ, "OMP_NUM_THREADS": "1"},
+        "stdout": subprocess.DEVNULL,
+    }
+    subprocess.run([*command, "whole.safetensors", *words[1:]], check=True, **alone)
+    whole = (tmp_path / "whole.safetensors").read_bytes()
+    vectors = np.asarray(brim.open_tensors(tmp_path / "whole.safetensors")["text"])
+    assert np.abs(vectors - SentenceTransformer(minilm, device="cpu").encode(texts)).max() < 1e-5
+    units = tmp_path / ".emb.safetensors.brim" / "units"
+    for wait in (1, 2, 3):
+        process = subprocess.Popen([*command, "emb.safetensors", *words[1:]], **alone)
+        while process.poll() is None and len(list(units.glob("*.arrow"))) < wait:
+            time.sleep(0.02)
+        process.kill()
+        assert process.wait() != 0
+    subprocess.run([*command, "emb.safetensors", *words[1:]], check=True, **alone)
+    assert (tmp_path / "emb.safetensors").read_bytes() == whole

@@ -27,6 +27,12 @@ def wait_for(feed: Feed) -> bool:
     return False
 
 
+def take_all(feed: Feed, taken: list[int]) -> None:
+    while not feed.exhausted:
+        if feed.waiting and (unit := feed.take()) is not None:
+            taken.append(unit.number)
+
+
 def test_the_end_of_nothing() -> None:
     assert wait_for(Feed(units(0), 1))
 
@@ -40,11 +46,9 @@ def test_an_error_before_the_first_unit() -> None:
 def test_all_units_then_the_error(ahead: int) -> None:
     """What was made before the source failed is given first."""
     feed = Feed(units(7, ValueError("broken")), ahead)
-    taken = []
+    taken: list[int] = []
     with pytest.raises(ValueError, match="broken"):
-        while not feed.exhausted:
-            if feed.waiting and (unit := feed.take()) is not None:
-                taken.append(unit.number)
+        take_all(feed, taken)
     assert taken == list(range(7))
 
 

@@ -56,6 +56,6 @@ def _tables(table: FileTable) -> Iterator[pa.Table]:
             numbers = rows.column(name)
             if not pa.types.is_integer(numbers.type):
                 continue  # lists of files: not for a model that takes one
-            paths = pa.chunked_array([table.files.paths.take(chunk) for chunk in numbers.chunks], pa.string())
-            rows = rows.set_column(rows.schema.get_field_index(name), name, paths.cast(pa.string()))
+            paths = [table.files.paths.take(chunk).cast(pa.string()) for chunk in numbers.chunks]
+            rows = rows.set_column(rows.schema.get_field_index(name), name, pa.chunked_array(paths, pa.string()))
         yield rows.replace_schema_metadata(None)
