@@ -197,7 +197,10 @@ def concat(
     reasons = Reasons(
         for_crash=tuple(risks),
         against=("nothing is estimated: rows, dimensions and bytes are exact",),
-        better=("written batch by batch into a file of known size, it takes one batch: see brim lab embed-list",),
+        better=(
+            f"brim.TensorWriter, brim.save_file and brim embed write each batch where it belongs: a batch of 512 rows "
+            f"({format_size(512 * width * DTYPE_BYTES[dtype])}) and about 25 MB, whatever the number of rows",
+        ),
     )
     details = {"data_bytes": data, "rows": count, "dims": widths, "dtype": dtype}
     return Forecast("concat", tuple(parts), watch_limit(memory), reasons, "at the concatenation", details=details)
