@@ -265,3 +265,18 @@ def test_a_mended_function_keeps_what_was_done(tmp_path: Path, cache: Path) -> N
     ds = brim.map(path, mended, memory="600MB", num_proc=1, keep_done=True)
     assert ds["twice"][:] == [2 * n for n in range(3000)]
     assert calls.stat().st_size < 2000
+
+
+def test_the_format_of_the_dataset_stays(cache: Path) -> None:
+    """As with `Dataset.map`, new columns included; columns that were hidden stay hidden."""
+    ds = datasets.Dataset.from_dict({"id": [1, 2], "text": ["a", "b"]})
+    for formatted in (ds.with_format("numpy", columns=["id"]), ds.with_format(None, columns=["id"])):
+        made = brim.map(formatted, lambda row: {"y": row["id"]}, memory="600MB")
+        assert made.format == formatted.map(lambda row: {"y": row["id"]}).format
+
+
+def test_no_rows_in_and_none_out(cache: Path) -> None:
+    ds = datasets.Dataset.from_dict({"id": [1], "text": ["a"]}).select([])
+    for _ in range(2):
+        made = brim.map(ds, lambda row: {"y": 1}, remove_columns="text", memory="600MB")
+        assert made.features == ds.map(lambda row: {"y": 1}, remove_columns="text").features

@@ -86,7 +86,7 @@ class Computation:
         self.outcome = Outcome()
         self.done = DoneUnits(ledger, folder, writing.format)
         self._workers: tuple[WorkerProcess, ...] = ()  # replaced, never changed: the line's thread reads it
-        self._retries: deque[Attempt] = deque()
+        self._waiting: deque[Attempt] = deque()  # what was tried before, and the next unit
         self._room = Room(options.limit_bytes, process_bytes(os.getpid()), _PYTHON_BYTES)
         self._most = options.workers or usable_cores()
         self._work_bytes = 0  # the most that a unit took above what its worker holds at rest
@@ -152,13 +152,14 @@ class Computation:
             worker.wait(timeout_s)
         self._workers = ()
 
-    def _next(self, feed: Feed) -> Attempt | None:
-        """The next unit that has to be done."""
-        while (unit := feed.take()) is not None:
-            if not self.done.keep(unit):
-                return Attempt(unit)
-            self.progress.advance(unit.bytes)
-        return None
+    def _find_work(self, feed: Feed) -> bool:
+        """Whether there is something to do now. Units that are done already are not worth a worker."""
+        while not self._waiting and (unit := feed.take()) is not None:
+            if self.done.keep(unit):
+                self.progress.advance(unit.bytes)
+            else:
+                self._waiting.append(Attempt(unit))
+        return bool(self._waiting)
 
     # The loop
 
@@ -173,7 +174,7 @@ class Computation:
                     need_bytes=line.own_bytes,
                 )
             self._admit(feed, line.tight)
-            if feed.exhausted and not self._retries and not self._busy():
+            if feed.exhausted and not self._waiting and not self._busy():
                 return
             self._listen()
 
@@ -181,7 +182,7 @@ class Computation:
         return [worker for worker in self._workers if worker.attempt is not None]
 
     def _admit(self, feed: Feed, tight: bool) -> None:
-        if self._retries and self._retries[0].alone:
+        if self._waiting and self._waiting[0].alone:
             self._admit_alone()
             return
         if self._types is None and self._busy():
@@ -194,13 +195,11 @@ class Computation:
                 continue
             if tight and self._busy():
                 return
-            attempt = self._retries.popleft() if self._retries else self._next(feed)
-            if attempt is None:
+            if not self._find_work(feed):
                 return
-            self._give(worker, attempt)
+            self._give(worker, self._waiting.popleft())
         starting = [worker for worker in self._workers if not worker.ready]
-        more = feed.waiting or self._retries
-        if more and not starting and not tight and len(self._workers) < wanted:
+        if not starting and not tight and len(self._workers) < wanted and self._find_work(feed):
             self._start()
 
     def _admit_alone(self) -> None:
@@ -215,7 +214,7 @@ class Computation:
             self._start().alone = True
         elif fresh[0].ready:
             fresh[0].alone = False  # for the units after this one it is like any other
-            self._give(fresh[0], self._retries.popleft())
+            self._give(fresh[0], self._waiting.popleft())
 
     def _wanted(self) -> int:
         if not any(worker.ready for worker in self._workers) and not self._started:
@@ -254,6 +253,9 @@ class Computation:
                 self._died(worker)
                 continue
             self._take(worker, message)
+        for worker in self._workers:
+            if worker.ended and not worker.connection.poll():
+                self._died(worker)
         self.progress.advance(0)  # the gauge moves on while a batch takes its time
         for worker in self._workers:
             for text in worker.new_lines():
@@ -274,7 +276,7 @@ class Computation:
             self._is_done(worker, message)
         elif isinstance(message, Failed) and message.kind == "memory":
             if not worker.ready:
-                raise too_small(self._room, known=False)
+                raise too_small(self._room_with(worker), known=False)
             self._out_of_memory(worker, max(worker.peak_bytes, worker.held_bytes()))
         elif isinstance(message, Failed):
             raise message.error
@@ -314,7 +316,8 @@ class Computation:
     # What goes wrong
 
     def _died(self, worker: WorkerProcess) -> None:
-        code = worker.wait()
+        code = worker.wait(_END_S)
+        worker.kill_children()
         self._workers = tuple(other for other in self._workers if other is not worker)
         words = worker.last_words()
         memory = worker.over_line_bytes or code == -signal.SIGKILL
@@ -322,7 +325,7 @@ class Computation:
             memory = True
         if not worker.ready:
             if memory and not self._others_hold(worker):
-                raise too_small(self._room, known=False)
+                raise too_small(self._room_with(worker), known=False)
             if not memory:
                 raise does_not_start(code, words)
             return
@@ -336,12 +339,17 @@ class Computation:
             raise crashed(worker.attempt, self.source.reading, code, words, worker.at)
         self.progress.note(f"a worker died ({exit_words(code)}) at unit {again.unit.number}: trying it again")
         self.outcome.retries += 1
-        self._retries.append(again)
+        self._waiting.append(again)
 
     def _others_hold(self, worker: WorkerProcess) -> bool:
         """A worker that did not even start is no proof that it cannot, if there were others."""
         self._most = max(len(self._workers), 1)
         return bool(self._workers)
+
+    def _room_with(self, worker: WorkerProcess) -> Room:
+        """The room, now that a worker was seen to need more before its first row."""
+        held = max(self._room.worker_bytes, worker.over_line_bytes, worker.peak_bytes)
+        return replace(self._room, worker_bytes=held)
 
     def _out_of_memory(self, worker: WorkerProcess, held_bytes: int) -> None:
         attempt = worker.attempt
@@ -359,4 +367,4 @@ class Computation:
         how = "row by row" if again.pieces == 0 else f"in {again.pieces} parts" if again.pieces > 1 else "alone"
         self.progress.note(f"unit {again.unit.number} ran out of memory: trying it {how}")
         self.outcome.retries += 1
-        self._retries.append(again)
+        self._waiting.append(again)

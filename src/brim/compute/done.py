@@ -59,7 +59,7 @@ class DoneUnits:
     def add(self, unit: Unit, done: Done) -> None:
         """The unit's file is on disk: write that down."""
         name = self._name(unit.number)
-        if done.bad_rows:
+        if done.bad_rows or self._ledger.recall(f"bad rows {name}"):
             self._ledger.remember(f"bad rows {name}", done.bad_rows)
         receipt = Receipt(name, "", done.rows, done.size, done.sha256, unit.key, unit.mtimes, self._job)
         self._ledger.add(receipt)

@@ -90,7 +90,8 @@ def crashed(attempt: Attempt, reading: Reading, code: int, words: str, at: At | 
     return InputError(
         f"The function ended its process twice ({exit_words(code)}) at or after {place} "
         f"(unit {attempt.unit.number}).{_last_line(words)}",
-        hint="Something in native code fails there. Finished units are kept; run the same command to continue.",
+        hint=("Something in native code fails there." if code < 0 else "Does it call os._exit()?")
+        + " Finished units are kept; run the same command to continue.",
         unit=attempt.unit.number,
         row=at.offset,
     )

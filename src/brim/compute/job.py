@@ -21,6 +21,7 @@ from brim.compute.step import Step
 from brim.engine.deliver import Built, Delivery, at_destination, check_hub_options, deliver, state_of
 from brim.engine.destination import Destination, new_destination
 from brim.engine.ledger import Ledger
+from brim.engine.run import refuse_strangers
 from brim.engine.stop import Stop
 from brim.engine.verify import verify
 from brim.errors import DamageFound, InputError
@@ -108,9 +109,12 @@ class ComputedJob:
             ledger,
             stop,
         ):
-            if not options.fresh and self._is_there(ledger, progress):
-                return Computed(self._as_it_was(ledger), Outcome())
             folder = state / _UNITS
+            if not options.fresh and self._is_there(ledger, progress):
+                shutil.rmtree(folder, ignore_errors=True)  # a run that was killed at its very end
+                return Computed(self._as_it_was(ledger), Outcome())
+            if isinstance(self.destination, Path) and ledger.job is None:  # before hours of work, not after
+                refuse_strangers(list(FolderSink(self.destination).shards()), staged=False)
             units = open_units(folder, wanted, ledger)
             try:
                 done = self._run(ledger, units, folder, progress, stop)
@@ -165,16 +169,19 @@ class ComputedJob:
             fresh=self.options.fresh or (ledger.job is not None and ledger.job.fingerprint != self.fingerprint),
             hub=self.options.hub,
         )
+        quarantine = self._quarantine(folder)  # first: once all is delivered, nothing is done again
         built = deliver(content, self.destination, delivery, ledger, progress, stop)
-        return Computed(built, outcome, self._quarantine(folder), finished.counts)
+        return Computed(built, outcome, quarantine, finished.counts)
 
     def _quarantine(self, folder: Path) -> Path | None:
         """Rows that the step could not do, in one file beside the dataset."""
-        bad = sorted(folder.glob("*.bad.arrow"))
-        if not bad:
-            return None
         home = self.destination if isinstance(self.destination, Path) else folder.parent
         target = home / "quarantine.parquet"
+        bad = sorted(folder.glob("*.bad.arrow"))
+        if not bad:
+            if self.options.fresh:
+                target.unlink(missing_ok=True)  # of the rows that were there before
+            return None
         schema = unified([read_schema(path, "arrow") for path in bad])
         write_rows(target, (t for path in bad for t in read_rows(path, "arrow")), schema, Writing("parquet"))
         return target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,20 +35,25 @@ class Kept:
 
 def compute_kept(
     folder: Path, source: RowSource, step: Step, writing: Writing, wanted: Wanted, options: ComputeOptions,
-    progress: Progress, empty: pa.Schema,
+    progress: Progress, empty_schema: Callable[[bool], pa.Schema],
 ) -> Kept:  # fmt: skip
-    """Do what is missing in `folder`, and nothing if it is all there. `empty`: the schema where no row comes out."""
+    """Do what is missing in `folder`, and nothing if it is all there.
+
+    `empty_schema` gives the schema where no row comes out; it is told whether any went in.
+    """
     with locked(folder), stoppable(folder / "stop") as stop, failures(folder):
         units = open_units(folder / "units", wanted, Ledger(folder))
         try:
             if not units.done or not _complete(folder / "units", units):
                 computation = Computation(source, step, writing, units, folder / "units", options, progress, stop)
                 outcome = computation.run()
+                empty = empty_schema(bool(outcome.receipts))
                 receipts = _settled(folder / "units", outcome.receipts, writing, empty, units, progress)
                 units.finish(receipts)
             receipts = [units.receipts[name] for name in sorted(units.receipts)]
             files = [folder / "units" / receipt.name for receipt in receipts if receipt.rows]
-            return Kept(files, read_schema(files[0], "arrow") if files else empty, wanted.fingerprint)
+            schema = read_schema(files[0], "arrow") if files else empty_schema(bool(receipts))
+            return Kept(files, schema, wanted.fingerprint)
         finally:
             units.close()
             progress.finish()

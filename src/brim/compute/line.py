@@ -91,9 +91,13 @@ class HeldLine:
         workers = self._workers()
         known = {os.getpid(), *(worker.pid for worker in workers)}
         held = {pid: process_bytes(pid) for pid in tree([os.getpid()])}
+        strangers = not held.keys() <= known
         for worker in workers:
-            worker.peak_bytes = max(worker.peak_bytes, held.get(worker.pid, 0))
-        if not held.keys() <= known:
+            if held.get(worker.pid):  # not of one that has died: what it left is still to be ended
+                worker.children = tuple(tree([worker.pid])[1:]) if strangers else ()
+            used = sum(held.get(pid, 0) for pid in (worker.pid, *worker.children))
+            worker.peak_bytes = max(worker.peak_bytes, used)
+        if strangers:
             return self._meter.read(self._room.soft_bytes).usage.total_bytes
         return sum(held.values())
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from brim.memory.watch.launch import HOME
 # Libraries that start a thread for each core would start as many in every worker.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _TAIL_BYTES, _READ_BYTES = 4000, 1 << 16
+_LOG_BYTES = 64 << 20  # a log that has grown to this is begun anew
+_LINE = 1000
 
 
 class WorkerProcess:
@@ -34,6 +37,7 @@ class WorkerProcess:
         self.peak_bytes = 0
         self.over_line_bytes = 0  # held when the line ended it
         self.alone = False
+        self.children: tuple[int, ...] = ()  # what it had started when the line looked last
         self._read = 0
         self.log = setup.with_name(f"worker-{number}.log")
         ours, theirs = socket.socketpair()
@@ -46,7 +50,7 @@ class WorkerProcess:
         environment.setdefault("MALLOC_ARENA_MAX", "2")
         environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(16 << 20))
         environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(4 << 20))
-        with open(self.log, "wb") as log:
+        with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "brim.compute.worker", str(theirs.fileno()), str(setup)],
                 stdin=subprocess.DEVNULL,
@@ -69,12 +73,17 @@ class WorkerProcess:
         """With all that it started."""
         return sum(process_bytes(pid) for pid in tree([self.pid]))
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone. A child of it may still hold its end of the socket."""
+        return self._process.poll() is not None
+
     def kill(self) -> None:
-        for pid in reversed(tree([self.pid])):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
+        _kill([*reversed(tree([self.pid])), *self.children])
+
+    def kill_children(self) -> None:
+        """What it leaves when it has died by itself."""
+        _kill(self.children)
 
     def end(self) -> None:
         """It is idle: let it go by itself."""
@@ -95,11 +104,20 @@ class WorkerProcess:
         try:
             with open(self.log, "rb") as file:
                 file.seek(self._read)
-                data, newline, _ = file.read(_READ_BYTES).rpartition(b"\n")
+                read = file.read(_READ_BYTES)
+                much = os.fstat(file.fileno()).st_size > _LOG_BYTES
+            if much:
+                os.truncate(self.log, 0)
         except OSError:
             return []
-        self._read += len(data) + len(newline)
-        return data.decode(errors="replace").splitlines()
+        data, newline, _ = read.rpartition(b"\n")
+        if not newline and len(read) == _READ_BYTES:
+            data = read
+        self._read = 0 if much else self._read + len(data) + len(newline)
+        lines = [
+            line if len(line) <= _LINE else f"{line[:_LINE]} …" for line in data.decode(errors="replace").splitlines()
+        ]
+        return [*lines, "(it prints more than can be shown: some is left out)"] if much else lines
 
     def last_words(self) -> str:
         """The end of what it printed."""
@@ -109,3 +127,11 @@ class WorkerProcess:
                 return file.read().decode(errors="replace")
         except OSError:
             return ""
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue

@@ -54,6 +54,7 @@ def main() -> None:
         worker.do(order)
     worker.close()
     connection.close()
+    _end_children()
 
 
 class Worker:
@@ -242,6 +243,8 @@ class _Bad:
             schema = unified([table.schema for table in self._tables])
             write_rows(self._path, self._tables, schema, Writing("arrow"))
             self._tables = []
+        else:
+            self._path.unlink(missing_ok=True)  # of an earlier attempt, which had some
 
     def abandon(self) -> None:
         self._tables = []
@@ -298,6 +301,17 @@ def _die_with(parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)
     threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+
+
+def _end_children() -> None:
+    """What the user's function has started and left behind."""
+    from brim.memory.meter import tree
+
+    for pid in tree([os.getpid()])[1:]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
 
 
 def _watch_parent(parent: int) -> None:

@@ -17,6 +17,7 @@ from brim.compute.options import InputKind, MapOptions
 from brim.compute.setup import OnError, Writing
 from brim.dropin.progress import bar_or_notes
 from brim.memory.limit import effective_limit
+from brim.memory.meter import process_bytes
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
 from brim.sources.rows import open_rows
@@ -85,16 +86,19 @@ def map(
         step = MapStep(function, options)
         if not step.digest.stable:
             progress.note("brim cannot tell whether this function has changed, so its result will not be found again")
-        limit_bytes = effective_limit(memory).bytes
+        limit = effective_limit(memory)
+        # What is available does not count what this process holds already, a limit in words does.
+        limit_bytes = limit.bytes + (0 if limit.asked_for else process_bytes(os.getpid()))
         compute = ComputeOptions(limit_bytes, num_proc, on_error, step.batch_rows or 1, desc or "map")
         kept = _computed(source, step, compute, cache_home(cache_dir), not load_from_cache_file, keep_done, progress)
-        return open_dataset(
+        made = open_dataset(
             kept.files,
             kept.schema,
             kept.fingerprint,
             info=getattr(part, "info", None),
             split=getattr(part, "split", None),
         )
+        return _with_format_of(part, made)
 
     if hasattr(dataset, "items") and hasattr(dataset, "values"):
         return type(dataset)({split: one(part) for split, part in dataset.items()})
@@ -119,8 +123,9 @@ def _computed(
     folder_name = f"{digest_json(without_function(facts))[:12]}-{wanted.fingerprint[:12]}"
     about = {"what": step.function.name, "source": source.name}
     folder = open_cache(home, folder_name, about, adopt=keep_done)
-    empty = step.empty_schema(source.schema, had_rows=True)
-    return compute_kept(folder, source, step, writing, wanted, options, progress, empty)
+    return compute_kept(
+        folder, source, step, writing, wanted, options, progress, lambda had: step.empty_schema(source.schema, had)
+    )
 
 
 def _names(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -137,3 +142,15 @@ def _format_of(dataset: Any) -> dict[str, Any]:
         "format_columns": tuple(format.get("columns") or ()) or None,
         "format_kwargs": dict(format.get("format_kwargs") or {}),
     }
+
+
+def _with_format_of(dataset: Any, made: Any) -> Any:
+    """What was made of a dataset gives its rows as the dataset does; new columns too."""
+    format = getattr(dataset, "format", None)
+    if not isinstance(format, dict):
+        return made
+    hidden = {*dataset.column_names} - {*format["columns"]}
+    if format["type"] is None and not hidden:
+        return made
+    columns = [name for name in made.column_names if name not in hidden]
+    return made.with_format(format["type"], columns, format["output_all_columns"], **format["format_kwargs"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
@@ -102,13 +102,8 @@ class Run:
         """Files among the shards that brim did not write. They are replaced only if that was asked for."""
         ours = self._names | self.ledger.names
         strangers = [name for name in self.sink.shards() if name not in ours]
-        if strangers and not self.options.replace:
-            raise DestinationError(
-                f"The destination holds {len(strangers)} file(s) that brim did not write there, such as "
-                f"{strangers[0]}; they would become part of the dataset.",
-                hint="Move them away, or choose another destination."
-                + (" --fresh replaces them; the repository's history keeps them." if self.sink.staged else ""),
-            )
+        if not self.options.replace:
+            refuse_strangers(strangers, self.sink.staged)
         return set(strangers)
 
     def _begin(self) -> list[Shard]:
@@ -291,6 +286,17 @@ class Run:
 
 class _Dropped(Exception):
     """Another shard failed; this one is dropped. Never leaves the engine."""
+
+
+def refuse_strangers(names: Sequence[str], staged: bool) -> None:
+    """Files that brim did not write must not become part of a dataset."""
+    if names:
+        raise DestinationError(
+            f"The destination holds {len(names)} file(s) that brim did not write there, such as "
+            f"{names[0]}; they would become part of the dataset.",
+            hint="Move them away, or choose another destination."
+            + (" --fresh replaces them; the repository's history keeps them." if staged else ""),
+        )
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,128 @@
+"""Functions that start processes, print without end or fill memory on import; and what is left where they ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import brim
+
+ROWS = 300
+STEPS = """
+import os, signal, subprocess, time
+
+def orphan(row):
+    if row["id"] == 150:
+        child = os.fork()
+        if child == 0:
+            time.sleep(100)
+            os._exit(0)
+        with open("pids", "a") as file:
+            file.write(f"{child}\\n")
+        time.sleep(0.6)  # the line looks at least five times a second
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return {"y": 1}
+
+def leaves(row):
+    if row["id"] == 150:
+        with open("pids", "a") as file:
+            file.write(f"{subprocess.Popen(['sleep', '100']).pid}\\n")
+    return {"y": 1}
+
+def prints(row):
+    print("p" * 3000, end="\\nlast words\\n" if row["id"] == 290 else "", flush=True)
+    time.sleep(0.005)
+    return {"y": 1}
+
+def some_fail(row):
+    if row["id"] % 100 == 3:
+        raise ValueError("no")
+    return {"y": 1}
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    lines = [json.dumps({"id": number, "text": "x" * 200}) for number in range(ROWS)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "steps.py").write_text(STEPS)
+    return tmp_path
+
+
+def run(work: Path, function: str, *more: str, check: int = 0) -> str:
+    words = ["map", "rows.jsonl", "out", "--fn", f"steps.py:{function}", "--memory", "600MB", "--workers", "1"]
+    return brim(*words, *more, cwd=work, check=check).stderr
+
+
+def left(work: Path) -> list[int]:
+    """The processes that the function has started and that are still there."""
+    pids = [int(line) for line in (work / "pids").read_text().split()]
+    assert pids
+    time.sleep(0.2)
+    return [pid for pid in pids if os.path.exists(f"/proc/{pid}/cmdline") and Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_worker_dies_and_its_child_holds_the_line(work: Path) -> None:
+    """A forked child has the worker's socket: the death is noticed all the same, and the child does not stay."""
+    begin = time.monotonic()
+    assert "ended its process twice (SIGSEGV)" in run(work, "orphan", check=2)
+    assert time.monotonic() - begin < 60
+    assert left(work) == []
+
+
+def test_processes_that_a_function_left_are_ended(work: Path) -> None:
+    run(work, "leaves")
+    assert left(work) == []
+
+
+def test_much_printed_without_a_newline(work: Path) -> None:
+    """It is shown in pieces that are cut, and what comes after it is shown too."""
+    said = run(work, "prints")
+    assert "last words" in said
+    assert max(map(len, said.splitlines())) < 1200
+
+
+def test_a_module_that_fills_memory_on_import(work: Path) -> None:
+    """The limit that would do is above the one that did not."""
+    (work / "steps.py").write_text("HELD = bytearray(500_000_000)\ndef f(row):\n    return {}\n")
+    words = ["map", "rows.jsonl", "out", "--fn", "steps.py:f", "--memory", "400MB", "--json"]
+    refused = brim(*words, cwd=work, check=4)
+    errors = [json.loads(line) for line in (refused.stdout + refused.stderr).splitlines() if line.startswith("{")]
+    assert max(error.get("need_bytes", 0) for error in errors) > 400_000_000
+
+
+def test_quarantined_rows_of_an_earlier_job_do_not_stay(work: Path) -> None:
+    run(work, "some_fail", "--on-error", "quarantine")
+    assert pq.read_table(work / "out" / "quarantine.parquet").num_rows == 3
+    run(work, "leaves", "--on-error", "quarantine", "--fresh")
+    assert not (work / "out" / "quarantine.parquet").exists()
+
+
+def test_quarantined_rows_of_an_earlier_attempt_do_not_stay(work: Path) -> None:
+    """A unit that is done again and now has no bad rows leaves none of those it had."""
+    out = work / "out"
+    out.mkdir()
+    run(work, "some_fail", "--on-error", "quarantine")
+    assert (out / "quarantine.parquet").exists()
+    (out / "quarantine.parquet").unlink()
+    (out / ".brim" / "units").mkdir()
+    (out / ".brim" / "ledger.jsonl").unlink()
+    for shard in (out / "data").iterdir():
+        shard.unlink()
+    stale = out / ".brim" / "units" / "00000000.bad.arrow"
+    stale.write_bytes(b"of an attempt that was killed")
+    run(work, "leaves", "--on-error", "quarantine")
+    assert not (out / "quarantine.parquet").exists()
+
+
+def test_files_of_others_are_refused_before_the_work(work: Path) -> None:
+    (work / "out" / "data").mkdir(parents=True)
+    (work / "out" / "data" / "train-00000-of-00009.parquet").write_bytes(b"mine")
+    assert "brim did not write there" in run(work, "leaves", check=2)
+    assert not (work / "pids").exists()
+    assert (work / "out" / "data" / "train-00000-of-00009.parquet").read_bytes() == b"mine"
