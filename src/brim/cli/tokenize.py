@@ -1,12 +1,14 @@
 """brim tokenize: a column of text as token ids, within a limit."""
 
 import time
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from brim.cli.computing import job_options, row_options, run_job, tell
 from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Showing, Watching
+from brim.cli.output import progress_for
 
 HELP = """Turn a column of text into token ids, on all cores, within a memory limit.
 
@@ -99,6 +101,10 @@ def tokenize(
     ):
         if value not in allowed:
             raise InputError(f"{option} takes {' or '.join(allowed)}, not {value!r}.")
+    if keep and (pack is not None or format == "bin"):
+        raise InputError(
+            "--keep needs rows that are documents, and those of --pack and bin are not.", hint="Leave out one of them."
+        )
     found = find_tokenizer(tokenizer)
     vocabulary = LoadedTokenizer(found.read(), found.name).vocab_size
     settled = settle_dtype(dtype, format, vocabulary)
@@ -109,7 +115,11 @@ def tokenize(
     )  # fmt: skip
     step = TokenizeStep(found, options)
     loaded = step.check()
-    rows_of = open_rows(source, row_options(rows))
+    if loaded.switched_off:
+        progress_for(showing.json, watching.quiet).note(
+            f"the tokenizer has its own {' and '.join(loaded.switched_off)}; switched off for this job"
+        )
+    rows_of = open_rows(source, replace(row_options(rows), as_text=(column,)))
     step.output_schema(rows_of.schema)
     header = {
         "vocab_size": vocabulary,
@@ -126,6 +136,7 @@ def tokenize(
         found.name,
     )  # fmt: skip
     job = ComputedJob("tokenize", rows_of, step, finisher, dest, job_options(running, computing, keeping, publishing))
+    finisher.check_room(job.limit.bytes)
     del loaded
     began = time.monotonic()
     computed, progress = run_job(job, computing, showing, watching)
@@ -140,11 +151,11 @@ def _told(computed: Any, seconds: float) -> list[tuple[str, str]]:
     rate = f", {counts['tokens'] / max(seconds, 1e-6):,.0f} a second" if computed.outcome.computed else ""
     lines = [("tokens", f"{counts['tokens']:,} of {counts['documents']:,} documents{rate}")]
     said = {
-        "empty": "{:,} texts were empty",
-        "null": "{:,} texts were missing",
-        "cut": "{:,} long texts were encoded in pieces",
-        "rough": "{:,} of them cut where no place was safe",
-        "dropped_tail": "{:,} tokens at the end did not fill a row",
+        "empty": "empty texts: {:,}",
+        "null": "missing texts: {:,}",
+        "cut": "long texts encoded in pieces: {:,}",
+        "rough": "of them cut where no place was safe: {:,}",
+        "dropped_tail": "tokens at the end that did not fill a row: {:,}",
     }
     notes = [text.format(counts[name]) for name, text in said.items() if counts[name]]
     return [*lines, ("of note", "; ".join(notes))] if notes else lines

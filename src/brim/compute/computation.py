@@ -95,7 +95,7 @@ class Computation:
         self._types: str | None = ledger.recall("types") if isinstance(step, Settles) else ""
 
     def run(self) -> Outcome:
-        for left in self.folder.glob(".*.tmp"):
+        for left in (*self.folder.glob(".*.tmp"), *self.folder.glob("worker-*.log")):
             left.unlink()
         if self.options.limit_bytes < self._room.smallest_bytes:
             raise too_small(self._room, known=False)

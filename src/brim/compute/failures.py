@@ -9,7 +9,7 @@ from brim.compute.ladder import Attempt
 from brim.compute.room import Room
 from brim.compute.setup import At
 from brim.compute.step import BadRow, Step
-from brim.errors import DoesNotFit, InputError
+from brim.errors import BrimError, DoesNotFit, InputError
 from brim.sizes import format_size
 from brim.sources.rows.read import where
 from brim.sources.rows.unit import Reading, Unit
@@ -22,8 +22,16 @@ def reason(error: BadRow) -> str:
 
 
 def explain(error: BadRow, unit: Unit, reading: Reading, offset: int) -> InputError:
-    """The function's error with the rows and the file it happened at."""
+    """The function's error with the rows and the file it happened at; brim's own words where it is brim's."""
     place = where(unit, reading, offset + error.row)
+    if isinstance(error.__cause__, BrimError):
+        return InputError(
+            f"{place} (unit {unit.number}): {error.__cause__.message}",
+            hint=f"{error.__cause__.hint} Or leave such rows out with --on-error skip or quarantine.".strip(),
+            unit=unit.number,
+            row=offset + error.row,
+            rows=error.rows,
+        )
     rows = "at" if error.rows == 1 else f"in the {error.rows:,} rows that begin at"
     return InputError(
         f"The function failed {rows} {place} (unit {unit.number}): {reason(error)}{_where_in_code(error)}",
@@ -68,14 +76,10 @@ def does_not_fit(
     at = at or attempt.at or At(0, 0, 0)
     place = where(attempt.unit, reading, at.offset)
     rows = f"The batch of {at.rows:,} rows that begins at {place}" if at.rows > 1 else f"The row {place}"
-    smaller = ""
-    if not step.splittable and at.rows > 1:
-        smaller = f" Or try --batch-size {max(at.rows // 4, 1)}, if the function allows it"
-        smaller += ", or say that a batch may be done in parts (--splittable)." if at.rows > 1 else "."
     return DoesNotFit(
         f"{rows} (unit {attempt.unit.number}) does not fit: the worker held {format_size(held_bytes)} when it reached "
         f"the limit of {format_size(limit_bytes)}, with nothing else running.",
-        hint=f"Run it again with more --memory: finished units are kept.{smaller}",
+        hint=f"Run it again with more --memory: finished units are kept. {step.smaller(at.rows)}".strip(),
         limit_bytes=limit_bytes,
         need_bytes=held_bytes,
         unit=attempt.unit.number,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,15 +28,16 @@ from brim.engine.verify import verify
 from brim.errors import DamageFound, InputError
 from brim.memory.cores import usable_cores
 from brim.memory.limit import Limit, effective_limit
-from brim.memory.meter import tree_bytes
+from brim.memory.meter import process_bytes, tree_bytes
 from brim.plans.fingerprint import digest_json
-from brim.progress import Advance, Progress, Silent
+from brim.progress import Progress, Silent
 from brim.sinks.folder import FolderSink
 from brim.sinks.hub.options import HubOptions
 from brim.sources.rows.unit import RowSource
 
 _VERSION = 1  # raise it when the same job would give other rows or bytes
 _UNITS = "units"
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,9 @@ class ComputedJob:
         total = sum(receipt.size for receipt in outcome.receipts)
         progress.start("finish", total, 0, self.limit.bytes)
         what = Units(folder, outcome.receipts, self.limit.bytes, self.source.schema)
-        finished = self.finisher.finish(what, self.options.hub.folder, _checked(progress, stop))
+        watched = _Watched(progress, stop)
+        finished = self.finisher.finish(what, self.options.hub.folder, watched)
+        outcome.peak_bytes = max(outcome.peak_bytes, watched.peak_bytes)
         local = isinstance(self.destination, Path)
         content = ComputedContent(self.facts, finished.card, finished.made, linked=local)
         delivery = Delivery(
@@ -187,11 +191,17 @@ class ComputedJob:
         return target
 
 
-def _checked(progress: Progress, stop: Stop) -> Advance:
-    """Progress that can be stopped."""
+class _Watched:
+    """Progress that can be stopped, and sees how much memory there was."""
 
-    def advance(size: int) -> None:
-        stop.check()
-        progress.advance(size)
+    def __init__(self, progress: Progress, stop: Stop) -> None:
+        self._progress, self._stop = progress, stop
+        self._looked = 0.0
+        self.peak_bytes = 0
 
-    return advance
+    def __call__(self, size: int) -> None:
+        self._stop.check()
+        self._progress.advance(size)
+        if time.monotonic() - self._looked > _LOOK_S:
+            self._looked = time.monotonic()
+            self.peak_bytes = max(self.peak_bytes, process_bytes(os.getpid()))

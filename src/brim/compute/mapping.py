@@ -116,6 +116,15 @@ class MapStep:
         elif not self.options.drop_last_batch or self.batch_rows in (batch.table.num_rows, ALL_ROWS):
             yield from self._open.batch(batch, small and self.splittable)
 
+    def smaller(self, rows: int) -> str:
+        """A batch that may not be cut is for the user to make smaller."""
+        if self.splittable or rows < 2:
+            return ""
+        return (
+            f"Or try --batch-size {max(rows // 4, 1)}, if the function allows it, or say that a batch may be done in "
+            "parts (--splittable)."
+        )
+
     def close(self) -> None:
         """Let go of the function."""
         self._open = None

@@ -57,6 +57,9 @@ class Step(Protocol):
     def close(self) -> None:
         """In the worker, after its last unit."""
 
+    def smaller(self, rows: int) -> str:
+        """What to change where a batch of `rows` rows does not fit; nothing if there is nothing."""
+
 
 @runtime_checkable
 class Settles(Protocol):

@@ -29,7 +29,13 @@ def main() -> None:
     """`python -m brim.compute.worker FD SETUP`"""
     parent = os.getppid()
     _die_with(parent)
-    connection = Connection(int(sys.argv[1]))
+    try:
+        _work(Connection(int(sys.argv[1])))
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(1)  # the parent is gone
+
+
+def _work(connection: Connection) -> None:
     _take_streams()
     # Imported here: dying with the parent comes first.
     from brim.compute.setup import Failed, Ready

@@ -79,7 +79,7 @@ def verify(
         count = len(check.result.findings)
         raise DamageFound(
             f"{count} problem{'s' if count != 1 else ''} found:\n" + "\n".join(f"  {f}" for f in check.result.findings),
-            hint="Run the same brim build again: it writes what is missing or of another size. --fresh starts over."
+            hint="Run the same command again: it makes what is missing or of another size. --fresh starts over."
             if check.told.jobs
             else "It was not built by brim. `brim build SOURCE DEST --fresh` replaces it by what the source holds.",
             findings=check.result.findings,

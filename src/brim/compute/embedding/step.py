@@ -126,6 +126,9 @@ class EmbedStep:
             self._refuse_nan(results)
             yield self._table(table, results)
 
+    def smaller(self, rows: int) -> str:
+        return f"Or try --batch-size {max(self.options.batch_size // 2, 1)}, or a smaller --dtype."
+
     def close(self) -> None:
         if self._running is not None:
             self._running.ahead.shutdown(cancel_futures=True)

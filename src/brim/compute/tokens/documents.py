@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from brim.compute.tokens.step import IDS, NOTE
+from brim.sources.rows.schemas import cast
 
 KEY, SPLIT = "_brim_key", "_brim_split"
 _ROWS = 4096
@@ -33,12 +34,18 @@ def open_unit(path: Path) -> pa.ipc.RecordBatchStreamReader:
     return pa.ipc.open_stream(pa.memory_map(str(path)))
 
 
-def unit_batches(units: Sequence[Path]) -> Iterator[pa.RecordBatch]:
-    """What the units hold, in pieces of a few megabytes at most where rows allow."""
+def unit_batches(units: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """What the units hold, in pieces of a few megabytes at most where rows allow, all with the types of `schema`."""
     for path in units:
         with open_unit(path) as reader:
+            same = reader.schema.equals(schema)
             for batch in reader:
-                yield from small_batches(batch)
+                for part in small_batches(batch):
+                    yield part if same else _cast(part, schema)
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    return cast(pa.Table.from_batches([batch]), schema).combine_chunks().to_batches()[0]
 
 
 def small_batches(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

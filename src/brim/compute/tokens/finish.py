@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from brim.compute.finish import with_features
 from brim.compute.tokens.binary import BinWriter
 from brim.compute.tokens.documents import SPLIT, Split, open_unit, unit_batches, with_places
 from brim.compute.tokens.packing import Packer
@@ -23,6 +24,7 @@ from brim.compute.tokens.step import CUT, IDS, NOTE, NULL, ROUGH
 from brim.compute.tokens.writing import Made, ShardOptions, ShardWriter
 from brim.durable import failures, rename
 from brim.errors import InputError
+from brim.sources.rows.schemas import unify
 
 WHOLE = (Split("train", 1.0),)
 _WORK = ".finish"
@@ -72,6 +74,7 @@ class TokenCounts:
 @dataclass(frozen=True, slots=True)
 class Finished:
     made: list[Made]
+    schema: pa.Schema
     counts: TokenCounts
 
 
@@ -91,10 +94,19 @@ def parse_split(text: str) -> tuple[Split, ...]:
 
 
 def finish_tokens(
-    units: Sequence[Path], folder: Path, options: FinishOptions, limit_bytes: int, advance: Callable[[int], None]
+    units: Sequence[Path],
+    folder: Path,
+    options: FinishOptions,
+    limit_bytes: int,
+    advance: Callable[[int], None],
+    source: pa.Schema | None = None,
 ) -> Finished:
-    """Make the final files below `folder`. `advance` is told of documents as they are done."""
-    schema = _schema(units, options)
+    """Make the final files below `folder`. `advance` is told of documents as they are done.
+
+    `source` is the schema of the source, where kept columns may have features of `datasets`.
+    """
+    types = _types(units, options)
+    schema = _output_schema(types, source)
     if options.format == "bin" or options.pack is not None:
         _refuse_kept(schema)
     work = folder / _WORK
@@ -102,7 +114,9 @@ def finish_tokens(
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         counter = _Counter()
-        documents = with_places(counter.watch(unit_batches(units)), options.splits, options.seed, options.shuffle)
+        documents = with_places(
+            counter.watch(unit_batches(units, types)), options.splits, options.seed, options.shuffle
+        )
         if options.shuffle:
             total = sum(path.stat().st_size for path in units)
             documents = in_key_order(documents, total, work / "buckets", limit_bytes)
@@ -122,7 +136,7 @@ def finish_tokens(
                 rename(each.path, folder / each.name)
         shutil.rmtree(work)
     dropped = sum(count for _, count in done)
-    return Finished(made, replace(counter.counts, tokens=counter.counts.tokens - dropped, dropped_tail=dropped))
+    return Finished(made, schema, replace(counter.counts, tokens=counter.counts.tokens - dropped, dropped_tail=dropped))
 
 
 class _Rows:
@@ -174,13 +188,20 @@ class _Counter:
             yield batch
 
 
-def _schema(units: Sequence[Path], options: FinishOptions) -> pa.Schema:
-    """The columns of the output."""
-    if not units:
-        return pa.schema([pa.field(IDS, pa.list_(pa.type_for_alias(options.dtype)))])
-    with open_unit(units[0]) as reader:
-        found = reader.schema
-    return pa.schema([column for column in found if column.name != NOTE])
+def _types(units: Sequence[Path], options: FinishOptions) -> pa.Schema:
+    """Types that hold the rows of every unit: a kept column may have been an integer here and a float there."""
+    found: dict[pa.Schema, None] = {}
+    for path in units:
+        with open_unit(path) as reader:
+            found[reader.schema] = None
+    return unify(found) if found else pa.schema([pa.field(IDS, pa.list_(pa.type_for_alias(options.dtype)))])
+
+
+def _output_schema(types: pa.Schema, source: pa.Schema | None) -> pa.Schema:
+    """The columns of the output, with the features that the source tells of those that are kept."""
+    schema = pa.schema([column for column in types if column.name != NOTE])
+    kept = pa.schema([column for column in schema if column.name != IDS], source.metadata if source else None)
+    return with_features(schema.with_metadata(with_features(kept).metadata))
 
 
 def _refuse_kept(schema: pa.Schema) -> None:

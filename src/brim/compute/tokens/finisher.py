@@ -10,14 +10,15 @@ import pyarrow as pa
 
 from brim.compute.finish import Finished, Units, card_of
 from brim.compute.made import Made
-from brim.compute.outfile import read_schema
 from brim.compute.setup import Writing
 from brim.compute.tokens.finish import FinishOptions, TokenCounts, finish_tokens
-from brim.compute.tokens.step import IDS
 from brim.engine.hashing import sha256_of
+from brim.errors import DoesNotFit
 from brim.formats.card import CardFacts
 from brim.progress import Advance
+from brim.sizes import format_size
 
+_COPIES = 6  # of a packed row: held, joined, its group, encoded and compressed
 _READ_BIN = """import json
 import numpy as np
 
@@ -40,27 +41,38 @@ class TokenFinisher:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {**asdict(self.options), "header": None}
+        return {**asdict(self.options), "splits": [asdict(split) for split in self.options.splits], "header": None}
+
+    def check_room(self, limit_bytes: int) -> None:
+        """A packed row is in memory as a whole, several times while it is written."""
+        if self.options.pack is None or self.options.format == "bin":
+            return
+        need = _COPIES * 4 * self.options.pack * len(self.options.splits)
+        if need > limit_bytes // 2:
+            raise DoesNotFit(
+                f"Rows of {self.options.pack:,} tokens are too long for a limit of {format_size(limit_bytes)}.",
+                hint=f"Give --memory {format_size(2 * need)}, a smaller --pack, or --format bin, which has no rows.",
+                limit_bytes=limit_bytes,
+                need_bytes=2 * need,
+            )
 
     def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
         paths = [units.folder / receipt.name for receipt in units.receipts if receipt.rows]
         folder = units.folder / "made"
         rows = sum(receipt.rows for receipt in units.receipts)
         each = sum(receipt.size for receipt in units.receipts) / max(rows, 1)
-        done = finish_tokens(paths, folder, self.options, units.limit_bytes, lambda count: advance(round(count * each)))
+        done = finish_tokens(
+            paths, folder, self.options, units.limit_bytes, lambda count: advance(round(count * each)), units.schema
+        )
         made = {}
         for one in done.made:
             size, sha256 = one.path.stat().st_size, sha256_of(one.path, lambda _: advance(0))
             made[f"{shards}/{Path(one.name).name}"] = Made(one.path, one.split, one.rows, size, sha256)
-        card = self._card(paths, done.counts, shards)
+        card = self._card(done.schema, done.counts, shards)
         return Finished(made, card, asdict(done.counts))
 
-    def _card(self, units: list[Path], counts: TokenCounts, shards: str) -> CardFacts:
-        extension = f".{self.options.format}"
-        kept = read_schema(units[0], "arrow") if units else pa.schema([])
-        ids = pa.field(IDS, pa.list_(pa.type_for_alias(self.options.dtype)))
-        schema = pa.schema([ids, *(column for column in kept if column.name not in (IDS, "_brim_note"))])
-        card = card_of(schema, extension, {})
+    def _card(self, schema: pa.Schema, counts: TokenCounts, shards: str) -> CardFacts:
+        card = card_of(schema, f".{self.options.format}", {})
         if self.options.format == "bin":
             code = _READ_BIN.format(folder=shards, split=self.options.splits[0].name)
             card = replace(card, code=code, columns=[("tokens", self.options.dtype)])

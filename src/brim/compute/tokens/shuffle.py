@@ -16,7 +16,7 @@ import pyarrow as pa
 from brim.compute.tokens.documents import KEY, open_unit, small_batches
 
 _MOST_BUCKETS = 128
-_LEAST_BUCKET = 4_000_000
+_LEAST_BUCKET, _MOST_BUCKET = 4_000_000, 512_000_000  # a list array holds less than 2**31 tokens
 _KEYS = 1 << 64
 
 
@@ -24,7 +24,7 @@ def in_key_order(
     batches: Iterator[pa.RecordBatch], total_bytes: int, folder: Path, limit_bytes: int
 ) -> Iterator[pa.RecordBatch]:
     """The same rows, sorted by KEY. `folder` is for bucket files, which are removed as they are read."""
-    bucket_bytes = max(limit_bytes // 6, _LEAST_BUCKET)  # it is there twice while it is sorted
+    bucket_bytes = min(max(limit_bytes // 12, _LEAST_BUCKET), _MOST_BUCKET)  # it is there twice while it is sorted
     yield from _ordered(batches, total_bytes, folder, bucket_bytes, 0, _KEYS)
 
 

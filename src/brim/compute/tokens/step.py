@@ -102,7 +102,12 @@ class TokenizeStep:
         return loaded
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The columns that workers write."""
+        """The columns that workers write. A column that is missing or no text is an InputError."""
+        kind = _field(schema, self.options.column).type
+        if not _is_text(kind):
+            raise InputError(
+                f"The column {self.options.column!r} is not text but {kind}.", hint="Choose another with --column."
+            )
         fields = [pa.field(IDS, pa.list_(_arrow(self.options.dtype))), pa.field(NOTE, pa.uint8())]
         return pa.schema(fields + [_field(schema, name).remove_metadata() for name in self.options.keep])
 
@@ -110,25 +115,22 @@ class TokenizeStep:
         # The engine has a worker for each core; a pool of threads in each would only be in the way.
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if self.threads > 1 else "false"
         os.environ["RAYON_NUM_THREADS"] = str(self.threads)
-        kind = _field(schema, self.options.column).type
-        if not _is_text(kind):
-            raise InputError(
-                f"The column {self.options.column!r} is not text but {kind}.", hint="Choose another with --column."
-            )
-        for name in self.options.keep:
-            _field(schema, name)
+        self.output_schema(schema)
         self._loaded = self.check()
         if self.options.max_length is not None:
             self._loaded.raw.enable_truncation(self.options.max_length - len(self._tail))
 
     def apply(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
         column = batch.table.column(self.options.column)
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            column = column.cast(pa.large_string())
         room = 1 if small else _GROUP_BYTES * self.threads
         for start, stop in _groups(column, room):
             texts = column.slice(start, stop - start).to_pylist()
             yield self._encoded(texts, batch.table.slice(start, stop - start), start)
+
+    def smaller(self, rows: int) -> str:
+        return "Or encode long texts in smaller pieces: --long-chars."
 
     def close(self) -> None:
         self._loaded = None
@@ -213,7 +215,8 @@ def _arrow(dtype: str) -> pa.DataType:
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return bool(text or pa.types.is_null(kind))  # null: no text so far
 
 
 def _field(schema: pa.Schema, name: str) -> pa.Field:

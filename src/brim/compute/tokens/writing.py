@@ -6,7 +6,7 @@ A row group (or record batch) holds up to 2 million tokens. A shard is a number 
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,7 @@ class ShardWriter:
 
     def __init__(self, folder: Path, split: str, schema: pa.Schema, options: ShardOptions) -> None:
         self._folder, self._split, self._options = folder, split, options
-        self._schema = schema.with_metadata(_features(schema))
+        self._schema = schema
         self._group: list[pa.RecordBatch] = []
         self._group_rows = self._group_tokens = 0
         self._shards: list[tuple[Path, int, int]] = []  # finished: path, rows, tokens
@@ -86,6 +86,8 @@ class ShardWriter:
     def abandon(self) -> None:
         """Let go of the files after a failure."""
         if self._file is not None:
+            with contextlib.suppress(OSError, pa.ArrowException):
+                self._writer.close()  # else it complains when it is collected, of a file that is closed
             self._file.close()
 
     def _end_group(self) -> None:
@@ -145,11 +147,3 @@ def _plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         ends = np.concatenate([[0], ends_of(batch)]).astype(np.int32)
         columns[at] = pa.ListArray.from_arrays(pa.array(ends), pa.array(tokens_of(batch)))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _features(schema: pa.Schema) -> dict[str, str] | None:
-    """What `datasets` would write, if input_ids is the only column; else it finds the types itself."""
-    if schema.names != [IDS]:
-        return None
-    value = {"dtype": str(schema.field(IDS).type.value_type), "_type": "Value"}
-    return {"huggingface": json.dumps({"info": {"features": {IDS: {"feature": value, "_type": "List"}}}})}

@@ -104,14 +104,14 @@ def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str]
     if None in formats:
         raise InputError(
             f"{formats[None]!r} has a name that does not tell what it is.",
-            hint=f"brim reads files that end in {_endings()}; --format says what others are.",
+            hint=f"brim reads files that end in {_endings()}; --input-format says what others are.",
         )
     for what, several in (("formats", formats), ("compressions", codecs)):
         if len(several) > 1:
             first, second = list(several.values())[:2]
             raise InputError(
                 f"The source holds files of different {what}: {first!r} and {second!r}.",
-                hint="Take one kind at a time: give a glob like 'folder/*.jsonl', or --format.",
+                hint="Take one kind at a time: give a glob like 'folder/*.jsonl', or --input-format.",
             )
     (format,), (codec,) = formats, codecs
     delimiter = options.delimiter or ("\t" if format == "tsv" else ",")
@@ -131,7 +131,8 @@ def _resolve(source: str, options: RowOptions) -> tuple[str, Iterator[tuple[str,
     if os.path.exists(path):
         return os.path.dirname(path), iter([(os.path.basename(path), _stat(path))])
     if not _WILD.search(source):
-        raise InputError(f"The source {source!r} does not exist.", hint="Give a file, a folder or a glob.")
+        hint = "Standard input is not read: give a file" if source == "-" else "Give a file"
+        raise InputError(f"The source {source!r} does not exist.", hint=f"{hint}, a folder or a glob.")
     fixed = path[: _WILD.search(path).start()]  # type: ignore[union-attr]
     root = os.path.dirname(fixed)
     names = sorted(os.path.relpath(match, root) for match in glob.iglob(path, recursive=True))
@@ -174,7 +175,9 @@ def _pick(splits: list[str], wanted: str | None, folder: str) -> str:
     if wanted is None:
         if len(splits) == 1:
             return splits[0]
-        raise InputError(f"{os.path.basename(folder)!r} has several splits.", hint=f"{listed} Name one with --split.")
+        raise InputError(
+            f"{os.path.basename(folder)!r} has several splits.", hint=f"{listed} Name one with --from-split."
+        )
     if wanted not in splits:
         raise InputError(f"{os.path.basename(folder)!r} has no split {wanted!r}.", hint=listed)
     return wanted

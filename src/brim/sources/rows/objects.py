@@ -54,6 +54,12 @@ def _array(values: list[Any], name: str, where: Callable[[int], str], known: pa.
                 hint="Give the column one type in all rows.",
                 column=name,
             ) from error
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{where(number)}: the column {name!r} holds half of a surrogate pair, which is not text.",
+                hint="Mend the text, as with text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace').",
+                column=name,
+            ) from error
         except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
             raise InputError(
                 f"{where(number)}: the column {name!r} holds what Arrow has no type for: {_line(error)}.",

@@ -35,15 +35,16 @@ class RowOptions:
             raise InputError(
                 f"{self.delimiter!r} cannot separate the values of a CSV file.", hint="Give one character."
             )
-        for option, value in (("limit", self.limit), ("unit_bytes", self.unit_bytes)):
+        for option, value in (("--limit", self.limit), ("--unit-size", self.unit_bytes)):
             if value is not None and value < 1:
-                raise InputError(f"{option} is {value}; it must be 1 or more.")
+                raise InputError(f"{option} takes a number above zero, not {value}.")
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was said, without what only names things."""
+        """What was said, without what only names things, as it comes back from JSON."""
         said = {name: getattr(self, name) for name in self.__slots__ if name != "name"}
-        return {name: value for name, value in said.items() if value != getattr(_PLAIN, name)}
+        said = {name: value for name, value in said.items() if value != getattr(_PLAIN, name)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
 
 
 _PLAIN = RowOptions()

@@ -99,7 +99,7 @@ def _of_csv(found: Found, options: RowOptions) -> pa.Schema:
     assert whole is not None
     missing = sorted(set(options.as_text) - set(whole.names))
     if missing:
-        raise InputError(f"There is no column {missing[0]!r} to read as text.", hint=f"There are: {whole.names}.")
+        raise InputError(f"The source has no column {missing[0]!r}.", hint=f"It has {', '.join(whole.names)}.")
     return pa.schema([field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in whole])
 
 

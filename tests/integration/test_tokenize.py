@@ -1,0 +1,320 @@
+"""brim tokenize from end to end: the real command, real files, and what a reader gets."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from brim.cli import app
+from brim.errors import BrimError
+from brim.memory.meter import tree_bytes
+from tests.conftest import brim, tree_digest
+from tests.hub import TestHub
+from tests.publishing import DEST, REPO, Machine
+
+tokenizers = pytest.importorskip("tokenizers")
+WORDS = [
+    "the",
+    "a",
+    "naïve",
+    "Straße",
+    "café",
+    "splits",
+    "words,",
+    "12345",
+    "(signs)",
+    "it's",
+    "3.14!",
+    "你好",
+    "🙂",
+    "x_y",
+]
+LIMIT = 400_000_000
+EOS = "<|end|>"
+
+
+def prose(words: int, seed: int) -> str:
+    draw = random.Random(seed)
+    return " ".join(draw.choices(WORDS, k=words))
+
+
+TEXTS = [prose(30, seed) for seed in range(200)] + ["", 'two\nlines, a "quote" and a comma', " spaces  ", "🙂" * 40]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two tokenizers and a corpus."""
+    folder = tmp_path_factory.mktemp("tokenize")
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=500, special_tokens=[EOS, "[CLS]"], initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator([prose(100, seed) for seed in range(900, 920)], trainer)
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", made.token_to_id("[CLS]"))]
+    )
+    made.save(str(folder / "tokenizer.json"))
+    made.enable_truncation(4)
+    made.enable_padding(length=4)
+    made.save(str(folder / "padded.json"))
+    write_jsonl(folder / "corpus.jsonl", TEXTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(work: Path) -> list[list[int]]:
+    raw = tokenizers.Tokenizer.from_file(str(work / "tokenizer.json"))
+    return [raw.encode(text).ids if text else [] for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def bare(work: Path) -> list[list[int]]:
+    """Without [CLS], and with the end of each document: what packing takes."""
+    raw = tokenizers.Tokenizer.from_file(str(work / "tokenizer.json"))
+    end = raw.token_to_id(EOS)
+    return [[*raw.encode(text, add_special_tokens=False).ids, end] if text else [] for text in TEXTS]
+
+
+def write_jsonl(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(texts)))
+    return path
+
+
+def tokenize(work: Path, source: str, out: Path | str, *more: str, **options: Any) -> Any:
+    """The last line of --json, or the process if it should fail."""
+    words = ["--tokenizer", "tokenizer.json", "--memory", str(LIMIT), *more]
+    done = brim("tokenize", source, str(out), *words, "--json", cwd=work, **options)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def ids(out: Path, split: str = "train") -> list[list[int]]:
+    shards = sorted((out / "data").glob(f"{split}-*.parquet"))
+    return [row for shard in shards for row in pq.read_table(shard)["input_ids"].to_pylist()]
+
+
+def _as_csv(delimiter: str) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter, lineterminator="\r\n")
+    writer.writerows([("id", "text"), *enumerate(TEXTS)])
+    return b"\xef\xbb\xbf" + text.getvalue().encode()
+
+
+def write_formats(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """The corpus in every format: (source, options)."""
+    lines = (folder / "corpus.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[:99])) + gzip.compress(b"".join(lines[99:])))
+    yield "a.jsonl.gz", []
+    parts = [pa.compress(b"".join(part), codec="zstd", asbytes=True) for part in (lines[:99], lines[99:])]
+    (folder / "a.jsonl.zst").write_bytes(b"".join(parts))
+    yield "a.jsonl.zst", []
+    (folder / "a.csv").write_bytes(_as_csv(","))
+    yield "a.csv", []
+    (folder / "a.tsv").write_bytes(_as_csv("\t"))
+    yield "a.tsv", []
+    table = pa.table({"id": range(len(TEXTS)), "nested": [[{"a": 1}]] * len(TEXTS), "text": TEXTS})
+    pq.write_table(table.slice(0, 100), folder / "a-1.parquet", row_group_size=37)
+    pq.write_table(table.slice(100), folder / "a-2.parquet", row_group_size=1)
+    yield "a-*.parquet", []
+    viewed = table.set_column(2, "text", table["text"].cast(pa.string_view()))
+    with pa.OSFile(str(folder / "a.arrow"), "wb") as file, pa.ipc.new_file(file, viewed.schema) as writer:
+        writer.write_table(viewed, max_chunksize=41)
+    yield "a.arrow", []
+    (folder / "documents").mkdir()
+    for number, text in enumerate(TEXTS):
+        (folder / "documents" / f"{number:03d}.txt").write_text(text)
+    yield "documents", ["--text", "document"]
+
+
+def test_every_format_gives_the_ids_of_encode(work: Path, expected: list[list[int]]) -> None:
+    """Whatever holds the texts, each document has the ids that encode gives for it alone."""
+    sources = [*write_formats(work)]
+
+    def run(given: tuple[str, list[str]]) -> list[list[int]]:
+        out = work / f"format-{given[0].replace('*', '')}"
+        told = tokenize(work, given[0], out, *given[1])
+        counted = [told[name] for name in ("documents", "tokens", "empty", "null", "cut", "rough", "rows")]
+        assert counted == [len(TEXTS), sum(map(len, expected)), 1, 0, 0, 0, len(TEXTS)]
+        return ids(out)
+
+    with ThreadPoolExecutor(2) as pool:
+        for given, rows in zip(sources, pool.map(run, sources), strict=True):
+            assert rows == expected, given
+
+
+def test_a_saved_dataset_and_what_stays_beside_the_ids(
+    work: Path, tmp_path: Path, bare: list[list[int]], expected: list[list[int]]
+) -> None:
+    """A split of a DatasetDict; labels keep their names; nulls are counted; --limit takes the first rows."""
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"]), input_ids=datasets.Value("int8")
+    )
+    texts = [None, *TEXTS[:-1]]
+    rows = {"text": texts, "label": [n % 2 for n in range(len(TEXTS))], "input_ids": [0] * len(TEXTS)}
+    saved = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict(train=saved, test=saved.select(range(9))).save_to_disk(tmp_path / "saved")
+    asked = tokenize(work, str(tmp_path / "saved"), tmp_path / "out", check=2)
+    assert asked["hint"] == "It has: train, test. Name one with --from-split."
+    more = ("--from-split", "train", "--keep", "label", "--limit", "50")
+    told = tokenize(work, str(tmp_path / "saved"), tmp_path / "out", *more)
+    assert (told["documents"], told["null"]) == (50, 1)
+    read = datasets.load_dataset(str(tmp_path / "out"), split="train")
+    assert read.features == {"input_ids": datasets.List(datasets.Value("int32")), "label": features["label"]}
+    assert read["input_ids"][:] == [[], *expected[:49]]
+    assert read["label"][:] == rows["label"][:50]
+
+
+def test_packing_is_the_same_however_it_is_cut(work: Path, tmp_path: Path, bare: list[list[int]]) -> None:
+    """Blocks are those of all documents in a row, whatever the workers and units; the tail is dropped and counted."""
+    options = ("--pack", "64", "--eos", EOS, "--rows-per-shard", "50")
+    ways = [("--workers", "1"), ("--workers", "2", "--unit-size", "5KB")]
+    made = []
+    for number, way in enumerate(ways):
+        told = tokenize(work, "corpus.jsonl", tmp_path / str(number), *options, *way)
+        made.append({name: sha for name, sha in tree_digest(tmp_path / str(number)).items() if ".brim" not in name})
+    assert made[0] == made[1]
+    flat = [token for document in bare for token in document]
+    assert ids(tmp_path / "1") == [flat[at : at + 64] for at in range(0, len(flat) - 63, 64)]
+    assert told["dropped_tail"] == len(flat) % 64
+    counts = [pq.read_metadata(path).num_rows for path in sorted((tmp_path / "1" / "data").iterdir())]
+    assert counts[:-1] == [50] * (len(counts) - 1)
+    assert 0 < counts[-1] <= 50
+
+
+def test_bin_split_and_shuffled(work: Path, tmp_path: Path, bare: list[list[int]]) -> None:
+    """A memmap and an index give every document once, in another order; verify sees damage in each of the files."""
+    options = ("--no-special-tokens", "--eos", EOS, "--split", "0.9/0.1", "--shuffle", "7")
+    told = tokenize(work, "corpus.jsonl", tmp_path / "out", *options, "--format", "bin", "--unit-size", "9KB")
+    data, documents = tmp_path / "out" / "data", {}
+    for split in ("train", "validation"):
+        head = json.loads((data / f"{split}.json").read_text())
+        tokens = np.memmap(data / f"{split}.bin", dtype=head["dtype"], mode="r")
+        start = np.load(data / f"{split}.idx.npy", mmap_mode="r")
+        documents[split] = [tokens[start[n] : start[n + 1]].tolist() for n in range(head["documents"])]
+        assert (head["dtype"], head["tokens"]) == ("<u2", len(tokens))
+    both = documents["train"] + documents["validation"]
+    assert sorted(both) == sorted(bare)
+    assert both != bare
+    assert 5 < len(documents["validation"]) < 50
+    assert told["rows"] == len(TEXTS)
+    tokenize(work, "corpus.jsonl", tmp_path / "parquet", *options)
+    other = brim(
+        "tokenize", "corpus.jsonl", tmp_path / "parquet", "--tokenizer", "padded.json", *options, cwd=work, check=None
+    )
+    assert "truncation and padding; switched off" in other.stderr
+    assert "another dataset: the tokenizer changed." in other.stderr
+    assert ids(tmp_path / "parquet", "validation") == documents["validation"]
+    assert ids(tmp_path / "parquet") == documents["train"]
+    brim("verify", tmp_path / "out")
+    for name in ("train.bin", "train.idx.npy", "validation.json"):
+        (data / name).write_bytes((data / name).read_bytes()[:-3] + b"???")
+    found = brim("verify", tmp_path / "out", check=None)
+    assert found.returncode != 0
+    for name in ("train.bin", "train.idx.npy", "validation.json"):
+        assert f"data/{name}: its content changed" in found.stderr
+
+
+def test_long_documents_without_spaces(work: Path, tmp_path: Path) -> None:
+    """Megabytes in one word: the ids are those of the whole, and the tree stays below the limit."""
+    draw = random.Random(0)
+    texts = ["".join(draw.choices("splitwordsnumbers0123", k=1_000_000 * (1 + n % 2))) for n in range(2)]
+    source = write_jsonl(tmp_path / "long.jsonl", texts)
+    words = ["tokenize", str(source), str(tmp_path / "out"), "--tokenizer", "tokenizer.json", "--memory", str(LIMIT)]
+    process = subprocess.Popen([sys.executable, "-m", "brim", *words], cwd=work, stdout=subprocess.PIPE, text=True)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, tree_bytes(process.pid))
+        time.sleep(0.004)
+    assert process.returncode == 0
+    assert peak <= LIMIT
+    assert process.stdout is not None
+    assert "long texts encoded in pieces: 2" in process.stdout.read()
+    raw = tokenizers.Tokenizer.from_file(str(work / "tokenizer.json"))
+    assert ids(tmp_path / "out")[0] == raw.encode(texts[0]).ids
+
+
+def test_killed_and_continued(work: Path, tmp_path: Path) -> None:
+    """kill -9 of the parent in every part of the job: the output is that of an undisturbed run, bit for bit."""
+    write_jsonl(tmp_path / "corpus.jsonl", TEXTS * 3)
+    options = ["--shuffle", "1", "--split", "0.8/0.2", "--pack", "32", "--unit-size", "20KB", "--quiet"]
+    words = ["tokenize", str(tmp_path / "corpus.jsonl"), "--tokenizer", "tokenizer.json", "--memory", str(LIMIT)]
+
+    def command(out: str) -> list[str]:
+        return [sys.executable, "-m", "brim", *words, str(tmp_path / out), *options]
+
+    began = time.monotonic()
+    subprocess.run(command("whole"), cwd=work, check=True, stdout=subprocess.DEVNULL)
+    seconds = time.monotonic() - began
+    moments, killed = random.Random("brim"), 0
+    while killed < 8:
+        process = subprocess.Popen(command("out"), cwd=work, stdout=subprocess.DEVNULL)
+        try:
+            assert process.wait(moments.uniform(0.3, seconds)) == 0
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+    subprocess.run(command("out"), cwd=work, check=True, stdout=subprocess.DEVNULL)
+    assert tree_digest(tmp_path / "out") == tree_digest(tmp_path / "whole")
+
+
+def test_to_the_hub(work: Path, tmp_path: Path, expected: list[list[int]]) -> None:
+    """The same shards and a card arrive; a second run has nothing to do."""
+    with TestHub(tmp_path / "hub") as hub:
+        machine = Machine(hub, tmp_path)
+        words = ["corpus.jsonl", DEST, "--tokenizer", "tokenizer.json", "--memory", str(LIMIT), "--direct", "--json"]
+        command = [sys.executable, "-m", "brim", "tokenize", *words]
+        told = []
+        for _ in range(2):
+            done = subprocess.run(command, cwd=work, env=machine.environment, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr + done.stdout
+            told.append(json.loads(done.stdout.splitlines()[-1]))
+        assert (told[0]["computed"], told[1]["units"]) == (1, 0)
+        (name,) = [name for name in hub.files(REPO) if name.startswith("data/")]
+        table = pq.read_table(io.BytesIO(hub.read(REPO, name)))
+        assert table["input_ids"].to_pylist() == expected
+        assert f"{len(TEXTS)} documents" in hub.read(REPO, "README.md").decode()
+
+
+REFUSED = [
+    ("corpus.jsonl", ["--keep", "id", "--pack", "8"], "--keep needs rows that are documents"),
+    ("corpus.jsonl", ["--pack", "100000000"], "too long for a limit"),
+    ("corpus.jsonl", ["--eos", "<|End|>"], "Close to it are '<|end|>'"),
+    ("corpus.jsonl", ["--column", "txt"], "Close to it are 'text'"),
+    ("corpus.jsonl", ["--column", "id"], "not text but int64"),
+    ("corpus.jsonl", ["--tokenizer", "corpus.jsonl"], "is not a tokenizer"),
+    ("-", [], "Standard input is not read"),
+    ("cut.jsonl.gz", [], "damaged or cut off"),
+    ("surrogate.jsonl", [], "half of a surrogate pair"),
+]
+
+
+def test_refused_in_words(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is encoded first, and nothing is left at the destination."""
+    (work / "cut.jsonl.gz").write_bytes(gzip.compress((work / "corpus.jsonl").read_bytes())[:-9])
+    (work / "surrogate.jsonl").write_bytes(b'{"text": "good"}\n{"text": "bad \\ud83d"}\n')
+    monkeypatch.chdir(work)
+    for source, options, message in REFUSED:
+        words = ["--tokenizer", "tokenizer.json", "--memory", str(LIMIT), *options]
+        with pytest.raises(BrimError) as caught:  # a command would take half a second each
+            app(["tokenize", source, str(tmp_path / "out"), *words], standalone_mode=False)
+        assert message in f"{caught.value.message} {caught.value.hint}"
+        assert not (tmp_path / "out").exists()
