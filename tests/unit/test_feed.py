@@ -29,7 +29,7 @@ def wait_for(feed: Feed) -> bool:
 
 def take_all(feed: Feed, taken: list[int]) -> None:
     while not feed.exhausted:
-        if feed.waiting and (unit := feed.take()) is not None:
+        if feed.ahead and (unit := feed.take()) is not None:
             taken.append(unit.number)
 
 

@@ -10,6 +10,8 @@ from brim.cli.computing import job_options, row_options, run_job, tell
 from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Showing, Watching
 from brim.cli.output import progress_for
 
+_UNIT_BYTES = 4 << 20  # encoding is slow: small units keep all cores busy to the end
+
 HELP = """Turn a column of text into token ids, on all cores, within a memory limit.
 
 SOURCE is JSONL, CSV, TSV, Parquet, Arrow or text (also .gz and .zst), a folder or a glob of them, or a folder that
@@ -106,7 +108,8 @@ def tokenize(
             "--keep needs rows that are documents, and those of --pack and bin are not.", hint="Leave out one of them."
         )
     found = find_tokenizer(tokenizer)
-    vocabulary = LoadedTokenizer(found.read(), found.name).vocab_size
+    loaded = LoadedTokenizer(found.read(), found.name)
+    vocabulary = loaded.vocab_size
     settled = settle_dtype(dtype, format, vocabulary)
     special = pack is None if special_tokens is None else special_tokens
     options = TokenizeOptions(
@@ -114,12 +117,12 @@ def tokenize(
         dtype=settled, long_documents=long_documents, long_chars=long_chars,  # type: ignore[arg-type]
     )  # fmt: skip
     step = TokenizeStep(found, options)
-    loaded = step.check()
+    step.check(loaded)
     if loaded.switched_off:
         progress_for(showing.json, watching.quiet).note(
             f"the tokenizer has its own {' and '.join(loaded.switched_off)}; switched off for this job"
         )
-    rows_of = open_rows(source, replace(row_options(rows), as_text=(column,)))
+    rows_of = open_rows(source, replace(row_options(rows), as_text=(column,), least_unit_bytes=_UNIT_BYTES))
     step.output_schema(rows_of.schema)
     header = {
         "vocab_size": vocabulary,

@@ -35,8 +35,9 @@ from brim.sources.rows.unit import RowSource
 
 _LISTEN_S, _FIRST_S = 0.1, 0.01
 _END_S = 5.0
-_PYTHON_BYTES = 50 << 20  # a worker with pyarrow and nothing else
+_PYTHON_BYTES, _UNSEEN_BYTES = 50 << 20, 80 << 20  # a worker with pyarrow and nothing else; with some imports
 _KEPT_BYTES = 64 << 20  # what a worker may keep from unit to unit
+_SEEN, _RARE, _BAD_STARTS = 16, 8, 3
 _MEMORY_WORDS = ("memory allocation of", "bad_alloc", "Cannot allocate memory", "out of memory", "MemoryError")
 
 
@@ -89,8 +90,8 @@ class Computation:
         self._waiting: deque[Attempt] = deque()  # what was tried before, and the next unit
         self._room = Room(options.limit_bytes, process_bytes(os.getpid()), _PYTHON_BYTES)
         self._most = options.workers or usable_cores()
-        self._work_bytes = 0  # the most that a unit took above what its worker holds at rest
-        self._started = 0
+        self._taken: deque[int] = deque(maxlen=_SEEN)  # what units took above what their worker holds at rest
+        self._started = self._bad_starts = self._shortages = 0
         # The types of the first batch, as hex; None until they are known.
         self._types: str | None = ledger.recall("types") if isinstance(step, Settles) else ""
 
@@ -185,21 +186,22 @@ class Computation:
         if self._waiting and self._waiting[0].alone:
             self._admit_alone()
             return
-        if self._types is None and self._busy():
-            return  # the first batch is on its way, and all others take its types
-        wanted = self._wanted() if self._types is not None else 1
+        wanted = self._wanted()
         idle = [worker for worker in self._workers if worker.ready and worker.attempt is None]
         for worker in idle:
             if len(self._workers) > wanted:
                 self._let_go(worker)
                 continue
-            if tight and self._busy():
-                return
+            if (tight or self._types is None) and self._busy():
+                break  # memory is short; or the first batch is on its way, and all others take its types
             if not self._find_work(feed):
                 return
             self._give(worker, self._waiting.popleft())
-        starting = [worker for worker in self._workers if not worker.ready]
-        if not starting and not tight and len(self._workers) < wanted and self._find_work(feed):
+        while not tight and len(self._workers) < wanted and self._find_work(feed):
+            starting = [worker for worker in self._workers if not worker.ready]
+            one_by_one = len(starting) < len(self._workers)
+            if (starting and one_by_one) or len(starting) >= len(self._waiting) + feed.ahead:
+                return
             self._start()
 
     def _admit_alone(self) -> None:
@@ -217,9 +219,12 @@ class Computation:
             self._give(fresh[0], self._waiting.popleft())
 
     def _wanted(self) -> int:
-        if not any(worker.ready for worker in self._workers) and not self._started:
-            return 1  # the first one shows what the others will take
-        return self._room.workers(round(1.1 * self._work_bytes), self._most)
+        if not any(worker.ready for worker in self._workers):
+            # Several at once only if there is room for workers that load much; else the first one shows what they take.
+            return replace(self._room, worker_bytes=_UNSEEN_BYTES).workers(0, self._most)
+        # A rare unit that takes more is done alone: it need not slow down all others.
+        usual = sorted(self._taken)[3 * len(self._taken) // 4] if self._taken else 0
+        return self._room.workers(round(1.1 * usual), self._most)
 
     def _start(self) -> WorkerProcess:
         self._started += 1
@@ -236,7 +241,7 @@ class Computation:
 
     def _let_go(self, worker: WorkerProcess) -> None:
         self._workers = tuple(other for other in self._workers if other is not worker)
-        worker.end()
+        worker.end() if worker.ready else worker.kill()
         worker.wait(_END_S)
 
     # What workers say
@@ -307,7 +312,7 @@ class Computation:
             for span in unit.spans:
                 Path(span.path).unlink(missing_ok=True)
         if not attempt.alone:
-            self._work_bytes = max(self._work_bytes, worker.peak_bytes - worker.base_bytes)
+            self._taken.append(max(worker.peak_bytes - worker.base_bytes, 0))
         worker.attempt = None
         kept = done.held_bytes - worker.base_bytes
         if kept > max(_KEPT_BYTES, self._room.share_bytes(len(self._workers)) // 4):
@@ -324,10 +329,7 @@ class Computation:
         if code == -signal.SIGABRT and any(word in words for word in _MEMORY_WORDS):
             memory = True
         if not worker.ready:
-            if memory and not self._others_hold(worker):
-                raise too_small(self._room_with(worker), known=False)
-            if not memory:
-                raise does_not_start(code, words)
+            self._did_not_start(worker, code, words)
             return
         if worker.attempt is None:
             return
@@ -341,10 +343,15 @@ class Computation:
         self.outcome.retries += 1
         self._waiting.append(again)
 
-    def _others_hold(self, worker: WorkerProcess) -> bool:
-        """A worker that did not even start is no proof that it cannot, if there were others."""
-        self._most = max(len(self._workers), 1)
-        return bool(self._workers)
+    def _did_not_start(self, worker: WorkerProcess, code: int, words: str) -> None:
+        """With others beside it, there may only be too many; and whoever kills may do it once."""
+        if worker.over_line_bytes and not self._workers:
+            raise too_small(self._room_with(worker), known=False)
+        self._bad_starts += 1
+        if code != -signal.SIGKILL or self._bad_starts > _BAD_STARTS:
+            raise does_not_start(code, words)
+        if worker.over_line_bytes:
+            self._most = max(len(self._workers), 1)
 
     def _room_with(self, worker: WorkerProcess) -> Room:
         """The room, now that a worker was seen to need more before its first row."""
@@ -363,7 +370,9 @@ class Computation:
         again = attempt.after_memory(was_alone, self.step.splittable, held_bytes, worker.at)
         if again is None:
             raise does_not_fit(attempt, worker.at, held_bytes, self.step, self.source.reading, self.options.limit_bytes)
-        self._most = max(self._most - 1, 1) if not was_alone else self._most
+        self._shortages += 1
+        if not was_alone and self._shortages > 1 + self.outcome.computed // _RARE:
+            self._most = max(self._most - 1, 1)
         how = "row by row" if again.pieces == 0 else f"in {again.pieces} parts" if again.pieces > 1 else "alone"
         self.progress.note(f"unit {again.unit.number} ran out of memory: trying it {how}")
         self.outcome.retries += 1

@@ -42,14 +42,14 @@ class Feed:
         return False
 
     @property
-    def waiting(self) -> bool:
-        """Whether units are made and not taken."""
-        return self._made > self._taken
+    def ahead(self) -> int:
+        """How many units are made and not taken."""
+        return self._made - self._taken
 
     @property
     def exhausted(self) -> bool:
         """Whether there is none left and none will come. Raises what ended the source, once all before it is taken."""
-        if not self._over or self.waiting:
+        if not self._over or self.ahead:
             return False
         if self._failed is not None:
             raise self._failed

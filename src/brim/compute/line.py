@@ -21,6 +21,7 @@ from brim.memory.watch.sampler import Pace
 from brim.memory.watch.tree import TreeMeter
 
 _AGAIN_S = 0.2  # a worker that was ended is gone by then
+_WALK_S = 0.05
 _SHORTEST_S = 0.004  # between looks: a thread fills two gigabytes a second
 
 
@@ -53,6 +54,8 @@ class HeldLine:
             Line("soft", Level(bytes=room.soft_bytes), repeat_s=None),
             Line("hard", Level(bytes=room.hard_bytes), repeat_s=_AGAIN_S, hysteresis=0.0),
         ]
+        self._tree: set[int] = set()
+        self._walk_at = 0.0
         self._guard = Guard(room.limit_bytes, lines, horizon_s=0.0)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="line", daemon=True)
@@ -88,10 +91,12 @@ class HeldLine:
 
         Only where the user's function has started processes of its own, pages have to be counted.
         """
-        workers = self._workers()
+        workers, now = self._workers(), time.monotonic()
         known = {os.getpid(), *(worker.pid for worker in workers)}
-        held = {pid: process_bytes(pid) for pid in tree([os.getpid()])}
-        strangers = not held.keys() <= known
+        if now >= self._walk_at:  # walking the tree costs ten times what reading it does
+            self._tree, self._walk_at = set(tree([os.getpid()])), now + _WALK_S
+        held = {pid: process_bytes(pid) for pid in self._tree | known}
+        strangers = not self._tree <= known
         for worker in workers:
             if held.get(worker.pid):  # not of one that has died: what it left is still to be ended
                 worker.children = tuple(tree([worker.pid])[1:]) if strangers else ()

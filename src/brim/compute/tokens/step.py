@@ -94,9 +94,9 @@ class TokenizeStep:
             "keep": list(named.keep),
         }
 
-    def check(self) -> LoadedTokenizer:
+    def check(self, loaded: LoadedTokenizer | None = None) -> LoadedTokenizer:
         """Everything about the tokenizer that can be wrong, before the job starts."""
-        loaded = LoadedTokenizer(self.tokenizer.read(), self.tokenizer.name)
+        loaded = loaded or LoadedTokenizer(self.tokenizer.read(), self.tokenizer.name)
         settle_dtype(self.options.dtype, "", loaded.vocab_size)
         self._settle(loaded)
         return loaded

@@ -96,7 +96,6 @@ def find_tokenizer(given: Any) -> TokenizerFile:
     elif not path.exists():
         path = _from_hub(str(given))
     data = _bytes_of(path)
-    _parse(data, str(given))
     return TokenizerFile(str(given), hashlib.sha256(data).hexdigest(), path=str(path.resolve()))
 
 

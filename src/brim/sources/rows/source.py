@@ -116,7 +116,7 @@ def _open_text(
 ) -> RowSource:
     total = int(found.files.sizes.sum())
     spooled = found.codec is not None and found.kind != "document"
-    unit_bytes = options.unit_bytes or unit_size(total * _RATIO if spooled else total)
+    unit_bytes = options.unit_bytes or unit_size(total * _RATIO if spooled else total, options.least_unit_bytes)
 
     def cut(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
         if spooled:
@@ -131,7 +131,7 @@ def _open_text(
 def _laid_out(
     name: str, layout: Layout, facts: dict[str, Any], reading: dict[str, Any], options: RowOptions
 ) -> RowSource:
-    unit_bytes = options.unit_bytes or unit_size(layout.total_bytes)
+    unit_bytes = options.unit_bytes or unit_size(layout.total_bytes, options.least_unit_bytes)
 
     def cut(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
         return row_units(layout, unit_bytes, align, options.limit)

@@ -11,12 +11,12 @@ from brim.errors import SourceChanged
 from brim.sources.rows.unit import Span, Unit
 
 SPANS_PER_UNIT = 4096
-_LEAST_BYTES, _MOST_BYTES, _PARTS = 8 << 20, 128 << 20, 64
+_MOST_BYTES, _PARTS = 128 << 20, 64
 
 
-def unit_size(total_bytes: int) -> int:
+def unit_size(total_bytes: int, least_bytes: int) -> int:
     """The bytes of a unit, from the input alone: a 64th, but neither tiny nor huge."""
-    return min(max(total_bytes // _PARTS, _LEAST_BYTES), _MOST_BYTES)
+    return min(max(total_bytes // _PARTS, least_bytes), _MOST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
