@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from brim.engine.ledger import Ledger
 from brim.memory.meter import tree, tree_bytes
 from tests.conftest import brim, tree_digest
 from tests.faults.test_disk_full import grow, small_disk
+from tests.killing import kill_at_random_moments
 
 __all__ = ["small_disk"]
 
@@ -57,34 +57,15 @@ def test_killed_at_random_moments(work: Path) -> None:
     subprocess.run(command(work, "whole"), cwd=work, check=True, stdout=subprocess.DEVNULL)
     undisturbed = tree_digest(work / "whole")
     assert len([name for name in undisturbed if name.endswith(".parquet")]) > 15
-    moments = random.Random("brim")
-    killed = runs = 0
-    while killed < MOMENTS:
-        process = subprocess.Popen(command(work), cwd=work, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        runs += 1
-        while process.poll() is None and killed < MOMENTS:
-            time.sleep(moments.uniform(0.05, 0.45))
-            children = tree([process.pid])[1:]
-            if children and moments.random() < 0.6:
-                _kill(moments.choice(children))  # a worker: the run goes on
-                killed += 1
-            elif runs % 4 and process.poll() is None:
-                killed += 1
-                process.kill()
-        process.wait()
-        if process.returncode == 0:
-            assert tree_digest(work / "out") == undisturbed
-            shutil.rmtree(work / "out")
+
+    def whole() -> None:
+        assert tree_digest(work / "out") == undisturbed
+        shutil.rmtree(work / "out")
+
+    kill_at_random_moments(command(work), work, MOMENTS, (0.05, 0.45), whole)
     subprocess.run(command(work), cwd=work, check=True, stdout=subprocess.DEVNULL)
     assert tree_digest(work / "out") == undisturbed
     assert not _left_over(work / "out")
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _left_over(out: Path) -> list[Path]:
@@ -126,7 +107,7 @@ def test_stopped_by_ctrl_c(work: Path) -> None:
 
 
 def test_a_function_that_crashes_the_interpreter(work: Path) -> None:
-    """Tried twice, then reported with its signal and the place; mended, it continues."""
+    """Tried three times, then reported with its signal and the place; mended, it continues."""
     crash = SLOW.replace("    time.sleep(0.001)", '    if row["id"] == 333: import ctypes; ctypes.string_at(0)')
     (work / "steps.py").write_text(crash)
     failed = brim(*command(work)[3:], cwd=work, check=2)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +15,7 @@ from PIL import Image
 
 import brim
 from tests.conftest import brim as run_brim
+from tests.killing import kill_at_random_moments
 
 ROWS = 700
 MODEL = """
@@ -78,22 +76,18 @@ def test_every_destination(work: Path, dest: str) -> None:
 
 
 def test_killed_at_random_moments(work: Path) -> None:
-    """kill -9 of the parent, ten times over: the file is that of an undisturbed run, bit for bit."""
+    """kill -9 of parent or worker, 30 times over: the file is that of an undisturbed run, bit for bit."""
     slow = ["--argument", "pause=0.005"]
     run_brim(*words("whole.safetensors", *slow), cwd=work)
     whole = (work / "whole.safetensors").read_bytes()
-    moments, killed = random.Random("embed"), 0
-    while killed < 10:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "brim", *words("emb.safetensors", *slow)], cwd=work, stdout=subprocess.DEVNULL
-        )
-        time.sleep(moments.uniform(0.6, 1.5))
-        killed += process.poll() is None
-        process.kill()
-        if process.wait() == 0:
-            assert (work / "emb.safetensors").read_bytes() == whole
-            (work / "emb.safetensors").unlink()
-            shutil.rmtree(work / ".emb.safetensors.brim")
+
+    def look() -> None:
+        assert (work / "emb.safetensors").read_bytes() == whole
+        (work / "emb.safetensors").unlink()
+        shutil.rmtree(work / ".emb.safetensors.brim")
+
+    command = [sys.executable, "-m", "brim", *words("emb.safetensors", *slow)]
+    kill_at_random_moments(command, work, 30, (0.1, 0.7), look)
     run_brim(*words("emb.safetensors", *slow), cwd=work)
     assert (work / "emb.safetensors").read_bytes() == whole
     assert [path.name for path in (work / ".emb.safetensors.brim").iterdir() if path.is_dir()] == []

@@ -30,6 +30,7 @@ from brim.engine.stop import Stop
 from brim.errors import DoesNotFit
 from brim.memory.cores import usable_cores
 from brim.memory.meter import process_bytes
+from brim.memory.system import oom_kills
 from brim.progress import Progress
 from brim.sources.rows.unit import RowSource
 
@@ -92,6 +93,7 @@ class Computation:
         self._most = options.workers or usable_cores()
         self._taken: deque[int] = deque(maxlen=_SEEN)  # what units took above what their worker holds at rest
         self._started = self._bad_starts = self._shortages = 0
+        self._kills = oom_kills()
         # The types of the first batch, as hex; None until they are known.
         self._types: str | None = ledger.recall("types") if isinstance(step, Settles) else ""
 
@@ -325,7 +327,7 @@ class Computation:
         worker.kill_children()
         self._workers = tuple(other for other in self._workers if other is not worker)
         words = worker.last_words()
-        memory = worker.over_line_bytes or code == -signal.SIGKILL
+        memory = bool(worker.over_line_bytes) or (code == -signal.SIGKILL and self._was_full(worker))
         if code == -signal.SIGABRT and any(word in words for word in _MEMORY_WORDS):
             memory = True
         if not worker.ready:
@@ -342,6 +344,11 @@ class Computation:
         self.progress.note(f"a worker died ({exit_words(code)}) at unit {again.unit.number}: trying it again")
         self.outcome.retries += 1
         self._waiting.append(again)
+
+    def _was_full(self, worker: WorkerProcess) -> bool:
+        """Whether a SIGKILL that was not ours can be the kernel's for want of memory: it says so, or there was much."""
+        kills, self._kills = self._kills, oom_kills()
+        return kills != self._kills or worker.peak_bytes > self._room.share_bytes(1) // 2
 
     def _did_not_start(self, worker: WorkerProcess, code: int, words: str) -> None:
         """With others beside it, there may only be too many; and whoever kills may do it once."""

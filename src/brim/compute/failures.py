@@ -14,6 +14,8 @@ from brim.sizes import format_size
 from brim.sources.rows.read import where
 from brim.sources.rows.unit import Reading, Unit
 
+_CAUSES = {-signal.SIGKILL: "Somebody or something kills it; brim does not, and there was memory left."}
+
 
 def reason(error: BadRow) -> str:
     """The function's error in one line."""
@@ -92,9 +94,9 @@ def crashed(attempt: Attempt, reading: Reading, code: int, words: str, at: At | 
     at = at or attempt.at or At(0, 0, 0)
     place = where(attempt.unit, reading, at.offset)
     return InputError(
-        f"The function ended its process twice ({exit_words(code)}) at or after {place} "
+        f"The worker's process ended {attempt.crashes + 1} times ({exit_words(code)}) at or after {place} "
         f"(unit {attempt.unit.number}).{_last_line(words)}",
-        hint=("Something in native code fails there." if code < 0 else "Does it call os._exit()?")
+        hint=(_CAUSES.get(code, "Something in native code fails there.") if code < 0 else "Does it call os._exit()?")
         + " Finished units are kept; run the same command to continue.",
         unit=attempt.unit.number,
         row=at.offset,
