@@ -25,18 +25,19 @@ _SYNC_BYTES = 64 << 20
 
 
 class HashedFile:
-    """A file that is only appended to, and knows its hash and size. Dirty pages do not pile up."""
+    """A file that is only appended to, and knows its size and, if wanted, its hash. Dirty pages do not pile up."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, hashed: bool) -> None:
         self.path, self.size = path, 0
-        self._digest = hashlib.sha256()
+        self._digest = hashlib.sha256() if hashed else None
         self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
         self._synced = 0
         self.closed = False
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._digest.update(view)
+        if self._digest is not None:
+            self._digest.update(view)
         at = 0
         while at < len(view):
             at += self._file.write(view[at:])
@@ -71,7 +72,7 @@ class HashedFile:
 
     @property
     def sha256(self) -> str:
-        return self._digest.hexdigest()
+        return "" if self._digest is None else self._digest.hexdigest()
 
 
 class RowsFile:
@@ -82,7 +83,7 @@ class RowsFile:
         self._writing = writing
         self._held: list[pa.Table] = []
         self._held_rows = self._held_bytes = 0
-        self.file = HashedFile(path)
+        self.file = HashedFile(path, writing.hashed)
         sink = pa.PythonFile(self.file, mode="w")
         if writing.format == "arrow":
             self._writer: Any = pa.ipc.new_stream(sink, schema)

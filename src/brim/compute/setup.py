@@ -16,11 +16,15 @@ OnError = Literal["stop", "skip", "quarantine"]
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How the rows of a unit are written: batches (or row groups) end after so many rows or bytes."""
+    """How the rows of a unit are written: batches (or row groups) end after so many rows or bytes.
+
+    `hashed`: the file will be published, and its SHA-256 is part of the proof. A cache needs none.
+    """
 
     format: Literal["arrow", "parquet"]
     batch_rows: int = 1000
     batch_bytes: int = 32 << 20
+    hashed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

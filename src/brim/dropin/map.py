@@ -110,7 +110,7 @@ def _computed(
     progress: Progress,
 ) -> Kept:  # fmt: skip
     """The cache of this call, filled."""
-    writing = Writing("arrow", step.options.writer_batch_size or 1000)
+    writing = Writing("arrow", step.options.writer_batch_size or 1000, hashed=False)
     facts = {
         "kind": "map",
         "version": _VERSION,
