@@ -36,7 +36,7 @@ def test_help_and_version() -> None:
 
 
 def test_start_up_is_quick() -> None:
-    """`brim --help` takes at most three times as long as importing typer and rich."""
+    """`brim --help`, with all options of all verbs, takes at most four times as long as importing typer and rich."""
 
     def best(*command: str) -> float:
         times = []
@@ -46,7 +46,7 @@ def test_start_up_is_quick() -> None:
             times.append(time.perf_counter() - begin)
         return min(times)
 
-    assert best("-m", "brim", "--help") <= 3 * best("-c", "import typer, rich")
+    assert best("-m", "brim", "--help") <= 4 * best("-c", "import typer, rich")
 
 
 def test_the_whole_way(many_files: Callable[..., Path], tmp_path: Path) -> None:

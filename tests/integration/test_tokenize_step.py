@@ -221,7 +221,7 @@ def test_what_is_wrong_is_said(made: dict[str, Path], tmp_path: Path, monkeypatc
         step.open(pa.schema([("text", pa.int64())]))
     (tmp_path / "no.json").write_text("{}")
     with pytest.raises(InputError, match="not a tokenizer"):
-        find_tokenizer(tmp_path / "no.json")
+        TokenizeStep(find_tokenizer(tmp_path / "no.json")).check()
     with pytest.raises(InputError, match=r"no tokenizer\.json"):
         find_tokenizer(tmp_path)
     with pytest.raises(InputError, match="no tokenizer file"):

@@ -59,6 +59,8 @@ def map(
     Called again, it is read from there; after a crash, finished units are not done again. An iterator is known
     again by `name`.
 
+    `memory` is for the job: what this process holds when it calls is not counted.
+
     `input="arrow"` gives the function a pyarrow.Table, "numpy" a dict of arrays. `splittable=True` says that a batch
     done in parts gives the same rows, so that brim may do that when memory is short. `on_error="skip"` leaves out
     rows on which the function fails, "quarantine" keeps them in a file. `keep_done=True` keeps what was finished
@@ -86,9 +88,8 @@ def map(
         step = MapStep(function, options)
         if not step.digest.stable:
             progress.note("brim cannot tell whether this function has changed, so its result will not be found again")
-        limit = effective_limit(memory)
-        # What is available does not count what this process holds already, a limit in words does.
-        limit_bytes = limit.bytes + (0 if limit.asked_for else process_bytes(os.getpid()))
+        # What this process holds already is the caller's: the limit is for the job.
+        limit_bytes = effective_limit(memory).bytes + process_bytes(os.getpid())
         compute = ComputeOptions(limit_bytes, num_proc, on_error, step.batch_rows or 1, desc or "map")
         kept = _computed(source, step, compute, cache_home(cache_dir), not load_from_cache_file, keep_done, progress)
         made = open_dataset(
