@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,10 +27,10 @@ class ComputedContent:
     linked: bool
     left_out: tuple[str, ...] = ()
     files: int = 0
-    fingerprint: str = field(default="")
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "fingerprint", self.fingerprint or digest_json(self.facts))
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest_json(self.facts)
 
     @cached_property
     def shards(self) -> Sequence[Shard]:
