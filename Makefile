@@ -1,5 +1,5 @@
 # make demo    build, verify and read the bundled sample data
-# make test    lint, types and all tests
+# make test    lint, types and all tests but those that need torch (make test-embed) or Spark (make test-spark)
 # Both make their own virtual environment in .venv; PYTHON says which Python to make it from.
 
 PYTHON ?= python3

@@ -15,7 +15,9 @@ from PIL import Image
 
 import brim
 from tests.conftest import brim as run_brim
+from tests.hub import TestHub
 from tests.killing import kill_at_random_moments
+from tests.publishing import DEST, Machine
 
 ROWS = 700
 MODEL = """
@@ -119,6 +121,25 @@ def test_a_folder_of_images(work: Path) -> None:
     assert np.array_equal(vectors, np.array([[n, 10 + n] for n in range(20)], "float32"))
     names = pq.read_table(work / "emb.npy.rows.parquet")["image"].to_pylist()
     assert names == [f"{number:02d}.png" for number in range(20)]
+
+
+def test_texts_and_images_to_the_hub(work: Path) -> None:
+    """Both vectors in one pass, published with a card, and read back by the real client."""
+    for number in range(6):
+        Image.new("RGB", (10 + number, 5), (number, number, number)).save(work / f"{number}.png")
+    rows = [{"caption": "word " * number + "!", "path": f"{number}.png"} for number in range(6)]
+    (work / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with TestHub(work / "hub") as hub:
+        machine = Machine(hub, work / "machine", more={"PYTHONPATH": str(work)})
+        common = ["--model", "mine:factory", "--column", "caption", "--image", "path", "--keep", "caption"]
+        done = machine.run("embed", str(work / "pairs.jsonl"), DEST, *common, "--memory", "600MB", "--quiet")
+        assert (done.returncode, "proved" in done.stdout) == (0, True), done.stderr
+        code = f"""
+            import datasets
+            rows = datasets.load_dataset('{DEST.split("datasets/")[1]}')['train']
+            print(rows[3]['caption'], rows[3]['vision'], rows[3]['text'][0])
+        """
+        assert machine.python(code).stdout.strip() == "word word word ! [3.0, 13.0] 16.0"
 
 
 def test_another_file_of_that_name_is_not_replaced(work: Path) -> None:
