@@ -217,7 +217,6 @@ def test_first_and_second_run_cost_the_same_memory(work: Path, tmp_path: Path, c
 import brim, os
 from brim.memory.meter import process_bytes
 ds = brim.map({str(work / "rows.jsonl")!r}, lambda row: {{"long": row["text"] * 500}}, memory="600MB")
-before = process_bytes(os.getpid())
 total = sum(len(row) for row in ds.with_format("arrow").data.column("long").to_pylist()[:10])
 print(process_bytes(os.getpid()), ds.data.nbytes)
 """

@@ -64,10 +64,6 @@ class Outcome:
     bad_rows: int = 0
     peak_bytes: int = 0
 
-    @property
-    def rows(self) -> int:
-        return sum(receipt.rows for receipt in self.receipts)
-
 
 class Computation:
     """The units of one job. Whoever calls it holds the lock of `folder`, where unit files and receipts are."""

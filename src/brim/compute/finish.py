@@ -65,7 +65,6 @@ class RowsFinisher:
     rows_per_shard: int | None = None
     split: str = "train"
     writer_batch_rows: int | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.format not in EXTENSIONS:
@@ -105,9 +104,7 @@ class RowsFinisher:
                 self.split,
                 advance,
             )
-        return Finished(
-            named(made, shards, EXTENSIONS[self.format]), card_of(schema, EXTENSIONS[self.format], self.about)
-        )
+        return Finished(named(made, shards, EXTENSIONS[self.format]), card_of(schema, EXTENSIONS[self.format]))
 
 
 def with_features(schema: pa.Schema) -> pa.Schema:
@@ -124,7 +121,7 @@ def _features(schema: pa.Schema) -> dict[str, Any] | None:
         return None
 
 
-def card_of(schema: pa.Schema, extension: str, about: Mapping[str, Any]) -> CardFacts:
+def card_of(schema: pa.Schema, extension: str) -> CardFacts:
     features = _features(schema)
     columns = [(column.name, str(column.type)) for column in schema]
-    return CardFacts([], None if features is None else as_yaml(features), extension, columns, about=about)
+    return CardFacts([], None if features is None else as_yaml(features), extension, columns)

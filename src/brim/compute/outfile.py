@@ -164,10 +164,10 @@ class UnitFile:
         self._parts.append(RowsFile(path, schema, self._writing))
         return cast(table, schema)
 
-    def finish(self, schema: pa.Schema) -> tuple[int, int, str]:
-        """Give the file its name: rows, size and SHA-256. Without any rows it has `schema`."""
+    def finish(self) -> tuple[int, int, str]:
+        """Give the file its name: rows, size and SHA-256. Without any rows it has no columns: other units decide."""
         if not self._parts:
-            self.write(schema.empty_table())
+            self.write(pa.table({}))
         self._parts[-1].close()
         whole = self._parts[-1]
         if len(self._parts) > 1:

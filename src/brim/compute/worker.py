@@ -103,7 +103,7 @@ class Worker:
         try:
             for table in self._results(order, bad):
                 out.write(table)
-            rows, size, sha256 = out.finish(self._empty_schema())
+            rows, size, sha256 = out.finish()
             bad.close()
         except BaseException as error:  # noqa: BLE001  whatever it is, the parent has to know
             out.abandon()
@@ -134,12 +134,6 @@ class Worker:
         if types and types != self._types and isinstance(self.setup.step, Settles):
             self._types = types
             self.setup.step.settle(pa.ipc.read_schema(pa.py_buffer(types)))
-
-    def _empty_schema(self) -> Any:
-        """The schema of a unit that gave no rows: other units decide, so it claims nothing."""
-        import pyarrow as pa
-
-        return pa.schema([])
 
     def _results(self, order: Any, bad: _Bad) -> Iterator[Any]:
         """One table for each batch: cuts between them are the same however the batch was done."""

@@ -72,7 +72,7 @@ class TokenFinisher:
         return Finished(made, card, asdict(done.counts))
 
     def _card(self, schema: pa.Schema, counts: TokenCounts, shards: str) -> CardFacts:
-        card = card_of(schema, f".{self.options.format}", {})
+        card = card_of(schema, f".{self.options.format}")
         if self.options.format == "bin":
             code = _READ_BIN.format(folder=shards, split=self.options.splits[0].name)
             card = replace(card, code=code, columns=[("tokens", self.options.dtype)])
