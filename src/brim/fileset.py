@@ -15,10 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from brim.errors import SourceChanged
+from brim.objects.address import ObjectAddress
+from brim.objects.listing import ObjectStat
 from brim.tarball import Bundle, tar_size
 
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+Stat = os.stat_result | ObjectStat
 
 NO_CONTENT = -1  # the holder of a value that has a path perhaps, and no bytes: not the same as an empty one
 
@@ -32,6 +36,8 @@ class FileSet:
 
     With `ranges`, a value is a part of another file: its path is what is published and may be null, its
     size that of the part; dates and inodes are kept with the file it is part of.
+
+    With `bucket`, the files are objects below that address, and `etags` says which: an ETag takes the place of a date.
     """
 
     root: str
@@ -41,6 +47,8 @@ class FileSet:
     inodes: Ints
     bundles: Mapping[int, Bundle] = field(default_factory=dict)  # folders packed as one value, by number
     ranges: Ranges | None = None
+    bucket: ObjectAddress | None = None
+    etags: pa.Array | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -52,6 +60,8 @@ class FileSet:
 
     def full_path(self, number: int) -> str:
         """Where the bytes are."""
+        if self.bucket is not None:
+            return f"{self.bucket}/{self.path(number)}"
         if self.ranges is None:
             return os.path.join(self.root, self.path(number))
         holder = int(self.ranges.holders[number])
@@ -119,6 +129,8 @@ class FileSet:
             self.mtimes_ns[numbers],
             self.inodes[numbers],
             ranges=None if self.ranges is None else self.ranges.take(numbers),
+            bucket=self.bucket,
+            etags=None if self.etags is None else self.etags.take(pa.array(numbers)),
         )
 
 
@@ -144,8 +156,11 @@ class FileSetBuilder:
 
     _BLOCK = 65536
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, bucket: ObjectAddress | None = None) -> None:
         self.root = root
+        self._bucket = bucket
+        self._etags: list[str] = []
+        self._packed_etags: list[pa.Array] = []
         self._paths: list[str] = []
         self._stats: list[tuple[int, int, int]] = []
         self._packed_paths: list[pa.Array] = []
@@ -156,19 +171,22 @@ class FileSetBuilder:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, path: str, stat: os.stat_result) -> int:
+    def add(self, path: str, stat: Stat) -> int:
         """Add a file and return its number."""
-        return self._append(path, (stat.st_size, stat.st_mtime_ns, _inode(stat)))
+        etag = stat.etag if isinstance(stat, ObjectStat) else ""
+        return self._append(path, (stat.st_size, stat.st_mtime_ns, _inode(stat)), etag)
 
-    def _append(self, path: str, stat: tuple[int, int, int]) -> int:
+    def _append(self, path: str, stat: tuple[int, int, int], etag: str = "") -> int:
         self._paths.append(path)
+        if self._bucket is not None:
+            self._etags.append(etag)
         self._stats.append(stat)
         self._count += 1
         if len(self._paths) == self._BLOCK:
             self._pack()
         return self._count - 1
 
-    def add_bundle(self, path: str, members: list[tuple[str, str, os.stat_result]]) -> int:
+    def add_bundle(self, path: str, members: list[tuple[str, str, Stat]]) -> int:
         """Add a folder as one value: (name inside, path, stat) of each of its files."""
         numbers = tuple(self.add(member, stat) for _, member, stat in members)
         size = tar_size([(name, stat.st_size) for name, _, stat in members])
@@ -180,15 +198,17 @@ class FileSetBuilder:
     def _pack(self) -> None:
         self._packed_paths.append(pa.array(self._paths, pa.large_string()))
         self._packed_stats.append(np.array(self._stats, np.int64).reshape(-1, 3))
-        self._paths, self._stats = [], []
+        self._packed_etags.append(pa.array(self._etags, pa.large_string()))
+        self._paths, self._stats, self._etags = [], [], []
 
     def finish(self) -> FileSet:
         self._pack()
         stats = np.concatenate(self._packed_stats)
         paths = pa.concat_arrays(self._packed_paths)
-        self._packed_paths, self._packed_stats = [], []
+        etags = None if self._bucket is None else pa.concat_arrays(self._packed_etags)
+        self._packed_paths, self._packed_stats, self._packed_etags = [], [], []
         sizes, mtimes, inodes = (np.ascontiguousarray(stats[:, i]) for i in range(3))
-        return FileSet(self.root, paths, sizes, mtimes, inodes, self._bundles)
+        return FileSet(self.root, paths, sizes, mtimes, inodes, self._bundles, bucket=self._bucket, etags=etags)
 
 
 class RangeSetBuilder:
@@ -223,5 +243,5 @@ class RangeSetBuilder:
         return FileSet("/", paths, sizes, unused, unused, ranges=ranges)
 
 
-def _inode(stat: os.stat_result) -> int:
+def _inode(stat: Stat) -> int:
     return stat.st_ino & 0x7FFF_FFFF_FFFF_FFFF  # some network file systems use all 64 bits

@@ -8,7 +8,7 @@ from pathlib import Path
 import brim
 
 SOURCE = Path(brim.__file__).parent
-LEAVES = {"errors", "progress", "sizes", "fileset", "cuts", "tarball", "durable", "memory"}
+LEAVES = {"errors", "progress", "sizes", "fileset", "cuts", "tarball", "durable", "memory", "objects"}
 MAY_IMPORT = {
     "sources": {"sources"},
     "plans": {"plans", "sources"},
@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "api": {"engine", "plans", "sinks", "sources"},
     "cli": {"cli", "api", "compute", "sinks", "engine", "plans", "sources", "report", "lab", ""},
     "memory": set(),
+    "objects": {"objects"},
     "lab": {"lab", ""},
     "dropin": {"dropin", "compute", "engine", "plans", "sinks", "sources", "report"},
     "": {"api", "dropin", "engine", "errors", "memory", "tensors"},

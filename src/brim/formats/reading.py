@@ -8,15 +8,40 @@ side, and a system call for each would take longer than the copy.
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from brim.fileset import FileSet
+from brim.objects.reading import Changed, Piece, ahead, cut
 
 _NONE = -1
 _AHEAD_BYTES = 256 * 1024
 _SMALL_BYTES = 64 * 1024  # a larger range is worth a system call of its own
 _NEAR_BYTES = 4096  # values of an Arrow file may have a little of something else between them
+
+
+class Reader(Protocol):
+    """Reads a splice's source files in order. `leave()` it to have the last file checked."""
+
+    def turn_to(self, source: int) -> int:
+        """From now on that file is read. Returns its descriptor, if it has one."""
+
+    def read_into(self, target: memoryview, at: int) -> int:
+        """Fill as much of `target` as one read gives, from byte `at` of the file."""
+
+    def leave(self) -> None: ...
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+def reader_of(files: FileSet, segments: Iterable[tuple[int, int, int]], wanted_bytes: int) -> Reader:
+    """What reads these files. `segments` are (source, start, size) of what will be asked for, in order."""
+    return SourceReader(files, wanted_bytes) if files.bucket is None else ObjectReader(files, segments)
 
 
 class SourceReader:
@@ -85,6 +110,57 @@ class SourceReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
+
+
+class ObjectReader:
+    """Objects of a bucket, asked for ahead of the reading. The store compares each with what was planned."""
+
+    def __init__(self, files: FileSet, segments: Iterable[tuple[int, int, int]]) -> None:
+        assert files.bucket is not None
+        self._files, self._bucket = files, files.bucket
+        self._sources: deque[int] = deque()  # of the pieces that were asked for
+        self._pieces = ahead(files.bucket, self._asked(segments))
+        self._source = _NONE
+        self._piece = Piece("", 0, 0)
+        self._data = memoryview(b"")
+
+    def _asked(self, segments: Iterable[tuple[int, int, int]]) -> Iterator[Piece]:
+        etags = self._files.etags
+        for source, start, size in segments:
+            if source >= 0 and size:
+                etag = None if etags is None else etags[source].as_py() or None
+                for piece in cut(self._bucket.key(self._files.path(source)), start, start + size, etag):
+                    self._sources.append(source)
+                    yield piece
+
+    def turn_to(self, source: int) -> int:
+        self._source = source
+        return _NONE
+
+    def read_into(self, target: memoryview, at: int) -> int:
+        if not self._data:
+            try:
+                self._piece, data = next(self._pieces)
+            except Changed:
+                raise self._files.changed(self._sources[0], "is not the object that was planned") from None
+            self._sources.popleft()
+            self._data = memoryview(data)
+        start = self._piece.stop - len(self._data)
+        if start != at:
+            raise ValueError(f"byte {at} of an object is read where byte {start} is next")
+        step = min(len(target), len(self._data))
+        target[:step] = self._data[:step]
+        self._data = self._data[step:]
+        return step
+
+    def leave(self) -> None:
+        """Each answer was compared with what was planned."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pieces.close()  # type: ignore[attr-defined]
 
 
 def open_source(files: FileSet, number: int) -> int:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from brim.fileset import FileSet, Ints
-from brim.formats.reading import SourceReader
+from brim.formats.reading import SourceReader, reader_of
 from brim.formats.scratch import Scratch
 from brim.formats.seekable import Seekable
 from brim.tarball import END, member_header, padding
@@ -84,7 +84,7 @@ class Splice:
         room = max(1, min(buffer_bytes, stop - start))
         buffer = _page_aligned(room)
         filled = 0
-        with SourceReader(self.files, stop - start) as reader:
+        with reader_of(self.files, self._segments(start, stop), stop - start) as reader:
             for source, at, size in self._segments(start, stop):
                 if source >= 0:
                     reader.turn_to(source)  # a file of zero bytes is looked at too
@@ -123,6 +123,10 @@ class Splice:
         Not for a copy that is hashed as well: the bytes then come through this process anyway, and one
         pass of small reads beats a kernel copy plus a second read.
         """
+        if self.files.bucket is not None:
+            for chunk in self.chunks():
+                write_all(descriptor, chunk)
+            return
         with SourceReader(self.files, 0) as reader:
             for source, at, size in self._segments(0, self.size):
                 if source == _LITERAL:

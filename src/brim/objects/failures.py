@@ -1,0 +1,98 @@
+"""obstore's errors as brim's: what is wrong, where, what to do; without keys and without pages of XML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from brim.errors import BrimError, DestinationError, SinkFailed, SourceError
+from brim.objects.address import ObjectAddress
+
+_STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z ]*)")
+_CODE = re.compile(r"<Code>([^<]{1,60})</Code>")
+_PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
+_CREDENTIALS = (
+    "Credentials come from the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), AWS_PROFILE, or the role of "
+    "the machine."
+)
+
+
+def is_object_error(error: BaseException) -> bool:
+    """Whether an error came from obstore."""
+    return type(error).__module__.startswith("obstore") or _is_not_found(error)
+
+
+def _is_not_found(error: BaseException) -> bool:
+    return isinstance(error, FileNotFoundError) and "Object at location" in str(error)
+
+
+def status_of(error: BaseException) -> int | None:
+    match = _STATUS.search(str(error))
+    return int(match[1]) if match else None
+
+
+def code_of(error: BaseException) -> str:
+    """What S3 calls the error, like NoSuchBucket."""
+    match = _CODE.search(str(error))
+    return match[1] if match else ""
+
+
+def is_missing(error: BaseException) -> bool:
+    return _is_not_found(error) or type(error).__name__ == "NotFoundError"
+
+
+def is_changed(error: BaseException) -> bool:
+    """Whether a condition of a request did not hold."""
+    return type(error).__name__ in ("PreconditionError", "AlreadyExistsError", "NotModifiedError")
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same request may succeed later."""
+    if not is_object_error(error) or is_missing(error) or is_changed(error):
+        return False
+    status = status_of(error)
+    if status is not None:
+        return status in _PASSING
+    return type(error).__name__ == "GenericError"  # no answer at all: cut, refused, too slow
+
+
+@contextmanager
+def explained(address: ObjectAddress, *, reading: bool = False) -> Iterator[None]:
+    """Errors of obstore inside become brim's."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, BrimError) or not is_object_error(error):
+            raise
+        raise explain(error, address, reading=reading) from None  # the original holds addresses and answers
+
+
+def explain(error: BaseException, address: ObjectAddress, *, reading: bool = False) -> BrimError:
+    wrong = SourceError if reading else DestinationError
+    status, code, kind = status_of(error), code_of(error), type(error).__name__
+    bucket = f"{address.scheme}://{address.bucket}"
+    if code == "NoSuchBucket" or (is_missing(error) and "NoSuchBucket" in str(error)):
+        return wrong(f"There is no bucket {bucket}.", hint="Make it first; brim makes no buckets.")
+    if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
+        return wrong(f"{bucket} does not accept the credentials ({code}).", hint=_CREDENTIALS)
+    if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
+        what = "read" if reading else "write to"
+        anonymous = " A public bucket can be read with --anonymous." if reading and not address.access.anonymous else ""
+        return wrong(f"You may not {what} {address} ({code or status or 'refused'}).", hint=_CREDENTIALS + anonymous)
+    if status in (301, 307) or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
+        return wrong(f"{bucket} is in another region.", hint="Set AWS_REGION to the one it is in.")
+    if "metadata" in str(error) and "169.254" in str(error):
+        anonymous = " A public bucket can be read with --anonymous." if reading else ""
+        return wrong(f"There are no credentials for {bucket}.", hint=_CREDENTIALS + anonymous)
+    if is_missing(error):
+        return wrong(f"There is nothing at {address}.")
+    if is_changed(error):
+        return SinkFailed(f"{address} was changed by somebody else meanwhile.", hint="Run the same command again.")
+    if is_passing(error):
+        what = f"answered {status}{f' ({code})' if code else ''}" if status else "does not answer"
+        return SinkFailed(
+            f"{bucket} {what}, although it was asked again and again.",
+            hint="Run the same command to continue; what is finished stays finished.",
+        )
+    return wrong(f"{bucket} refuses the request ({code or status or kind}).")

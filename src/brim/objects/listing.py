@@ -1,0 +1,81 @@
+"""What is in a bucket below a place: names, sizes, ETags."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from brim.objects.address import ObjectAddress
+from brim.objects.failures import explained, is_missing, is_object_error
+from brim.objects.store import store_of
+
+_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStat:
+    """What is known of an object; with the names that a file's stat has, so that both can be looked at alike.
+
+    The ETag takes the place of the date: it changes when the content does, and a copy has the same.
+    """
+
+    st_size: int
+    etag: str
+    st_ino: int = 0
+
+    @property
+    def st_mtime_ns(self) -> int:
+        return int.from_bytes(hashlib.sha256(self.etag.encode()).digest()[:7])
+
+
+def list_objects(address: ObjectAddress, *, reading: bool = True) -> Iterator[tuple[str, ObjectStat]]:
+    """(name below the address, stat) of every object, in the order of the store (by key). Folder marks are left out."""
+    store = store_of(address)
+    import obstore
+
+    skip = len(address.prefix) + 1 if address.prefix else 0
+    prefix = f"{address.prefix}/" if address.prefix else None
+    with explained(address, reading=reading):
+        for page in obstore.list(store, prefix, chunk_size=_PAGE):
+            for found in page:
+                name = found["path"][skip:]
+                if name and not (name.endswith("/") and not found["size"]):
+                    yield name, _stat(found)
+
+
+def stat_object(address: ObjectAddress, *, reading: bool = True) -> ObjectStat | None:
+    """What is at the address itself; None if it is no object."""
+    if not address.prefix:
+        return None
+    store = store_of(address)
+    import obstore
+
+    with explained(address, reading=reading):
+        try:
+            return _stat(obstore.head(store, address.prefix))
+        except Exception as error:
+            if is_object_error(error) and is_missing(error):
+                return None
+            raise
+
+
+def _stat(found: Any) -> ObjectStat:
+    etag = found["e_tag"] or str(found["last_modified"])
+    return ObjectStat(int(found["size"]), str(etag))
+
+
+def read_small(address: ObjectAddress, name: str = "", *, reading: bool = True) -> bytes | None:
+    """All of a small object; None if it is not there."""
+    store = store_of(address)
+    import obstore
+
+    key = address.key(name) if name else address.prefix
+    with explained(address, reading=reading):
+        try:
+            return bytes(obstore.get(store, key).bytes())
+        except Exception as error:
+            if is_object_error(error) and is_missing(error):
+                return None
+            raise

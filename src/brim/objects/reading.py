@@ -1,0 +1,217 @@
+"""Ranges of objects, a few requests ahead of whoever reads them.
+
+One request at a time would wait for the line again and again: a bucket answers after tens of milliseconds, and one
+connection carries a part of what a line can. So pieces are asked for ahead, in order, and given in order. Each request
+names the ETag that was planned: an object that became another one is noticed by the store itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
+from typing import Any
+
+from brim.errors import SourceError
+from brim.objects.address import ObjectAddress
+from brim.objects.failures import explain, is_changed, is_missing, is_object_error, is_passing
+from brim.objects.loop import submit
+from brim.objects.store import store_of
+
+PIECE_BYTES = 4 << 20
+AHEAD_BYTES = 4 * PIECE_BYTES  # asked for and not taken yet, by one reader
+_AHEAD_REQUESTS = 16  # small objects: their number is what counts
+_WAITS_S = (0.2, 1.0, 3.0)
+_LOOK_S = 0.2
+_WINDOW_BYTES = 1 << 18  # a Parquet footer and what else is small
+_KEEP_BYTES = 8 << 20  # what a stream can go back: more than the largest page that is read whole
+
+
+class Changed(Exception):
+    """An object is not what it was when it was planned, or is gone. Whoever knows its name says so to people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A range of an object. Without an ETag it is taken as it is."""
+
+    key: str
+    start: int
+    stop: int
+    etag: str | None = None
+
+
+def fetch(address: ObjectAddress, piece: Piece, check: Callable[[], None] = lambda: None) -> bytes:
+    """The bytes of one piece."""
+    return next(iter(ahead(address, [piece], check)))[1]
+
+
+def ahead(
+    address: ObjectAddress, pieces: Iterable[Piece], check: Callable[[], None] = lambda: None
+) -> Iterator[tuple[Piece, bytes]]:
+    """The bytes of pieces in order. `check` is called while one is waited for, and may raise to end it."""
+    waiting: deque[tuple[Piece, Future[bytes] | None]] = deque()
+    asked = 0
+    source = iter(pieces)
+    nxt = next(source, None)
+    try:
+        while nxt is not None or waiting:
+            while nxt is not None and _fits(waiting, asked, nxt):
+                size = nxt.stop - nxt.start
+                waiting.append((nxt, submit(_get(address, nxt)) if size else None))
+                asked += size
+                nxt = next(source, None)
+            piece, future = waiting.popleft()
+            asked -= piece.stop - piece.start
+            yield piece, b"" if future is None else _result(future, address, piece, check)
+    finally:
+        for _, future in waiting:
+            if future is not None:
+                future.cancel()
+
+
+def _fits(waiting: deque[tuple[Piece, Future[bytes] | None]], asked: int, piece: Piece) -> bool:
+    size = piece.stop - piece.start
+    return not waiting or (asked + size <= AHEAD_BYTES and len(waiting) < _AHEAD_REQUESTS)
+
+
+async def _get(address: ObjectAddress, piece: Piece) -> bytes:
+    import obstore
+
+    options: Any = {"range": (piece.start, piece.stop)}
+    if piece.etag:
+        options["if_match"] = piece.etag
+    result = await obstore.get_async(store_of(address), piece.key, options=options)
+    return bytes(await result.bytes_async())
+
+
+def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, check: Callable[[], None]) -> bytes:
+    for wait_s in (*_WAITS_S, None):
+        try:
+            data = _waited(future, check)
+        except Exception as error:
+            if is_changed(error) or is_missing(error):
+                raise Changed(piece.key) from None
+            if not is_object_error(error):
+                raise
+            if wait_s is None or not is_passing(error):
+                raise explain(error, address, reading=True) from None
+        else:
+            if len(data) == piece.stop - piece.start:
+                return data
+            if wait_s is None:
+                raise Changed(piece.key)
+        _pause(wait_s, check)
+        future = submit(_get(address, piece))
+    raise AssertionError("the last try returns or raises")
+
+
+def _waited(future: Future[bytes], check: Callable[[], None]) -> bytes:
+    while True:
+        try:
+            return future.result(_LOOK_S)
+        except NotYet:
+            if future.done():
+                raise
+            try:
+                check()
+            except BaseException:
+                future.cancel()
+                raise
+        except CancelledError as error:
+            raise SourceError("A request to an object store was dropped.") from error
+
+
+def _pause(seconds: float, check: Callable[[], None]) -> None:
+    until = time.monotonic() + seconds
+    while (left_s := until - time.monotonic()) > 0:
+        check()
+        time.sleep(min(left_s, _LOOK_S))
+
+
+def cut(key: str, start: int, stop: int, etag: str | None) -> Iterator[Piece]:
+    """A range as pieces of one request each."""
+    for at in range(start, stop, PIECE_BYTES):
+        yield Piece(key, at, min(at + PIECE_BYTES, stop), etag)
+
+
+class ObjectFile:
+    """Any range of an object, by one request each; small reads near each other share one. A formats.Readable."""
+
+    def __init__(self, address: ObjectAddress, name: str, size: int, etag: str | None) -> None:
+        self.name, self.size = name, size
+        self._address, self._etag = address, etag
+        self._at, self._window = 0, b""
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        size = max(min(size, self.size - offset), 0)
+        if not self._at <= offset <= offset + size <= self._at + len(self._window):
+            start = offset
+            if self.size - offset < _WINDOW_BYTES:  # near the end is a footer: take it whole
+                start = max(self.size - _WINDOW_BYTES, 0)
+            stop = min(max(offset + size, start + _WINDOW_BYTES), self.size)
+            pieces = cut(self._address.key(self.name), start, stop, self._etag)
+            self._at, self._window = start, b"".join(data for _, data in ahead(self._address, pieces))
+        begin = offset - self._at
+        return self._window[begin : begin + size]
+
+    def copy_to(self, descriptor: int, offset: int, size: int) -> None:
+        _copy(self.read_at, descriptor, offset, size)
+
+    def close(self) -> None:
+        self._window = b""
+
+
+class ObjectStream:
+    """Forwards, a few requests ahead, hashed on the way. A formats.Readable."""
+
+    def __init__(self, address: ObjectAddress, name: str, size: int, etag: str | None) -> None:
+        self.name, self.size = name, size
+        self._pieces = ahead(address, cut(address.key(name), 0, size, etag))
+        self._digest = hashlib.sha256()
+        self._kept = bytearray()  # the bytes before `_end`
+        self._end = 0
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        size = max(min(size, self.size - offset), 0)
+        if offset < self._end - len(self._kept):
+            raise ValueError(f"{self.name} is read forwards only")
+        while self._end < offset + size:
+            self._advance(offset)
+        begin = offset - (self._end - len(self._kept))
+        return bytes(self._kept[begin : begin + size])
+
+    def _advance(self, needed_from: int) -> None:
+        _, block = next(self._pieces)
+        self._digest.update(block)
+        self._kept += block
+        self._end += len(block)
+        spare = min(len(self._kept) - _KEEP_BYTES, needed_from - (self._end - len(self._kept)))
+        if spare > _KEEP_BYTES // 2:
+            del self._kept[:spare]
+
+    def sha256(self) -> str:
+        """Of everything: what was not read yet is read now."""
+        while self._end < self.size:
+            self._advance(self.size)
+        return self._digest.hexdigest()
+
+    def copy_to(self, descriptor: int, offset: int, size: int) -> None:
+        _copy(self.read_at, descriptor, offset, size)
+
+    def close(self) -> None:
+        self._pieces.close()  # type: ignore[attr-defined]
+
+
+def _copy(read_at: Callable[[int, int], bytes], descriptor: int, offset: int, size: int) -> None:
+    import os
+
+    while size > 0:
+        view = memoryview(read_at(offset, min(size, 1 << 20)))
+        offset, size = offset + len(view), size - len(view)
+        while view:
+            view = view[os.write(descriptor, view) :]
