@@ -29,6 +29,7 @@ from brim.errors import DamageFound, InputError
 from brim.memory.cores import usable_cores
 from brim.memory.limit import Limit, effective_limit
 from brim.memory.meter import process_bytes, tree_bytes
+from brim.objects.address import Access
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress, Silent
 from brim.sinks.folder import FolderSink
@@ -52,6 +53,7 @@ class JobOptions:
     state: str | None = None
     stop_file: str | None = None
     hub: HubOptions = field(default_factory=HubOptions)
+    access: Access = field(default_factory=Access)  # to the bucket that is the destination
 
     def __post_init__(self) -> None:
         if self.on_error not in ("stop", "skip", "quarantine"):
@@ -85,7 +87,7 @@ class ComputedJob:
         options: JobOptions,
     ) -> None:
         self.what, self.source, self.step, self.finisher, self.options = what, source, step, finisher, options
-        self.destination: Destination = new_destination(destination)
+        self.destination: Destination = new_destination(destination, options.access)
         check_hub_options(options.hub, self.destination)
         self.limit: Limit = effective_limit(options.memory)
 
@@ -132,7 +134,7 @@ class ComputedJob:
         if isinstance(self.destination, Path):
             return all(FolderSink(self.destination).holds(receipt.piece) for receipt in ledger.receipts.values())
         try:
-            verify(str(self.destination), progress=progress)
+            verify(str(self.destination), access=self.options.access, progress=progress)
         except DamageFound:
             return False
         return True

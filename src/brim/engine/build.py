@@ -16,6 +16,7 @@ from brim.errors import DestinationError, InputError
 from brim.formats.parquet import MAX_CELL_BYTES
 from brim.memory.cores import usable_cores
 from brim.memory.limit import Limit, effective_limit
+from brim.objects.address import Access, ObjectAddress
 from brim.plans.changes import changes_between
 from brim.plans.checks import CheckOptions, check_files, check_paths_stay_home, raise_refused
 from brim.plans.cut import CutOptions
@@ -42,6 +43,7 @@ class BuildOptions:
     state: str | None = None
     stop_file: str | None = None
     hub: HubOptions = field(default_factory=HubOptions)
+    access: Access = field(default_factory=Access)  # to the bucket that is the destination
 
     def __post_init__(self) -> None:
         if self.format not in EXTENSIONS:
@@ -56,7 +58,9 @@ class Build:
     """A plan with a destination: print it to see what would happen, `run()` it to make it happen."""
 
     def __init__(self, table: FileTable, destination: str | os.PathLike[str] | None, options: BuildOptions) -> None:
-        self.destination: Destination | None = None if destination is None else new_destination(destination)
+        self.destination: Destination | None = (
+            None if destination is None else new_destination(destination, options.access)
+        )
         self.options = _with_split(options, table)
         check_hub_options(options.hub, self.destination)
         self.limit: Limit = effective_limit(options.memory)
@@ -66,11 +70,14 @@ class Build:
         self.plan: Plan = make_plan(checked, options.format, options.cut, options.hub.folder)
         # One more than cores: while one waits for the disk or the line, the others hash.
         workers = options.workers or min(usable_cores() + 1, 8)
-        self.forecast: Forecast = forecast_build(self.plan, self.limit, workers, hub=self._is_remote)
+        to = None if self.destination is None else self.destination
+        self.forecast: Forecast = forecast_build(
+            self.plan, self.limit, workers, hub=isinstance(to, Address), bucket=isinstance(to, ObjectAddress)
+        )
 
     @property
     def _is_remote(self) -> bool:
-        return isinstance(self.destination, Address)
+        return isinstance(self.destination, Address | ObjectAddress)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -101,7 +108,7 @@ class Build:
         """What a build would find at the destination, as far as this machine's ledger tells."""
         ledger = Ledger(state_of(destination, self.options.state, self.options.hub))
         if ledger.job is None:
-            if isinstance(destination, Address):
+            if not isinstance(destination, Path):
                 return f"{destination} (nothing sent from here yet)"
             return f"{destination} ({'there, and not built by brim' if destination.exists() else 'new'})"
         if ledger.job.fingerprint != self.plan.fingerprint:

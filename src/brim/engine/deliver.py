@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from brim.durable import failures
+from brim.durable import failures, write_whole
 from brim.engine.content import Content
 from brim.engine.destination import Destination, make_state, state_folder
 from brim.engine.ledger import Ledger, Receipt
@@ -18,11 +19,14 @@ from brim.engine.stop import Stop, stoppable
 from brim.errors import InputError, Stopped
 from brim.formats.card import CardFacts
 from brim.memory.limit import Limit
+from brim.objects.address import ObjectAddress
 from brim.progress import Progress
 from brim.sinks.folder import FolderSink, make_folder
 from brim.sinks.hub.address import Address
-from brim.sinks.hub.options import HubOptions, Room
+from brim.sinks.hub.options import HubOptions
 from brim.sinks.hub.sink import HubSink
+from brim.sinks.objects.sink import ObjectSink
+from brim.sinks.room import Room
 
 _HUB_ONLY = ("config", "message", "public", "direct", "create_pull")
 
@@ -88,13 +92,15 @@ def deliver(
 ) -> Built:
     """Bring what is missing."""
     options = RunOptions(delivery.workers, delivery.limit.bytes, fresh=delivery.fresh, update=delivery.update)
+    room = Room(delivery.free_bytes, delivery.workers, delivery.limit.asked_for)
     if isinstance(destination, Path):
         folder = FolderSink(destination)
         folder.open(content.fingerprint)
         run = Run(content, folder, ledger, options, progress, stop)
         return _built(content, destination, run, run.run())
+    if isinstance(destination, ObjectAddress):
+        return _to_bucket(content, destination, options, room, ledger, progress, stop)
     hub = delivery.hub
-    room = Room(delivery.free_bytes, delivery.workers, delivery.limit.asked_for)
     sink = HubSink(destination, hub, ledger, room, progress, stop.check)
     try:
         sink.open(content.fingerprint)
@@ -116,6 +122,37 @@ def deliver(
     )
 
 
+def _to_bucket(
+    content: Content,
+    destination: ObjectAddress,
+    options: RunOptions,
+    room: Room,
+    ledger: Ledger,
+    progress: Progress,
+    stop: Stop,
+) -> Built:
+    sink = ObjectSink(destination, _owner(ledger), room, progress, stop.check)
+    try:
+        sink.open(content.fingerprint)
+        ledger.agree_with(b"".join(sink.manifests()))
+        options = dataclasses.replace(options, manifest_name=sink.manifest_name)
+        run = Run(content, sink, ledger, options, progress, stop)
+        built = _built(content, destination, run, run.run())
+    finally:
+        sink.close()
+    return dataclasses.replace(built, sent_bytes=run.sent_bytes)
+
+
+def _owner(ledger: Ledger) -> str:
+    """What tells the runs with this ledger from all others: random, and kept beside it."""
+    path = ledger.path.with_name("owner")
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        write_whole(path, secrets.token_hex(16).encode())
+        return path.read_text()
+
+
 def check_hub_options(hub: HubOptions, destination: Destination | None) -> None:
     """Options that only the Hub has are an error elsewhere, not silence."""
     if destination is None or isinstance(destination, Address):
@@ -124,7 +161,8 @@ def check_hub_options(hub: HubOptions, destination: Destination | None) -> None:
     for name in _HUB_ONLY:
         if getattr(hub, name) != getattr(plain, name):
             option = {"message": "commit-message", "create_pull": "create-pr"}.get(name, name)
-            raise InputError(f"--{option} is for the Hub, and the destination is a folder.")
+            what = "folder" if isinstance(destination, Path) else "bucket"
+            raise InputError(f"--{option} is for the Hub, and the destination is a {what}.")
 
 
 def state_of(destination: Destination, state: str | None, hub: HubOptions) -> Path:

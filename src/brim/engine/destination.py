@@ -1,4 +1,4 @@
-"""Where a dataset is: a folder, or a repository on the Hub; and where its ledger is."""
+"""Where a dataset is: a folder, a repository on the Hub, or a place in a bucket; and where its ledger is."""
 
 from __future__ import annotations
 
@@ -9,31 +9,36 @@ from pathlib import Path
 from brim.durable import sync_folder
 from brim.engine.ledger import LEDGER, STATE
 from brim.errors import DestinationError, InputError
+from brim.objects.address import Access, ObjectAddress, is_object_address, parse_object_address
+from brim.objects.store import endpoint_of
 from brim.sinks.hub.address import SCHEME, Address, looks_like_repo, parse_address
 
-Destination = Path | Address
+Destination = Path | Address | ObjectAddress
 
 
-def parse_destination(destination: str | os.PathLike[str]) -> Destination:
+def parse_destination(destination: str | os.PathLike[str], access: Access | None = None) -> Destination:
+    """`access` is how a bucket is reached."""
     text = os.fspath(destination)
     if text.startswith(SCHEME):
         return parse_address(text)
+    if is_object_address(text):
+        return parse_object_address(text, access)
     if "://" in text:
         raise InputError(
             f"brim cannot use {text.partition('://')[0]}:// as a destination.",
-            hint="Give a folder, or hf://datasets/ORG/NAME.",
+            hint="Give a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX.",
         )
     return Path(os.path.abspath(text))
 
 
-def new_destination(destination: str | os.PathLike[str]) -> Destination:
+def new_destination(destination: str | os.PathLike[str], access: Access | None = None) -> Destination:
     """A destination to build at. A bare ORG/NAME may be a slip: a folder of that name would be a surprise."""
     if isinstance(destination, str) and looks_like_repo(destination):
         raise InputError(
             f"{destination!r} may be a folder or a repository on the Hub.",
             hint=f"Write hf://datasets/{destination} for the Hub, or ./{destination} for a folder.",
         )
-    return parse_destination(destination)
+    return parse_destination(destination, access)
 
 
 def state_folder(destination: Destination, state: str | os.PathLike[str] | None, scope: str = "") -> Path:
@@ -46,9 +51,14 @@ def state_folder(destination: Destination, state: str | os.PathLike[str] | None,
     if isinstance(destination, Path):
         return destination / STATE
     home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    what = f"{os.environ.get('HF_ENDPOINT', '').rstrip('/')} {destination} {scope}"
-    name = f"{destination.repo.replace('/', '--')}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
-    return Path(home) / "brim" / "hub" / name
+    if isinstance(destination, Address):
+        kind, endpoint, shown = "hub", os.environ.get("HF_ENDPOINT", "").rstrip("/"), destination.repo
+    else:
+        kind, endpoint = "objects", endpoint_of(destination.access) or ""
+        shown = f"{destination.bucket}/{destination.prefix}"[:80].rstrip("/")
+    what = f"{endpoint} {destination} {scope}"
+    name = f"{shown.replace('/', '--')}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
+    return Path(home) / "brim" / kind / name
 
 
 def make_state(destination: Destination, folder: Path) -> None:

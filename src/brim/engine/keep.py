@@ -38,6 +38,6 @@ def reuse(content: Content, sink: Sink, ledger: Ledger, job: str) -> None:
         if ledger.receipts.get(shard.name) != receipt:
             if shard.name in ledger.receipts:
                 ledger.forget(shard.name)  # before its file becomes another one
-            sink.bring_back(receipt.piece, shard.name)
+            receipt = replace(receipt, etag=sink.bring_back(receipt.piece, shard.name))
         # The dates of its files stay as they were: if they changed, content is compared as in any resumed run.
         ledger.add(replace(receipt, name=shard.name, split=shard.split, job=job))

@@ -39,10 +39,11 @@ class Receipt:
     mtimes: str
     job: str
     staged_at: int = 0  # when it was sent to where it is safe only for some hours; 0: it is where it belongs
+    etag: str = ""  # what a bucket calls its content
 
     @property
     def piece(self) -> Piece:
-        return Piece(self.name, self.size, self.sha256)
+        return Piece(self.name, self.size, self.sha256, self.etag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,4 +176,4 @@ def finished_ledger(job: Job, receipts: Iterable[Receipt]) -> bytes:
 
 
 def _encode(record: dict[str, Any]) -> bytes:
-    return record_line({name: value for name, value in record.items() if name != "staged_at" or value})
+    return record_line({name: value for name, value in record.items() if name not in ("staged_at", "etag") or value})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,9 @@ from brim.engine.ledger import Job, Ledger, Receipt
 from brim.errors import DestinationError, InputError
 from brim.formats.card import CARD, card_folders, read_card
 from brim.formats.readable import LocalFile, Readable
+from brim.objects.address import Access, ObjectAddress
+from brim.objects.listing import ObjectStat, list_objects, read_small
+from brim.objects.reading import ObjectFile, ObjectStream
 from brim.progress import Advance
 from brim.sinks.hub.address import Address
 from brim.sinks.hub.client import HubClient, Snapshot
@@ -42,6 +45,7 @@ class Published(Protocol):
     """`sha256` without a full read (`deep`) is what the destination says of itself, where it says anything."""
 
     remote: bool
+    unproved: Sequence[str]
     told: Told
     sizes: Mapping[str, int]
 
@@ -55,6 +59,7 @@ class PublishedFolder:
     """A folder that was built."""
 
     remote = False
+    unproved: Sequence[str] = ()
 
     def __init__(self, folder: Path, state: str | os.PathLike[str] | None) -> None:
         if not folder.is_dir():
@@ -89,10 +94,12 @@ class PublishedRepository:
     """A repository on the Hub at one commit. Nothing of it is kept on disk."""
 
     remote = True
+    unproved: Sequence[str] = ()
 
     def __init__(self, client: HubClient, snapshot: Snapshot) -> None:
         self._client, self._at = client, snapshot
-        self.told = self._read_manifests()
+        manifests = [name for name in snapshot.tree if name.startswith(f"{MANIFESTS}/")]
+        self.told = read_manifests(manifests, lambda name: client.read(name, snapshot))
         folders = {"data", *(name.rpartition("/")[0] for name in self.told.receipts)}
         try:
             folders |= card_folders(read_card(self.card() or ""))
@@ -104,17 +111,6 @@ class PublishedRepository:
         self.sizes: Mapping[str, int] = named or there
         if not self.sizes and not self.told.receipts:
             raise InputError(f"{client.address} holds no dataset that brim can read: it has no Parquet or tar files.")
-
-    def _read_manifests(self) -> Told:
-        receipts: dict[str, Receipt] = {}
-        jobs: dict[str, Job] = {}
-        for name in sorted(self._at.tree):
-            if name.startswith(f"{MANIFESTS}/") and name.endswith(".jsonl"):
-                ledger = Ledger.of(self._client.read(name, self._at) or b"")
-                receipts |= ledger.receipts
-                if ledger.job is not None:
-                    jobs[ledger.job.fingerprint] = ledger.job
-        return Told(receipts, tuple(jobs.values()))
 
     def card(self) -> str | None:
         data = self._client.read(CARD, self._at)
@@ -130,20 +126,86 @@ class PublishedRepository:
         """As the Hub lists it; a small file that is no LFS object has none."""
         if not deep:
             return self._at.tree[name].sha256
-        with closing(self.stream(name)) as stream:
-            for at in range(0, stream.size, 1 << 20):
-                advance(len(stream.read_at(at, 1 << 20)))
-            return stream.sha256()
+        return hash_stream(self.stream(name), advance)
+
+
+class PublishedObjects:
+    """A place in a bucket. What is listed there has an ETag, which the manifest notes for every shard."""
+
+    remote = True
+    unproved: Sequence[str] = (
+        "content: only ETags were compared with those noted when it was sent; --deep reads everything back",
+    )
+
+    def __init__(self, address: ObjectAddress) -> None:
+        self._address = address
+        self._there: dict[str, ObjectStat] = {}
+        for folder in ("data", MANIFESTS):
+            for name, stat in list_objects(address.below(folder)):
+                self._there[f"{folder}/{name}"] = stat
+        self.told = read_manifests([name for name in self._there if name.startswith(f"{MANIFESTS}/")], self._read)
+        self.sizes: Mapping[str, int] = {
+            name: stat.st_size for name, stat in sorted(self._there.items()) if name.startswith("data/")
+        }
+        if not self.sizes and not self.told.receipts:
+            raise InputError(f"{address} holds no dataset: there is nothing below data/.", hint="Give what brim built.")
+
+    def _read(self, name: str) -> bytes | None:
+        return read_small(self._address, name)
+
+    def card(self) -> str | None:
+        data = self._read(CARD)
+        return None if data is None else data.decode()
+
+    def open(self, name: str) -> Readable:
+        return ObjectFile(self._address, name, self._there[name].st_size, self._there[name].etag)
+
+    def stream(self, name: str) -> ObjectStream:
+        return ObjectStream(self._address, name, self._there[name].st_size, self._there[name].etag)
+
+    def sha256(self, name: str, deep: bool, advance: Advance) -> str | None:
+        """By its ETag, which is that of the content whose SHA-256 was noted; or read."""
+        receipt = self.told.receipts.get(name)
+        if not deep:
+            return receipt.sha256 if receipt is not None and receipt.etag == self._there[name].etag else None
+        return hash_stream(self.stream(name), advance)
+
+
+def hash_stream(stream: StreamFile | ObjectStream, advance: Advance) -> str:
+    """Read all of it."""
+    with closing(stream):
+        for at in range(0, stream.size, 1 << 20):
+            advance(len(stream.read_at(at, 1 << 20)))
+        return stream.sha256()
+
+
+def read_manifests(names: Iterable[str], read: Callable[[str], bytes | None]) -> Told:
+    """What the published ledgers say, all of them together."""
+    receipts: dict[str, Receipt] = {}
+    jobs: dict[str, Job] = {}
+    for name in sorted(names):
+        if name.endswith(".jsonl"):
+            ledger = Ledger.of(read(name) or b"")
+            receipts |= ledger.receipts
+            if ledger.job is not None:
+                jobs[ledger.job.fingerprint] = ledger.job
+    return Told(receipts, tuple(jobs.values()))
 
 
 @contextmanager
 def opened(
-    destination: str | os.PathLike[str], state: str | os.PathLike[str] | None, note: Note
+    destination: str | os.PathLike[str],
+    state: str | os.PathLike[str] | None,
+    note: Note,
+    access: Access | None = None,
 ) -> Iterator[Published]:
     """What was built at a destination, to be read."""
-    where = parse_destination(destination)
+    where = parse_destination(destination, access)
     if isinstance(where, Path):
         yield PublishedFolder(where, state)
+        return
+    if isinstance(where, ObjectAddress):
+        yield PublishedObjects(where)
         return
     with ExitStack() as stack:
         stack.enter_context(explained(where.repo, begun=False, reading=True))

@@ -168,7 +168,11 @@ class Run:
                     self.progress.shard(shard.name, receipt.size, sha256, "compared")
                     if sha256 == receipt.sha256:
                         self.ledger.add(
-                            replace(self._receipt(shard, receipt.size, sha256), staged_at=receipt.staged_at)
+                            replace(
+                                self._receipt(shard, receipt.size, sha256),
+                                staged_at=receipt.staged_at,
+                                etag=receipt.etag,
+                            )
                         )
                     else:
                         self.progress.note(f"{shard.name}: the content of its files changed, so it is written again")
@@ -236,7 +240,7 @@ class Run:
     def _write(self, shard: Shard) -> tuple[Receipt, Put]:
         with self.content.splice(shard) as splice:
             put = self.sink.put(shard.name, splice, self._known.get(shard.name) or self.content.sha256(shard), self)
-            receipt = self._receipt(shard, splice.size, put.sha256)
+            receipt = replace(self._receipt(shard, splice.size, put.sha256), etag=put.etag)
         self.ledger.add(receipt)  # by the worker itself, so that a stop loses nothing that is finished
         return receipt, put
 

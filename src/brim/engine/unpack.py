@@ -17,11 +17,11 @@ from brim.engine.published import Published, opened
 from brim.engine.shard import locate
 from brim.errors import DamageFound, InputError
 from brim.formats.found import Found
-from brim.formats.readable import Readable, ReadableFile
+from brim.formats.readable import Hashing, Readable, ReadableFile
 from brim.formats.splice import BUFFER_BYTES
 from brim.memory.limit import effective_limit
+from brim.objects.address import Access
 from brim.progress import Progress, Silent
-from brim.sinks.hub.remote import StreamFile
 
 _WAITING = ".brim-unpack"
 
@@ -41,6 +41,7 @@ def unpack(
     out: str | os.PathLike[str],
     *,
     state: str | os.PathLike[str] | None = None,
+    access: Access | None = None,
     progress: Progress | None = None,
 ) -> Unpacked:
     """Write every file of a dataset below `out`. What is there already must be the same, and stays.
@@ -51,7 +52,7 @@ def unpack(
     progress = progress or Silent()
     if target.exists() and not target.is_dir():
         raise InputError(f"{str(target)!r} is a file.", hint="Give a folder.")
-    with opened(destination, state, progress.note) as published:
+    with opened(destination, state, progress.note, access) as published:
         receipts = published.told.receipts
         names = sorted(published.sizes)
         if not names:
@@ -95,7 +96,7 @@ class _Unpacking:
                     for file in _members(shard, found) if (found.path or "").endswith("/") else (found,):
                         self._file(shard, file)
                     self.progress.advance(found.size)
-                if isinstance(shard, StreamFile) and receipt is not None:
+                if isinstance(shard, Hashing) and receipt is not None:
                     self._prove(name, receipt, shard.sha256())
         except (PermissionError, IsADirectoryError) as error:
             raise InputError(f"{name} cannot be read: {error.strerror}.") from error

@@ -26,6 +26,7 @@ from brim.formats.readable import Readable
 from brim.formats.splice import SpliceBuilder
 from brim.memory.cores import usable_cores
 from brim.memory.limit import effective_limit
+from brim.objects.address import Access
 from brim.plans.cut import CutOptions
 from brim.plans.plan import Plan, make_plan
 from brim.progress import Advance, Progress, Silent
@@ -56,17 +57,19 @@ def verify(
     deep: bool = False,
     state: str | os.PathLike[str] | None = None,
     root: str | os.PathLike[str] | None = None,
+    access: Access | None = None,
     progress: Progress | None = None,
 ) -> Verified:
     """Prove what is at a destination; raise DamageFound that names whatever is wrong.
 
     A folder is read again. Of a repository on the Hub, the sizes and SHA-256 that it lists are compared with
-    the manifest, and the footers are read; `deep` reads everything back. With a source, every source file's
+    the manifest, and the footers are read; of a place in a bucket, sizes and ETags. `deep` reads everything
+    back. With a source, every source file's
     bytes are compared with those inside the shards (on the Hub: by the SHA-256 that its shards must have,
     unless `deep`).
     """
     progress = progress or Silent()
-    with opened(destination, state, progress.note) as published:
+    with opened(destination, state, progress.note, access) as published:
         check = _Verification(published, deep, progress)
         try:
             check.shards()
@@ -111,6 +114,7 @@ class _Verification:
                 self.found(f"{name}: is not part of the dataset")
         names = sorted(receipts) if self.told.jobs else sorted(here)
         reads = self.deep or not self.published.remote
+        self.result.unproved += [] if self.deep else self.published.unproved
         total = sum(here[name] for name in names if name in here) if reads else 0
         self.progress.start("verify", total, len(names), effective_limit().bytes)
         with ThreadPoolExecutor(usable_cores() if reads else _REQUESTS) as pool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from brim.formats.seekable import Seekable
 from brim.formats.splice import BUFFER_BYTES, copy_range, write_all
@@ -26,6 +26,14 @@ class Readable(Protocol):
         """Write a range at the descriptor's position."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Hashing(Protocol):
+    """What is hashed while it is read."""
+
+    def sha256(self) -> str:
+        """Of everything: what was not read yet is read now."""
 
 
 class LocalFile:

@@ -91,7 +91,7 @@ def provider(profile: Profile) -> Callable[[], dict[str, Any]]:
         import botocore.session
     except ImportError as error:
         raise MissingExtra(
-            f"The profile {profile.name!r} gets its credentials elsewhere (single sign-on, a role): that takes botocore.",
+            f"The profile {profile.name!r} gets its credentials elsewhere (a role, single sign-on): install botocore.",
             hint="pip install botocore; or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
             extra="s3",
         ) from error

@@ -11,6 +11,8 @@ from brim import cuts
 from brim.errors import DoesNotFit
 from brim.memory.forecast.shapes import EMBED_FACTORS
 from brim.memory.limit import Limit
+from brim.objects.reading import AHEAD_BYTES
+from brim.objects.sending import PART_BYTES
 from brim.plans.plan import Plan
 from brim.plans.weights import metadata_bytes
 from brim.sizes import format_size
@@ -24,6 +26,7 @@ BASE_BYTES = 48_000_000
 DATASETS_BYTES = 45_000_000  # what `import datasets` adds
 WORKER_BYTES = 4_000_000
 HUB_BYTES = 30_000_000  # huggingface_hub and its connections
+OBJECTS_BYTES = 25_000_000  # obstore and its connections
 PER_FILE_BYTES = 160
 PER_ROW_BYTES = 48
 PER_TAR_ROW_BYTES = 2_600
@@ -47,13 +50,15 @@ class Forecast:
         return self.base + self.worker * self.workers
 
 
-def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False) -> Forecast:
+def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False, bucket: bool = False) -> Forecast:
     """As many workers as asked for and as fit; DoesNotFit if not even one does."""
     table = plan.table
     paths = int(table.files.paths.nbytes)
     base = BASE_BYTES + HUB_BYTES * hub + (DATASETS_BYTES if table.verbatim else 0) + PER_ROW_BYTES * len(table)
     base += sum(int(table.rows.column(n).nbytes) for n in table.rows.column_names if n not in table.borrowed)
     base += paths + 24 * len(table.files)
+    from_bucket = table.files.bucket is not None
+    base += OBJECTS_BYTES * (bucket or from_bucket)
     if table.files.ranges is not None:
         base += int(table.files.on_disk.paths.nbytes) + 24 * len(table.files.on_disk)
     most_rows = max(shard.rows for shard in plan.shards)
@@ -62,6 +67,8 @@ def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False)
     numbers = sum(int(table.rows.column(name).nbytes) for name in table.columns)
     in_shard = table.file_count() * PER_FILE_BYTES + 3 * paths + 3 * numbers
     worker = WORKER_BYTES + int(share * in_shard) + per_row * most_rows + _values_bytes(plan)
+    # A part that is made, one that waits and one on its way; what is asked for ahead.
+    worker += 3 * PART_BYTES * bucket + AHEAD_BYTES * from_bucket
     fit = max((limit.bytes - base) // worker, 0)
     if fit < 1:
         need = base + worker

@@ -49,9 +49,10 @@ class FolderSink:
         with failures(self.root):
             rename(self.root / piece.name, self.root / _KEEP / piece.sha256)
 
-    def bring_back(self, piece: Piece, name: str) -> None:
+    def bring_back(self, piece: Piece, name: str) -> str:
         with failures(self.root):
             rename(self.root / _KEEP / piece.sha256, self.root / name)
+        return ""
 
     def discard(self, names: Iterable[str]) -> None:
         for name in names:

@@ -13,11 +13,12 @@ CardMaker = Callable[[str | None], str]  # from the card that is there to the on
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A shard as a destination sees it."""
+    """A shard as a destination sees it. `etag` is what a bucket called its content when it was sent."""
 
     name: str
     size: int
     sha256: str
+    etag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Put:
 
     sha256: str
     sent: bool = True
+    etag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,8 @@ class Sink(Protocol):
     def set_aside(self, piece: Piece) -> None:
         """Keep the content of a shard that loses its name."""
 
-    def bring_back(self, piece: Piece, name: str) -> None:
-        """Give content that was set aside a name."""
+    def bring_back(self, piece: Piece, name: str) -> str:
+        """Give content that was set aside a name; its ETag there, where there is such a thing."""
 
     def discard(self, names: Iterable[str]) -> None:
         """Shards of an earlier build that starts over."""

@@ -44,12 +44,3 @@ class HubOptions:
     def folder(self) -> str:
         """Where the shards of the config are, as `datasets` has it."""
         return self.data_dir or ("data" if self.config == "default" else self.config)
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What is left of the memory limit, how many shards are on their way at a time, and whether a user chose it."""
-
-    bytes: int
-    workers: int
-    asked_for: bool = True

@@ -22,9 +22,10 @@ from brim.sinks.hub.address import MAIN, Address
 from brim.sinks.hub.client import HubClient, Snapshot
 from brim.sinks.hub.commits import CONFLICT, REFUSED, Commits, OperationsAt, pointers, texts
 from brim.sinks.hub.lfs import Lfs
-from brim.sinks.hub.options import HubOptions, Room
+from brim.sinks.hub.options import HubOptions
 from brim.sinks.hub.session import explained, hub_session, is_passing, pause, status_of, waits_s
 from brim.sinks.hub.xet import NoXet, Xet
+from brim.sinks.room import Room
 from brim.sinks.sink import CardMaker, Job, Listener, Piece, Publication, Put, Watcher
 
 MANIFESTS = ".brim"
@@ -169,8 +170,9 @@ class HubSink:
     def set_aside(self, piece: Piece) -> None:
         """An object has no name; nothing needs to move."""
 
-    def bring_back(self, piece: Piece, name: str) -> None:
+    def bring_back(self, piece: Piece, name: str) -> str:
         """The next commit gives it the name."""
+        return ""
 
     def discard(self, names: Iterable[str]) -> None:
         """Readers keep what they have until the new version is whole."""

@@ -14,8 +14,8 @@ from brim.errors import BrimError, DoesNotFit, SinkFailed
 from brim.formats.splice import Splice
 from brim.memory.heap import give_back_heap, keep_heap_small
 from brim.sinks.hub.address import Address
-from brim.sinks.hub.options import Room
 from brim.sinks.hub.session import scrubbed, status_of
+from brim.sinks.room import Room
 from brim.sinks.sink import Put, Watcher
 from brim.sizes import format_size
 

@@ -1,0 +1,103 @@
+"""Send an object as a stream of parts. It appears whole, or not at all.
+
+Parts are handed over by the thread that makes them; a few are on their way at a time. (obstore could also pull them
+from an iterator, but it would do so on its own threads, and a part that itself comes from a bucket needs those.) Every
+part is signed with its SHA-256, which the store compares with what arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+from brim.objects.address import ObjectAddress
+from brim.objects.loop import submit
+from brim.objects.store import store_of
+
+PART_BYTES = 8 << 20
+_MOST_PARTS = 10_000
+_LOOK_S = 0.2
+
+
+def part_bytes(size: int) -> int:
+    """How large the parts of an object are: depends on its size alone, so that its ETag does too."""
+    least = -(-size // _MOST_PARTS)
+    return max(PART_BYTES, -(-least // (1 << 20)) << 20)
+
+
+def send_parts(
+    address: ObjectAddress, key: str, parts: Iterable[bytes], in_flight: int, check: Callable[[], None]
+) -> str:
+    """Send parts in order as one object, and return its ETag. `check` may raise to drop it."""
+    import asyncio
+
+    queue: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+
+    async def given() -> AsyncIterator[bytes]:
+        while (part := await queue.get()) is not None:
+            yield part
+
+    upload = submit(_put(address, key, given(), in_flight))
+    try:
+        for part in parts:
+            _hand_over(submit(queue.put(part)), upload, check)
+        _hand_over(submit(queue.put(None)), upload, check)
+        return str(_done(upload, check)["e_tag"] or "")
+    except BaseException:
+        upload.cancel()
+        raise
+
+
+async def _put(address: ObjectAddress, key: str, parts: AsyncIterator[bytes], in_flight: int) -> Any:
+    import obstore
+
+    return await obstore.put_async(
+        store_of(address), key, parts, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=in_flight
+    )
+
+
+def _hand_over(handing: Future[None], upload: Future[Any], check: Callable[[], None]) -> None:
+    while True:
+        done, _ = wait([handing, upload], _LOOK_S, FIRST_COMPLETED)
+        if upload in done:
+            upload.result()  # it failed: that is raised here
+            raise AssertionError("an upload ended before its last part")
+        if handing in done:
+            handing.result()
+            return
+        check()
+
+
+def _done(upload: Future[Any], check: Callable[[], None]) -> Any:
+    while not wait([upload], _LOOK_S).done:
+        check()
+    return upload.result()
+
+
+def send_small(address: ObjectAddress, key: str, data: bytes, *, etag: str | None = None, create: bool = False) -> str:
+    """Send a small object in one request, and return its ETag.
+
+    With `etag` only in the place of that very object, with `create` only if there is none: else obstore's error.
+    """
+    store = store_of(address)
+    import obstore
+
+    mode: Any = {"e_tag": etag} if etag else "create" if create else "overwrite"
+    return str(obstore.put(store, key, data, mode=mode, use_multipart=False)["e_tag"] or "")
+
+
+def delete_objects(address: ObjectAddress, keys: list[str]) -> None:
+    store = store_of(address)
+    import obstore
+
+    if keys:
+        obstore.delete(store, keys)
+
+
+def copy_object(address: ObjectAddress, source: str, target: str) -> None:
+    """A copy inside the bucket, by the store itself."""
+    store = store_of(address)
+    import obstore
+
+    obstore.copy(store, source, target)

@@ -1,0 +1,1 @@
+"""A place in a bucket as destination."""

@@ -1,0 +1,133 @@
+"""One run at a time at one place in a bucket: an object that says who is there, written under conditions.
+
+A bucket has no lock that dies with its holder. So the holder writes its object anew every few seconds, and whoever
+comes next watches for a while: an object that stays the same belongs to nobody any more. No clocks are compared. A run
+that continues an earlier one on the same machine (it holds the lock of the same ledger) need not wait.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+
+from brim.errors import DestinationError, SinkFailed
+from brim.objects.address import ObjectAddress
+from brim.objects.failures import explain, explained, is_changed, is_missing, is_object_error
+from brim.objects.listing import read_small, stat_object
+from brim.objects.sending import delete_objects, send_small
+
+NAME = ".brim/lock"
+RENEW_S = 15.0
+DEAD_S = 3 * RENEW_S
+_LOOK_S = 1.0
+
+
+class Lease:
+    """`owner` is the same for all runs with one ledger, and random."""
+
+    def __init__(self, address: ObjectAddress, owner: str, note: Callable[[str], None]) -> None:
+        self._address, self._owner, self._note = address, owner, note
+        self._key = address.key(NAME)
+        self._etag = ""
+        self._count = 0
+        self._lost = threading.Event()
+        self._over = threading.Event()
+        self._renewing = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def take(self, check: Callable[[], None]) -> None:
+        """Hold the place, or say who does."""
+        with explained(self._address):
+            while not self._create():
+                self._take_over(check)
+        self._thread = threading.Thread(target=self._renew_again, name="lease", daemon=True)
+        self._thread.start()
+
+    def _body(self) -> bytes:
+        self._count += 1
+        return json.dumps({"owner": self._owner, "count": self._count, "at": time.time_ns()}).encode()
+
+    def _create(self) -> bool:
+        try:
+            self._etag = self._etag or send_small(self._address, self._key, self._body(), create=True)
+        except Exception as error:
+            if is_object_error(error) and is_changed(error):
+                return False
+            raise
+        return True
+
+    def _take_over(self, check: Callable[[], None]) -> None:
+        """Whatever is there: ours from an earlier run, alive, or left by a run that died."""
+        place = self._address.below(NAME)
+        there = stat_object(place, reading=False)
+        if there is None:
+            return
+        if self._holder() != self._owner:
+            self._note("another brim has been at this destination: looking whether it still is")
+            until = time.monotonic() + DEAD_S
+            while time.monotonic() < until:
+                check()
+                time.sleep(_LOOK_S)
+                now = stat_object(place, reading=False)
+                if now is None:
+                    return
+                if now.etag != there.etag:
+                    raise DestinationError(
+                        "Another brim is building at this destination.", hint="Wait for it to end, or stop it."
+                    )
+        try:
+            self._etag = send_small(self._address, self._key, self._body(), etag=there.etag)
+        except Exception as error:
+            if not is_object_error(error) or not is_changed(error):
+                raise
+
+    def _holder(self) -> str:
+        try:
+            return str(json.loads(read_small(self._address, NAME, reading=False) or b"{}").get("owner", ""))
+        except (ValueError, AttributeError):
+            return ""
+
+    def _renew_again(self) -> None:
+        while not self._over.wait(RENEW_S):
+            try:
+                self.renew()
+            except Exception:  # noqa: BLE001  the line may be down: the next time decides
+                continue
+
+    def renew(self) -> None:
+        """Say that we are still here; DestinationError if somebody else took the place."""
+        with self._renewing:
+            self.check()
+            try:
+                self._etag = send_small(self._address, self._key, self._body(), etag=self._etag)
+            except Exception as error:
+                if not is_object_error(error):
+                    raise
+                if is_changed(error) or is_missing(error):
+                    if self._holder() == self._owner:  # the answer to an earlier try was lost
+                        there = stat_object(self._address.below(NAME), reading=False)
+                        self._etag = there.etag if there else self._etag
+                        return
+                    self._lost.set()
+                    self.check()
+                raise explain(error, self._address) from None
+
+    def check(self) -> None:
+        if self._lost.is_set():
+            raise SinkFailed(
+                "Another brim took over this destination while this one could not be seen.",
+                hint="Let it end; then run the same command to continue.",
+            )
+
+    def release(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(RENEW_S)
+        if self._etag and not self._lost.is_set():
+            try:
+                delete_objects(self._address, [self._key])
+            except Exception as error:
+                if not is_object_error(error):
+                    raise  # else: whoever comes next sees that nobody renews it
