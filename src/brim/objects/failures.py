@@ -12,6 +12,7 @@ from brim.objects.address import ObjectAddress
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>([^<]{1,60})</Code>")
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
+_GARBLED = {"BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "RequestTimeout"}  # on the way
 _CREDENTIALS = (
     "Credentials come from the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), AWS_PROFILE, or the role of "
     "the machine."
@@ -53,7 +54,7 @@ def is_passing(error: BaseException) -> bool:
         return False
     status = status_of(error)
     if status is not None:
-        return status in _PASSING
+        return status in _PASSING or code_of(error) in _GARBLED
     return type(error).__name__ == "GenericError"  # no answer at all: cut, refused, too slow
 
 

@@ -2,7 +2,7 @@
 
 Parts are handed over by the thread that makes them; a few are on their way at a time. (obstore could also pull them
 from an iterator, but it would do so on its own threads, and a part that itself comes from a bucket needs those.) Every
-part is signed with its SHA-256, which the store compares with what arrives.
+part carries its SHA-256, which the store compares with what arrives.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def part_bytes(size: int) -> int:
 
 
 def send_parts(
-    address: ObjectAddress, key: str, parts: Iterable[bytes], in_flight: int, check: Callable[[], None]
+    address: ObjectAddress, key: str, parts: Iterable[memoryview], in_flight: int, check: Callable[[], None]
 ) -> str:
     """Send parts in order as one object, and return its ETag. `check` may raise to drop it."""
     import asyncio
 
-    queue: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+    queue: asyncio.Queue[memoryview | None] = asyncio.Queue(1)
 
-    async def given() -> AsyncIterator[bytes]:
+    async def given() -> AsyncIterator[memoryview]:
         while (part := await queue.get()) is not None:
             yield part
 
@@ -49,7 +49,7 @@ def send_parts(
         raise
 
 
-async def _put(address: ObjectAddress, key: str, parts: AsyncIterator[bytes], in_flight: int) -> Any:
+async def _put(address: ObjectAddress, key: str, parts: AsyncIterator[memoryview], in_flight: int) -> Any:
     import obstore
 
     return await obstore.put_async(
@@ -75,7 +75,9 @@ def _done(upload: Future[Any], check: Callable[[], None]) -> Any:
     return upload.result()
 
 
-def send_small(address: ObjectAddress, key: str, data: bytes, *, etag: str | None = None, create: bool = False) -> str:
+def send_small(
+    address: ObjectAddress, key: str, data: bytes | memoryview, *, etag: str | None = None, create: bool = False
+) -> str:
     """Send a small object in one request, and return its ETag.
 
     With `etag` only in the place of that very object, with `create` only if there is none: else obstore's error.

@@ -55,7 +55,8 @@ def list_uploads(address: ObjectAddress, prefix: str) -> list[Upload]:
         said = {child.tag.rpartition("}")[2]: child.text or "" for child in root}
         if said.get("IsTruncated") != "true":
             return uploads
-        marks = {"key-marker": said["NextKeyMarker"], "upload-id-marker": said["NextUploadIdMarker"]}
+        names = {"NextKeyMarker": "key-marker", "NextUploadIdMarker": "upload-id-marker"}
+        marks = {mark: said[name] for name, mark in names.items() if said.get(name)}
     return uploads
 
 

@@ -26,7 +26,7 @@ class ObjectCarrier:
     """Shards to `address`, with so many parts of one on their way at a time. Credentials are the machine's own."""
 
     address: ObjectAddress
-    in_flight: int = 4
+    in_flight: int = 3
 
     def check(self) -> None:
         """Whether this machine may write there."""
@@ -58,16 +58,23 @@ class ObjectCarrier:
         digest = hashlib.sha256()
         key, size = self.address.key(name), part_bytes(splice.size)
 
-        def parts() -> Iterator[bytes]:
-            for chunk in splice.chunks(buffer_bytes=size):
-                part = bytes(chunk)
-                digest.update(part)
-                yield part
-                watcher.sent(len(part))
+        def parts() -> Iterator[memoryview]:
+            """Each its own memory: a part may be sent again while the next ones are made."""
+            left, filled = splice.size, 0
+            part = memoryview(bytearray(min(size, left)))
+            for chunk in splice.chunks():
+                digest.update(chunk)
+                while chunk:
+                    step = min(len(chunk), len(part) - filled)
+                    part[filled : filled + step] = chunk[:step]
+                    chunk, filled, left = chunk[step:], filled + step, left - step
+                    if filled == len(part):
+                        yield part
+                        watcher.sent(filled)
+                        part, filled = memoryview(bytearray(min(size, left))), 0
 
         if splice.size <= size:
-            data = b"".join(parts())
-            etag = send_small(self.address, key, data)
+            etag = send_small(self.address, key, next(iter(list(parts())), memoryview(b"")))
         else:
             etag = send_parts(self.address, key, parts(), self.in_flight, lambda: watcher.sent(0))
         there = stat_object(self.address.below(name), reading=False)
