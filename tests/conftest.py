@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import hypothesis
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from brim.fileset import FileSet, FileSetBuilder
+from tests.s3 import FaultProxy, S3Server
 
 # A shell starts what it puts in the background with Ctrl-C ignored, and every process inherits that.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP):
@@ -75,6 +77,27 @@ def many_files(tmp_path: Path) -> Callable[..., Path]:
         return write_files(tmp_path / name, contents)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One S3 server for all tests of this process; a test that uses it asks for `s3_prefix` too."""
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_prefix(s3: S3Server) -> str:
+    """Where this test's objects go. A server that the test before it killed is started again."""
+    if not s3.alive:
+        s3.restart()
+    return f"t{secrets.token_hex(6)}/"
+
+
+@pytest.fixture
+def s3_proxy(s3: S3Server) -> Iterator[FaultProxy]:
+    with FaultProxy(s3.endpoint) as proxy:
+        yield proxy
 
 
 @pytest.fixture(autouse=True)

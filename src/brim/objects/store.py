@@ -14,7 +14,8 @@ from brim.objects.credentials import Keys, chosen_profile, environment_keys, pro
 
 _ANSWER_S = 60.0  # without a byte of an answer
 _CONNECT_S = 10.0
-_RETRIES = 10
+_RETRIES = 100  # patience ends first
+_PAUSE_S = 5.0  # at most, between tries
 _PATIENCE_S = 180.0  # for one request, all its tries together; obstore signs it once
 
 _STORES: dict[tuple[str, str, Access, str], Any] = {}
@@ -63,7 +64,15 @@ def _open(address: ObjectAddress) -> Any:
             "timeout": timedelta(seconds=min(_ANSWER_S, waits)),
             "connect_timeout": timedelta(seconds=min(_CONNECT_S, waits)),
         },
-        "retry_config": {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=waits)},
+        "retry_config": {
+            "max_retries": _RETRIES,
+            "retry_timeout": timedelta(seconds=waits),
+            "backoff": {
+                "init_backoff": timedelta(seconds=0.1),
+                "max_backoff": timedelta(seconds=_PAUSE_S),
+                "base": 2,
+            },
+        },
     }
     if address.scheme != "s3":
         store: Any = {"gs": stores.GCSStore, "az": stores.AzureStore}[address.scheme]

@@ -19,9 +19,9 @@ from brim.objects.listing import read_small, stat_object
 from brim.objects.sending import delete_objects, send_small
 
 NAME = ".brim/lock"
-RENEW_S = 15.0
-DEAD_S = 3 * RENEW_S
-_LOOK_S = 1.0
+RENEW_S = 5.0
+DEAD_S = 4 * RENEW_S
+_LOOK_S = 0.5
 
 
 class Lease:

@@ -1,0 +1,202 @@
+"""A bucket that fails, stalls, garbles or disappears; runs that are killed; two runs at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import brim, random_bytes, write_files
+from tests.places import BucketPlace, listing, run, start
+from tests.s3 import FaultProxy, S3Server
+
+LARGE = ("--shard-size", "30MB")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards of four parts each."""
+    return write_files(tmp_path_factory.mktemp("large"), {f"{n}.bin": random_bytes(27_000_000, n) for n in range(2)})
+
+
+@pytest.fixture
+def place(s3: S3Server, s3_proxy: FaultProxy, s3_prefix: str, tmp_path: Path) -> BucketPlace:
+    return BucketPlace(s3, tmp_path / "machine", s3_prefix.rstrip("/"), s3_proxy)
+
+
+def built(place: BucketPlace, source: Path) -> dict[str, object]:
+    done = run(place, "build", source, place.address, "--json", *LARGE)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def is_whole(place: BucketPlace, source: Path) -> None:
+    run(place, "verify", place.address, source, "--deep", "--quiet")
+    assert place.server.uploads("private", place.prefix) == []
+    left = place.server.objects("private", f"{place.prefix}/.brim/")
+    assert list(left) == [f"{place.prefix}/.brim/default/train.jsonl"]
+
+
+def test_errors_that_pass(place: BucketPlace, source: Path) -> None:
+    """503 to parts and to small requests, connections cut in the middle, an answer that is lost."""
+    proxy = place.proxy
+    assert proxy is not None
+    proxy.fail(503, times=2, method="PUT", contains="partNumber=2")
+    proxy.fail(503, times=1, method="POST")
+    proxy.cut(after_bytes=3_000_000, times=2, method="PUT", contains="partNumber=3")
+    proxy.lose(times=1, method="PUT", contains="/.brim/lock")
+    proxy.lose(times=1, method="POST", contains="uploadId")
+    assert built(place, source)["shards"] == 2
+    is_whole(place, source)
+
+
+def test_garbled_part_is_sent_again(place: BucketPlace, source: Path) -> None:
+    assert place.proxy is not None
+    place.proxy.corrupt(after_bytes=100_000, times=1, method="PUT", contains="partNumber=2")
+    built(place, source)
+    is_whole(place, source)
+
+
+def test_killed_run_leaves_nothing_to_pay_for(place: BucketPlace, source: Path) -> None:
+    assert place.proxy is not None
+    place.proxy.slow(4_000_000, method="PUT", contains="partNumber")
+    process = start(place, "build", source, place.address, "--quiet", *LARGE)
+    until = time.monotonic() + 20
+    while not place.server.uploads("private", place.prefix) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert place.server.uploads("private", place.prefix)
+    assert listing(place) == {}
+    place.proxy.clear()
+    done = run(place, "build", source, place.address, *LARGE)
+    assert "did not finish" in done.stderr
+    is_whole(place, source)
+
+
+def test_stopped_run_aborts_its_uploads(place: BucketPlace, source: Path) -> None:
+    assert place.proxy is not None
+    place.proxy.slow(2_000_000, method="PUT", contains="partNumber")
+    process = start(place, "build", source, place.address, "--quiet", *LARGE)
+    until = time.monotonic() + 20
+    while not place.server.uploads("private", place.prefix) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 6
+    assert place.server.uploads("private", place.prefix) == []
+    assert not any(name.endswith("lock") for name in place.server.objects("private", f"{place.prefix}/.brim/"))
+
+
+def test_server_killed_and_back(place: BucketPlace, source: Path) -> None:
+    """For two seconds nobody answers: the run waits, and nothing is lost."""
+    assert place.proxy is not None
+    place.proxy.slow(8_000_000, method="PUT", contains="partNumber")
+    process = start(place, "build", source, place.address, "--quiet", *LARGE)
+    until = time.monotonic() + 20
+    while not place.server.uploads("private", place.prefix) and time.monotonic() < until:
+        time.sleep(0.05)
+    place.server.kill()
+    time.sleep(1.0)
+    place.server.restart()
+    assert process.wait(60) == 0
+    is_whole(place, source)
+
+
+def test_server_that_stays_away(place: BucketPlace, source: Path) -> None:
+    place.server.kill()
+    environment = {**place.environment, "BRIM_STALL_SECONDS": "2"}
+    done = brim("build", source, place.address, *LARGE, check=5, env=environment)
+    assert "does not answer" in done.stderr
+    assert "continue" in done.stderr
+    place.server.restart()
+
+
+def test_two_runs_at_once(place: BucketPlace, source: Path, tmp_path: Path) -> None:
+    """Another machine sees that somebody is at it, by an object that changes."""
+    assert place.proxy is not None
+    place.proxy.slow(300_000, method="PUT", contains="partNumber")
+    first = start(place, "build", source, place.address, "--quiet", *LARGE)
+    until = time.monotonic() + 20
+    while not place.server.uploads("private", place.prefix) and time.monotonic() < until:
+        time.sleep(0.05)
+    environment = {**place.environment, "XDG_STATE_HOME": str(tmp_path / "other")}
+    second = brim("build", source, place.address, *LARGE, check=2, env=environment)
+    assert "Another brim is building" in second.stderr
+    place.proxy.clear()
+    first.kill()
+    first.wait()
+    # The same machine continues at once, although nobody gave the place back.
+    began = time.monotonic()
+    built(place, source)
+    assert time.monotonic() - began < 15
+    is_whole(place, source)
+
+
+def test_source_object_changes(place: BucketPlace, source: Path, tmp_path: Path) -> None:
+    """A bucket as the source: what was planned is not what is there."""
+    for path in sorted(source.iterdir()):
+        place.server.write("private", f"{place.prefix}/in/{path.name}", path.read_bytes())
+    code = (
+        "import brim, sys\n"
+        "plan = brim.plan(sys.argv[1], sys.argv[2], shard_size='30MB')\n"
+        "input()\n"
+        "try:\n    plan.run()\nexcept brim.errors.SourceChanged as error:\n    sys.exit(error.facts['path'])\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, f"{place.address}/in", str(tmp_path / "out")],
+        env=place.environment,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(1.5)
+    place.server.write("private", f"{place.prefix}/in/1.bin", random_bytes(27_000_000, 9))
+    _, said = process.communicate("\n", timeout=60)
+    assert said.strip() == "1.bin"
+    assert sorted(path.name for path in (tmp_path / "out" / "data").iterdir()) in ([], ["train-00000-of-00002.parquet"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "does not accept the credentials"),
+        ({"AWS_PROFILE": "nobody"}, "no such profile"),
+    ],
+)
+def test_credentials(place: BucketPlace, source: Path, change: dict[str, str], said: str, tmp_path: Path) -> None:
+    environment = {**place.environment, "HOME": str(tmp_path), **change}
+    done = brim("build", source, place.address, check=2, env=environment)
+    assert said in done.stderr
+    for secret in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
+        assert environment[secret] not in done.stderr
+
+
+def test_profile(place: BucketPlace, source: Path, tmp_path: Path) -> None:
+    """Keys, region and endpoint of a profile in ~/.aws, and nothing in the environment."""
+    told = place.environment
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text(
+        f"[lab]\naws_access_key_id = {told['AWS_ACCESS_KEY_ID']}\n"
+        f"aws_secret_access_key = {told['AWS_SECRET_ACCESS_KEY']}\n"
+    )
+    (tmp_path / ".aws" / "config").write_text(
+        f"[profile lab]\nregion = {told['AWS_REGION']}\nendpoint_url = {told['AWS_ENDPOINT_URL']}\n"
+    )
+    environment = {name: value for name, value in told.items() if not name.startswith("AWS_")}
+    environment |= {"HOME": str(tmp_path), "AWS_PROFILE": "lab"}
+    brim("build", source, place.address, "--quiet", *LARGE, env=environment)
+    is_whole(place, source)
+    ledgers = list((tmp_path / "machine").rglob("ledger.jsonl"))
+    assert ledgers
+    for path in ledgers:
+        assert told["AWS_SECRET_ACCESS_KEY"] not in path.read_text()
+        assert told["AWS_ACCESS_KEY_ID"] not in path.read_text()
+
+
+def test_no_such_bucket(place: BucketPlace, source: Path) -> None:
+    done = run(place, "build", source, "s3://not-there-at-all/x", check=2)
+    assert "There is no bucket" in done.stderr

@@ -1,0 +1,116 @@
+"""Destinations of three kinds, each with the same few things that a test wants to do to it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tests.conftest import brim
+from tests.hub import TestHub
+from tests.hub.store import Entry
+from tests.publishing import DEST, REPO, Machine
+from tests.s3 import FaultProxy, S3Server
+
+Listing = dict[str, tuple[int, str]]
+
+
+class Place(Protocol):
+    """Somewhere to build at. `environment` is that of whoever builds."""
+
+    address: str
+
+    @property
+    def environment(self) -> dict[str, str]: ...
+
+    def content(self) -> dict[str, bytes]:
+        """Everything that readers could see, by name, without the ledger."""
+
+    def plant(self, name: str, data: bytes) -> None:
+        """Somebody else puts a file there."""
+
+
+def listing(place: Place) -> Listing:
+    """Size and SHA-256 of the shards."""
+    found = {name: data for name, data in place.content().items() if name.startswith("data/")}
+    return {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in found.items()}
+
+
+def run(place: Place, *arguments: str | os.PathLike[str], check: int | None = 0) -> subprocess.CompletedProcess[str]:
+    return brim(*arguments, check=check, env=place.environment)
+
+
+def start(place: Place, *arguments: str | os.PathLike[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "brim", *map(os.fspath, arguments)]
+    return subprocess.Popen(command, env=place.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@dataclass
+class FolderPlace:
+    folder: Path
+
+    @property
+    def address(self) -> str:
+        return str(self.folder)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def content(self) -> dict[str, bytes]:
+        paths = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and ".brim" not in path.parts]
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in paths}
+
+    def plant(self, name: str, data: bytes) -> None:
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / name).write_bytes(data)
+
+
+@dataclass
+class HubPlace:
+    hub: TestHub
+    folder: Path
+    address: str = DEST
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return Machine(self.hub, self.folder).environment
+
+    def content(self) -> dict[str, bytes]:
+        names = [name for name in self.hub.files(REPO) if not name.startswith((".brim/", ".gitattributes"))]
+        return {name: self.hub.read(REPO, name) for name in names}
+
+    def plant(self, name: str, data: bytes) -> None:
+        if REPO not in {repo.name for repo in self.hub.repos}:
+            self.hub.create(REPO)
+        entry = Entry.regular(data)
+        self.hub.repos.get("datasets", REPO).commit("main", lambda tree: tree.update({name: entry}), title="a file")
+
+
+@dataclass
+class BucketPlace:
+    server: S3Server
+    folder: Path
+    prefix: str
+    proxy: FaultProxy | None = None
+
+    @property
+    def address(self) -> str:
+        return f"s3://private/{self.prefix}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        endpoint = self.proxy.endpoint if self.proxy else self.server.endpoint
+        own = {"XDG_STATE_HOME": str(self.folder / "state")}
+        return {**os.environ, **self.server.environment_at(endpoint), **own}
+
+    def content(self) -> dict[str, bytes]:
+        names = [name[len(self.prefix) + 1 :] for name in self.server.objects("private", f"{self.prefix}/")]
+        return {n: self.server.read("private", f"{self.prefix}/{n}") for n in names if not n.startswith(".brim/")}
+
+    def plant(self, name: str, data: bytes) -> None:
+        self.server.write("private", f"{self.prefix}/{name}", data)

@@ -1,0 +1,372 @@
+"""An HTTP/1.1 proxy on loopback between a client and the S3 server, which spoils what passes by the rules it is given.
+
+    with FaultProxy(s3.endpoint) as proxy:
+        proxy.fail(503, times=2, method="PUT")
+        subprocess.run(..., env=os.environ | s3.environment_at(proxy.endpoint))
+        [exchange.status for exchange in proxy.requests]
+
+Heads pass unchanged, Host too, because signatures cover it. Bodies pass as streams, with one buffer for each
+connection. A client's connection has its own connection to the server, and ends with it.
+"""
+
+from __future__ import annotations
+
+import io
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import urlsplit
+
+from .rules import Rule, Rules
+
+_BLOCK_BYTES = 1 << 18
+_REFUSAL = (
+    b'<?xml version="1.0" encoding="UTF-8"?>\n'
+    b"<Error><Code>%s</Code><Message>Please reduce your request rate.</Message></Error>"
+)
+_CODES = {500: b"InternalError", 503: b"SlowDown", 403: b"AccessDenied", 400: b"RequestTimeout"}
+
+
+class _Cut(ConnectionError):
+    """The connection ends here."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and what became of it; `status` is 0 until it is answered, and stays 0 if it never is."""
+
+    method: str
+    path: str
+    query: str
+    status: int = 0
+    sent_bytes: int = 0
+    """Of the request's body, to the server."""
+    received_bytes: int = 0
+    """Of the answer's body, to the client."""
+    fault: str = ""
+
+
+@dataclass(slots=True)
+class _Head:
+    lines: list[bytes]
+
+    @classmethod
+    def read(cls, source: io.BufferedReader) -> _Head | None:
+        """The next head, with its empty line; None at a clean end."""
+        lines = []
+        while line := source.readline(1 << 16):
+            lines.append(line)
+            if line in (b"\r\n", b"\n"):
+                return cls(lines)
+        if lines:
+            raise _Cut("ended in a head")
+        return None
+
+    @property
+    def first(self) -> list[str]:
+        return self.lines[0].decode("latin-1").split(None, 2)
+
+    @property
+    def bytes(self) -> bytes:
+        return b"".join(self.lines)
+
+    def get(self, name: str) -> str:
+        for line in self.lines[1:]:
+            key, _, value = line.decode("latin-1").partition(":")
+            if key.lower() == name:
+                return value.strip().lower()
+        return ""
+
+    @property
+    def chunked(self) -> bool:
+        return "chunked" in self.get("transfer-encoding")
+
+
+class FaultProxy(Rules):
+    """The switches are those of `Rules`; `requests` is the log."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__()
+        parts = urlsplit(target)
+        assert parts.hostname
+        assert parts.port
+        self.target = (parts.hostname, parts.port)
+        self.requests: list[Exchange] = []
+        self.at_once = self.most_at_once = 0
+        """Requests under way: now, and the most there ever were."""
+        self._stopping = threading.Event()
+        self._lock_counters = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        _shut(self._listener)  # or the thread would wait in accept() forever
+        self._listener.close()
+        with self._lock_counters:
+            still = list(self._open)
+        for connection in still:
+            _shut(connection)
+
+    def count(self, method: str = "", contains: str = "") -> int:
+        """How many requests were of that kind."""
+        return sum(method in ("", one.method) and contains in f"{one.path}?{one.query}" for one in list(self.requests))
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(one.sent_bytes for one in list(self.requests))
+
+    @property
+    def received_bytes(self) -> int:
+        return sum(one.received_bytes for one in list(self.requests))
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        server: socket.socket | None = None
+        with self._lock_counters:
+            self._open.add(client)
+        try:
+            server = socket.create_connection(self.target, timeout=60)
+            with self._lock_counters:
+                self._open.add(server)
+            for end in (client, server):
+                end.settimeout(None)
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _Connection(self, client, server).run()
+        except OSError:
+            pass  # An end that went away, a server that is not there, a cut: the client sees its connection close.
+        finally:
+            with self._lock_counters:
+                self._open -= {client, server}
+            for end in (client, server):
+                if end is not None:
+                    _shut(end)
+                    end.close()
+
+    def _begin(self, exchange: Exchange) -> None:
+        with self._lock_counters:
+            self.requests.append(exchange)
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+
+    def _end(self) -> None:
+        with self._lock_counters:
+            self.at_once -= 1
+
+
+class _Connection:
+    """One client's connection and the one to the server that belongs to it."""
+
+    def __init__(self, proxy: FaultProxy, client: socket.socket, server: socket.socket) -> None:
+        self.proxy, self.client, self.server = proxy, client, server
+        self.from_client = client.makefile("rb", _BLOCK_BYTES)
+        self.from_server = server.makefile("rb", _BLOCK_BYTES)
+        self.block = memoryview(bytearray(_BLOCK_BYTES))
+
+    def run(self) -> None:
+        with self.from_client, self.from_server:
+            self._take_turns()
+
+    def _take_turns(self) -> None:
+        idle = select.poll()
+        idle.register(self.client, select.POLLIN)
+        idle.register(self.server, select.POLLIN)
+        while True:
+            # An idle connection whose server has gone must end, or the client would send into the void.
+            if self.server.fileno() in dict(idle.poll()):
+                return
+            head = _Head.read(self.from_client)
+            if head is None:
+                return
+            method, target, _ = head.first
+            rule = self.proxy.take(method, target)
+            path, _, query = target.partition("?")
+            exchange = Exchange(method, path, query, fault=rule.action if rule else "")
+            self.proxy._begin(exchange)
+            try:
+                if not self._exchange(head, exchange, rule):
+                    return
+            finally:
+                self.proxy._end()
+
+    def _exchange(self, head: _Head, exchange: Exchange, rule: Rule | None) -> bool:
+        """One request; whether another may follow on this connection."""
+        has_body = head.chunked or int(head.get("content-length") or 0) > 0
+        if rule is not None and rule.action == "fail":
+            return self._refuse(head, exchange, rule)
+        upward = rule if has_body and rule is not None and not rule.answer else None
+        downward = None if upward else rule
+        if rule is not None and rule.action == "lose":
+            upward, downward = None, rule
+        self.server.sendall(head.bytes)
+        answer = None
+        if "100-continue" in head.get("expect"):
+            answer = self._next_answer()
+            if answer.first[1] == "100":
+                self.client.sendall(answer.bytes)
+                answer = None
+        if answer is None:
+            whole = self._send_body(head, exchange, upward)
+            answer = self._next_answer()
+            while answer.first[1] == "100":
+                answer = self._next_answer()
+        else:
+            whole = False
+        if downward is not None and downward.action == "lose":
+            raise _Cut("the answer is lost")
+        exchange.status = int(answer.first[1])
+        self.client.sendall(answer.bytes)
+        framed = self._answer_body(exchange, answer, downward)
+        return whole and framed and "close" not in (head.get("connection"), answer.get("connection"))
+
+    def _next_answer(self) -> _Head:
+        answer = _Head.read(self.from_server)
+        if answer is None:
+            raise _Cut("the server left without an answer")
+        return answer
+
+    def _send_body(self, head: _Head, exchange: Exchange, rule: Rule | None) -> bool:
+        """Whether the server took all of it: one that answers early and closes still has its answer read."""
+
+        def count(size: int) -> None:
+            exchange.sent_bytes += size
+
+        try:
+            self._body(head, self.from_client, self.server, rule, count)
+        except _Cut:
+            raise
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def _answer_body(self, exchange: Exchange, answer: _Head, rule: Rule | None) -> bool:
+        """Whether the answer had an end of its own, other than the end of the connection."""
+
+        def count(size: int) -> None:
+            exchange.received_bytes += size
+
+        if exchange.method == "HEAD" or exchange.status in (204, 304):
+            return True
+        if answer.chunked or answer.get("content-length"):
+            self._body(answer, self.from_server, self.client, rule, count)
+            return True
+        _Passage(self, self.client, rule, count).copy(self.from_server, None)
+        return False
+
+    def _body(
+        self,
+        head: _Head,
+        source: io.BufferedReader,
+        goal: socket.socket | None,
+        rule: Rule | None,
+        count: Callable[[int], None],
+    ) -> None:
+        passage = _Passage(self, goal, rule, count)
+        if not head.chunked:
+            passage.copy(source, int(head.get("content-length") or 0))
+            return
+        while True:
+            line = source.readline(1 << 16)
+            size = int(line.split(b";")[0], 16)
+            passage.frame(line)
+            passage.copy(source, size)
+            if not size:
+                while (trailer := source.readline(1 << 16)) not in (b"\r\n", b""):
+                    passage.frame(trailer)
+                passage.frame(b"\r\n")
+                return
+            passage.frame(source.readline(2))
+
+    def _refuse(self, head: _Head, exchange: Exchange, rule: Rule) -> bool:
+        expects = "100-continue" in head.get("expect")
+        if not expects:
+            self._body(head, self.from_client, None, None, lambda size: None)
+        body = b"" if exchange.method == "HEAD" else _REFUSAL % _CODES.get(rule.status, b"InternalError")
+        lines = [f"HTTP/1.1 {rule.status} Spoilt", "Content-Type: application/xml", f"Content-Length: {len(body)}"]
+        if rule.retry_after_s is not None:
+            lines.append(f"Retry-After: {rule.retry_after_s}")
+        self.client.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+        exchange.status = rule.status
+        return not expects
+
+
+class _Passage:
+    """One body on its way to `goal` (None: thrown away), and the fault that happens to it there."""
+
+    def __init__(
+        self, connection: _Connection, goal: socket.socket | None, rule: Rule | None, count: Callable[[int], None]
+    ) -> None:
+        self.block, self.stopping = connection.block, connection.proxy._stopping
+        self.goal, self.rule, self.count = goal, rule, count
+        self.passed, self.started = 0, time.monotonic()
+
+    def frame(self, line: bytes) -> None:
+        if self.goal is not None:
+            self.goal.sendall(line)
+
+    def copy(self, source: io.BufferedReader, left: int | None) -> None:
+        """Pass `left` bytes on, or all until the end of the connection."""
+        while left != 0:
+            wanted = len(self.block) if left is None else min(left, len(self.block))
+            view = self.block[: self._allowed(wanted)]
+            size = source.readinto1(view)
+            if not size:
+                if left is None:
+                    return
+                raise _Cut("an end left in a body")
+            self._pass(view[:size])
+            left = None if left is None else left - size
+
+    def _allowed(self, wanted: int) -> int:
+        """How many bytes to take next, so that the fault happens exactly where it should."""
+        rule = self.rule
+        if rule is None:
+            return wanted
+        if rule.action == "slow":
+            return min(wanted, max(1, int(rule.bytes_per_s / 20)))
+        if self.passed < rule.after_bytes:
+            return min(wanted, rule.after_bytes - self.passed)
+        self.rule = None
+        if rule.action == "cut":
+            raise _Cut("cut by a rule")
+        if rule.action == "stall":
+            self.stopping.wait(rule.seconds)
+        if rule.action == "corrupt":
+            self.rule = rule
+            return 1
+        return wanted
+
+    def _pass(self, view: memoryview) -> None:
+        rule = self.rule
+        if rule is not None and rule.action == "corrupt" and self.passed == rule.after_bytes:
+            view[0] ^= 1
+            self.rule = None
+        if self.goal is not None:
+            self.goal.sendall(view)
+        self.passed += len(view)
+        self.count(len(view))
+        if rule is not None and rule.action == "slow":
+            self.stopping.wait(max(0.0, self.started + self.passed / rule.bytes_per_s - time.monotonic()))
+
+
+def _shut(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
