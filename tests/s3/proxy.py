@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from .rules import Rule, Rules
@@ -48,6 +48,8 @@ class Exchange:
     received_bytes: int = 0
     """Of the answer's body, to the client."""
     fault: str = ""
+    seconds: float = 0.0
+    """From the request's head to the end of the answer."""
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class _Head:
     lines: list[bytes]
 
     @classmethod
-    def read(cls, source: io.BufferedReader) -> _Head | None:
+    def read(cls, source: io.BufferedReader[Any]) -> _Head | None:
         """The next head, with its empty line; None at a clean end."""
         lines = []
         while line := source.readline(1 << 16):
@@ -92,9 +94,7 @@ class FaultProxy(Rules):
     def __init__(self, target: str) -> None:
         super().__init__()
         parts = urlsplit(target)
-        assert parts.hostname
-        assert parts.port
-        self.target = (parts.hostname, parts.port)
+        self.target = (parts.hostname or "", parts.port or 80)
         self.requests: list[Exchange] = []
         self.at_once = self.most_at_once = 0
         """Requests under way: now, and the most there ever were."""
@@ -138,26 +138,23 @@ class FaultProxy(Rules):
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        server: socket.socket | None = None
-        with self._lock_counters:
-            self._open.add(client)
+        ends = [client]
         try:
-            server = socket.create_connection(self.target, timeout=60)
+            ends.append(socket.create_connection(self.target, timeout=60))
             with self._lock_counters:
-                self._open.add(server)
-            for end in (client, server):
+                self._open.update(ends)
+            for end in ends:
                 end.settimeout(None)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _Connection(self, client, server).run()
+            _Connection(self, *ends).run()
         except OSError:
             pass  # An end that went away, a server that is not there, a cut: the client sees its connection close.
         finally:
             with self._lock_counters:
-                self._open -= {client, server}
-            for end in (client, server):
-                if end is not None:
-                    _shut(end)
-                    end.close()
+                self._open.difference_update(ends)
+            for end in ends:
+                _shut(end)
+                end.close()
 
     def _begin(self, exchange: Exchange) -> None:
         with self._lock_counters:
@@ -175,8 +172,8 @@ class _Connection:
 
     def __init__(self, proxy: FaultProxy, client: socket.socket, server: socket.socket) -> None:
         self.proxy, self.client, self.server = proxy, client, server
-        self.from_client = client.makefile("rb", _BLOCK_BYTES)
-        self.from_server = server.makefile("rb", _BLOCK_BYTES)
+        self.from_client = io.BufferedReader(socket.SocketIO(client, "r"), _BLOCK_BYTES)
+        self.from_server = io.BufferedReader(socket.SocketIO(server, "r"), _BLOCK_BYTES)
         self.block = memoryview(bytearray(_BLOCK_BYTES))
 
     def run(self) -> None:
@@ -199,10 +196,12 @@ class _Connection:
             path, _, query = target.partition("?")
             exchange = Exchange(method, path, query, fault=rule.action if rule else "")
             self.proxy._begin(exchange)
+            start = time.monotonic()
             try:
                 if not self._exchange(head, exchange, rule):
                     return
             finally:
+                exchange.seconds = time.monotonic() - start
                 self.proxy._end()
 
     def _exchange(self, head: _Head, exchange: Exchange, rule: Rule | None) -> bool:
@@ -272,7 +271,7 @@ class _Connection:
     def _body(
         self,
         head: _Head,
-        source: io.BufferedReader,
+        source: io.BufferedReader[Any],
         goal: socket.socket | None,
         rule: Rule | None,
         count: Callable[[int], None],
@@ -320,7 +319,7 @@ class _Passage:
         if self.goal is not None:
             self.goal.sendall(line)
 
-    def copy(self, source: io.BufferedReader, left: int | None) -> None:
+    def copy(self, source: io.BufferedReader[Any], left: int | None) -> None:
         """Pass `left` bytes on, or all until the end of the connection."""
         while left != 0:
             wanted = len(self.block) if left is None else min(left, len(self.block))

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -90,11 +90,11 @@ class S3Server:
         # Its own, so that a server which another test process started on the same port is not taken for this one.
         self.credentials = Credentials("brim-test", secrets.token_hex(16))
         self.process: subprocess.Popen[bytes] | None = None
-        self._ports: dict[str, int] = {}
+        self.ports: dict[str, int] = {}
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._ports['-s3.port']}"
+        return f"http://127.0.0.1:{self.ports['-s3.port']}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -119,15 +119,16 @@ class S3Server:
 
     def start(self) -> None:
         assert threading.current_thread() is threading.main_thread(), "the server would die with this thread"
-        (self.folder / "data").mkdir(parents=True, exist_ok=True)
+        for name in ("data", "logs"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
         keys = {"accessKey": self.credentials.access_key, "secretKey": self.credentials.secret_key}
         owner = {"name": "brim", "credentials": [keys], "actions": ["Admin", "Read", "List", "Tagging", "Write"]}
         anyone = {"name": "anonymous", "actions": [f"Read:{PUBLIC}", f"List:{PUBLIC}"]}
         (self.folder / "s3.json").write_text(json.dumps({"identities": [owner, anyone]}))
         atexit.register(self.kill)
-        again = bool(self._ports)
+        again = bool(self.ports)
         for attempt in range(3):
-            self._ports = self._ports if again else _free_ports()
+            self.ports = self.ports if again else _free_ports()
             self._launch()
             if self._answers():
                 return
@@ -150,9 +151,7 @@ class S3Server:
         self.process.kill()
         self.process.wait()
         self.process = None
-        for port in self._ports.values():
-            for left in glob.glob(f"/tmp/seaweedfs-*-{port}.sock"):
-                os.unlink(left)
+        remove_sockets(self.ports.values())
 
     def _launch(self) -> None:
         options = {
@@ -171,10 +170,11 @@ class S3Server:
             "-s3.autoCreateBucket": "false",
             "-s3.port.iceberg": 0,
             "-s3.port.lance": 0,
-        } | self._ports
+        } | self.ports
         command = [weed(), "mini", *(f"{name}={value}" for name, value in options.items())]
         # It takes keys from the environment too, and they would win over those of s3.json.
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "S3_", "WEED_"))}
+        clean["TMPDIR"] = str(self.folder / "logs")
         with open(self.folder / "weed.log", "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _DIES_WITH_PARENT, *command],
@@ -186,13 +186,13 @@ class S3Server:
             )
 
     def _answers(self) -> bool:
-        """Whether it came up: both buckets are there and take an object."""
+        """Whether it came up: both buckets are there and take an object (an empty one would need no volume)."""
         assert self.process is not None
         until = time.monotonic() + _START_TIMEOUT_S
         missing = [PRIVATE, PUBLIC]
         while time.monotonic() < until and self.process.poll() is None:
             try:
-                if self.request("PUT", missing[0], ".ready").status == 200:
+                if self.request("PUT", missing[0], ".ready", body=b"ready").status == 200:
                     self.request("DELETE", missing.pop(0), ".ready")
                     if not missing:
                         return True
@@ -277,6 +277,13 @@ class S3Server:
 
     def delete(self, bucket: str, key: str) -> None:
         self._ask("DELETE", bucket, key)
+
+
+def remove_sockets(ports: Iterable[int]) -> None:
+    """weed puts sockets into /tmp, whatever TMPDIR says, and one that is killed leaves them there."""
+    for port in ports:
+        for left in glob.glob(f"/tmp/seaweedfs-*-{port}.sock"):
+            os.unlink(left)
 
 
 def _text(element: ET.Element, name: str) -> str:

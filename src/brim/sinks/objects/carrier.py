@@ -26,7 +26,7 @@ class ObjectCarrier:
     """Shards to `address`, with so many parts of one on their way at a time. Credentials are the machine's own."""
 
     address: ObjectAddress
-    in_flight: int = 3
+    in_flight: int = 2
 
     def check(self) -> None:
         """Whether this machine may write there."""

@@ -25,7 +25,7 @@ from brim.sinks.sink import CardMaker, Job, Listener, Piece, Publication, Put, W
 MANIFESTS = ".brim"
 _KEEP = f"{MANIFESTS}/keep"  # content that lost its name and will get another, by SHA-256
 _CONFIG = "default"
-_MOST_IN_FLIGHT = 3
+_MOST_IN_FLIGHT = 2
 _MOST_COPY_BYTES = 5_000_000_000  # of one copy inside of S3
 
 

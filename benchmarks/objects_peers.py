@@ -1,0 +1,37 @@
+"""What plain obstore does with the same bytes, for objects.py: upload files, or copy objects through this machine.
+
+    python benchmarks/objects_peers.py upload FOLDER BUCKET PREFIX
+    python benchmarks/objects_peers.py copy BUCKET/PREFIX BUCKET PREFIX
+
+Three at a time, as brim does on two cores, and with obstore's own part sizes and concurrency. Nothing is hashed,
+remembered or proved.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import obstore
+from obstore.store import S3Store
+
+AT_A_TIME = 3
+
+
+def main() -> None:
+    what, source, bucket, prefix = sys.argv[1:]
+    target = S3Store(bucket)
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        if what == "upload":
+            files = sorted(Path(source).iterdir())
+            list(pool.map(lambda path: obstore.put(target, f"{prefix}/{path.name}", path), files))
+            return
+        start, _, below = source.partition("/")
+        origin = S3Store(start)
+        keys = [found["path"] for page in obstore.list(origin, below) for found in page]
+        list(pool.map(lambda key: obstore.put(target, f"{prefix}/{Path(key).name}", obstore.get(origin, key)), keys))
+
+
+if __name__ == "__main__":
+    main()
