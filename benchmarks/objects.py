@@ -1,8 +1,9 @@
 """What buckets cost: brim beside plain obstore with the same bytes, on a real S3 server on this machine.
 
 Three parts of 12 files of 300 MB each. *upload*: a folder to a bucket. *hub*: from a bucket to a local Hub. *copy*:
-from bucket to bucket. The server is SeaweedFS (tests/s3), the Hub is tests/hub; both share the two cores with everybody,
-and their memory does not count. brim makes Parquet shards, hashes, proves and remembers; obstore moves bytes.
+from bucket to bucket. The server is SeaweedFS (tests/s3), the Hub is tests/hub; both share the two cores with
+everybody, and their memory does not count. brim makes Parquet shards, hashes, proves and remembers; obstore moves
+bytes.
 Contenders take turns, each with a bucket of its own that is removed afterwards. Not measured: a real network.
 """
 
@@ -127,9 +128,7 @@ def hub(bench: Bench) -> Part:
     part = bench.part(
         "hub: the same bytes from a bucket to a local Hub",
         [
-            Contender(
-                "brim build s3:// hf://", lambda b: [*BRIM, "build", source, "hf://datasets/ada/scans", *_shards()]
-            ),
+            Contender("brim build s3:// hf://", lambda b: [*BRIM, "build", source, target, *_shards()]),
             Contender("obstore, bucket to bucket", lambda b: [*PEER, "copy", f"{SOURCE}/in", b, "out"]),
         ],
     )
