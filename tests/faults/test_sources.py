@@ -16,7 +16,8 @@ import pytest
 import brim as api
 from brim.errors import SourceChanged
 from brim.progress import Silent
-from tests.conftest import brim, random_bytes, tree_digest, write_files
+from tests.conftest import random_bytes, tree_digest, write_files
+from tests.forked import brim
 
 
 class Meddler(Silent):

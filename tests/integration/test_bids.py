@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.conftest import brim, tree_digest, write_files
+from tests.conftest import tree_digest, write_files
+from tests.forked import brim
 from tests.generators import bids
 
 

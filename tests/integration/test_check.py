@@ -20,7 +20,8 @@ from brim.engine.check import Check, Report, anatomical_reminder, check
 from brim.engine.validator import bids_validator
 from brim.errors import InputError, MissingExtra
 from brim.progress import Silent
-from tests.conftest import brim, random_bytes, write_files
+from tests.conftest import random_bytes, write_files
+from tests.forked import brim
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 ANNEX = b"/annex/objects/MD5E-s12345--aa.nii.gz\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import brim
+from tests.forked import brim
 
 BIG = ("concat", "--rows", "2857545", "--dims", "768", "--dims", "1024")
 

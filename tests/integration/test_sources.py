@@ -15,7 +15,8 @@ import pytest
 
 import brim as api
 from brim.errors import InputError, SourceError
-from tests.conftest import brim, random_bytes, tree_digest, write_files
+from tests.conftest import random_bytes, tree_digest, write_files
+from tests.forked import brim
 
 
 def rows_of(out: Path) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from brim.formats.parquet import splice_parquet
-from tests.conftest import brim, file_set, random_bytes, tree_digest, write_files
+from tests.conftest import file_set, random_bytes, tree_digest, write_files
+from tests.forked import brim
 
 FORMATS = ["parquet", "webdataset"]
 

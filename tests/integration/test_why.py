@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from brim.memory.why import why
-from tests.conftest import brim
+from tests.forked import brim
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "oom"
 V1 = Path("/sys/fs/cgroup/memory")
