@@ -39,9 +39,9 @@ def rename(source: Path, target: Path) -> None:
         sync_folder(folder)
 
 
-def write_whole(target: Path, data: bytes) -> None:
-    """A small file that appears whole or not at all."""
-    temporary = target.with_name(f".{target.name}.tmp")
+def write_whole(target: Path, data: bytes, mark: str = "") -> None:
+    """A small file that appears whole or not at all. Where several write it at a time, each has a `mark` of its own."""
+    temporary = target.with_name(f".{target.name}{mark}.tmp")
     with open(temporary, "wb") as file:
         file.write(data)
         file.flush()

@@ -1,15 +1,20 @@
 """brim build: package files into shards."""
 
+import functools
 import shlex
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from brim.cli.options import Bids, Cutting, Keeping, Publishing, Reading, Running, Showing, SourceArgument, Watching
+from brim.cli.options import Bids, Cutting, Keeping, MaybeSource, Publishing, Reading, Running, Showing, Watching
 from brim.cli.output import emit, page_path, print_lines, progress_for
 from brim.cli.plan import planned, show
+from brim.cli.saved import PlanOption, need, opened, refuse_given
+from brim.errors import InputError
 from brim.memory.redact import redact_command
+from brim.progress import Progress
 from brim.sizes import format_size
 
 HELP = """Package files into shards at DEST, a folder or hf://datasets/ORG/NAME.
@@ -21,6 +26,9 @@ crash, a kill or Ctrl-C: it does what is missing and nothing else.
 To the Hub nothing is written to disk but a ledger, and readers see the old version or the new one, never
 a part. The token comes from `hf auth login` or HF_TOKEN.
 
+With --plan, a plan that `brim plan --save` wrote is built: a part of it with --part I/N, on any machine that
+sees the source; --finish publishes what all parts brought; without either, all that is missing is done here.
+
 [bold]Examples[/bold]
 
   brim build scans/ out/
@@ -29,12 +37,12 @@ a part. The token comes from `hf auth login` or HF_TOKEN.
   brim build ds004884/ out/ --recipe arc
   brim build photos/ out/ --update        (files were added: keep unchanged shards)
   brim build ds004884/ hf://datasets/me/arc --recipe arc
+  brim build --plan shared/arc.plan --part 3/100
+  brim build --plan shared/arc.plan --finish
 """
 
 
 def build(
-    source: SourceArgument,
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="A folder, or hf://datasets/ORG/NAME\\[@BRANCH].")],
     reading: Reading,
     bids: Bids,
     cutting: Cutting,
@@ -43,6 +51,10 @@ def build(
     keeping: Keeping,
     showing: Showing,
     watching: Watching,
+    source: MaybeSource = None,
+    dest: Annotated[
+        str | None, typer.Argument(metavar="DEST", help="A folder, or hf://datasets/ORG/NAME\\[@BRANCH].")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over: remove what an earlier build left.")] = False,
     update: Annotated[bool, typer.Option("--update", help="Bring DEST up to date; keep unchanged shards.")] = False,
     stop_file: Annotated[
@@ -53,26 +65,48 @@ def build(
         typer.Option("--report", metavar="FILE.html", help="A page about the run: memory over time, shards, notes."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as `brim plan` does.")] = False,
+    saved: PlanOption = None,
+    part: Annotated[
+        str | None, typer.Option("--part", metavar="I/N", help="With --plan: only the I-th of N parts.")
+    ] = None,
+    finish: Annotated[bool, typer.Option("--finish", help="With --plan: publish what all parts brought.")] = False,
 ) -> None:
-    job = planned(
-        source, dest, reading, bids, cutting, running,
-        **vars(publishing), fresh=fresh, update=update, state=keeping.state, stop_file=stop_file,
-    )  # fmt: skip
+    if saved is None and (part is not None or finish):
+        raise InputError(
+            f"{'--finish' if part is None else '--part'} needs a plan that was saved.",
+            hint="Save one with brim plan SOURCE DEST --save PLAN, then give --plan PLAN.",
+        )
+    job: Any
+    run: Callable[[Progress], Any]
+    if saved is not None:
+        refuse_given(source, dest, (reading, bids, cutting, publishing), {"fresh": fresh, "update": update})
+        job = opened(saved, running, reading.root, state=keeping.state, stop_file=stop_file)
+        run = _step(job, part, finish)
+    else:
+        job = planned(
+            need(source), need(dest, "DEST"), reading, bids, cutting, running,
+            **vars(publishing), fresh=fresh, update=update, state=keeping.state, stop_file=stop_file,
+        )  # fmt: skip
+        run = job.run
     if dry_run:
         show(job, showing.json)
         return
     from brim.report.recording import recorded
 
     page = None if report is None else page_path(report)
-    need = {"low_bytes": job.forecast.total, "high_bytes": job.forecast.total}
+    takes = {"low_bytes": job.forecast.total, "high_bytes": job.forecast.total}
     command = redact_command(["brim", *sys.argv[1:]])
-    with recorded(progress_for(showing.json, watching.quiet), page, command, job.limit, need) as progress:
-        for warning in job.plan.table.warnings:
+    with recorded(progress_for(showing.json, watching.quiet), page, command, job.limit, takes) as progress:
+        for warning in job.plan.table.warnings if part is None else ():
             progress.note(warning)
-        result = job.run(progress)
+        result = run(progress)
     if showing.json:
         emit("done", **{name: getattr(result, name) for name in result.__slots__})
         return
+    if part is not None:
+        print_lines(_part_lines(result))
+        return
+    dest = dest or str(result.destination)
     lines = [
         ("built", f"{result.destination}{f' ({result.visibility})' if result.visibility else ''}"),
         ("holds", f"{result.rows:,} rows, {result.files:,} files, {format_size(result.bytes)}"),
@@ -85,12 +119,33 @@ def build(
         lines.append(("memory", f"{format_size(peak)} at most, of {format_size(job.limit.bytes)}"))
     if result.left_out:
         lines.append(("left out", f"{len(result.left_out)} file(s) too large for the format, listed in README.md"))
-    if cutting.format == "parquet":
-        lines.append(("load", f"datasets.load_dataset({_loadable(dest, publishing.config)})"))
-    places = (("--root", reading.root), ("--state", keeping.state))
+    if job.plan.format == "parquet":
+        config = publishing.config if saved is None else job.hub.config
+        lines.append(("load", f"datasets.load_dataset({_loadable(dest, config)})"))
+    places = (("--root", reading.root if saved is None else None), ("--state", keeping.state))
     options = [word for option, value in places if value for word in (option, value)]
-    lines.append(("prove", shlex.join(["brim", "verify", dest, source, *options])))
+    lines.append(("prove", shlex.join(["brim", "verify", dest, *([source] if source else []), *options])))
     print_lines(lines)
+
+
+def _step(job: Any, part: str | None, finish: bool) -> Callable[[Progress], Any]:
+    """What is to be done of a saved plan."""
+    from brim.engine.receipts import parse_part
+
+    if part is None:
+        return job.finish if finish else job.run  # type: ignore[no-any-return]
+    if finish:
+        raise InputError("Choose one of --part (bring shards) and --finish (publish them).")
+    return functools.partial(job.part, parse_part(part))
+
+
+def _part_lines(result: Any) -> list[tuple[str, str]]:
+    kept = f", {result.kept:,} kept" if result.kept else ""
+    return [
+        ("part", f"{result.part} of {result.parts}, at {result.destination}"),
+        ("shards", f"{result.shards:,} ({result.written:,} brought{kept}), {format_size(result.bytes)}"),
+        ("next", f"{result.next}  (when all {result.parts:,} parts are done)"),
+    ]
 
 
 def _shards(result: Any) -> str:

@@ -13,13 +13,12 @@ from typing import Annotated, Any, cast
 
 import typer
 
-SourceArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="SOURCE",
-        help="A folder of files, a BIDS dataset, or a table (CSV, TSV, Parquet, JSONL) that names files.",
-    ),
-]
+_SOURCE = typer.Argument(
+    metavar="SOURCE",
+    help="A folder of files, a BIDS dataset, or a table (CSV, TSV, Parquet, JSONL) that names files.",
+)
+SourceArgument = Annotated[str, _SOURCE]
+MaybeSource = Annotated[str | None, _SOURCE]
 
 
 def _option(*names: str, panel: str, metavar: str | None = None, help: str) -> Any:
@@ -58,7 +57,12 @@ class Reading:
         str | None, _source("--label-from", metavar="parent", help="Add a class label from the parent folder.")
     ] = None
     root: Annotated[
-        str | None, _source("--root", metavar="DIR", help="Where a table's relative paths start. (default: its folder)")
+        str | None,
+        _source(
+            "--root",
+            metavar="DIR",
+            help="Where a table's relative paths start (default: its folder); with --plan, where the source is here.",
+        ),
     ] = None
     drop: Annotated[Many, _source("--drop", metavar="COLUMN", help="Leave a table's column out. May be repeated.")] = (
         None

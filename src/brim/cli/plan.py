@@ -1,17 +1,22 @@
 """brim plan: what would be built."""
 
+import shlex
 from typing import Annotated, Any
 
 import typer
 
-from brim.cli.options import Bids, Cutting, Reading, Running, Showing, SourceArgument
+from brim.cli.options import Bids, Cutting, MaybeSource, Publishing, Reading, Running, Showing
 from brim.cli.output import emit, print_lines
 from brim.cli.reading import read
+from brim.cli.saved import PlanOption, need, opened, refuse_given
 
 HELP = """Show what would be built, how big it is, and whether it fits.
 
 Looks at every file (none is read whole) and prints rows, bytes as they really are, the shards, and the
-memory a build takes. Nothing is written. Exits 2 if `brim build` would refuse a file.
+memory a build takes. Nothing is built. Exits 2 if `brim build` would refuse a file.
+
+--save writes the plan to a file, from which `brim build --plan` works in parts on many machines;
+--plan shows such a plan and how far it is.
 
 [bold]Examples[/bold]
 
@@ -19,6 +24,8 @@ memory a build takes. Nothing is written. Exits 2 if `brim build` would refuse a
   brim plan scans.csv --files t1w:nifti --shard-size 1GB
   brim plan photos/ out/ --label-from parent --json
   brim plan ds004884/ --save-recipe arc-columns.toml
+  brim plan ds004884/ hf://datasets/me/arc --save shared/arc.plan
+  brim plan --plan shared/arc.plan
 """
 
 
@@ -49,12 +56,13 @@ def show(build: Any, as_json: bool) -> None:
 
 
 def plan(
-    source: SourceArgument,
     reading: Reading,
     bids: Bids,
     cutting: Cutting,
+    publishing: Publishing,
     running: Running,
     showing: Showing,
+    source: MaybeSource = None,
     dest: Annotated[
         str | None, typer.Argument(metavar="DEST", help="Where it would be built: a folder, or hf://datasets/ORG/NAME.")
     ] = None,
@@ -62,8 +70,32 @@ def plan(
         str | None,
         typer.Option("--save-recipe", metavar="FILE.toml", help="Write the columns found, so that later builds agree."),
     ] = None,
+    save: Annotated[
+        str | None, typer.Option("--save", metavar="PLAN", help="Write the plan to a file for brim build --plan.")
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="With --save: what the repository holds may be replaced.")
+    ] = False,
+    saved: PlanOption = None,
 ) -> None:
-    job = planned(source, dest, reading, bids, cutting, running)
+    if saved is not None:
+        more = {"save": save, "save_recipe": save_recipe, "update": update}
+        refuse_given(source, dest, (reading, bids, cutting, publishing), more)
+        found = opened(saved, running, reading.root)
+        if showing.json:
+            emit("plan", **found.facts)
+        else:
+            print_lines(found.lines)
+        return
+    job = planned(need(source), dest, reading, bids, cutting, running, **vars(publishing), update=update)
     if save_recipe is not None:
         job.save_recipe(save_recipe)
     show(job, showing.json)
+    if save is None:
+        return
+    job.save(save)
+    if showing.json:
+        emit("saved", path=save, fingerprint=job.plan.fingerprint)
+    else:
+        part = shlex.join(["brim", "build", "--plan", save, "--part"])
+        print_lines([("saved", save), ("next", f"{part} I/N  (I from 1 to N, on any machine)")])

@@ -12,6 +12,9 @@ from brim.engine.content import PlanContent
 from brim.engine.deliver import Built, Delivery, at_destination, check_hub_options, deliver, state_of
 from brim.engine.destination import Destination, new_destination
 from brim.engine.ledger import Ledger
+from brim.engine.parts import job_facts
+from brim.engine.receipts import PartReceipts
+from brim.engine.run import versions
 from brim.errors import DestinationError, InputError
 from brim.formats.parquet import MAX_CELL_BYTES
 from brim.memory.cores import usable_cores
@@ -23,6 +26,7 @@ from brim.plans.cut import CutOptions
 from brim.plans.describe import plan_facts, plan_lines
 from brim.plans.forecast import Forecast, forecast_build
 from brim.plans.plan import EXTENSIONS, Format, Plan, make_plan
+from brim.plans.saved import plan_place, save_plan
 from brim.progress import Progress, Silent
 from brim.sinks.hub.address import Address
 from brim.sinks.hub.options import HubOptions
@@ -104,6 +108,21 @@ class Build:
         except OSError as error:
             raise InputError(f"The recipe cannot be written to {str(path)!r}: {error.strerror}.") from error
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, from which `brim build --plan` works on any machine that sees the source."""
+        self.check()
+        destination = self._need_destination()
+        if self.options.fresh:
+            raise InputError("A plan that is saved cannot start over.", hint="Choose an empty destination.")
+        if self.options.update and not isinstance(destination, Address):
+            raise InputError(
+                "Parts cannot bring a folder up to date: only the Hub.", hint="Build on one machine, or choose another."
+            )
+        place = plan_place(path)
+        PartReceipts(place).all(self.plan.fingerprint)  # nobody may mix two plans
+        job = job_facts(destination, self.options.hub, self.options.update)
+        save_plan(place, self.plan, job, versions())
+
     def _destination_text(self, destination: Destination) -> str:
         """What a build would find at the destination, as far as this machine's ledger tells."""
         ledger = Ledger(state_of(destination, self.options.state, self.options.hub))
@@ -130,14 +149,9 @@ class Build:
     def run(self, progress: Progress | None = None) -> Built:
         """Build what is missing at the destination."""
         self.check()
-        if self.destination is None:
-            raise InputError("This plan has no destination.", hint="Give one to brim.plan(source, destination).")
-        if isinstance(self.destination, Path) and os.path.realpath(self.destination) == os.path.realpath(
-            self.plan.table.files.root
-        ):
-            raise DestinationError("The destination is the source itself.", hint="Give another folder.")
+        destination = self._need_destination()
         options, progress = self.options, progress or Silent()
-        state = state_of(self.destination, options.state, options.hub)
+        state = state_of(destination, options.state, options.hub)
         delivery = Delivery(
             self.limit,
             self.forecast.workers,
@@ -146,8 +160,17 @@ class Build:
             update=options.update,
             hub=options.hub,
         )
-        with at_destination(self.destination, state, options.stop_file, progress, fresh=options.fresh) as here:
-            return deliver(PlanContent(self.plan), self.destination, delivery, here[0], progress, here[1])
+        with at_destination(destination, state, options.stop_file, progress, fresh=options.fresh) as here:
+            return deliver(PlanContent(self.plan), destination, delivery, here[0], progress, here[1])
+
+    def _need_destination(self) -> Destination:
+        if self.destination is None:
+            raise InputError("This plan has no destination.", hint="Give one to brim.plan(source, destination).")
+        if isinstance(self.destination, Path) and os.path.realpath(self.destination) == os.path.realpath(
+            self.plan.table.files.root
+        ):
+            raise DestinationError("The destination is the source itself.", hint="Give another folder.")
+        return self.destination
 
 
 def _with_split(options: BuildOptions, table: FileTable) -> BuildOptions:

@@ -12,9 +12,9 @@ from pathlib import Path
 from brim.durable import failures, write_whole
 from brim.engine.content import Content
 from brim.engine.destination import Destination, make_state, state_folder
-from brim.engine.ledger import Ledger, Receipt
+from brim.engine.ledger import STATE, Ledger, Receipt
 from brim.engine.lock import locked
-from brim.engine.run import Run, RunOptions
+from brim.engine.run import Others, Run, RunOptions, refuse_another
 from brim.engine.stop import Stop, stoppable
 from brim.errors import InputError, Stopped
 from brim.formats.card import CardFacts
@@ -60,6 +60,7 @@ class Delivery:
     fresh: bool = False
     update: bool = False
     hub: HubOptions = field(default_factory=HubOptions)
+    others: Others = field(default_factory=Others)
 
 
 @contextmanager
@@ -91,20 +92,33 @@ def deliver(
     content: Content, destination: Destination, delivery: Delivery, ledger: Ledger, progress: Progress, stop: Stop
 ) -> Built:
     """Bring what is missing."""
-    options = RunOptions(delivery.workers, delivery.limit.bytes, fresh=delivery.fresh, update=delivery.update)
+    others, shared = delivery.others, delivery.others.only is not None
+    options = RunOptions(
+        delivery.workers, delivery.limit.bytes, fresh=delivery.fresh, update=delivery.update, others=others
+    )
     room = Room(delivery.free_bytes, delivery.workers, delivery.limit.asked_for)
     if isinstance(destination, Path):
-        folder = FolderSink(destination)
+        folder = FolderSink(destination, others.only)
         folder.open(content.fingerprint)
+        if shared:
+            _respect(Ledger(destination / STATE), content, ledger, "Choose another destination.")
         run = Run(content, folder, ledger, options, progress, stop)
         return _built(content, destination, run, run.run())
     if isinstance(destination, ObjectAddress):
         return _to_bucket(content, destination, options, room, ledger, progress, stop)
-    hub = delivery.hub
+    # Nothing is committed by a run that shares its destination.
+    hub = dataclasses.replace(delivery.hub, direct=False, create_pull=False) if shared else delivery.hub
     sink = HubSink(destination, hub, ledger, room, progress, stop.check)
     try:
         sink.open(content.fingerprint)
-        ledger.agree_with(b"".join(sink.manifests()))
+        published = b"".join(sink.manifests())
+        if shared:
+            hint = (
+                "" if delivery.update else "Save the plan with --update to replace it, or choose another destination."
+            )
+            _respect(Ledger.of(published), content, ledger, hint)
+        else:
+            ledger.agree_with(published)
         options = dataclasses.replace(
             options,
             replace=hub.replace or delivery.fresh,
@@ -131,10 +145,15 @@ def _to_bucket(
     progress: Progress,
     stop: Stop,
 ) -> Built:
-    sink = ObjectSink(destination, _owner(ledger), room, progress, stop.check)
+    mine = options.others.only
+    sink = ObjectSink(destination, _owner(ledger), room, progress, stop.check, mine=mine)
     try:
         sink.open(content.fingerprint)
-        ledger.agree_with(b"".join(sink.manifests()))
+        published = b"".join(sink.manifests())
+        if mine is None:
+            ledger.agree_with(published)
+        else:
+            _respect(Ledger.of(published), content, ledger, "Choose another destination.")
         options = dataclasses.replace(options, manifest_name=sink.manifest_name)
         run = Run(content, sink, ledger, options, progress, stop)
         built = _built(content, destination, run, run.run())
@@ -151,6 +170,13 @@ def _owner(ledger: Ledger) -> str:
     except FileNotFoundError:
         write_whole(path, secrets.token_hex(16).encode())
         return path.read_text()
+
+
+def _respect(published: Ledger, content: Content, ledger: Ledger, hint: str) -> None:
+    """Another dataset at a shared destination is found before the first byte; with no `hint`, it may be replaced."""
+    ledger.names |= published.names
+    if published.job is not None and hint:
+        refuse_another(content, published.job, hint)
 
 
 def check_hub_options(hub: HubOptions, destination: Destination | None) -> None:

@@ -1,4 +1,4 @@
-"""One run at a time at one destination. The lock dies with its process, however that ends."""
+"""One run at a time at one destination, or several that share it. A lock dies with its process, however that ends."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from brim.errors import DestinationError
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(
+    folder: Path, *, shared: bool = False, busy: str = "Another brim is building at this destination."
+) -> Iterator[None]:
+    """Hold the folder's lock; `shared`, with others that share it. `busy` says what it means that somebody has it."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DestinationError(
-                "Another brim is building at this destination.", hint="Wait for it to end, or stop it."
-            ) from error
+            raise DestinationError(busy, hint="Wait for it to end, or stop it.") from error
         except OSError as error:
             raise DestinationError(
                 f"The file system of the ledger cannot lock files: {error.strerror}.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
@@ -24,6 +24,16 @@ from brim.progress import Progress
 from brim.sinks import sink as sinks
 from brim.sinks.sink import ObjectsGone, Publication, Put, Sink
 from brim.sizes import format_size
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What a run has to do with others that bring shards of the same content."""
+
+    only: frozenset[str] | None = None  # the shards of this run; the rest, and publishing, is for others
+    received: Callable[[], Iterable[Receipt]] = tuple  # for shards that others brought
+    lacking: Callable[[Sequence[Shard]], None] = lambda shards: None  # what has to be brought; may refuse to
+
 
 STAGED_S = 12 * 3600  # how long a shard that was sent and not committed counts as there
 _ROUNDS = 3
@@ -42,6 +52,7 @@ class RunOptions:
     card: Callable[[CardFacts], CardFacts] = field(default=lambda facts: facts)
     config: str = "default"
     manifest_name: Callable[[str], str] | None = None  # of a split, where a ledger is published with the shards
+    others: Others = field(default_factory=Others)
 
 
 class Run:
@@ -65,10 +76,14 @@ class Run:
         strangers = self._strangers()
         if self.ledger.job is None or self.ledger.job.fingerprint != self.content.fingerprint:
             self.ledger.begin(Job(self.content.fingerprint, self.content.facts, versions(), self.content.left_out))
+        self.ledger.add_all(r for r in self.options.others.received() if self.ledger.receipts.get(r.name) != r)
+        only = self.options.others.only
         for _ in range(_ROUNDS):
             self._abort.clear()
             try:
                 self._run_shards(self._begin())
+                if only is not None:
+                    return [self.ledger.receipts[shard.name] for shard in self.content.shards if shard.name in only]
                 return self._publish(strangers)
             except ObjectsGone as gone:
                 self.progress.note(f"the destination no longer has {len(gone.names)} shard(s): sending them again")
@@ -89,13 +104,12 @@ class Run:
                 self.ledger.forget(name)
             self.ledger.known.clear()
             self.sink.discard(self.ledger.names)
-        elif previous.fingerprint != self.content.fingerprint and not self.options.update:
-            changes = self.content.changes_from(previous.facts)
-            raise PlanChanged(
-                f"The destination holds another dataset: {'; '.join(changes)}.",
-                hint="Use --update to bring it up to date (unchanged shards are kept), --fresh to start over, or "
+        elif not self.options.update:
+            refuse_another(
+                self.content,
+                previous,
+                "Use --update to bring it up to date (unchanged shards are kept), --fresh to start over, or "
                 "another destination.",
-                changes=changes,
             )
 
     def _strangers(self) -> set[str]:
@@ -109,7 +123,10 @@ class Run:
     def _begin(self) -> list[Shard]:
         """What has to be brought to the sink; the sink is told if there is anything."""
         todo = self._todo()
-        if todo or not self.ledger.done:
+        shared = self.options.others.only is not None
+        if todo:
+            self.options.others.lacking(todo)
+        if todo or not (self.ledger.done or shared):
             self._need_room(todo)
             ready = {name for name, receipt in self.ledger.receipts.items() if self.sink.holds(receipt.piece)}
             missing = len({shard.name for shard in todo} | (self._names - ready))
@@ -120,7 +137,7 @@ class Run:
                 sinks.Job(
                     self.content.fingerprint,
                     title,
-                    missing,
+                    0 if shared else missing,
                     unfinished_card=lambda card: write_unfinished_card(card, config, split),
                     trial_card=lambda card: write_card(facts, card),
                 )
@@ -139,7 +156,10 @@ class Run:
             reuse(self.content, self.sink, self.ledger, self.job)
         todo = []
         doubtful = []
+        only = self.options.others.only
         for shard in self.content.shards:
+            if only is not None and shard.name not in only:
+                continue
             receipt = self.ledger.receipts.get(shard.name)
             same = receipt is not None and receipt.mtimes == self.content.mtimes(shard)
             if receipt is None or receipt.job != self.job or not self._is_there(receipt):
@@ -231,7 +251,7 @@ class Run:
 
     def _checkpoint(self) -> None:
         """Tell the sink what is there only for some hours."""
-        if not self._waiting:
+        if not self._waiting or self.options.others.only is not None:
             return
         waiting = [self._waiting[name] for name in sorted(self._waiting)]
         self.sink.checkpoint([r.piece for r in waiting], min(r.staged_at for r in waiting))
@@ -290,6 +310,13 @@ class Run:
 
 class _Dropped(Exception):
     """Another shard failed; this one is dropped. Never leaves the engine."""
+
+
+def refuse_another(content: Content, previous: Job, hint: str) -> None:
+    """A destination that holds another dataset is not written over."""
+    if previous.fingerprint != content.fingerprint:
+        changes = content.changes_from(previous.facts)
+        raise PlanChanged(f"The destination holds another dataset: {'; '.join(changes)}.", hint=hint, changes=changes)
 
 
 def refuse_strangers(names: Sequence[str], staged: bool) -> None:

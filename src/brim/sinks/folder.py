@@ -21,17 +21,26 @@ _KEEP = ".brim/keep"  # content that lost its name and will get another, by SHA-
 
 
 class FolderSink:
-    """Shards under `root/data/`, the card beside it."""
+    """Shards under `root/data/`, the card beside it.
+
+    `mine` names the shards of a run that shares the folder with others: what is unfinished of those stays.
+    """
 
     staged = False
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, mine: frozenset[str] | None = None) -> None:
+        self.root, self._mine = root, mine
+        self._mark = f".{Path(min(mine)).stem}" if mine else ""
 
     def open(self, fingerprint: str) -> None:
         """Remove what an interrupted run left behind. Only for whoever holds the lock."""
-        for left in (self.root / "data").glob(".*.tmp"):
-            left.unlink()
+        if self._mine is None:
+            for left in (self.root / "data").glob(".*.tmp"):
+                left.unlink()
+            return
+        for name in (CARD + self._mark, *self._mine):
+            target = self.root / name
+            target.with_name(f".{target.name}.tmp").unlink(missing_ok=True)
 
     def shards(self) -> Iterator[str]:
         for entry in sorted(os.listdir(self.root / "data")):
@@ -113,7 +122,7 @@ class FolderSink:
 
     def _write_card(self, maker: CardMaker) -> None:
         with failures(self.root):
-            write_whole(self.root / CARD, maker(self._read_card()).encode())
+            write_whole(self.root / CARD, maker(self._read_card()).encode(), self._mark)
 
     def _read_card(self) -> str | None:
         try:

@@ -35,7 +35,7 @@ def parts_in_flight(room: Room) -> int:
 
 
 class ObjectSink:
-    """One build at one place."""
+    """One build at one place. With `mine`, others are at it too: only these shards are this run's."""
 
     staged = False
 
@@ -47,8 +47,9 @@ class ObjectSink:
         listener: Listener,
         check: Callable[[], None] = lambda: None,
         folder: str = "data",
+        mine: frozenset[str] | None = None,
     ) -> None:
-        self.address, self.folder = address, folder
+        self.address, self.folder, self._mine = address, folder, mine
         self._listener, self._check = listener, check
         self._carrier = ObjectCarrier(address, parts_in_flight(room))
         self._lease = Lease(address, owner, listener.note)
@@ -56,7 +57,8 @@ class ObjectSink:
 
     def open(self, fingerprint: str) -> None:
         self._look()
-        self._lease.take(self._check)
+        if self._mine is None:
+            self._lease.take(self._check)
         self._abort_left()
         self._look()
 
@@ -69,8 +71,11 @@ class ObjectSink:
     def _abort_left(self) -> None:
         """Uploads that a killed run has begun. Whoever holds the lease is the only one to have any."""
         start = self.address.key(f"{self.folder}/")
+        keys = None if self._mine is None else {self.address.key(name) for name in self._mine}
         try:
-            left = abort_uploads(self.address, start, lambda key: "/" not in key.removeprefix(start))
+            left = abort_uploads(
+                self.address, start, lambda key: "/" not in key.removeprefix(start) if keys is None else key in keys
+            )
         except CannotTell as why:
             self._listener.note(f"{self.address}: {why}")
             return

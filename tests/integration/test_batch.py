@@ -1,0 +1,359 @@
+"""A plan that is saved, done in parts by processes that know nothing of each other, and finished."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import brim as library
+from brim.engine.ledger import Ledger
+from brim.engine.parts import SavedBuild, SavedOptions, job_facts
+from brim.engine.receipts import Part, PartReceipts, divide
+from brim.engine.shard import splice_of
+from brim.errors import DestinationError, InputError, PlanChanged, SourceChanged, SourceError
+from brim.plans.plan import Plan
+from brim.plans.saved import load_plan
+from brim.sinks.hub.options import HubOptions
+from tests.conftest import brim, random_bytes, tree_digest, write_files
+from tests.hub import TestHub
+from tests.publishing import DEST, REPO, Machine
+
+SCRIPTS = Path(__file__).parents[2] / "examples" / "slurm"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    contents = {f"{'train' if i < 8 else 'test'}/f{i:03d}.bin": random_bytes(20_000 + 37 * i, i) for i in range(12)}
+    return write_files(tmp_path_factory.mktemp("batch") / "source", contents)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(source: Path) -> dict[str, str]:
+    """What one machine builds."""
+    library.build(source, source.parent / "whole", rows_per_shard=1)
+    return tree_digest(source.parent / "whole")
+
+
+@pytest.fixture
+def plan(source: Path, tmp_path: Path) -> Path:
+    """A saved plan of twelve shards, to be built in `out` beside it."""
+    library.plan(source, tmp_path / "out", rows_per_shard=1).save(tmp_path / "a.plan")
+    return tmp_path / "a.plan"
+
+
+def start(plan: Path, *options: str, **more: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "brim", "build", "--plan", str(plan), "--quiet", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)  # type: ignore[call-overload,no-any-return]
+
+
+def wait_for(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    while not what() and process.poll() is None:
+        time.sleep(0.002)
+
+
+def test_three_parts_at_once(source: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
+    """Parts of one plan in processes of their own, at the same time, end in what one machine builds."""
+    path = tmp_path / "a.plan"
+    brim("plan", source, tmp_path / "out", "--rows-per-shard", "1", "--save", path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    running = [start(path, "--part", f"{i}/3") for i in (1, 2, 3)]
+    assert [process.wait() for process in running] == [0, 0, 0], [process.communicate() for process in running]
+    assert "unfinished" in (tmp_path / "out" / "README.md").read_text()  # so that half of it does not load
+    brim("build", "--plan", path, "--finish")
+    assert tree_digest(tmp_path / "out") == undisturbed
+    assert SavedBuild(path).finish().kept == 12  # once more: it is done
+    assert tree_digest(tmp_path / "out") == undisturbed
+    assert SavedBuild(path).progress["finished"]
+
+
+def test_a_part_is_missing(plan: Path, tmp_path: Path) -> None:
+    """Nothing is published, and which part is missing is said with the command that does it."""
+    build = SavedBuild(plan)
+    with pytest.raises(InputError, match="No part"):
+        build.finish()
+    assert not (tmp_path / "out").exists()
+    for number in (1, 3):
+        build.part(Part(number, 3))
+    with pytest.raises(InputError, match=r"4 of 12 shards are not there.* part 2 of 3") as caught:
+        build.finish()
+    assert f"--plan {plan} --part 2/3" in caught.value.hint
+    assert caught.value.facts == {"parts": [2], "count": 3}
+    told = json.loads(brim("plan", "--plan", plan, "--json").stdout)["saved"]
+    assert (told["done"], told["shards"], told["missing_parts"], told["finished"]) == (8, 12, [2], False)
+    build.part(Part(2, 3))
+    (tmp_path / "out" / "data" / "train-00000-of-00008.parquet").unlink()
+    with pytest.raises(InputError, match=r"1 of them no longer.* part 1 of 3"):
+        build.finish()
+    assert "unfinished" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_three_machines_publish_together(source: Path, tmp_path: Path) -> None:
+    """To the Hub: parts send objects and commit nothing, a fourth machine publishes in one commit what one machine
+    would have. Parts whose objects were sent too long ago, or that the Hub lost, are named and send them again."""
+    with TestHub(tmp_path / "hub") as hub, TestHub(tmp_path / "other") as other:
+        Machine(other, tmp_path / "alone").publish(source, "--rows-per-shard", "1")
+        path = tmp_path / "a.plan"
+        library.plan(source, DEST, rows_per_shard=1).save(path)
+        machines = [Machine(hub, tmp_path / f"machine{i}") for i in range(4)]
+
+        def parts(*numbers: int) -> None:
+            running = [start(path, "--part", f"{n}/3", env=machines[n].environment) for n in numbers]
+            assert [process.wait() for process in running] == [0] * len(numbers), running[0].communicate()
+
+        parts(1, 2, 3)
+        assert len(hub.history(REPO)) == 1
+        ledgers = PartReceipts(path)
+        for receipt in ledgers.ledger(Part(2, 3)).receipts.values():
+            hub.repos.get("datasets", REPO).objects.discard(receipt.sha256)
+        expired = ledgers.ledger(Part(3, 3))
+        expired.add_all([replace(r, staged_at=r.staged_at - 13 * 3600) for r in expired.receipts.values()])
+        expired.close()
+        failed = machines[0].run("build", "--plan", str(path), "--finish")
+        assert failed.returncode == 2, failed.stderr
+        assert "part 3 of 3" in failed.stderr
+        parts(3)
+        failed = machines[0].run("build", "--plan", str(path), "--finish")
+        assert failed.returncode == 2, failed.stderr
+        assert "part 2 of 3" in failed.stderr
+        assert len(hub.history(REPO)) == 1
+        parts(2)
+        done = machines[0].run("build", "--plan", str(path), "--finish")
+        assert done.returncode == 0, done.stderr
+        assert hub.files(REPO) == other.files(REPO)
+        assert len(hub.history(REPO)) == 2
+
+
+def test_a_part_killed(tmp_path: Path) -> None:
+    """kill -9 of a part: what had a receipt stays, what others have in hand stays, the rest is done when it is run
+    again."""
+    contents = {f"f{i:03d}.bin": random_bytes(700_000, i) for i in range(60)}
+    source = write_files(tmp_path / "source", contents)
+    path, out = tmp_path / "a.plan", tmp_path / "out"
+    library.plan(source, out, rows_per_shard=1).save(path)
+    ledger = path.with_name("a.plan.parts") / "00001-of-00002" / "ledger.jsonl"
+    process = start(path, "--part", "1/2", "--workers", "1")
+    wait_for(lambda: ledger.exists() and len(Ledger(ledger.parent).receipts) > 1, process)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    process.communicate()
+    before = {name: (out / name).stat().st_mtime_ns for name in Ledger(ledger.parent).receipts}
+    assert 0 < len(before) < 30
+    mine, others = (out / "data" / f".train-{number:05d}-of-00060.parquet.tmp" for number in (29, 59))
+    mine.touch()
+    others.touch()
+    done = SavedBuild(path).part(Part(1, 2))
+    assert (done.kept, done.written) == (len(before), 30 - len(before))
+    assert {name: (out / name).stat().st_mtime_ns for name in before} == before
+    assert (mine.exists(), others.exists()) == (False, True)
+    assert SavedBuild(path).run().written == 30  # one machine does what is missing
+    library.build(source, tmp_path / "whole", rows_per_shard=1)
+    assert tree_digest(out) == tree_digest(tmp_path / "whole")
+
+
+def test_one_at_a_time(plan: Path, source: Path) -> None:
+    """A part is done by one process, nobody finishes or builds at the destination meanwhile, and the number of parts
+    stays what it was."""
+    build = SavedBuild(plan)
+    build.part(Part(1, 3))
+    with PartReceipts(plan).part(Part(2, 3)):
+        with pytest.raises(DestinationError, match="Part 2/3 is being done"):
+            build.part(Part(2, 3))
+        build.part(Part(3, 3))
+        with pytest.raises(DestinationError, match="Parts of this plan are being done"):
+            build.run()
+    with pytest.raises(InputError, match=r"in 3 parts.*another division"):
+        build.part(Part(1, 4))
+    assert not (plan.parent / "a.plan.parts" / "00001-of-00004").exists()
+
+
+def test_another_dataset_is_not_written_over(plan: Path, source: Path, tmp_path: Path) -> None:
+    """A destination that holds something else, or receipts of another plan, are found before the first byte."""
+    SavedBuild(plan).part(Part(1, 2))
+    other = library.plan(source, tmp_path / "out", rows_per_shard=2)
+    with pytest.raises(InputError, match="receipts of another plan"):
+        other.save(plan)
+    SavedBuild(plan).run()
+    other.save(tmp_path / "b.plan")
+    before = tree_digest(tmp_path / "out")
+    with pytest.raises(PlanChanged, match="holds another dataset"):
+        SavedBuild(tmp_path / "b.plan").part(Part(1, 2))
+    assert tree_digest(tmp_path / "out") == before
+
+
+def test_the_source_changed(plan: Path, source: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
+    """A file that is not what was planned stops its part. At another place files are known by path and size."""
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy, copy_function=shutil.copy)
+    there = SavedBuild(plan, SavedOptions(root=str(copy)))
+    there.part(Part(2, 2))
+    (copy / "train" / "f000.bin").unlink()
+    with pytest.raises(SourceError, match=r"f000\.bin.*is not in"):
+        there.part(Part(1, 2))
+    (copy / "train" / "f000.bin").write_bytes(b"shorter")
+    with pytest.raises(SourceChanged, match=r"f000\.bin"):
+        there.part(Part(1, 2))
+    SavedBuild(plan).part(Part(1, 2))
+    SavedBuild(plan).finish()
+    assert tree_digest(tmp_path / "out") == undisturbed
+
+
+def test_planned_again(source: Path, tmp_path: Path) -> None:
+    """A file that was written to stops its part. A new plan of the same sizes takes over what is done, if its content
+    is the same, also after it was finished."""
+    copy, path = tmp_path / "copy", tmp_path / "a.plan"
+    shutil.copytree(source, copy)
+    library.plan(copy, tmp_path / "out", rows_per_shard=1).save(path)
+    SavedBuild(path).part(Part(1, 2))
+    for name in ("train/f000.bin", "test/f011.bin"):
+        os.utime(copy / name, (1, 1))
+    with pytest.raises(SourceChanged, match=r"f\d\d\d\.bin.*plan again"):
+        SavedBuild(path).part(Part(2, 2))
+    library.plan(copy, tmp_path / "out", rows_per_shard=1).save(path)
+    build = SavedBuild(path)
+    assert build.part(Part(1, 2)).kept == 6
+    build.part(Part(2, 2))
+    assert build.finish().shards == 12
+    (copy / "train/f001.bin").write_bytes(random_bytes(20_037, 99))
+    library.plan(copy, tmp_path / "out", rows_per_shard=1).save(path)
+    build = SavedBuild(path)
+    with pytest.raises(InputError, match="part 1 of 2"):
+        build.finish()
+    assert [build.part(Part(n, 2)).written for n in (1, 2)] == [1, 0]
+    build.finish()
+    library.build(copy, tmp_path / "whole", rows_per_shard=1)
+    assert tree_digest(tmp_path / "out") == tree_digest(tmp_path / "whole")
+
+
+def _cut(data: bytes) -> bytes:
+    return data[:-100]
+
+
+def _flipped(data: bytes) -> bytes:
+    return data[:2000] + bytes([data[2000] ^ 1]) + data[2001:]
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (_cut, "cut off"),
+        (_flipped, "damaged"),
+        (lambda data: b"", "not a plan"),
+        (lambda data: b"PAR1" + data, "not a plan"),
+        (lambda data: data[:8] + b"\x09" + data[9:], "another version"),
+    ],
+)
+def test_a_file_that_is_no_plan(plan: Path, harm: Callable[[bytes], bytes], words: str) -> None:
+    """A damaged or foreign file is the user's to replace, and is said to be what it is."""
+    plan.write_bytes(harm(plan.read_bytes()))
+    with pytest.raises(InputError, match=words):
+        load_plan(plan)
+
+
+def test_words_that_do_not_go_together(plan: Path, source: Path) -> None:
+    """What the plan says already is not said again; parts are written I/N."""
+    for words, expected in {
+        (str(source), "--plan", str(plan), "--shard-size", "1MB"): "SOURCE, --shard-size cannot go with --plan",
+        ("--plan", str(plan), "--part", "4/3"): "--part takes I/N",
+        (str(source), "out", "--part", "1/3"): "needs a plan that was saved",
+    }.items():
+        assert expected in brim("build", *words, check=2, cwd=plan.parent).stderr
+
+
+def test_plans_come_back_as_they_were(tmp_path: Path) -> None:
+    """Lists, labels, nulls, folders that are one value, features: a loaded plan has the same fingerprint, made anew,
+    and its shards the same bytes."""
+    contents = {f"f{i}.bin": random_bytes(100 + i, i) for i in range(6)}
+    files = write_files(tmp_path / "files", contents)
+    rows = {
+        "one": ["f0.bin", None, "f1.bin"],
+        "many": [["f2.bin", "f3.bin"], [], ["f4.bin"]],
+        "label": pa.array(["a", "b", "a"]).dictionary_encode(),
+        "when": pa.array([1, None, 3], pa.timestamp("ms")),
+    }
+    table = library.table(pa.table(rows), files={"one": "image", "many": "file"}, root=files)
+    meg = {f"sub-1/meg/sub-1_task-x_meg.ds/{name}": name.encode() for name in ("a.meg4", "b.res4", "hz.ds/c")}
+    recording = write_files(
+        tmp_path / "meg", {"dataset_description.json": b'{"Name": "m", "BIDSVersion": "1.8"}'} | meg
+    )
+    for number, what in enumerate([table, library.bids(recording)]):
+        made = library.plan(what, tmp_path / f"out{number}", num_shards=1)
+        made.save(tmp_path / f"{number}.plan")
+        loaded = load_plan(tmp_path / f"{number}.plan").plan
+        anew = Plan(loaded.table, loaded.shards, loaded.format, loaded.cut, loaded.why)
+        assert loaded.fingerprint == anew.fingerprint == made.plan.fingerprint
+        assert loaded.shards == made.plan.shards
+        assert loaded.shard_mtimes(loaded.shards[0]) == made.plan.shard_mtimes(made.plan.shards[0])
+        with splice_of(made.plan, made.plan.shards[0]) as ours, splice_of(loaded, loaded.shards[0]) as theirs:
+            assert ours.sha256() == theirs.sha256()
+        assert {b.names for b in loaded.table.files.bundles.values()} == {
+            b.names for b in made.plan.table.files.bundles.values()
+        }
+
+
+def test_no_token_in_a_plan(tmp_path: Path) -> None:
+    """How it is published travels with the plan; who may do it does not."""
+    told = job_facts(tmp_path, HubOptions(config="one", token="hf_secret"), update=True)
+    assert "hf_secret" not in json.dumps(told)
+    assert HubOptions(**told["hub"]) == HubOptions(config="one")
+
+
+@pytest.mark.parametrize("count", [1, 3, 12, 40])
+def test_parts_share_the_bytes(plan: Path, count: int) -> None:
+    """Every shard belongs to one part, and parts are about equally heavy."""
+    shards = SavedBuild(plan).plan.shards
+    edges = divide(shards, count)
+    assert (edges[0], edges[-1], len(edges)) == (0, len(shards), count + 1)
+    assert all(a <= b for a, b in itertools.pairwise(edges))
+    weights = [sum(s.file_bytes for s in shards[a:b]) for a, b in itertools.pairwise(edges)]
+    assert max(weights) <= sum(weights) / count + max(s.file_bytes for s in shards)
+
+
+def test_the_slurm_scripts(tmp_path: Path) -> None:
+    """The array script passes Slurm's warning on, asks for the same task again when brim was stopped by it, and
+    ends with 0 when the part is done; the other one finishes. No Slurm is here: `scontrol` is a stub."""
+    source = write_files(tmp_path / "source", {f"f{i:03d}.bin": random_bytes(800_000, i) for i in range(50)})
+    path = tmp_path / "a.plan"
+    library.plan(source, tmp_path / "out", rows_per_shard=1).save(path)
+    stubs = {
+        "scontrol": f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n',
+        "brim": f'#!/bin/sh\nexec {sys.executable} -m brim "$@"\n',
+    }
+    (tmp_path / "bin").mkdir()
+    for name, text in stubs.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    slurm = {"SLURM_ARRAY_JOB_ID": "71", "SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "72", "PARTS": "1"}
+    environment = {**os.environ, **slurm, "PLAN": str(path), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+
+    def script(name: str, *options: str) -> subprocess.Popen[str]:
+        command = ["bash", str(SCRIPTS / f"brim-{name}.sbatch"), "--quiet", *options]
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    folder = path.with_name("a.plan.parts") / "00001-of-00001"
+    task = script("array", "--workers", "1")
+    wait_for(lambda: folder.exists() and bool(Ledger(folder).receipts), task)
+    task.send_signal(signal.SIGUSR1)
+    _, said = task.communicate(timeout=60)
+    assert task.returncode == 6, said
+    assert "SIGUSR1" in said
+    assert (tmp_path / "asked").read_text() == "requeue 71_1\n"
+    kept = len(Ledger(folder).receipts)
+    assert 0 < kept < 50
+    task = script("array")
+    assert task.wait(60) == 0, task.communicate()
+    finishing = script("finish")
+    assert finishing.wait(60) == 0, finishing.communicate()
+    assert (tmp_path / "asked").read_text() == "requeue 71_1\n"
+    assert len(list((tmp_path / "out" / "data").iterdir())) == 50
