@@ -28,7 +28,9 @@ from brim.plans.saved import load_plan
 from brim.sinks.hub.options import HubOptions
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.hub import TestHub
+from tests.places import BucketPlace, FolderPlace, listing, run, start
 from tests.publishing import DEST, REPO, Machine
+from tests.s3 import S3Server
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "slurm"
 
@@ -357,3 +359,29 @@ def test_the_slurm_scripts(tmp_path: Path) -> None:
     assert finishing.wait(60) == 0, finishing.communicate()
     assert (tmp_path / "asked").read_text() == "requeue 71_1\n"
     assert len(list((tmp_path / "out" / "data").iterdir())) == 50
+
+
+def test_plan_receipts_and_shards_in_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
+    """Three machines that share nothing but a bucket; one of them is killed and comes again."""
+    source = write_files(tmp_path / "source", {f"{n}.bin": random_bytes(300_000, n) for n in range(6)})
+    place = BucketPlace(s3, tmp_path / "first", f"{s3_prefix}out")
+    plan = f"s3://private/{s3_prefix}job.plan"
+    run(place, "plan", source, place.address, "--rows-per-shard", "1", "--save", plan)
+    refused = run(place, "build", "--plan", plan, "--finish", check=2)
+    assert "No part" in refused.stderr
+    machines = [BucketPlace(s3, tmp_path / f"machine{n}", f"{s3_prefix}out") for n in (1, 2, 3)]
+    killed = start(machines[0], "build", "--plan", plan, "--part", "1/3", "--quiet")
+    time.sleep(1.0)
+    killed.kill()
+    killed.wait()
+    parts = [
+        start(machine, "build", "--plan", plan, "--part", f"{number}/3", "--quiet")
+        for number, machine in enumerate(machines, start=1)
+    ]
+    assert [process.wait(60) for process in parts] == [0, 0, 0]
+    finished = run(place, "build", "--plan", plan, "--finish", "--json")
+    assert json.loads(finished.stdout.splitlines()[-1])["kept"] == 6
+    whole = FolderPlace(tmp_path / "whole")
+    run(whole, "build", source, whole.address, "--rows-per-shard", "1", "--quiet")
+    assert listing(place) == listing(whole)
+    run(place, "verify", place.address, source, "--deep", "--quiet")

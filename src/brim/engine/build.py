@@ -13,7 +13,7 @@ from brim.engine.deliver import Built, Delivery, at_destination, check_hub_optio
 from brim.engine.destination import Destination, new_destination
 from brim.engine.ledger import Ledger
 from brim.engine.parts import job_facts
-from brim.engine.receipts import PartReceipts
+from brim.engine.plan_place import receipts_at, save_to
 from brim.engine.run import versions
 from brim.errors import DestinationError, InputError
 from brim.formats.parquet import MAX_CELL_BYTES
@@ -26,7 +26,7 @@ from brim.plans.cut import CutOptions
 from brim.plans.describe import plan_facts, plan_lines
 from brim.plans.forecast import Forecast, forecast_build
 from brim.plans.plan import EXTENSIONS, Format, Plan, make_plan
-from brim.plans.saved import plan_place, save_plan
+from brim.plans.saved import save_plan
 from brim.progress import Progress, Silent
 from brim.sinks.hub.address import Address
 from brim.sinks.hub.options import HubOptions
@@ -118,10 +118,10 @@ class Build:
             raise InputError(
                 "Parts cannot bring a folder up to date: only the Hub.", hint="Build on one machine, or choose another."
             )
-        place = plan_place(path)
-        PartReceipts(place).all(self.plan.fingerprint)  # nobody may mix two plans
+        access = self.options.access
+        receipts_at(path, access).all(self.plan.fingerprint)  # nobody may mix two plans
         job = job_facts(destination, self.options.hub, self.options.update)
-        save_plan(place, self.plan, job, versions())
+        save_to(path, lambda file: save_plan(file, self.plan, job, versions()), access)
 
     def _destination_text(self, destination: Destination) -> str:
         """What a build would find at the destination, as far as this machine's ledger tells."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from brim.durable import failures, write_whole
+from brim.durable import failures
 from brim.engine.content import Content
 from brim.engine.destination import Destination, make_state, state_folder
 from brim.engine.ledger import STATE, Ledger, Receipt
-from brim.engine.lock import locked
+from brim.engine.lock import locked, owner_of
 from brim.engine.run import Others, Run, RunOptions, refuse_another
 from brim.engine.stop import Stop, stoppable
 from brim.errors import InputError, Stopped
@@ -146,7 +145,7 @@ def _to_bucket(
     stop: Stop,
 ) -> Built:
     mine = options.others.only
-    sink = ObjectSink(destination, _owner(ledger), room, progress, stop.check, mine=mine)
+    sink = ObjectSink(destination, owner_of(ledger.path.parent), room, progress, stop.check, mine=mine)
     try:
         sink.open(content.fingerprint)
         published = b"".join(sink.manifests())
@@ -160,16 +159,6 @@ def _to_bucket(
     finally:
         sink.close()
     return dataclasses.replace(built, sent_bytes=run.sent_bytes)
-
-
-def _owner(ledger: Ledger) -> str:
-    """What tells the runs with this ledger from all others: random, and kept beside it."""
-    path = ledger.path.with_name("owner")
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        write_whole(path, secrets.token_hex(16).encode())
-        return path.read_text()
 
 
 def _respect(published: Ledger, content: Content, ledger: Ledger, hint: str) -> None:

@@ -50,14 +50,18 @@ def state_folder(destination: Destination, state: str | os.PathLike[str] | None,
         return Path(state)
     if isinstance(destination, Path):
         return destination / STATE
-    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     if isinstance(destination, Address):
         kind, endpoint, shown = "hub", os.environ.get("HF_ENDPOINT", "").rstrip("/"), destination.repo
     else:
         kind, endpoint = "objects", endpoint_of(destination.access) or ""
-        shown = f"{destination.bucket}/{destination.prefix}"[:80].rstrip("/")
-    what = f"{endpoint} {destination} {scope}"
-    name = f"{shown.replace('/', '--')}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
+        shown = f"{destination.bucket}/{destination.prefix}".rstrip("/")
+    return state_home(kind, f"{endpoint} {destination} {scope}", shown)
+
+
+def state_home(kind: str, what: str, shown: str) -> Path:
+    """The folder that the user's state keeps about something; `shown` is what people will know it by."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    name = f"{shown[:80].replace('/', '--')}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
     return Path(home) / "brim" / kind / name
 
 

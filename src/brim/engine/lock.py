@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from brim.durable import write_whole
 from brim.errors import DestinationError
 
 
@@ -30,3 +32,13 @@ def locked(
         yield
     finally:
         os.close(descriptor)
+
+
+def owner_of(folder: Path) -> str:
+    """What tells the runs that keep their books in this folder from all others: random, and kept there."""
+    path = folder / "owner"
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        write_whole(path, secrets.token_hex(16).encode())
+        return path.read_text()

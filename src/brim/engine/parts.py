@@ -13,7 +13,7 @@ import shlex
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from brim.engine.deliver import Built, Delivery, at_destination, deliver, state_
 from brim.engine.destination import Destination, make_state, parse_destination
 from brim.engine.ledger import STATE, Ledger, Receipt
 from brim.engine.lock import locked
-from brim.engine.receipts import Part, PartReceipts, divide, listed
+from brim.engine.plan_place import open_place
+from brim.engine.receipts import Part, divide, listed
 from brim.engine.run import STAGED_S, Others, versions
 from brim.engine.stop import stoppable
 from brim.errors import InputError, SourceChanged
@@ -36,7 +37,7 @@ from brim.plans.cut import Shard
 from brim.plans.describe import plan_facts, plan_lines
 from brim.plans.forecast import Forecast, forecast_build
 from brim.plans.plan import Plan
-from brim.plans.saved import Saved, load_plan, moved, plan_place
+from brim.plans.saved import Saved, load_plan, moved
 from brim.progress import Progress, Silent
 from brim.sinks.folder import make_folder
 from brim.sinks.hub.address import Address
@@ -54,6 +55,7 @@ class SavedOptions:
     state: str | None = None
     stop_file: str | None = None
     root: str | None = None  # where the source is on this machine
+    access: Access = field(default_factory=Access)  # to the bucket that the plan is in
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -91,14 +93,15 @@ class SavedBuild:
     """A plan in a file, with its destination: do a part of it, finish it, or do all that is missing."""
 
     def __init__(self, path: str | os.PathLike[str], options: SavedOptions | None = None) -> None:
-        self.path, self.options = plan_place(path), options or SavedOptions()
-        self.saved: Saved = load_plan(self.path)
+        self.options = options or SavedOptions()
+        self.place = open_place(path, self.options.access)
+        self.saved: Saved = load_plan(self.place.path)
         self.plan: Plan = self.saved.plan
         self.destination: Destination = parse_destination(
             self.saved.job["destination"], Access(self.saved.job.get("endpoint"))
         )
         self.hub = HubOptions(**self.saved.job["hub"])
-        self.receipts = PartReceipts(self.path)
+        self.receipts = self.place.receipts
         self.limit: Limit = effective_limit(self.options.memory)
         workers = self.options.workers or min(usable_cores() + 1, 8)
         to = self.destination
@@ -111,7 +114,7 @@ class SavedBuild:
         return self.plan.fingerprint[:16]
 
     def command(self, *words: str) -> str:
-        return shlex.join(["brim", "build", "--plan", str(self.path), *words])
+        return shlex.join(["brim", "build", "--plan", self.place.shown, *words])
 
     def part(self, part: Part, progress: Progress | None = None) -> PartDone:
         """Bring what is missing of a part."""
@@ -264,7 +267,7 @@ class SavedBuild:
         missing = [] if count is None else self._parts_of(lacking, count)
         begun = set() if count is None else set(self._parts_of([s for s in self.plan.shards if s.name in done], count))
         return {
-            "path": str(self.path),
+            "path": self.place.shown,
             "destination": str(self.destination),
             "shards": len(self.plan.shards),
             "done": len(self.plan.shards) - len(lacking),

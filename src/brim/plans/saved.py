@@ -48,13 +48,6 @@ class Saved:
     bytes: int
 
 
-def plan_place(plan: str | os.PathLike[str]) -> Path:
-    """Where a plan is, from what the user calls it. Its receipts lie beside it."""
-    if "://" in os.fspath(plan):
-        raise InputError(f"A plan is kept in a file, and {os.fspath(plan)!r} is an address.", hint="Name a file.")
-    return Path(os.path.abspath(plan))
-
-
 def save_plan(path: Path, plan: Plan, job: Mapping[str, Any], versions: Mapping[str, str]) -> None:
     """Write a plan, and whatever JSON `job` holds, to a file that appears whole or not at all."""
     if plan.table.files.ranges is not None:
