@@ -28,7 +28,8 @@ from brim.plans.saved import load_plan
 from brim.sinks.hub.options import HubOptions
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.hub import TestHub
-from tests.places import BucketPlace, FolderPlace, listing, run, start
+from tests.places import BucketPlace, FolderPlace, listing, run
+from tests.places import start as start_at
 from tests.publishing import DEST, REPO, Machine
 from tests.s3 import S3Server
 
@@ -370,12 +371,12 @@ def test_plan_receipts_and_shards_in_a_bucket(s3: S3Server, s3_prefix: str, tmp_
     refused = run(place, "build", "--plan", plan, "--finish", check=2)
     assert "No part" in refused.stderr
     machines = [BucketPlace(s3, tmp_path / f"machine{n}", f"{s3_prefix}out") for n in (1, 2, 3)]
-    killed = start(machines[0], "build", "--plan", plan, "--part", "1/3", "--quiet")
+    killed = start_at(machines[0], "build", "--plan", plan, "--part", "1/3", "--quiet")
     time.sleep(1.0)
     killed.kill()
     killed.wait()
     parts = [
-        start(machine, "build", "--plan", plan, "--part", f"{number}/3", "--quiet")
+        start_at(machine, "build", "--plan", plan, "--part", f"{number}/3", "--quiet")
         for number, machine in enumerate(machines, start=1)
     ]
     assert [process.wait(60) for process in parts] == [0, 0, 0]
