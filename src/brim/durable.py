@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,14 @@ def rename(source: Path, target: Path) -> None:
         sync_folder(folder)
 
 
-def write_whole(target: Path, data: bytes, mark: str = "") -> None:
-    """A small file that appears whole or not at all. Where several write it at a time, each has a `mark` of its own."""
+def write_whole(target: Path, data: bytes | Iterable[bytes], mark: str = "") -> None:
+    """A file that appears whole or not at all, from its bytes or from its lines.
+
+    Where several write it at a time, each has a `mark` of its own.
+    """
     temporary = target.with_name(f".{target.name}{mark}.tmp")
     with open(temporary, "wb") as file:
-        file.write(data)
+        file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(file.fileno())
     rename(temporary, target)

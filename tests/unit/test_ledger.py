@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from brim.engine.ledger import LEDGER, Job, Ledger, Receipt
+from brim.engine.packed import Receipts
 from brim.errors import DestinationError
 
 JOB = Job("f" * 64, {"rows": 3}, {"brim": "0"})
@@ -77,3 +78,45 @@ def test_a_ledger_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / LEDGER).mkdir()
     with pytest.raises(DestinationError, match="cannot be read: Is a directory"):
         Ledger(tmp_path)
+
+
+HASHES = replace(ONE, name="data/c", sha256="0a" * 32, key="b1" * 32, mtimes="c2" * 8, staged_at=7)
+
+
+@pytest.mark.parametrize(
+    "receipt",
+    [
+        HASHES,
+        ONE,
+        replace(HASHES, mtimes=""),
+        replace(HASHES, sha256="0A" * 32),
+        replace(HASHES, key="b1 " * 32),
+        replace(HASHES, rows=2**80),
+    ],
+)
+def test_receipts_are_packed_without_loss(receipt: Receipt) -> None:
+    """Whatever a receipt holds, the same comes out."""
+    receipts = Receipts()
+    receipts[receipt.name] = receipt
+    receipts["data/b"] = TWO
+    assert receipts == {receipt.name: receipt, "data/b": TWO}
+    assert receipts.jobs() == {"job"}
+    receipts[receipt.name] = replace(receipt, job="other", split="test")
+    assert list(receipts.values()) == [replace(receipt, job="other", split="test"), TWO]
+    assert receipts.jobs() == {"job", "other"}
+    del receipts[receipt.name]
+    assert receipts.jobs() == {"job"}
+
+
+def test_what_was_here_once_is_known(tmp_path: Path) -> None:
+    """A shard whose receipt was taken back or overtaken can be found by its key; a name is never forgotten."""
+    ledger = written(tmp_path)
+    ledger.forget("data/a")
+    ledger.add(replace(TWO, key="key-new", job="next"))
+    ledger.close()
+    for known in (ledger, Ledger(tmp_path)):
+        assert known.known() == {"key-a": ONE, "key-b": TWO, "key-new": replace(TWO, key="key-new", job="next")}
+        assert known.names == {"data/a", "data/b"}
+        assert not known.all_of("next")
+    ledger.add(replace(ONE, name="data/z", job="next"))
+    assert ledger.known()["key-a"].name == "data/z"

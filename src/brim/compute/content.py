@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from brim.engine.ledger import Receipt
 from brim.formats.card import CardFacts, SplitFacts
 from brim.formats.splice import Splice
 from brim.formats.whole import FileSplice
-from brim.plans.cut import Shard
+from brim.plans.cut import Shard, shard_name
 from brim.plans.fingerprint import digest_json
 
 
@@ -57,6 +57,9 @@ class ComputedContent:
     def mtimes(self, shard: Shard) -> str:
         return ""
 
+    def with_mtimes(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
+        return ((shard, "") for shard in shards)
+
     def size(self, shards: Sequence[Shard]) -> int:
         return sum(self.made[shard.name].size for shard in shards)
 
@@ -84,5 +87,5 @@ def named(made: Sequence[Made], folder: str, extension: str) -> dict[str, Made]:
     names = {}
     for one in made:
         number = numbers[one.split] = numbers.get(one.split, -1) + 1
-        names[f"{folder}/{one.split}-{number:05d}-of-{counts[one.split]:05d}{extension}"] = one
+        names[shard_name(folder, one.split, number, counts[one.split], extension)] = one
     return names

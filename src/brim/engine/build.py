@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.engine.content import PlanContent
-from brim.engine.deliver import Built, Delivery, at_destination, check_hub_options, deliver, state_of
+from brim.engine.deliver import Built, Delivery, at_destination, check_hub_limits, check_hub_options, deliver, state_of
 from brim.engine.destination import Destination, new_destination
 from brim.engine.ledger import Ledger
 from brim.engine.parts import job_facts
@@ -72,6 +72,7 @@ class Build:
         check_paths_stay_home(table)
         checked = check_files(table, options.checks, cell)
         self.plan: Plan = make_plan(checked, options.format, options.cut, options.hub.folder)
+        check_hub_limits(PlanContent(self.plan), self.destination)
         # One more than cores: while one waits for the disk or the line, the others hash.
         workers = options.workers or min(usable_cores() + 1, 8)
         to = None if self.destination is None else self.destination

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,6 +54,9 @@ class Content(Protocol):
 
     def mtimes(self, shard: Shard) -> str:
         """A digest of when its sources were last written to."""
+
+    def with_mtimes(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
+        """Shards, each with its `mtimes`."""
 
     def size(self, shards: Sequence[Shard]) -> int:
         """What shards will take, about."""
@@ -113,6 +116,9 @@ class PlanContent:
 
     def mtimes(self, shard: Shard) -> str:
         return self.plan.shard_mtimes(shard)
+
+    def with_mtimes(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
+        return self.plan.with_mtimes(shards)
 
     def size(self, shards: Sequence[Shard]) -> int:
         """Other columns than files count where they may be most of it."""

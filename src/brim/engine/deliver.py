@@ -22,6 +22,7 @@ from brim.objects.address import ObjectAddress
 from brim.progress import Progress
 from brim.sinks.folder import FolderSink, make_folder
 from brim.sinks.hub.address import Address
+from brim.sinks.hub.limits import check_shards
 from brim.sinks.hub.options import HubOptions
 from brim.sinks.hub.sink import HubSink
 from brim.sinks.objects.sink import ObjectSink
@@ -105,6 +106,7 @@ def deliver(
         return _built(content, destination, run, run.run())
     if isinstance(destination, ObjectAddress):
         return _to_bucket(content, destination, options, room, ledger, progress, stop)
+    check_hub_limits(content, destination)
     # Nothing is committed by a run that shares its destination.
     hub = dataclasses.replace(delivery.hub, direct=False, create_pull=False) if shared else delivery.hub
     sink = HubSink(destination, hub, ledger, room, progress, stop.check)
@@ -163,7 +165,7 @@ def _to_bucket(
 
 def _respect(published: Ledger, content: Content, ledger: Ledger, hint: str) -> None:
     """Another dataset at a shared destination is found before the first byte; with no `hint`, it may be replaced."""
-    ledger.names |= published.names
+    ledger.know(published.names)
     if published.job is not None and hint:
         refuse_another(content, published.job, hint)
 
@@ -178,6 +180,13 @@ def check_hub_options(hub: HubOptions, destination: Destination | None) -> None:
             option = {"message": "commit-message", "create_pull": "create-pr"}.get(name, name)
             what = "folder" if isinstance(destination, Path) else "bucket"
             raise InputError(f"--{option} is for the Hub, and the destination is a {what}.")
+
+
+def check_hub_limits(content: Content, destination: Destination | None) -> None:
+    """More shards, or larger ones, than the Hub takes are an error before the first is sent."""
+    if isinstance(destination, Address):
+        largest = max((shard.file_bytes for shard in content.shards), default=0)
+        check_shards(len(content.shards), largest, content.size(content.shards))
 
 
 def state_of(destination: Destination, state: str | None, hub: HubOptions) -> Path:

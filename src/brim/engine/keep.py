@@ -20,7 +20,7 @@ def reuse(content: Content, sink: Sink, ledger: Ledger, job: str) -> None:
     for shard in content.shards:
         wanted.setdefault(content.key(shard), []).append(shard)
     kept: list[tuple[Shard, Receipt]] = []
-    for receipt in list(ledger.known.values()):
+    for receipt in ledger.known().values():
         places = wanted.get(receipt.key)
         if not places:
             continue

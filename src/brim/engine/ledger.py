@@ -10,41 +10,26 @@ The ledger holds no path of this machine and no secret: it may travel with the f
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from brim.durable import append_line, end_torn_line, record_line, record_of, write_whole
+from brim.engine.packed import Receipt as Receipt
+from brim.engine.packed import Receipts
 from brim.errors import DestinationError
-from brim.sinks.sink import Piece
 
 LEDGER = "ledger.jsonl"
 STATE = ".brim"
 _TOGETHER = 10_000  # receipts that are written at once
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """A shard is done: what it is called, what it holds, what it was made of."""
-
-    name: str
-    split: str
-    rows: int
-    size: int
-    sha256: str
-    key: str
-    mtimes: str
-    job: str
-    staged_at: int = 0  # when it was sent to where it is safe only for some hours; 0: it is where it belongs
-    etag: str = ""  # what a bucket calls its content
-
-    @property
-    def piece(self) -> Piece:
-        return Piece(self.name, self.size, self.sha256, self.etag)
+_FIELDS = tuple(field.name for field in fields(Receipt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +53,52 @@ class Ledger:
         self._descriptor: int | None = None
         self._lock = threading.Lock()
         try:
-            data = self.path.read_bytes()
+            with open(self.path, "rb") as file:
+                self._read(file)
         except (FileNotFoundError, NotADirectoryError):
-            data = b""
+            self._read(())
         except OSError as error:  # it belongs to somebody else, or is a folder
             raise DestinationError(
                 f"The ledger {str(self.path)!r} cannot be read: {error.strerror}.",
                 hint="Choose another folder for it with --state DIR.",
             ) from error
-        self._read(data)
 
     @classmethod
     def of(cls, data: bytes) -> Ledger:
         """A ledger that was published, to read from."""
         ledger = cls(Path(os.devnull))
-        ledger._read(data)
+        ledger._read(io.BytesIO(data))
         return ledger
 
-    def _read(self, data: bytes) -> None:
+    def _read(self, lines: Iterable[bytes]) -> None:
         self.job: Job | None = None
         self.done = False
-        self.receipts: dict[str, Receipt] = {}  # by name
-        self.known: dict[str, Receipt] = {}  # by key: every shard that was ever written here
-        self.names: set[str] = set()  # every name that a shard ever had here
+        self.receipts = Receipts()
+        self.former: dict[str, Receipt] = {}  # by key: shards that were written here and have no receipt any more
+        self._former_names: set[str] = set()
         self._notes: dict[str, Any] = {}
-        for line in data.split(b"\n"):
+        for line in lines:
             try:
-                self._take(record_of(line))
+                self._take(record_of(line.removesuffix(b"\n")))
             except (TypeError, KeyError, ValueError):
                 continue  # whole, and not of a ledger that this version knows
+
+    @property
+    def names(self) -> set[str]:
+        """Every name that a shard ever had here."""
+        return self._former_names | self.receipts.keys()
+
+    def know(self, names: Iterable[str]) -> None:
+        """Names that shards have or had at the destination."""
+        self._former_names |= set(names)
+
+    def known(self) -> dict[str, Receipt]:
+        """Every shard that was ever written here, by key."""
+        return self.former | {receipt.key: receipt for receipt in self.receipts.values()}
+
+    def all_of(self, job: str) -> bool:
+        """Whether every shard that was ever written here is one of this job."""
+        return self.receipts.jobs() | {receipt.job for receipt in self.former.values()} <= {job}
 
     def agree_with(self, published: bytes) -> None:
         """The destination is the truth: unless a job is under way here, begin with the ledger that is published."""
@@ -104,8 +106,8 @@ class Ledger:
         known = None if self.job is None else self.job.fingerprint
         if (known is None or self.done) and known != (None if theirs.job is None else theirs.job.fingerprint):
             write_whole(self.path, published)
-            self._read(published)
-        self.names |= theirs.names
+            self._read(io.BytesIO(published))
+        self.know(theirs.names)
 
     def _take(self, record: dict[str, Any] | None) -> None:
         if record is None:
@@ -117,10 +119,15 @@ class Ledger:
             self._notes = {}
         elif kind == "shard":
             receipt = Receipt(**record)
-            self.receipts[receipt.name] = self.known[receipt.key] = receipt
-            self.names.add(receipt.name)
-        elif kind == "gone":
-            self.receipts.pop(record["name"], None)
+            before = self.receipts.get(receipt.name)
+            if before is not None:
+                self.former[before.key] = before
+            self.receipts[receipt.name] = receipt
+            self.former.pop(receipt.key, None)
+        elif kind == "gone" and record["name"] in self.receipts:
+            receipt = self.receipts.pop(record["name"])
+            self.former[receipt.key] = receipt
+            self._former_names.add(receipt.name)
         elif kind == "note":
             self._notes[record["name"]] = record["value"]
         elif kind == "done":
@@ -130,11 +137,11 @@ class Ledger:
         self._append({"type": "job", **asdict(job)})
 
     def add(self, receipt: Receipt) -> None:
-        self._append({"type": "shard", **asdict(receipt)})
+        self._append(_record_of(receipt))
 
     def add_all(self, receipts: Iterable[Receipt]) -> None:
         """Many at once: all are on disk when this returns, without a wait for each."""
-        lines = [{"type": "shard", **asdict(receipt)} for receipt in receipts]
+        lines = [_record_of(receipt) for receipt in receipts]
         for start in range(0, len(lines), _TOGETHER):
             with self._lock:
                 self._write(*lines[start : start + _TOGETHER])
@@ -154,9 +161,8 @@ class Ledger:
         """Write the ledger again: the job and its receipts in order, and that it is done."""
         if self.job is None:
             raise ValueError("no job has begun")
-        data = finished_ledger(self.job, receipts)
         self.close()
-        write_whole(self.path, data)
+        write_whole(self.path, finished_lines(self.job, receipts))
         self.done = True
 
     def _append(self, record: dict[str, Any]) -> None:
@@ -179,9 +185,18 @@ class Ledger:
 
 def finished_ledger(job: Job, receipts: Iterable[Receipt]) -> bytes:
     """A ledger that depends on what was built alone: the job, its receipts in order, and that it is done."""
-    records = [{"type": "job", **asdict(job)}]
-    records += [{"type": "shard", **asdict(replace(receipt, staged_at=0))} for receipt in receipts]
-    return b"".join(_encode(record) for record in [*records, {"type": "done"}])
+    return b"".join(finished_lines(job, receipts))
+
+
+def finished_lines(job: Job, receipts: Iterable[Receipt]) -> Iterator[bytes]:
+    yield _encode({"type": "job", **asdict(job)})
+    for receipt in receipts:
+        yield _encode({**_record_of(receipt), "staged_at": 0})
+    yield _encode({"type": "done"})
+
+
+def _record_of(receipt: Receipt) -> dict[str, Any]:
+    return {"type": "shard", **{name: getattr(receipt, name) for name in _FIELDS}}
 
 
 def _encode(record: dict[str, Any]) -> bytes:

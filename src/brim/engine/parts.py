@@ -11,7 +11,7 @@ import hashlib
 import os
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +87,9 @@ class _Moved(PlanContent):
 
     def mtimes(self, shard: Shard) -> str:
         return self.planned.shard_mtimes(shard)
+
+    def with_mtimes(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
+        return self.planned.with_mtimes(shards)
 
 
 class SavedBuild:

@@ -102,7 +102,7 @@ class Run:
         if self.options.fresh:
             for name in sorted(self.ledger.receipts):
                 self.ledger.forget(name)
-            self.ledger.known.clear()
+            self.ledger.former.clear()
             self.sink.discard(self.ledger.names)
         elif not self.options.update:
             refuse_another(
@@ -152,16 +152,15 @@ class Run:
 
     def _todo(self) -> list[Shard]:
         """The shards without a receipt that still holds; others are kept, moved or hashed again."""
-        if any(receipt.job != self.job for receipt in self.ledger.known.values()):
+        if not self.ledger.all_of(self.job):
             reuse(self.content, self.sink, self.ledger, self.job)
         todo = []
         doubtful = []
         only = self.options.others.only
-        for shard in self.content.shards:
-            if only is not None and shard.name not in only:
-                continue
+        shards = self.content.shards
+        for shard, mtimes in self.content.with_mtimes(s for s in shards if only is None or s.name in only):
             receipt = self.ledger.receipts.get(shard.name)
-            same = receipt is not None and receipt.mtimes == self.content.mtimes(shard)
+            same = receipt is not None and receipt.mtimes == mtimes
             if receipt is None or receipt.job != self.job or not self._is_there(receipt):
                 if receipt is not None and receipt.job == self.job and receipt.staged_at and same:
                     self._known[shard.name] = receipt.sha256

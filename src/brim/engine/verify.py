@@ -27,7 +27,7 @@ from brim.formats.splice import SpliceBuilder
 from brim.memory.cores import usable_cores
 from brim.memory.limit import effective_limit
 from brim.objects.address import Access
-from brim.plans.cut import CutOptions
+from brim.plans.cut import CutOptions, shard_name
 from brim.plans.plan import Plan, make_plan
 from brim.progress import Advance, Progress, Silent
 from brim.sources import read_source
@@ -141,7 +141,7 @@ class _Verification:
                 seen.setdefault(kind, set()).add(int(match["number"]))
         for (folder, split, count, extension), numbers in seen.items():
             for number in sorted(set(range(count)) - numbers):
-                self.found(f"{folder}/{split}-{number:05d}-of-{count:05d}{extension}: is missing")
+                self.found(f"{shard_name(folder, split, number, count, extension)}: is missing")
 
     def _shard(self, name: str) -> tuple[int, int] | None:
         """(rows, size) of a shard that is as its receipt says; None after noting what is wrong."""

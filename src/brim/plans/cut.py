@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,7 @@ from brim.sources.filetable import FileTable, Split
 
 DEFAULT_SHARD_BYTES = 500_000_000
 MOST_SHARDS = 5_000  # by default; the Hub takes 10,000 entries a folder
+_BLOCK = 10_000  # shards made at a time when all are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,72 @@ class Shard:
         return self.stop - self.start
 
 
+def shard_name(folder: str, split: str, number: int, count: int, extension: str) -> str:
+    """The Hub's convention, with more than five digits where five do not do.
+
+    All numbers of a split have the same width: readers sort by name, and `datasets` would take a mixture of widths
+    for those with five digits alone.
+    """
+    width = max(5, len(str(count - 1)))
+    return f"{folder}/{split}-{number:0{width}d}-of-{count:05d}{extension}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shards(Sequence[Shard]):
+    """The shards of a plan, kept in columns: a million of them as Python objects take 300 MB.
+
+    A split's shards stand together; `counts` says how many each split has.
+    """
+
+    folder: str
+    extension: str
+    splits: tuple[str, ...]
+    counts: tuple[int, ...]
+    starts: Ints
+    stops: Ints
+    file_bytes: Ints
+    value_bytes: Ints
+
+    @property
+    def rows(self) -> Ints:
+        """How many rows each has."""
+        return self.stops - self.starts
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, at: int) -> Shard: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Shard]: ...
+    def __getitem__(self, at: int | slice) -> Shard | list[Shard]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        number = range(len(self))[at]
+        ends = list(itertools.accumulate(self.counts))
+        split = bisect_right(ends, number)
+        first = ends[split] - self.counts[split]
+        return next(self._made(split, first, number, number + 1))
+
+    def __iter__(self) -> Iterator[Shard]:
+        first = 0
+        for split, count in enumerate(self.counts):
+            for begin in range(first, first + count, _BLOCK):
+                yield from self._made(split, first, begin, min(begin + _BLOCK, first + count))
+            first += count
+
+    def _made(self, split: int, first: int, begin: int, end: int) -> Iterator[Shard]:
+        """Shards of one split, which begins at `first`."""
+        name, count = self.splits[split], self.counts[split]
+        columns = (self.starts, self.stops, self.file_bytes, self.value_bytes)
+        values = (column[begin:end].tolist() for column in columns)
+        for number, place in zip(range(begin - first, end - first), zip(*values, strict=True), strict=True):
+            yield Shard(shard_name(self.folder, name, number, count, self.extension), name, *place)
+
+
 def cut_shards(
     table: FileTable, extension: str, options: CutOptions, max_rows: int | None = None, folder: str = "data"
-) -> tuple[FileTable, tuple[Shard, ...], str]:
+) -> tuple[FileTable, Shards, str]:
     """The table in the order of its shards, the shards, and why there are so many."""
     table, groups = _grouped(table, options.shard_by)
     values_before = cuts.running(metadata_bytes(table))
@@ -82,17 +148,18 @@ def cut_shards(
     total += values_before  # so that a table of long texts is cut as well
     pieces = [(split, groups[slice(*np.searchsorted(groups, [split.start, split.stop + 1]))]) for split in table.splits]
     boundaries, why = _boundaries(pieces, total, options, max_rows)
-    shards = []
-    for split, edges in zip(table.splits, boundaries, strict=True):
-        if split.start == split.stop:  # `datasets` gives a split without rows a shard all the same
-            edges = np.array([split.start, split.stop], np.int64)
-        count = len(edges) - 1
-        for number, (start, stop) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
-            name = f"{folder}/{split.name}-{number:05d}-of-{count:05d}{extension}"
-            in_values = int(values_before[stop] - values_before[start])
-            in_files = int(total[stop] - total[start]) - in_values
-            shards.append(Shard(name, split.name, start, stop, in_files, in_values))
-    return table, tuple(shards), why
+    # `datasets` gives a split without rows a shard all the same.
+    edges = [
+        np.array([split.start, split.stop], np.int64) if split.start == split.stop else found
+        for split, found in zip(table.splits, boundaries, strict=True)
+    ]
+    none = np.zeros(0, np.int64)
+    starts = np.concatenate([none, *(each[:-1] for each in edges)])
+    stops = np.concatenate([none, *(each[1:] for each in edges)])
+    in_values = values_before[stops] - values_before[starts]
+    in_files = total[stops] - total[starts] - in_values
+    splits, counts = tuple(split.name for split in table.splits), tuple(len(each) - 1 for each in edges)
+    return table, Shards(folder, extension, splits, counts, starts, stops, in_files, in_values), why
 
 
 def _grouped(table: FileTable, column: str | None) -> tuple[FileTable, Ints]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
+
+import numpy as np
 
 from brim.memory.limit import Limit
 from brim.plans.forecast import VIEWER_ROW_BYTES, Forecast, metadata_trap, on_disk_bytes
@@ -16,7 +17,7 @@ def plan_facts(plan: Plan, forecast: Forecast, limit: Limit) -> dict[str, Any]:
     table = plan.table
     row_bytes = table.file_bytes()
     # What a source publishes as it stands may be all values and no files.
-    sizes = [shard.file_bytes + (shard.value_bytes if table.verbatim else 0) for shard in plan.shards]
+    sizes = plan.shards.file_bytes + (plan.shards.value_bytes if table.verbatim else 0)
     trap = metadata_trap(plan)
     largest = int(table.files.sizes.argmax()) if len(table.files) else None
     return {
@@ -36,9 +37,9 @@ def plan_facts(plan: Plan, forecast: Forecast, limit: Limit) -> dict[str, Any]:
         "format": plan.format,
         "shards": {
             "count": len(sizes),
-            "min_bytes": min(sizes),
-            "median_bytes": int(statistics.median(sizes)),
-            "max_bytes": max(sizes),
+            "min_bytes": int(sizes.min()),
+            "median_bytes": int(np.median(sizes)),
+            "max_bytes": int(sizes.max()),
             "why": plan.why,
         },
         "memory": {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from brim.fileset import Bools, Ints
 from brim.sources.readers import plain_type
 
 _PIECE_BYTES = 8_000_000  # of a column that are looked at together
+_BLOCK = 10_000  # items of a list that are written as JSON at a time
+_ENCODER = json.JSONEncoder(sort_keys=True, default=str)
 Pieces = Callable[[], Iterator[Any]]  # the arrays of a column, from its beginning whenever asked
 
 
@@ -40,7 +42,18 @@ def digest_table(table: pa.Table, *, deep: bool = False) -> str:
 
 
 def digest_json(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(_ENCODER.encode(value).encode()).hexdigest()
+
+
+def digest_items(items: Iterable[Any]) -> str:
+    """What `digest_json` gives for a list of the items, without holding it."""
+    digest, separator = hashlib.sha256(b"["), ""
+    rest = iter(items)
+    while block := list(itertools.islice(rest, _BLOCK)):
+        digest.update(f"{separator}{_ENCODER.encode(block)[1:-1]}".encode())
+        separator = ", "
+    digest.update(b"]")
+    return digest.hexdigest()
 
 
 def digest_ints(values: Ints) -> str:
@@ -49,7 +62,8 @@ def digest_ints(values: Ints) -> str:
 
 def _pieces(column: pa.ChunkedArray, kind: pa.DataType) -> Pieces:
     """A column in pieces of few bytes: it may be larger than memory."""
-    edges = cuts.fill(cuts.column_bytes(column), _PIECE_BYTES).tolist()
+    small = column.nbytes <= _PIECE_BYTES  # found out without weighing every value
+    edges = [0, len(column)] if small else cuts.fill(cuts.column_bytes(column), _PIECE_BYTES).tolist()
 
     def pieces() -> Iterator[Any]:
         for start, stop in itertools.pairwise(edges):

@@ -61,7 +61,7 @@ def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False,
     base += OBJECTS_BYTES * (bucket or from_bucket)
     if table.files.ranges is not None:
         base += int(table.files.on_disk.paths.nbytes) + 24 * len(table.files.on_disk)
-    most_rows = max(shard.rows for shard in plan.shards)
+    most_rows = int(plan.shards.rows.max())
     share = most_rows / max(len(table), 1)
     per_row = PER_TAR_ROW_BYTES if plan.format == "webdataset" else 0
     numbers = sum(int(table.rows.column(name).nbytes) for name in table.columns)
@@ -84,7 +84,7 @@ def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False,
 
 def _values_bytes(plan: Plan) -> int:
     """What writing the columns that are not of files takes, for the largest shard."""
-    held = 3 * max(shard.value_bytes for shard in plan.shards)
+    held = 3 * int(plan.shards.value_bytes.max())
     if plan.format != "parquet" or not on_disk_bytes(plan):
         return held
     largest = int(metadata_bytes(plan.table).max())
@@ -94,7 +94,7 @@ def _values_bytes(plan: Plan) -> int:
 
 def on_disk_bytes(plan: Plan) -> int:
     """The most that a worker writes to a temporary file, before it is compressed."""
-    most = max(shard.value_bytes for shard in plan.shards)
+    most = int(plan.shards.value_bytes.max())
     return most if plan.format == "parquet" and most > cuts.HELD_VALUE_BYTES else 0
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim import cuts
 from brim.errors import SourceError
 from brim.fileset import FILE_TYPE, Ints
-from brim.plans.cut import CutOptions, Shard, cut_shards
-from brim.plans.fingerprint import digest_ints, digest_json, digest_table
+from brim.plans.cut import CutOptions, Shard, Shards, cut_shards
+from brim.plans.fingerprint import digest_ints, digest_items, digest_json, digest_table
 from brim.sources.filetable import FileTable, flat_numbers, is_list, one_array
 
 Format = Literal["parquet", "webdataset"]
@@ -30,7 +32,7 @@ class Plan:
     """What will be built. `table` is in the order of the shards."""
 
     table: FileTable
-    shards: tuple[Shard, ...]
+    shards: Shards
     format: Format
     cut: CutOptions
     why: str
@@ -52,7 +54,7 @@ class Plan:
             "columns": {field.name: str(field.type) for field in self.schema},
             "features": digest_json(table.features),
             "cut": self.cut.facts(),
-            "shards": digest_json([[s.name, s.rows] for s in self.shards]),
+            "shards": digest_items([s.name, s.rows] for s in self.shards),
             "content": self._digest(0, len(table)),
             "recipe": dict(table.recipe),
         }
@@ -84,9 +86,32 @@ class Plan:
 
     def shard_mtimes(self, shard: Shard) -> str:
         """A digest of when the shard's files were last written to, and where in them its values are."""
-        _, numbers = self._rows(shard.start, shard.stop)
-        dates = [date for of in numbers.values() for date in self.table.files.dates(of)]
-        return digest_json([digest_ints(date) for date in dates])[:16]
+        return next(self.with_mtimes([shard]))[1]
+
+    def with_mtimes(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
+        """Shards with their `shard_mtimes`. The rows of those that follow each other are looked at together."""
+        names = [name for name in self.schema.names if name in self.table.columns]
+        for run in _runs(shards):
+            columns = [self._dates(name, run) for name in names]
+            for number, shard in enumerate(run):
+                digests = [
+                    digest_ints(date[edges[number] : edges[number + 1]]) for dates, edges in columns for date in dates
+                ]
+                yield shard, digest_json(digests)[:16]
+
+    def _dates(self, name: str, run: list[Shard]) -> tuple[list[Ints], list[int]]:
+        """The dates of a column's files in a run of shards, and where those of each shard begin and end."""
+        first = run[0].start
+        edges = np.array([first, *(shard.stop for shard in run)]) - first
+        cells = one_array(self.table.rows.column(name).slice(first, int(edges[-1])))
+        if is_list(cells.type):
+            edges = cuts.running(pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False))[edges]
+            cells = cells.flatten()
+        there = np.array(cells.is_valid().to_numpy(zero_copy_only=False))
+        numbers = np.asarray(cells.drop_null().to_numpy(zero_copy_only=False), np.int64)
+        has_content = self.table.files.has_content(numbers)
+        there[there] = has_content
+        return self.table.files.dates(numbers[has_content]), cuts.running(there)[edges].tolist()
 
     def _rows(self, start: int, stop: int) -> tuple[pa.Table, dict[str, Ints]]:
         rows = self.table.rows.slice(start, stop - start)
@@ -135,6 +160,18 @@ class Plan:
             return []
         bundles = [files.bundles[n] for of in numbers.values() for n in of.tolist() if n in files.bundles]
         return [[list(b.names), [int(files.sizes[n]) for n in b.numbers]] for b in bundles]
+
+
+def _runs(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
+    """Shards in runs that follow each other and have few rows together."""
+    run: list[Shard] = []
+    for shard in shards:
+        if run and (shard.start != run[-1].stop or shard.stop - run[0].start > _BLOCK):
+            yield run
+            run = []
+        run.append(shard)
+    if run:
+        yield run
 
 
 def _stored_type(kind: pa.DataType) -> pa.DataType:

@@ -26,11 +26,13 @@ from brim.durable import rename
 from brim.errors import InputError, SourceError
 from brim.fileset import FileSet, Ints
 from brim.objects.address import Access, ObjectAddress, parse_object_address
-from brim.plans.cut import CutOptions, Shard
+from brim.plans.cut import CutOptions, Shard, Shards
 from brim.plans.plan import FORMAT_VERSION, Plan
 from brim.sources.filetable import FileColumn, FileTable, Split, flat_numbers
 from brim.tarball import Bundle
 
+_SHARD_FACTS = ("folder", "extension", "splits", "counts")
+_SHARD_COLUMNS = ("starts", "stops", "file_bytes", "value_bytes")
 _MAGIC, _VERSION = b"BRIMPLAN", 1
 _START = struct.Struct("<8sI")
 _END = struct.Struct("<QQ")  # where the header is; behind it come the SHA-256 and the magic again
@@ -146,6 +148,7 @@ def _write(file: BufferedRandom, plan: Plan, job: Mapping[str, Any], versions: M
         "sections": places,
         "fingerprint": plan.fingerprint,
         "facts": plan.facts,
+        "shards": {name: getattr(plan.shards, name) for name in _SHARD_FACTS},
         "format": plan.format,
         "cut": plan.cut.facts(),
         "why": plan.why,
@@ -189,9 +192,7 @@ def _sections(plan: Plan) -> dict[str, pa.Table]:
                 "numbers": pa.array([list(b.numbers) for b in bundles], pa.large_list(pa.int64())),
             }
         ),
-        "shards": pa.table(
-            {field.name: [getattr(shard, field.name) for shard in plan.shards] for field in dataclasses.fields(Shard)}
-        ),
+        "shards": pa.table({name: getattr(plan.shards, name) for name in _SHARD_COLUMNS}),
     }
 
 
@@ -262,8 +263,14 @@ def _plan_of(header: dict[str, Any], sections: dict[str, pa.Table]) -> Plan:
         verbatim=header["verbatim"],
         borrowed=frozenset(rows.column_names),
     )
-    columns = (shards.column(field.name).to_pylist() for field in dataclasses.fields(Shard))
-    made = tuple(Shard(*values) for values in zip(*columns, strict=True))
+    facts = header["shards"]
+    made = Shards(
+        facts["folder"],
+        facts["extension"],
+        tuple(facts["splits"]),
+        tuple(facts["counts"]),
+        *(_one(shards.column(name)).to_numpy() for name in _SHARD_COLUMNS),
+    )
     return Plan(table, made, header["format"], CutOptions(**header["cut"]), header["why"])
 
 

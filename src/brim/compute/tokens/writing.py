@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from brim.compute.tokens.documents import ends_of, tokens_of
 from brim.compute.tokens.step import IDS
+from brim.plans.cut import shard_name
 
 GROUP_TOKENS = 1 << 21
 
@@ -79,8 +80,8 @@ class ShardWriter:
         self._end_shard()
         made = []
         for number, (path, rows, tokens) in enumerate(self._shards):
-            ending = f"{number:05d}-of-{len(self._shards):05d}.{self._options.format}"
-            made.append(Made(path, f"data/{self._split}-{ending}", self._split, rows, tokens))
+            name = shard_name("data", self._split, number, len(self._shards), f".{self._options.format}")
+            made.append(Made(path, name, self._split, rows, tokens))
         return made
 
     def abandon(self) -> None:

@@ -1,0 +1,58 @@
+"""What the Hub would refuse at the end is said at the beginning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from brim.engine.build import Build, BuildOptions
+from brim.errors import InputError
+from brim.fileset import FileSetBuilder
+from brim.plans.cut import CutOptions
+from brim.sinks.hub.limits import check_shards
+from brim.sources.filetable import FileColumn, FileTable, Split
+
+GB, TB = 10**9, 10**12
+
+
+def test_more_shards_than_a_folder_takes_are_refused_at_plan_time(tmp_path: Path) -> None:
+    """10,001 shards to the Hub are an error that says what to do; to a folder they are not."""
+    (tmp_path / "scan").write_bytes(b"x" * 100)
+    files = FileSetBuilder(str(tmp_path))
+    files.add("scan", (tmp_path / "scan").stat())
+    rows = 10_001
+    table = FileTable(
+        pa.table({"scan": pa.array(np.zeros(rows, np.int64))}),
+        {"scan": FileColumn("Image", False)},
+        files.finish(),
+        None,
+        (Split("train", 0, rows),),
+    )
+    options = BuildOptions(cut=CutOptions(rows_per_shard=1))
+    with pytest.raises(InputError, match=r"10,001 shards are more than the 10,000 .* --shard-size 500MB"):
+        Build(table, "hf://datasets/ada/scans", options)
+    assert len(Build(table, tmp_path / "out", options).plan.shards) == rows
+    Build(table, "hf://datasets/ada/scans", BuildOptions(cut=CutOptions(num_shards=10_000)))
+
+
+@pytest.mark.parametrize(
+    ("count", "largest", "total", "says"),
+    [
+        (200_000, GB, 100 * TB, "--shard-size 20GB"),
+        (100, 501 * GB, 50 * TB, "A shard of 501 GB is larger .* Cut smaller shards"),
+        (5_000, 1000 * GB, 5_000 * TB, "A shard of 1.00 TB .* --config of its own"),
+        (10_001, 500 * GB, 5_000 * TB, "10,001 shards .* --config of its own"),
+    ],
+)
+def test_the_way_out_fits_the_size(count: int, largest: int, total: int, says: str) -> None:
+    """Larger shards, smaller ones, or several configs where no cut does."""
+    with pytest.raises(InputError, match=says):
+        check_shards(count, largest, total)
+
+
+def test_what_the_hub_takes_passes() -> None:
+    """The limits themselves are allowed."""
+    check_shards(10_000, 500 * GB, 5_000 * TB)
