@@ -296,7 +296,7 @@ def test_plans_come_back_as_they_were(tmp_path: Path) -> None:
         loaded = load_plan(tmp_path / f"{number}.plan").plan
         anew = Plan(loaded.table, loaded.shards, loaded.format, loaded.cut, loaded.why)
         assert loaded.fingerprint == anew.fingerprint == made.plan.fingerprint
-        assert loaded.shards == made.plan.shards
+        assert list(loaded.shards) == list(made.plan.shards)
         assert loaded.shard_mtimes(loaded.shards[0]) == made.plan.shard_mtimes(made.plan.shards[0])
         with splice_of(made.plan, made.plan.shards[0]) as ours, splice_of(loaded, loaded.shards[0]) as theirs:
             assert ours.sha256() == theirs.sha256()
