@@ -9,6 +9,7 @@ from typing import Any, Literal
 from brim.engine.build import Build, BuildOptions
 from brim.engine.deliver import Built
 from brim.errors import InputError
+from brim.objects.address import Access
 from brim.plans.checks import CheckOptions
 from brim.plans.cut import CutOptions
 from brim.plans.plan import Format
@@ -34,10 +35,13 @@ def files(
     limit: int | None = None,
     label_from: Literal["parent"] | None = None,
     split: str | None = None,
+    endpoint_url: str | None = None,
+    anonymous: bool = False,
 ) -> FileTable:
     """The file table of a folder: a row for each file, or for each row of its metadata.csv.
 
-    `column` is the name of the file column, or "NAME:TYPE" to set its type too.
+    `folder` may be s3://BUCKET/PREFIX: `endpoint_url` is then the store to talk to if it is not Amazon's, `anonymous`
+    reads without credentials. `column` is the name of the file column, or "NAME:TYPE" to set its type too.
     """
     options = SourceOptions(
         files=(column,) if column else (),
@@ -46,6 +50,7 @@ def files(
         limit=limit,
         label_from=label_from,
         split=split,
+        access=Access(endpoint_url, anonymous),
     )
     return folder_source(os.fspath(folder), options)
 
@@ -66,10 +71,13 @@ def bids(
     exclude: str | Sequence[str] = (),
     limit: int | None = None,
     split: str | None = None,
+    endpoint_url: str | None = None,
+    anonymous: bool = False,
 ) -> FileTable:
     """The file table of a BIDS dataset, or of another folder that a recipe describes.
 
-    `recipe` is the name of a built-in recipe, or a path that ends in .toml.
+    `recipe` is the name of a built-in recipe, or a path that ends in .toml. For a folder in a bucket,
+    `endpoint_url` and `anonymous` are as for `files`.
     """
     text = None if recipe is None else os.fspath(recipe)
     options = SourceOptions(
@@ -78,6 +86,7 @@ def bids(
         limit=limit,
         split=split,
         recipe_text=recipe_text(text) or "bids",
+        access=Access(endpoint_url, anonymous),
         bids=BidsOptions(
             rows=rows,
             sidecars=sidecars,
@@ -104,12 +113,15 @@ def table(
     drop: str | Sequence[str] = (),
     split: str | None = None,
     split_by: str | None = None,
+    endpoint_url: str | None = None,
+    anonymous: bool = False,
 ) -> FileTable:
     """The file table of a table that names files: a path, or a pandas, Polars or Arrow table.
 
     `files` names the file columns ("image" or "image:nifti", or a dict of name to type); without it they
     are guessed. `features` is a `datasets.Features` (or its dict) for some or all columns. Relative paths
-    start at the table's folder, or at `root`, or at the current folder for a table in memory.
+    start at the table's folder, or at `root`, or at the current folder for a table in memory. The table or `root` may
+    lie in a bucket, or all paths be addresses in one: `endpoint_url` and `anonymous` are as for `files`.
     """
     named = tuple(f"{name}:{kind}" for name, kind in files.items()) if isinstance(files, Mapping) else _many(files)
     options = SourceOptions(
@@ -121,6 +133,7 @@ def table(
         split=split,
         split_by=split_by,
         root=None if root is None else os.fspath(root),
+        access=Access(endpoint_url, anonymous),
     )
     return table_source(source, options, features)
 
@@ -152,10 +165,15 @@ def plan(
     public: bool = False,
     direct: bool = False,
     via: Via = "auto",
+    endpoint_url: str | None = None,
+    source_endpoint_url: str | None = None,
+    anonymous: bool = False,
 ) -> Build:
     """What building `source` at `destination` would do. Print it to see, `run()` it to do it.
 
-    The destination is a folder or hf://datasets/ORG/NAME[@BRANCH]; the last five options are for the Hub.
+    The destination is a folder or hf://datasets/ORG/NAME[@BRANCH]; `config` to `via` are for the Hub. A
+    source in a bucket is reached at `source_endpoint_url`, or else `endpoint_url`; `anonymous` reads it without
+    credentials.
     """
     if oversize not in ("error", "skip"):
         raise InputError(f"--oversize takes error or skip, not {oversize!r}.")
@@ -170,8 +188,10 @@ def plan(
         state=None if state is None else os.fspath(state),
         stop_file=None if stop_file is None else os.fspath(stop_file),
         hub=HubOptions(config=config, message=commit_message, public=public, direct=direct, via=via),
+        access=Access(endpoint_url),
     )
-    source = source if isinstance(source, FileTable) else read_source(source, SourceOptions())
+    from_where = Access(source_endpoint_url or endpoint_url, anonymous)
+    source = source if isinstance(source, FileTable) else read_source(source, SourceOptions(access=from_where))
     return Build(source, destination, options)
 
 

@@ -220,7 +220,7 @@ class RangeSetBuilder:
         self._places: list[tuple[Ints, Ints, Ints]] = []
         self._count = 0
 
-    def container(self, path: str, stat: os.stat_result) -> int:
+    def container(self, path: str, stat: Stat) -> int:
         """Add a file, by its absolute path, that holds values or is one."""
         return self._containers.add(path, stat)
 

@@ -15,6 +15,7 @@ text: str = str(plan)
 built: Built = plan.run()
 again: Built = brim.build("folder", "out", workers=2)
 bids: FileTable = brim.bids("ds004884", recipe="arc", subjects="M2001", sidecars="none")
+far: FileTable = brim.files("s3://bucket/photos", endpoint_url="https://s3.example.org", anonymous=True)
 ok: bool = brim.check(bids, everything=True).ok
 rows: int = brim.verify("out", files).rows
 count: int = brim.unpack("out", "back").files

@@ -8,16 +8,28 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.options import Bids, Cutting, Keeping, MaybeSource, Publishing, Reading, Running, Showing, Watching
+from brim.cli.options import (
+    Bids,
+    Cutting,
+    Keeping,
+    MaybeSource,
+    Publishing,
+    Reading,
+    Running,
+    Showing,
+    Storing,
+    Watching,
+)
 from brim.cli.output import emit, page_path, print_lines, progress_for
 from brim.cli.plan import planned, show
 from brim.cli.saved import PlanOption, need, opened, refuse_given
 from brim.errors import InputError
 from brim.memory.redact import redact_command
+from brim.objects.address import is_object_address
 from brim.progress import Progress
 from brim.sizes import format_size
 
-HELP = """Package files into shards at DEST, a folder or hf://datasets/ORG/NAME.
+HELP = """Package files into shards at DEST: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX.
 
 Writes Parquet (or WebDataset) shards and a card, so that `load_dataset("DEST")` works and decodes, in
 about 60 MB of memory (100 MB to the Hub) however large the files are. Run the same command again after a
@@ -39,6 +51,7 @@ sees the source; --finish publishes what all parts brought; without either, all 
   brim build ds004884/ hf://datasets/me/arc --recipe arc
   brim build --plan shared/arc.plan --part 3/100
   brim build --plan shared/arc.plan --finish
+  brim build s3://openneuro.org/ds004884 hf://datasets/me/arc --recipe arc --anonymous
 """
 
 
@@ -47,6 +60,7 @@ def build(
     bids: Bids,
     cutting: Cutting,
     publishing: Publishing,
+    storing: Storing,
     running: Running,
     keeping: Keeping,
     showing: Showing,
@@ -80,11 +94,11 @@ def build(
     run: Callable[[Progress], Any]
     if saved is not None:
         refuse_given(source, dest, (reading, bids, cutting, publishing), {"fresh": fresh, "update": update})
-        job = opened(saved, running, reading.root, state=keeping.state, stop_file=stop_file)
+        job = opened(saved, running, storing, reading.root, state=keeping.state, stop_file=stop_file)
         run = _step(job, part, finish)
     else:
         job = planned(
-            need(source), need(dest, "DEST"), reading, bids, cutting, running,
+            need(source), need(dest, "DEST"), reading, bids, cutting, storing, running,
             **vars(publishing), fresh=fresh, update=update, state=keeping.state, stop_file=stop_file,
         )  # fmt: skip
         run = job.run
@@ -121,9 +135,15 @@ def build(
         lines.append(("left out", f"{len(result.left_out)} file(s) too large for the format, listed in README.md"))
     if job.plan.format == "parquet":
         config = publishing.config if saved is None else job.hub.config
-        lines.append(("load", f"datasets.load_dataset({_loadable(dest, config)})"))
-    places = (("--root", reading.root if saved is None else None), ("--state", keeping.state))
+        lines.append(("load", _load(dest, config)))
+    places = (
+        ("--root", reading.root if saved is None else None),
+        ("--state", keeping.state),
+        ("--endpoint-url", storing.endpoint_url),
+        ("--source-endpoint-url", storing.source_endpoint_url),
+    )
     options = [word for option, value in places if value for word in (option, value)]
+    options += ["--anonymous"] if storing.anonymous else []
     lines.append(("prove", shlex.join(["brim", "verify", dest, *([source] if source else []), *options])))
     print_lines(lines)
 
@@ -158,10 +178,12 @@ def _shards(result: Any) -> str:
     return f"{result.shards:,} ({sent}) in {result.commits:,} commit{'' if result.commits == 1 else 's'}{pull}"
 
 
-def _loadable(dest: str, config: str) -> str:
-    """What load_dataset takes."""
+def _load(dest: str, config: str) -> str:
+    """How it is loaded."""
+    if is_object_address(dest):
+        return f"pyarrow.parquet.read_table({dest.rstrip('/') + '/data/'!r})"
     path, _, revision = dest.removeprefix("hf://datasets/").partition("@")
     if not dest.startswith("hf://"):
-        return repr(dest)
+        return f"datasets.load_dataset({dest!r})"
     words = [repr(path.rstrip("/")), *([] if config == "default" else [repr(config)])]
-    return ", ".join([*words, *([f"revision={revision!r}"] if revision else [])])
+    return f"datasets.load_dataset({', '.join([*words, *([f'revision={revision!r}'] if revision else [])])})"

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.options import Bids, Reading, Showing, SourceArgument, Watching
+from brim.cli.options import Bids, Reading, Showing, SourceArgument, Storing, Watching
 from brim.cli.output import emit, progress_for, wrapped
 from brim.cli.reading import read
 
@@ -19,6 +19,7 @@ streams are read to their last byte. Writes nothing. Exits 3 if anything is wron
   brim check scans/
   brim check scans.csv --files t1w:nifti --all
   brim check ds004884/ --bids-validator --list
+  brim check s3://openneuro.org/ds004884 --recipe arc --anonymous
 """
 
 _SHOWN = 3
@@ -28,6 +29,7 @@ def check(
     source: SourceArgument,
     reading: Reading,
     bids: Bids,
+    storing: Storing,
     showing: Showing,
     watching: Watching,
     sample_size: Annotated[
@@ -55,7 +57,7 @@ def check(
 
     if reading.oversize not in ("error", "skip"):
         raise InputError(f"--oversize takes error or skip, not {reading.oversize!r}.")
-    table = read(source, reading, bids, lenient=True)
+    table = read(source, reading, bids, storing, lenient=True)
     progress = progress_for(showing.json, watching.quiet)
     for warning in table.warnings:
         progress.note(warning)

@@ -13,9 +13,12 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from brim.objects.address import Access
+
 _SOURCE = typer.Argument(
     metavar="SOURCE",
-    help="A folder of files, a BIDS dataset, or a table (CSV, TSV, Parquet, JSONL) that names files.",
+    help="A folder of files, a BIDS dataset, or a table (CSV, TSV, Parquet, JSONL) that names files; on this machine "
+    "or at s3://BUCKET/PREFIX.",
 )
 SourceArgument = Annotated[str, _SOURCE]
 MaybeSource = Annotated[str | None, _SOURCE]
@@ -29,6 +32,7 @@ _source = functools.partial(_option, panel="Source")
 _bids = functools.partial(_option, panel="BIDS datasets and recipes")
 _shards = functools.partial(_option, panel="Shards")
 _hub = functools.partial(_option, panel="Hugging Face Hub")
+_objects = functools.partial(_option, panel="Object stores (s3://)")
 _run = functools.partial(_option, panel="Run")
 Many = list[str] | None
 
@@ -202,6 +206,36 @@ class Publishing:
             "the Hub does not have. (auto: lfs)",
         ),
     ] = "auto"
+
+
+@dataclass(frozen=True)
+class Storing:
+    """How buckets are reached. Credentials come from the environment, never from an option."""
+
+    endpoint_url: Annotated[
+        str | None,
+        _objects("--endpoint-url", metavar="URL", help="The S3 store. (default: AWS_ENDPOINT_URL, or Amazon)"),
+    ] = None
+    source_endpoint_url: Annotated[
+        str | None,
+        _objects("--source-endpoint-url", metavar="URL", help="That of SOURCE, if it is not that of DEST."),
+    ] = None
+    anonymous: Annotated[bool, _objects("--anonymous", help="Read without credentials, as public archives allow.")] = (
+        False
+    )
+
+    @property
+    def source(self) -> Access:
+        return Access(self.source_endpoint_url or self.endpoint_url, self.anonymous)
+
+    @property
+    def dest(self) -> Access:
+        """Of a DEST that is written to: never without credentials."""
+        return Access(self.endpoint_url)
+
+    @property
+    def dest_to_read(self) -> Access:
+        return Access(self.endpoint_url, self.anonymous)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.options import Bids, Cutting, MaybeSource, Publishing, Reading, Running, Showing
+from brim.cli.options import Bids, Cutting, MaybeSource, Publishing, Reading, Running, Showing, Storing
 from brim.cli.output import emit, print_lines
 from brim.cli.reading import read
 from brim.cli.saved import PlanOption, need, opened, refuse_given
@@ -26,22 +26,31 @@ memory a build takes. Nothing is built. Exits 2 if `brim build` would refuse a f
   brim plan ds004884/ --save-recipe arc-columns.toml
   brim plan ds004884/ hf://datasets/me/arc --save shared/arc.plan
   brim plan --plan shared/arc.plan
+  brim plan s3://openneuro.org/ds004884 --recipe arc --anonymous
 """
 
 
 def planned(
-    source: str, dest: str | None, reading: Reading, bids: Bids, cutting: Cutting, running: Running, **more: Any
+    source: str,
+    dest: str | None,
+    reading: Reading,
+    bids: Bids,
+    cutting: Cutting,
+    storing: Storing,
+    running: Running,
+    **more: Any,
 ) -> Any:
     """The library's plan for what the command line says. `brim build` runs the same."""
     import brim
 
     return brim.plan(
-        read(source, reading, bids),
+        read(source, reading, bids, storing),
         dest,
         **vars(cutting),
         **vars(running),
         allow_empty=reading.allow_empty,
         oversize=reading.oversize,  # type: ignore[arg-type]  # checked by plan
+        endpoint_url=storing.endpoint_url,
         **more,
     )
 
@@ -60,11 +69,15 @@ def plan(
     bids: Bids,
     cutting: Cutting,
     publishing: Publishing,
+    storing: Storing,
     running: Running,
     showing: Showing,
     source: MaybeSource = None,
     dest: Annotated[
-        str | None, typer.Argument(metavar="DEST", help="Where it would be built: a folder, or hf://datasets/ORG/NAME.")
+        str | None,
+        typer.Argument(
+            metavar="DEST", help="Where it would be built: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX."
+        ),
     ] = None,
     save_recipe: Annotated[
         str | None,
@@ -81,13 +94,13 @@ def plan(
     if saved is not None:
         more = {"save": save, "save_recipe": save_recipe, "update": update}
         refuse_given(source, dest, (reading, bids, cutting, publishing), more)
-        found = opened(saved, running, reading.root)
+        found = opened(saved, running, storing, reading.root)
         if showing.json:
             emit("plan", **found.facts)
         else:
             print_lines(found.lines)
         return
-    job = planned(need(source), dest, reading, bids, cutting, running, **vars(publishing), update=update)
+    job = planned(need(source), dest, reading, bids, cutting, storing, running, **vars(publishing), update=update)
     if save_recipe is not None:
         job.save_recipe(save_recipe)
     show(job, showing.json)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from brim.cli.options import Bids, Reading
+from brim.cli.options import Bids, Reading, Storing
 
 
-def read(source: str, reading: Reading, bids: Bids, lenient: bool = False) -> Any:
+def read(source: str, reading: Reading, bids: Bids, storing: Storing | None = None, lenient: bool = False) -> Any:
     """The file table of SOURCE, read as the options say."""
     from brim.sources import read_source, recipe_text
     from brim.sources.bids.options import BidsOptions
@@ -23,6 +23,7 @@ def read(source: str, reading: Reading, bids: Bids, lenient: bool = False) -> An
         root=reading.root,
         recipe_text=recipe_text(bids.recipe),
         lenient=lenient,
+        access=(storing or Storing()).source,
         bids=BidsOptions(
             rows=bids.rows,  # type: ignore[arg-type]  # checked by BidsOptions
             sidecars=bids.sidecars,  # type: ignore[arg-type]  # checked by BidsOptions

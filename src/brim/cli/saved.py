@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.options import Running
+from brim.cli.options import Running, Storing
 from brim.errors import InputError
 
 PlanOption = Annotated[
@@ -36,8 +36,8 @@ def refuse_given(source: str | None, dest: str | None, groups: Sequence[Any], mo
         )
 
 
-def opened(plan: str, running: Running, root: str | None, **more: Any) -> Any:
+def opened(plan: str, running: Running, storing: Storing, root: str | None, **more: Any) -> Any:
     """The saved plan, as this machine works on it."""
     from brim.engine.parts import SavedBuild, SavedOptions
 
-    return SavedBuild(plan, SavedOptions(running.memory, running.workers, root=root, **more))
+    return SavedBuild(plan, SavedOptions(running.memory, running.workers, root=root, access=storing.dest, **more))

@@ -4,13 +4,13 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.options import Keeping, Showing, Watching
+from brim.cli.options import Keeping, Showing, Storing, Watching
 from brim.cli.output import emit, print_lines, progress_for
 from brim.sizes import format_size
 
 HELP = """Write the original files back, byte for byte, under their relative paths.
 
-From a folder, or streamed from the Hub. Files that are there already and hold the same bytes are left
+From a folder, or streamed from the Hub or a bucket. Files that are there already and hold the same bytes are left
 alone, so a stopped run can be continued. Paths that would leave the folder are refused.
 
 [bold]Examples[/bold]
@@ -18,19 +18,34 @@ alone, so a stopped run can be continued. Paths that would leave the folder are 
   brim unpack out/ files/
 
   brim unpack hf://datasets/me/arc files/
+
+  brim unpack s3://lab/arc files/
 """
 
 
 def unpack(
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="What brim built: a folder, or hf://datasets/ORG/NAME.")],
+    dest: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEST", help="What brim built: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX."
+        ),
+    ],
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the files go.")],
     keeping: Keeping,
+    storing: Storing,
     showing: Showing,
     watching: Watching,
 ) -> None:
     import brim
 
-    result = brim.unpack(dest, folder, state=keeping.state, progress=progress_for(showing.json, watching.quiet))
+    result = brim.unpack(
+        dest,
+        folder,
+        state=keeping.state,
+        endpoint_url=storing.endpoint_url,
+        anonymous=storing.anonymous,
+        progress=progress_for(showing.json, watching.quiet),
+    )
     if showing.json:
         emit("unpacked", **vars(result))
         return

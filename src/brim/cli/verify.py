@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.options import Keeping, Showing, Watching
+from brim.cli.options import Keeping, Showing, Storing, Watching
 from brim.cli.output import emit, print_lines, progress_for
 from brim.sizes import format_size
 
@@ -16,6 +16,7 @@ Exits 3 and names whatever is damaged, missing or too much.
 
 On the Hub nothing is downloaded but footers: the sizes and SHA-256 that it lists are compared with the
 manifest, and SOURCE by the SHA-256 that its shards must have. --deep reads everything back.
+In a bucket, sizes and ETags take the place of SHA-256.
 
 [bold]Examples[/bold]
 
@@ -28,18 +29,24 @@ manifest, and SOURCE by the SHA-256 that its shards must have. --deep reads ever
 
 
 def verify(
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="What brim built: a folder, or hf://datasets/ORG/NAME.")],
+    dest: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEST", help="What brim built: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX."
+        ),
+    ],
     keeping: Keeping,
+    storing: Storing,
     showing: Showing,
     watching: Watching,
     source: Annotated[str | None, typer.Argument(metavar="SOURCE", help="What it was built from.")] = None,
-    deep: Annotated[bool, typer.Option("--deep", help="On the Hub: read everything back.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="On the Hub or in a bucket: read everything back.")] = False,
     root: Annotated[str | None, typer.Option(metavar="DIR", help="Where a table's relative paths start.")] = None,
 ) -> None:
     import brim
 
     progress = progress_for(showing.json, watching.quiet)
-    result = brim.verify(dest, source, deep=deep, state=keeping.state, root=root, progress=progress)
+    result = brim.verify(dest, source, deep=deep, state=keeping.state, root=root, **vars(storing), progress=progress)
     if showing.json:
         emit("verified", **vars(result))
         return

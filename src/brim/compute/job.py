@@ -134,7 +134,7 @@ class ComputedJob:
         if isinstance(self.destination, Path):
             return all(FolderSink(self.destination).holds(receipt.piece) for receipt in ledger.receipts.values())
         try:
-            verify(str(self.destination), access=self.options.access, progress=progress)
+            verify(str(self.destination), endpoint_url=self.options.access.endpoint, progress=progress)
         except DamageFound:
             return False
         return True

@@ -167,11 +167,16 @@ class Build:
     def _need_destination(self) -> Destination:
         if self.destination is None:
             raise InputError("This plan has no destination.", hint="Give one to brim.plan(source, destination).")
-        if isinstance(self.destination, Path) and os.path.realpath(self.destination) == os.path.realpath(
-            self.plan.table.files.root
-        ):
-            raise DestinationError("The destination is the source itself.", hint="Give another folder.")
+        if _is_source(self.destination, self.plan.table):
+            raise DestinationError("The destination is the source itself.", hint="Give another place.")
         return self.destination
+
+
+def _is_source(destination: Destination, table: FileTable) -> bool:
+    """Whether a table's files lie where its shards would go."""
+    if table.files.bucket is not None:
+        return str(destination) == str(table.files.bucket)
+    return isinstance(destination, Path) and os.path.realpath(destination) == os.path.realpath(table.files.root)
 
 
 def _with_split(options: BuildOptions, table: FileTable) -> BuildOptions:

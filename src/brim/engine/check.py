@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +23,15 @@ from brim.errors import InputError, MissingExtra, Stopped
 from brim.fileset import Ints
 from brim.formats.parquet import MAX_CELL_BYTES
 from brim.formats.probe import PROBED_NAMES, look_of, probe_gzip, probe_header
+from brim.formats.reading import open_file
 from brim.memory.cores import usable_cores
 from brim.memory.limit import effective_limit
 from brim.plans.checks import REASONS, CheckOptions, check_files, check_paths_stay_home
 from brim.progress import Progress, Silent
 from brim.sources.filetable import FileTable, Reason, Refused, flat_numbers
 
-_ABSENT: tuple[Reason, ...] = ("missing", "folder", "special", "unreadable", "url", "name")
+_ABSENT: tuple[Reason, ...] = ("missing", "folder", "special", "unreadable", "url", "name", "twin")
+_REQUESTS = 16  # at a time, to a bucket
 _PROBED_KINDS = ("nifti", "image", "pdf")
 _ANATOMICAL = (
     "T1w|T2w|FLAIR|PDw|PD|PDT2|T2star|T2starw|inplaneT1|inplaneT2|inplanePD|angio|UNIT1|MP2RAGE|MPM|MTS|MTR|"
@@ -151,19 +154,25 @@ def _look_inside(table: FileTable, unfit: set[str], sample_size: int | None, pro
     def look(number: int, advance: Callable[[int], None]) -> None:
         path, kind = table.files.full_path(number), kinds[number]
         try:
-            fault = probe_header(path, kind)
+            fault = probe_header(path, kind, partial(open_file, table.files, number))
         except MissingExtra as error:
             lacking.append(error)
             fault, kind = None, "file"  # the stream can be read all the same
         if fault is not None:
             headers[number] = fault
-        elif number in whole and (fault := probe_gzip(path, advance, kind)) is not None:
+        elif (
+            number in whole
+            and (fault := probe_gzip(path, advance, kind, partial(open_file, table.files, number, whole=True)))
+            is not None
+        ):
             streams[number] = fault
 
     if zipped:
         progress.start("check", int(table.files.sizes[zipped].sum()), 0, effective_limit().bytes)
     try:
-        _in_threads(look, kinds, progress)
+        # Of objects, most of the time is spent on waiting for answers, unless they are read whole.
+        waits = table.files.bucket is not None and not zipped
+        _in_threads(look, kinds, progress, _REQUESTS if waits else usable_cores())
     finally:
         progress.finish()
     checks = []
@@ -218,7 +227,9 @@ def _candidates(table: FileTable, numbers: Ints, kind: str, unfit: set[str]) -> 
     return numbers[mask]
 
 
-def _in_threads(look: Callable[[int, Callable[[int], None]], None], numbers: Iterable[int], progress: Progress) -> None:
+def _in_threads(
+    look: Callable[[int, Callable[[int], None]], None], numbers: Iterable[int], progress: Progress, threads: int
+) -> None:
     """Look at each file, on all cores: zlib works outside of Python's lock."""
     waiting, lock, stop = iter(numbers), threading.Lock(), threading.Event()
 
@@ -235,7 +246,6 @@ def _in_threads(look: Callable[[int, Callable[[int], None]], None], numbers: Ite
                 return
             look(number, advance)
 
-    threads = usable_cores()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for future in [pool.submit(work) for _ in range(threads)]:

@@ -41,7 +41,8 @@ def unpack(
     out: str | os.PathLike[str],
     *,
     state: str | os.PathLike[str] | None = None,
-    access: Access | None = None,
+    endpoint_url: str | None = None,
+    anonymous: bool = False,
     progress: Progress | None = None,
 ) -> Unpacked:
     """Write every file of a dataset below `out`. What is there already must be the same, and stays.
@@ -52,7 +53,7 @@ def unpack(
     progress = progress or Silent()
     if target.exists() and not target.is_dir():
         raise InputError(f"{str(target)!r} is a file.", hint="Give a folder.")
-    with opened(destination, state, progress.note, access) as published:
+    with opened(destination, state, progress.note, Access(endpoint_url, anonymous)) as published:
         receipts = published.told.receipts
         names = sorted(published.sizes)
         if not names:

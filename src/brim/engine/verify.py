@@ -57,25 +57,30 @@ def verify(
     deep: bool = False,
     state: str | os.PathLike[str] | None = None,
     root: str | os.PathLike[str] | None = None,
-    access: Access | None = None,
+    endpoint_url: str | None = None,
+    source_endpoint_url: str | None = None,
+    anonymous: bool = False,
     progress: Progress | None = None,
 ) -> Verified:
     """Prove what is at a destination; raise DamageFound that names whatever is wrong.
 
     A folder is read again. Of a repository on the Hub, the sizes and SHA-256 that it lists are compared with
     the manifest, and the footers are read; of a place in a bucket, sizes and ETags. `deep` reads everything
-    back. With a source, every source file's
-    bytes are compared with those inside the shards (on the Hub: by the SHA-256 that its shards must have,
-    unless `deep`).
+    back. With a source, every source file's bytes are compared with those inside the shards (on the Hub and in a
+    bucket: by the SHA-256 that its shards must have, unless `deep`).
+
+    `endpoint_url` is the S3 store of buckets, `source_endpoint_url` that of the source if it is another one;
+    `anonymous` reads them without credentials.
     """
     progress = progress or Silent()
-    with opened(destination, state, progress.note, access) as published:
+    with opened(destination, state, progress.note, Access(endpoint_url, anonymous)) as published:
         check = _Verification(published, deep, progress)
         try:
             check.shards()
             check.card()
             if source is not None:
-                check.source(source, None if root is None else os.fspath(root))
+                access = Access(source_endpoint_url or endpoint_url, anonymous)
+                check.source(source, None if root is None else os.fspath(root), access)
         finally:
             check.progress.finish()
     if check.result.findings:
@@ -217,16 +222,16 @@ class _Verification:
                 if name in splits and said != splits[name]:
                     self.found(f"{CARD}: says {said:,} rows of {name}, the shards hold {splits[name]:,}")
 
-    def source(self, source: str | os.PathLike[str] | FileTable, root: str | None) -> None:
+    def source(self, source: str | os.PathLike[str] | FileTable, root: str | None, access: Access) -> None:
         """Every source file is inside as often as the source names it, byte for byte."""
         if len(self.told.jobs) <= 1:
-            self._with_source(self._table(source, root, self.told.job), self.told.job)
+            self._with_source(self._table(source, root, self.told.job, access), self.told.job)
             return
         # Several configs or splits, each published from a source of its own: prove those that this one gives.
         given = False
         for job in self.told.jobs:
             try:
-                table = self._table(source, root, job)
+                table = self._table(source, root, job, access)
                 same = not table.refused and self._plan(table, job).facts["content"] == job.facts["content"]
             except BrimError:
                 continue  # read as another part was, it may be no source at all
@@ -310,12 +315,14 @@ class _Verification:
         if self._plan(table, job).facts["content"] != job.facts["content"]:
             self.found("the values of the source's table are not those that were built (its files are)")
 
-    def _table(self, source: str | os.PathLike[str] | FileTable, root: str | None, job: Job | None) -> FileTable:
+    def _table(
+        self, source: str | os.PathLike[str] | FileTable, root: str | None, job: Job | None, access: Access
+    ) -> FileTable:
         """The source, read as it was for a build."""
         if isinstance(source, FileTable):
             return source
         recipe: dict[str, Any] = job.facts["recipe"] if job else {}
-        return read_source(source, SourceOptions.from_recipe(recipe, root))
+        return read_source(source, SourceOptions.from_recipe(recipe, root, access))
 
     def _compare(self, name: str, table: FileTable, number_of: dict[str, int], seen: Ints) -> None:
         with closing(self.published.stream(name)) as shard, closing(self.published.open(name)) as footer_of:

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO, Literal
 
-from brim.errors import MissingExtra
+from brim.errors import MissingExtra, SourceChanged
 
 Look = Literal["NIfTI", "image", "PDF", "gzip"]
 
@@ -55,13 +55,15 @@ def look_of(path: str, kind: str) -> Look | None:
     return "gzip" if name.endswith(".gz") else None
 
 
-def probe_header(path: str, kind: str = "file") -> str | None:
-    """What is wrong with the beginning of a file, or None."""
+def probe_header(path: str, kind: str = "file", opened: Callable[[], BinaryIO] | None = None) -> str | None:
+    """What is wrong with the beginning of a file, or None. `opened` opens it, if it is no local file."""
     look = look_of(path, kind)
-    return None if look is None else _fault(path, lambda file: _LOOKS[look](file, path.lower()))
+    return None if look is None else _fault(opened or _local(path), lambda file: _LOOKS[look](file, path.lower()))
 
 
-def probe_gzip(path: str, advance: Callable[[int], None], kind: str = "file") -> str | None:
+def probe_gzip(
+    path: str, advance: Callable[[int], None], kind: str = "file", opened: Callable[[], BinaryIO] | None = None
+) -> str | None:
     """What is wrong with a gzip stream, read to its last byte, or None. `advance` is told of the bytes read.
 
     Of a NIfTI image, the length that its header promises is compared too.
@@ -77,17 +79,30 @@ def probe_gzip(path: str, advance: Callable[[int], None], kind: str = "file") ->
                 return  # a matter of the header, which has its own look
             _check_nifti_length(header, length)
 
-    return _fault(path, look)
+    return _fault(opened or _local(path), look)
 
 
-def _fault(path: str, look: Callable[[BinaryIO], object]) -> str | None:
+def _local(path: str) -> Callable[[], BinaryIO]:
+    return lambda: open(path, "rb")
+
+
+def _size(file: BinaryIO) -> int:
+    at = file.tell()
+    size = file.seek(0, os.SEEK_END)
+    file.seek(at)
+    return size
+
+
+def _fault(opened: Callable[[], BinaryIO], look: Callable[[BinaryIO], object]) -> str | None:
     try:
-        with open(path, "rb") as file:
+        with opened() as file:
             look(file)
     except _Damage as damage:
         return str(damage)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
+    except SourceChanged:
+        return "is not the object that was listed, or is gone"
     return None
 
 
@@ -106,7 +121,7 @@ def _inflate_all(file: BinaryIO, advance: Callable[[int], None]) -> int:
                 if len(left) < len(_GZIP_MAGIC):
                     break
                 if not left.startswith(_GZIP_MAGIC):
-                    raise _not_a_member(members, os.fstat(file.fileno()).st_size - read + len(left))
+                    raise _not_a_member(members, _size(file) - read + len(left))
                 begun = True
             length += _inflate(member, left, read)
             left = member.unused_data
@@ -160,7 +175,7 @@ def _look_at_nifti(file: BinaryIO, name: str) -> None:
     head = file.read(_NIFTI_HEADER_BYTES)
     if head.startswith(_GZIP_MAGIC):
         raise _Damage("is gzip, but its name does not end in .gz")
-    _check_nifti_length(_nifti_header(head), os.fstat(file.fileno()).st_size)
+    _check_nifti_length(_nifti_header(head), _size(file))
 
 
 def _nifti_header(head: bytes) -> Any:
@@ -222,7 +237,7 @@ def _look_at_image(file: BinaryIO, name: str) -> None:
 
 
 def _png(file: BinaryIO, head: bytes) -> tuple[int, int]:
-    size = os.fstat(file.fileno()).st_size
+    size = _size(file)
     file.seek(8)
     length, kind, data = struct.unpack(">I4s13s", file.read(21))
     (checksum,) = struct.unpack(">I", file.read(4))
@@ -261,7 +276,7 @@ def _bmp(file: BinaryIO, head: bytes) -> tuple[int, int]:
 
 
 def _webp(file: BinaryIO, head: bytes) -> tuple[int, int]:
-    if struct.unpack_from("<I", head, 4)[0] + 8 > os.fstat(file.fileno()).st_size:
+    if struct.unpack_from("<I", head, 4)[0] + 8 > _size(file):
         raise _Damage(_ENDS_EARLY)
     if head[12:16] != b"VP8 ":
         return 1, 1  # the other kinds store a dimension less one: it cannot be zero
@@ -274,7 +289,7 @@ def _tiff(file: BinaryIO, head: bytes) -> tuple[int, int]:
     big = struct.unpack_from(order + "H", head, 2) == (43,)
     (start,) = struct.unpack_from(order + ("Q" if big else "I"), head, 8 if big else 4)
     entry = struct.Struct(order + ("HHQ8s" if big else "HHI4s"))
-    file.seek(min(start, os.fstat(file.fileno()).st_size))
+    file.seek(min(start, _size(file)))
     (count,) = struct.unpack(order + ("Q" if big else "H"), file.read(8 if big else 2))
     found = {256: 0, 257: 0}
     for _ in range(min(count, 1 << 16)):

@@ -3,23 +3,32 @@
 Consecutive segments of one file share its descriptor, and small ranges that follow each other in a file are
 read ahead together: the values of a memory-mapped Arrow file are a million ranges of one file, side by
 side, and a system call for each would take longer than the copy.
+
+Objects of a bucket are asked for ahead of the reading. `open_file` is for those who look into one file.
 """
 
 from __future__ import annotations
 
+import io
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
 
 from brim.fileset import FileSet
-from brim.objects.reading import Changed, Piece, ahead, cut
+from brim.formats.seekable import Seekable
+from brim.memory.heap import keep_heap_small
+from brim.objects.reading import Changed, ObjectFile, Piece, ahead, cut
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _NONE = -1
 _AHEAD_BYTES = 256 * 1024
 _SMALL_BYTES = 64 * 1024  # a larger range is worth a system call of its own
 _NEAR_BYTES = 4096  # values of an Arrow file may have a little of something else between them
+_OTHER_OBJECT = "is not the object that was planned, or is gone"
 
 
 class Reader(Protocol):
@@ -117,34 +126,41 @@ class ObjectReader:
 
     def __init__(self, files: FileSet, segments: Iterable[tuple[int, int, int]]) -> None:
         assert files.bucket is not None
+        keep_heap_small()  # pieces of some megabytes come and go, in obstore's threads: a third of the peak
         self._files, self._bucket = files, files.bucket
         self._sources: deque[int] = deque()  # of the pieces that were asked for
         self._pieces = ahead(files.bucket, self._asked(segments))
-        self._source = _NONE
         self._piece = Piece("", 0, 0)
         self._data = memoryview(b"")
 
     def _asked(self, segments: Iterable[tuple[int, int, int]]) -> Iterator[Piece]:
         etags = self._files.etags
         for source, start, size in segments:
-            if source >= 0 and size:
-                etag = None if etags is None else etags[source].as_py() or None
-                for piece in cut(self._bucket.key(self._files.path(source)), start, start + size, etag):
-                    self._sources.append(source)
-                    yield piece
+            if source < 0:
+                continue
+            etag = None if etags is None else etags[source].as_py() or None
+            key = self._bucket.key(self._files.path(source))
+            for piece in cut(key, start, start + size, etag) if self._files.sizes[source] else [Piece(key, 0, 0, etag)]:
+                self._sources.append(source)
+                yield piece
 
     def turn_to(self, source: int) -> int:
-        self._source = source
+        if not self._files.sizes[source]:
+            self._take()
         return _NONE
+
+    def _take(self) -> None:
+        """The next piece that was asked for; of an empty object, whether it is empty still."""
+        try:
+            self._piece, data = next(self._pieces)
+        except Changed:
+            raise self._files.changed(self._sources[0], _OTHER_OBJECT) from None
+        self._sources.popleft()
+        self._data = memoryview(data)
 
     def read_into(self, target: memoryview, at: int) -> int:
         if not self._data:
-            try:
-                self._piece, data = next(self._pieces)
-            except Changed:
-                raise self._files.changed(self._sources[0], "is not the object that was planned") from None
-            self._sources.popleft()
-            self._data = memoryview(data)
+            self._take()
         start = self._piece.stop - len(self._data)
         if start != at:
             raise ValueError(f"byte {at} of an object is read where byte {start} is next")
@@ -175,3 +191,63 @@ def open_source(files: FileSet, number: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def open_file(files: FileSet, number: int, *, whole: bool = False) -> BinaryIO:
+    """A file to look into; `whole` says that it will be read from its beginning to its end."""
+    if files.bucket is None:
+        return open(files.full_path(number), "rb")
+    raw = _WholeObject(files, number) if whole else _SomeOfObject(files, number)
+    return io.BufferedReader(raw, _AHEAD_BYTES if whole else io.DEFAULT_BUFFER_SIZE)
+
+
+class _SomeOfObject(Seekable, io.RawIOBase):
+    """A few places of an object; what is read near each other shares a request."""
+
+    def __init__(self, files: FileSet, number: int) -> None:
+        assert files.bucket is not None
+        assert files.etags is not None
+        self._files, self._number = files, number
+        size, etag = int(files.sizes[number]), files.etags[number].as_py()
+        self._object = ObjectFile(files.bucket, files.path(number), size, etag)
+
+    def _size(self) -> int:
+        return self._object.size
+
+    def _read(self, size: int) -> bytes | memoryview:
+        return self._object.read_at(self._at, size)
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        try:
+            data = self._read(len(view))
+        except Changed:
+            raise self._files.changed(self._number, _OTHER_OBJECT) from None
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+class _WholeObject(_SomeOfObject):
+    """All of an object, asked for ahead. Going elsewhere than on takes requests of its own."""
+
+    def __init__(self, files: FileSet, number: int) -> None:
+        super().__init__(files, number)
+        assert files.bucket is not None
+        assert files.etags is not None
+        key = files.bucket.key(files.path(number))
+        self._pieces = ahead(files.bucket, cut(key, 0, self._object.size, files.etags[number].as_py()))
+        self._left, self._streamed = memoryview(b""), 0
+
+    def _read(self, size: int) -> bytes | memoryview:
+        if self._at != self._streamed:
+            return super()._read(size)
+        if not self._left:
+            self._left = memoryview(next(self._pieces, (None, b""))[1])
+        data, self._left = self._left[:size], self._left[size:]
+        self._streamed += len(data)
+        return data
+
+    def close(self) -> None:
+        self._pieces.close()  # type: ignore[attr-defined]
+        super().close()

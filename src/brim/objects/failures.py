@@ -11,6 +11,7 @@ from brim.objects.address import ObjectAddress
 
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>([^<]{1,60})</Code>")
+_BAD_KEY = re.compile(r'object with invalid path: Error parsing Path "(.*?)": ', re.DOTALL)
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
 _GARBLED = {"BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "RequestTimeout"}  # on the way
 _CREDENTIALS = (
@@ -86,6 +87,13 @@ def explain(error: BaseException, address: ObjectAddress, *, reading: bool = Fal
     if "metadata" in str(error) and "169.254" in str(error):
         anonymous = " A public bucket can be read with --anonymous." if reading else ""
         return wrong(f"There are no credentials for {bucket}.", hint=_CREDENTIALS + anonymous)
+    if (bad := _BAD_KEY.search(str(error))) is not None:
+        return wrong(
+            f"{bucket} holds a key that obstore cannot name: {bad[1]!r}.",
+            hint="Rename it: keys with control characters, empty names (//), '.' or '..' cannot be read. Or give a "
+            "prefix that does not hold it.",
+            key=bad[1],
+        )
     if is_missing(error):
         return wrong(f"There is nothing at {address}.")
     if is_changed(error):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from brim.objects.address import ObjectAddress
 from brim.objects.failures import explained, is_missing, is_object_error
+from brim.objects.loop import submit
 from brim.objects.store import store_of
 
 _PAGE = 1000
+_REQUESTS = 64  # at a time, of those that have no body
+DATED = "modified "  # what stands before a date that takes the place of an ETag: some stores give none
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,35 @@ def stat_object(address: ObjectAddress, *, reading: bool = True) -> ObjectStat |
             raise
 
 
+def stat_objects(address: ObjectAddress, names: Iterable[str]) -> Iterator[ObjectStat | None]:
+    """What is known of each of these objects below the address, in order; None for one that is not there."""
+    store = store_of(address)
+    import obstore
+
+    async def ask(key: str) -> ObjectStat | None:
+        try:
+            return _stat(await obstore.head_async(store, key))
+        except Exception as error:
+            if is_object_error(error) and is_missing(error):
+                return None
+            raise
+
+    waiting: deque[Future[ObjectStat | None]] = deque()
+    try:
+        with explained(address, reading=True):
+            for name in names:
+                waiting.append(submit(ask(address.key(name))))
+                if len(waiting) == _REQUESTS:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
 def _stat(found: Any) -> ObjectStat:
-    etag = found["e_tag"] or str(found["last_modified"])
+    etag = found["e_tag"] or f"{DATED}{found['last_modified']}"
     return ObjectStat(int(found["size"]), str(etag))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_DROP_S, _REST_S = 5.0, 2.0
+_LOOKS, _LOOK_S = 4, 0.01
 _LOCK = threading.Lock()
 _LOOP: tuple[int, asyncio.AbstractEventLoop] | None = None
 
@@ -33,4 +37,44 @@ def _loop() -> asyncio.AbstractEventLoop:
             loop = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="objects", daemon=True).start()
             _LOOP = (os.getpid(), loop)
+            atexit.register(_end, *_LOOP)
         return _LOOP[1]
+
+
+def _end(process: int, loop: asyncio.AbstractEventLoop) -> None:
+    """Drop what is under way before Python ends: obstore's threads would come back to it, and abort the process."""
+    import asyncio
+    from concurrent.futures import TimeoutError as NotYet
+
+    async def drop() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    if process != os.getpid():
+        return
+    try:
+        asyncio.run_coroutine_threadsafe(drop(), loop).result(_DROP_S)
+    except NotYet:
+        return
+    _let_threads_rest()
+
+
+def _let_threads_rest() -> None:
+    """The threads are done with their last answers a moment after those were given: wait until all of them sleep."""
+    quiet, until = 0, time.monotonic() + _REST_S
+    while quiet < _LOOKS and time.monotonic() < until:
+        time.sleep(_LOOK_S)  # without Python's lock, which is what they want
+        quiet = quiet + 1 if _others_sleep() else 0
+
+
+def _others_sleep() -> bool:
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/stat", encoding="latin-1") as file:
+                if int(thread) != threading.get_native_id() and file.read().rpartition(")")[2].split()[0] == "R":
+                    return False
+    except OSError:  # a thread that has just ended; another system than Linux
+        pass
+    return True

@@ -13,17 +13,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from brim.errors import SourceError
 from brim.objects.address import ObjectAddress
 from brim.objects.failures import explain, is_changed, is_missing, is_object_error, is_passing
+from brim.objects.listing import DATED
 from brim.objects.loop import submit
 from brim.objects.store import store_of
 
-PIECE_BYTES = 4 << 20
-AHEAD_BYTES = 4 * PIECE_BYTES  # asked for and not taken yet, by one reader
+PIECE_BYTES = 8 << 20
+AHEAD_BYTES = 2 * PIECE_BYTES  # asked for and not taken yet, by one reader
 _AHEAD_REQUESTS = 16  # small objects: their number is what counts
 _WAITS_S = (0.2, 1.0, 3.0)
 _LOOK_S = 0.2
@@ -37,7 +38,7 @@ class Changed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of an object. Without an ETag it is taken as it is."""
+    """A range of an object; an empty one asks whether the object still is. Without an ETag it is taken as it is."""
 
     key: str
     start: int
@@ -51,18 +52,25 @@ def fetch(address: ObjectAddress, piece: Piece, check: Callable[[], None] = lamb
 
 
 def ahead(
-    address: ObjectAddress, pieces: Iterable[Piece], check: Callable[[], None] = lambda: None
+    address: ObjectAddress,
+    pieces: Iterable[Piece],
+    check: Callable[[], None] = lambda: None,
+    *,
+    requests: int = _AHEAD_REQUESTS,
 ) -> Iterator[tuple[Piece, bytes]]:
-    """The bytes of pieces in order. `check` is called while one is waited for, and may raise to end it."""
+    """The bytes of pieces in order. `check` is called while one is waited for, and may raise to end it.
+
+    `requests` is how many are under way at most, if they are so small that their bytes set no limit.
+    """
     waiting: deque[tuple[Piece, Future[bytes] | None]] = deque()
     asked = 0
     source = iter(pieces)
     nxt = next(source, None)
     try:
         while nxt is not None or waiting:
-            while nxt is not None and _fits(waiting, asked, nxt):
+            while nxt is not None and len(waiting) < requests and _fits(waiting, asked, nxt):
                 size = nxt.stop - nxt.start
-                waiting.append((nxt, submit(_get(address, nxt)) if size else None))
+                waiting.append((nxt, submit(_get(address, nxt)) if size or nxt.etag else None))
                 asked += size
                 nxt = next(source, None)
             piece, future = waiting.popleft()
@@ -76,14 +84,19 @@ def ahead(
 
 def _fits(waiting: deque[tuple[Piece, Future[bytes] | None]], asked: int, piece: Piece) -> bool:
     size = piece.stop - piece.start
-    return not waiting or (asked + size <= AHEAD_BYTES and len(waiting) < _AHEAD_REQUESTS)
+    return not waiting or asked + size <= AHEAD_BYTES
 
 
 async def _get(address: ObjectAddress, piece: Piece) -> bytes:
     import obstore
 
+    if piece.start == piece.stop:  # a range of nothing cannot be asked for
+        found = await obstore.head_async(store_of(address), piece.key)
+        if found["size"] or (found["e_tag"] and found["e_tag"] != piece.etag):
+            raise Changed(piece.key)
+        return b""
     options: Any = {"range": (piece.start, piece.stop)}
-    if piece.etag:
+    if piece.etag and not piece.etag.startswith(DATED):
         options["if_match"] = piece.etag
     result = await obstore.get_async(store_of(address), piece.key, options=options)
     return bytes(await result.bytes_async())
@@ -93,13 +106,15 @@ def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, check: 
     for wait_s in (*_WAITS_S, None):
         try:
             data = _waited(future, check)
+        except Changed:
+            raise
         except Exception as error:
             if is_changed(error) or is_missing(error):
                 raise Changed(piece.key) from None
             if not is_object_error(error):
                 raise
             if wait_s is None or not is_passing(error):
-                raise explain(error, address, reading=True) from None
+                raise explain(error, replace(address, prefix=piece.key), reading=True) from None
         else:
             if len(data) == piece.stop - piece.start:
                 return data

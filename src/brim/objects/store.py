@@ -13,6 +13,7 @@ from brim.objects.address import Access, ObjectAddress
 from brim.objects.credentials import Keys, chosen_profile, environment_keys, provider
 
 _ANSWER_S = 60.0  # without a byte of an answer
+_REQUEST_S = 3600.0  # for all of it: on a slow line, pieces that come together take minutes
 _CONNECT_S = 10.0
 _RETRIES = 100  # patience ends first
 _PAUSE_S = 5.0  # at most, between tries
@@ -61,7 +62,8 @@ def _open(address: ObjectAddress) -> Any:
     waits = patience_s()
     shared: dict[str, Any] = {
         "client_options": {
-            "timeout": timedelta(seconds=min(_ANSWER_S, waits)),
+            "timeout": timedelta(seconds=_REQUEST_S),
+            "read_timeout": timedelta(seconds=min(_ANSWER_S, waits)),
             "connect_timeout": timedelta(seconds=min(_CONNECT_S, waits)),
         },
         "retry_config": {

@@ -14,12 +14,15 @@ import pyarrow.compute as pc
 
 from brim import cuts
 from brim.errors import FilesRefused, InputError, SourceError
-from brim.fileset import Ints
+from brim.fileset import FileSet, Ints
+from brim.objects.reading import Changed, Piece, ahead
 from brim.sources.filetable import FileTable, Reason, Refused, flat_numbers, one_array
-from brim.sources.pointers import COMMANDS, MAX_POINTER_BYTES, pointer_kind
+from brim.sources.pointers import COMMANDS, HEAD_BYTES, MAX_POINTER_BYTES, pointer_kind
+from brim.sources.tree import LocalTree
 
 _SHOWN = 3
 _BLOCK, _THREADS = 4096, 8
+_REQUESTS = 64  # at a time, to a bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,11 @@ REASONS: dict[Reason, Words] = {
     ),
     "url": Words("an address, not a local path", "addresses, not local paths", "Download them first."),
     "name": Words("named in a way that is not UTF-8", "named in a way that is not UTF-8", "Rename them."),
+    "twin": Words(
+        "an object with the name of a folder",
+        "objects with the names of folders",
+        "Rename them, or leave them out with --exclude.",
+    ),
     "empty": Words(
         "empty (0 bytes)",
         "empty (0 bytes)",
@@ -110,7 +118,7 @@ def refusal_lines(table: FileTable) -> list[str]:
 
 
 def _absent(table: FileTable) -> int:
-    return sum(r.reason in ("missing", "folder", "special", "annex", "url", "name") for r in table.refused)
+    return sum(r.reason in ("missing", "folder", "special", "annex", "url", "name", "twin") for r in table.refused)
 
 
 def _unreadable_or_pointer(table: FileTable) -> list[Refused]:
@@ -118,17 +126,19 @@ def _unreadable_or_pointer(table: FileTable) -> list[Refused]:
     files = table.files.on_disk
     small = (files.sizes <= MAX_POINTER_BYTES) & (files.sizes > 0)
     small[list(files.bundles)] = False
+    if files.bucket is not None:
+        return list(_pointers_in_bucket(files, np.flatnonzero(small)))
+    tree = LocalTree(files.root)
 
     def look(start: int) -> list[Refused]:
         found = []
         paths = files.paths.slice(start, _BLOCK).to_pylist()
         for path, is_small in zip(paths, small[start : start + _BLOCK].tolist(), strict=True):
             reason: Reason | None = None
-            full = os.path.join(files.root, path)
             try:
                 if is_small:
-                    reason = pointer_kind(full)
-                elif not os.access(full, os.R_OK):
+                    reason = pointer_kind(tree.head(path))
+                elif not tree.may_read(path):
                     reason = "unreadable"
             except OSError:
                 reason = "unreadable"
@@ -138,6 +148,27 @@ def _unreadable_or_pointer(table: FileTable) -> list[Refused]:
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return [refused for found in pool.map(look, range(0, len(files), _BLOCK)) for refused in found]
+
+
+def _pointers_in_bucket(files: FileSet, small: Ints) -> Iterator[Refused]:
+    """Of objects, only those that are small enough to be pointers are looked at: each takes a request."""
+    assert files.bucket is not None
+    assert files.etags is not None
+    bucket, etags = files.bucket, files.etags
+
+    def pieces() -> Iterator[Piece]:
+        for number in small.tolist():
+            size = min(int(files.sizes[number]), HEAD_BYTES)
+            yield Piece(bucket.key(files.path(number)), 0, size, etags[number].as_py())
+
+    looked = ahead(bucket, pieces(), requests=_REQUESTS)
+    for number in small.tolist():
+        try:
+            kind = pointer_kind(next(looked)[1])
+        except Changed:
+            raise files.changed(number, "is not the object that was listed, or is gone") from None
+        if kind is not None:
+            yield Refused(kind, files.path(number))
 
 
 def _oversize_rows(table: FileTable, name: str, limit: int) -> Ints:
@@ -180,7 +211,8 @@ def check_paths_stay_home(table: FileTable) -> None:
     """Refuse metadata that would publish where things lie on this machine."""
     if table.verbatim:
         return
-    places = {table.files.root.rstrip("/"), os.path.expanduser("~").rstrip("/")} - {""}
+    root = table.files.root if table.files.bucket is None else ""  # a bucket tells nothing of this machine
+    places = {root.rstrip("/"), os.path.expanduser("~").rstrip("/")} - {""}
     for field in table.rows.schema:
         if field.name in table.columns:
             continue

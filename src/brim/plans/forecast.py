@@ -27,6 +27,7 @@ DATASETS_BYTES = 45_000_000  # what `import datasets` adds
 WORKER_BYTES = 4_000_000
 HUB_BYTES = 30_000_000  # huggingface_hub and its connections
 OBJECTS_BYTES = 25_000_000  # obstore and its connections
+OBJECT_READER_BYTES = AHEAD_BYTES + 6_000_000  # what a worker has asked a bucket for, and the piece it reads
 PER_FILE_BYTES = 160
 PER_ROW_BYTES = 48
 PER_TAR_ROW_BYTES = 2_600
@@ -61,21 +62,25 @@ def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False,
     base += OBJECTS_BYTES * (bucket or from_bucket)
     if table.files.ranges is not None:
         base += int(table.files.on_disk.paths.nbytes) + 24 * len(table.files.on_disk)
+    reader = 0
+    if table.files.etags is not None:
+        base += int(table.files.etags.nbytes)
+        reader = OBJECT_READER_BYTES
     most_rows = int(plan.shards.rows.max())
     share = most_rows / max(len(table), 1)
     per_row = PER_TAR_ROW_BYTES if plan.format == "webdataset" else 0
     numbers = sum(int(table.rows.column(name).nbytes) for name in table.columns)
     in_shard = table.file_count() * PER_FILE_BYTES + 3 * paths + 3 * numbers
-    worker = WORKER_BYTES + int(share * in_shard) + per_row * most_rows + _values_bytes(plan)
-    # A part that is made, one that waits and one on its way; what is asked for ahead.
-    worker += 3 * PART_BYTES * bucket + AHEAD_BYTES * from_bucket
+    # To a bucket: a part that is made, one that waits and one on its way.
+    moving = reader + 3 * PART_BYTES * bucket
+    worker = WORKER_BYTES + moving + int(share * in_shard) + per_row * most_rows + _values_bytes(plan)
     fit = max((limit.bytes - base) // worker, 0)
     if fit < 1:
         need = base + worker
         raise DoesNotFit(
             f"The build needs about {format_size(need)} of memory and may take {limit}.",
             hint=f"Raise it with --memory {-(-need // 1_000_000)}MB"
-            + (", or cut smaller shards." if worker > 2 * WORKER_BYTES else "."),
+            + (", or cut smaller shards." if worker - moving > 2 * WORKER_BYTES else "."),
             need_bytes=need,
             limit_bytes=limit.bytes,
         )

@@ -6,15 +6,18 @@ import os
 import tomllib
 
 from brim.errors import InputError, SourceError
+from brim.objects.address import is_object_address, parse_object_address
 from brim.sources.bids.columns import SCHEMA_KIND, read_schema
 from brim.sources.bids.options import BidsOptions
 from brim.sources.bids.source import bids_source, is_bids
 from brim.sources.filetable import FileTable
 from brim.sources.folder import folder_source
+from brim.sources.object_tree import ObjectTree
 from brim.sources.options import SourceOptions
 from brim.sources.recipe import Recipe, load_recipe, parse_recipe
 from brim.sources.recipe_rows import recipe_source
 from brim.sources.tables import table_source
+from brim.sources.tree import LocalTree, Tree
 
 _PLAIN = "files"  # the recipe that takes a folder as it is
 
@@ -22,18 +25,28 @@ _PLAIN = "files"  # the recipe that takes a folder as it is
 def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileTable:
     """A BIDS dataset, a folder of files, or a table that names files: whatever the path leads to."""
     path = os.fspath(source)
+    if is_object_address(path):
+        objects = ObjectTree.listed(parse_object_address(path, options.access))
+        return _read_folder(objects, options) if len(objects) else _read_table(path, options)
     if "://" in path:
-        raise SourceError(f"{path!r} is not a local path.", hint="Give a folder, or a table that names files.")
+        raise SourceError(
+            f"brim cannot read {path.partition('://')[0]}:// as a source.",
+            hint="Give a folder, a table that names files, or s3://BUCKET/PREFIX.",
+        )
     if not os.path.lexists(path):
         raise SourceError(f"The source {path!r} does not exist.", hint="Give a folder, or a table that names files.")
     if os.path.isdir(path):
-        return _read_folder(path, options)
+        return _read_folder(LocalTree(os.path.abspath(path)), options)
+    return _read_table(path, options)
+
+
+def _read_table(path: str, options: SourceOptions) -> FileTable:
     if options.recipe_text or options.bids != BidsOptions():
         raise InputError("Recipes and the options of BIDS are for folders, not for tables.")
     return table_source(path, options)
 
 
-def _read_folder(folder: str, options: SourceOptions) -> FileTable:
+def _read_folder(folder: Tree, options: SourceOptions) -> FileTable:
     recipe = options.recipe_text
     if (recipe is None and is_bids(folder)) or recipe == SCHEMA_KIND:
         return bids_source(folder, options)
@@ -44,7 +57,7 @@ def _read_folder(folder: str, options: SourceOptions) -> FileTable:
     return folder_source(folder, options)
 
 
-def _read_by_recipe(folder: str, recipe: str, options: SourceOptions) -> FileTable:
+def _read_by_recipe(folder: Tree, recipe: str, options: SourceOptions) -> FileTable:
     found = find_recipe(recipe)
     return bids_source(folder, options, read_schema(recipe)) if found is None else recipe_source(folder, found, options)
 

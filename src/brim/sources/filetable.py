@@ -14,7 +14,9 @@ import pyarrow.compute as pc
 from brim import cuts
 from brim.fileset import FileSet, Ints
 
-Reason = Literal["missing", "folder", "special", "unreadable", "annex", "lfs", "url", "name", "empty", "oversize"]
+Reason = Literal[
+    "missing", "folder", "special", "unreadable", "annex", "lfs", "url", "name", "empty", "oversize", "twin"
+]
 
 
 @dataclass(frozen=True, slots=True)

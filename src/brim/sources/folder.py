@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections import Counter
 from typing import Any
@@ -15,9 +14,11 @@ from brim.errors import InputError, SourceError
 from brim.fileset import FileSetBuilder, Ints
 from brim.sources.filetable import FileColumn, FileTable, Split, one_array
 from brim.sources.kinds import KINDS, extension_of, is_companion, kind_of
+from brim.sources.object_tree import tree_of
 from brim.sources.options import SourceOptions
 from brim.sources.readers import read_table
 from brim.sources.tables import describe, limit_rows, make_file_table
+from brim.sources.tree import Tree
 from brim.sources.walk import Walk
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -31,18 +32,18 @@ _COMPANION = 255
 _SPLIT_OF = {folder: split for split, folders in _SPLIT_FOLDERS.items() for folder in folders}
 
 
-def folder_source(folder: str, options: SourceOptions) -> FileTable:
+def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
     """Rows from a folder of files."""
-    root = os.path.abspath(folder)
     if options.split_by or options.drop:
         raise InputError("--split-by and --drop are for tables; a folder's splits are train/, validation/, test/.")
     if options.root:
         raise InputError("--root is for tables; a folder is its own root.")
-    walk = Walk(root)
+    tree = tree_of(folder, options.access)
+    walk = Walk.through(tree)
     selected = options.selects()
     allowed = SourceOptions(exclude=options.exclude).selects()
     relevant: int | None = None
-    builder = FileSetBuilder(root)
+    builder = FileSetBuilder(tree.root, tree.bucket)
     kinds, tops = array("B"), array("B")  # a byte a file: a million files must stay small
     metadata: list[str] = []
     for path, stat in walk:
@@ -59,10 +60,10 @@ def folder_source(folder: str, options: SourceOptions) -> FileTable:
     warnings = _walk_warnings(walk)
     files = builder.finish()
     if metadata:
-        return _with_metadata(root, metadata, files.paths.to_pylist(), options, warnings)
+        return _with_metadata(tree, metadata, files.paths.to_pylist(), options, warnings)
     if not len(files) and not refused:
         what = " that --include and --exclude leave" if options.include or options.exclude else ""
-        raise SourceError(f"There are no files{what} in {os.path.basename(root) or root!r}.", path=root)
+        raise SourceError(f"There are no files{what} in {tree.shown or tree.root!r}.", path=tree.root)
     codes = np.frombuffer(kinds, np.uint8)
     name, kind, guessed = _column(codes, options)
     numbers = np.arange(len(files), dtype=np.int64)
@@ -150,11 +151,12 @@ def _label(rows: pa.Table, column: str, paths: pa.Array, options: SourceOptions)
 
 
 def _with_metadata(
-    root: str, metadata: list[str], paths: list[str], options: SourceOptions, warnings: tuple[str, ...]
+    tree: Tree, metadata: list[str], paths: list[str], options: SourceOptions, warnings: tuple[str, ...]
 ) -> FileTable:
     tables = []
+    tree.expect(metadata)
     for path in metadata:
-        tables.append(_prefixed(read_table(os.path.join(root, path)), path.rpartition("/")[0], path))
+        tables.append(_prefixed(read_table(path, tree), path.rpartition("/")[0], path))
     try:
         rows = pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
@@ -175,9 +177,9 @@ def _with_metadata(
         exclude=options.exclude,
         limit=options.limit,
         split_by=split_column,
-        root=root,
+        root=tree.root,
     )
-    table = make_file_table(rows, file_columns, root, reading, {}, warnings).replace(recipe=options.recipe())
+    table = make_file_table(rows, file_columns, tree, reading, {}, warnings).replace(recipe=options.recipe())
     if options.label_from and all(column.is_list for column in table.columns.values()):
         raise SourceError("--label-from parent needs a column with one file a row.")
     if options.label_from:

@@ -10,7 +10,6 @@ Media deeper inside of other values: embed.py.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +20,11 @@ import pyarrow.compute as pc
 
 from brim import cuts
 from brim.errors import SourceError
-from brim.fileset import FILE_TYPE, NO_CONTENT, Bools, Ints, RangeSetBuilder
+from brim.fileset import FILE_TYPE, NO_CONTENT, Bools, Ints, RangeSetBuilder, Stat
 from brim.sources.filetable import Refused, is_list
 from brim.sources.mapped import Mappings
 from brim.sources.spill import Blob, Spill
+from brim.sources.tree import Folder
 from brim.sources.walk import Walk
 
 # The features of `datasets` whose bytes come before their path, and that embed a file as it is.
@@ -165,12 +165,12 @@ class MediaColumns:
         for target, found_out in ((values.holders, holders), (values.starts, starts), (values.sizes, sizes)):
             target[places] = found_out[codes]
 
-    def _look(self, local: str, path: str) -> os.stat_result | None:
+    def _look(self, local: str, path: str) -> Stat | None:
         if not local or "\0" in local:
             self.refused.append(Refused("missing", path.replace("\0", "\\0")))
             return None
         found = self._walk.look(local, path)
-        if found is not None and stat.S_ISDIR(found.st_mode):
+        if isinstance(found, Folder):
             self.refused.append(Refused("folder", path))
             return None
         return found

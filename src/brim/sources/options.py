@@ -10,15 +10,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from brim.errors import InputError
+from brim.objects.address import Access
 from brim.sources.bids.options import BidsOptions
 from brim.sources.kinds import parse_kind
 
+_OF_THE_RUN = ("root", "bids", "lenient", "access")  # decide no row, or are recorded elsewhere
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # what `datasets` accepts as the name of a split
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What the user asked for. Nothing here names a place on this machine, except `root`."""
+    """What the user asked for. Nothing here names a place, except `root` and `access`."""
 
     files: tuple[str, ...] = ()  # COLUMN or COLUMN:TYPE
     include: tuple[str, ...] = ()
@@ -32,6 +34,7 @@ class SourceOptions:
     recipe_text: str | None = None  # a built-in recipe's name, or the TOML of another
     bids: BidsOptions = field(default_factory=BidsOptions)
     lenient: bool = False  # for a check: note what does not fit instead of stopping there
+    access: Access = field(default_factory=Access)  # how a bucket is reached
 
     def __post_init__(self) -> None:
         if self.limit is not None and not 0 < self.limit < 2**62:
@@ -65,19 +68,20 @@ class SourceOptions:
 
     def recipe(self) -> dict[str, Any]:
         """What decides the rows, for the ledger."""
-        values = {
-            name: value for name, value in asdict(self).items() if value and name not in ("root", "bids", "lenient")
-        }
+        values = {name: value for name, value in asdict(self).items() if value and name not in _OF_THE_RUN}
         if self.bids != BidsOptions():
             values["bids"] = asdict(self.bids)
         recorded: dict[str, Any] = json.loads(json.dumps(values))
         return recorded
 
     @classmethod
-    def from_recipe(cls, recipe: Mapping[str, Any], root: str | None = None) -> SourceOptions:
+    def from_recipe(
+        cls, recipe: Mapping[str, Any], root: str | None = None, access: Access | None = None
+    ) -> SourceOptions:
         values = _tuples(recipe)
         bids = values.pop("bids", None)
-        return cls(**values, root=root, bids=BidsOptions(**_tuples(bids)) if bids else BidsOptions())
+        options = BidsOptions(**_tuples(bids)) if bids else BidsOptions()
+        return cls(**values, root=root, bids=options, access=access or Access())
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

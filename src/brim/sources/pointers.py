@@ -10,6 +10,7 @@ import os
 from typing import Literal
 
 MAX_POINTER_BYTES = 1024
+HEAD_BYTES = 64  # enough to tell
 _LFS = b"version https://git-lfs.github.com/spec/"
 _OLD_LFS = b"version https://hawser.github.com/spec/"
 _ANNEX = b"/annex/objects/"
@@ -20,13 +21,8 @@ COMMANDS = {
 }
 
 
-def pointer_kind(path: str) -> Literal["annex", "lfs"] | None:
-    """What a small file stands for, or None if it is data. OSError where it cannot be read."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        head = os.read(descriptor, 64)
-    finally:
-        os.close(descriptor)
+def pointer_kind(head: bytes) -> Literal["annex", "lfs"] | None:
+    """What a small file that begins with these bytes stands for, or None if it is data."""
     if head.startswith((_LFS, _OLD_LFS)):
         return "lfs"
     return "annex" if head.startswith(_ANNEX) else None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv as csv_module
 import gzip
+import io
 import os
 import sys
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.errors import SourceError
+from brim.sources.tree import LocalTree, Tree
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _LOSES_DIGITS = r"^[+-]?(0[0-9]|[0-9]{19,}$|[0-9]{16,}\.?[0-9]*$)"
@@ -25,7 +27,34 @@ def table_extension(path: str) -> str | None:
     return next((extension for extension in TABLE_EXTENSIONS if name.endswith(extension)), None)
 
 
-def read_table(path: str) -> pa.Table:
+class _TableFile:
+    """A table's file, which is read several times. The bytes of an object are fetched once."""
+
+    def __init__(self, path: str, tree: Tree) -> None:
+        self._zipped = path.endswith(".gz")
+        self._full = os.path.join(tree.root, path)
+        self._data: bytes | None = None
+        if tree.bucket is not None:
+            with tree.open(path) as file:
+                self._data = file.read()
+
+    def for_arrow(self) -> Any:
+        if self._data is None:
+            return self._full  # by which pyarrow knows how it is compressed
+        data = pa.BufferReader(self._data)
+        return pa.CompressedInputStream(data, "gzip") if self._zipped else data
+
+    def open(self) -> IO[bytes]:
+        """What is inside, as bytes."""
+        file = self._full if self._data is None else io.BytesIO(self._data)
+        if self._zipped:
+            return gzip.open(file, "rb")  # type: ignore[return-value]  # it reads bytes
+        return open(file, "rb") if isinstance(file, str) else file
+
+
+def read_table(path: str, tree: Tree | None = None) -> pa.Table:
+    """The table at a path of a tree, which for an absolute path may be any."""
+    tree = tree or LocalTree("/")
     extension = table_extension(path)
     shown = os.path.basename(path)
     if extension is None:
@@ -35,16 +64,17 @@ def read_table(path: str) -> pa.Table:
             path=path,
         )
     try:
-        if os.path.getsize(path) == 0:
+        if tree.size(path) == 0:
             raise SourceError(f"The table {shown!r} is empty.", path=path)
+        source = _TableFile(path, tree)
         if extension in DELIMITERS:
-            table = _read_csv(path, DELIMITERS[extension])
+            table = _read_csv(source, DELIMITERS[extension])
         elif extension == ".parquet":
             import pyarrow.parquet as pq
 
-            table = pq.ParquetFile(path).read()
+            table = pq.ParquetFile(source.for_arrow()).read()
         else:
-            table = _read_jsonl(path)
+            table = _read_jsonl(source, tree.size(path))
         return checked(table, shown)
     except OSError as error:
         raise SourceError(f"The table {shown!r} cannot be read: {error.strerror or error}.", path=path) from error
@@ -113,14 +143,14 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _read_csv(path: str, delimiter: str) -> pa.Table:
+def _read_csv(source: _TableFile, delimiter: str) -> pa.Table:
     from pyarrow import csv
 
     parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     # One thread: the reader's threads would each keep memory of their own.
     read = csv.ReadOptions(use_threads=False, block_size=8 << 20)
-    table = csv.read_csv(path, read, parse)
-    _check_quotes(path, delimiter)
+    table = csv.read_csv(source.for_arrow(), read, parse)
+    _check_quotes(source, delimiter)
     broken = [field.name for field in table.schema if pa.types.is_binary(field.type)]
     if broken:
         raise pa.ArrowInvalid(f"the column {broken[0]!r} is not UTF-8 text; save the table as UTF-8")
@@ -131,7 +161,7 @@ def _read_csv(path: str, delimiter: str) -> pa.Table:
         as_text = csv.ConvertOptions(
             include_columns=numbers, column_types=dict.fromkeys(numbers, pa.string()), strings_can_be_null=True
         )
-        texts = csv.read_csv(path, read, parse, as_text)
+        texts = csv.read_csv(source.for_arrow(), read, parse, as_text)
         for name in numbers:
             text = texts.column(name)
             if pc.any(pc.match_substring_regex(text, _LOSES_DIGITS)).as_py():
@@ -139,29 +169,28 @@ def _read_csv(path: str, delimiter: str) -> pa.Table:
     return table
 
 
-def _check_quotes(path: str, delimiter: str) -> None:
+def _check_quotes(source: _TableFile, delimiter: str) -> None:
     """A quote that is never closed would make one cell of the rest of the table."""
-    opener = gzip.open if path.endswith(".gz") else open
-    with opener(path, "rb") as file:
+    with source.open() as file:
         quotes = sum(block.count(b'"') for block in iter(lambda: file.read(1 << 20), b""))
     if quotes % 2 == 0:
         return
     try:
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as text:
+        with io.TextIOWrapper(source.open(), encoding="utf-8-sig", newline="") as text:
             for _ in csv_module.reader(text, delimiter=delimiter, strict=True):
                 pass
     except csv_module.Error as error:
         raise pa.ArrowInvalid(f"a quote is opened and never closed ({error})") from error
 
 
-def _read_jsonl(path: str) -> pa.Table:
+def _read_jsonl(source: _TableFile, size: int) -> pa.Table:
     from pyarrow import json
 
     block = 4 << 20
     while True:
         try:
-            return json.read_json(path, json.ReadOptions(use_threads=False, block_size=block))
+            return json.read_json(source.for_arrow(), json.ReadOptions(use_threads=False, block_size=block))
         except pa.ArrowInvalid as error:  # a line longer than a block
-            if "straddling" not in str(error) or block > max(os.path.getsize(path), 1) * 64:
+            if "straddling" not in str(error) or block > max(size, 1) * 64:
                 raise
             block *= 8

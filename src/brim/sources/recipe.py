@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.errors import InputError
+from brim.objects.listing import stat_object
 from brim.sources.filetable import FileColumn, FileTable, one_array
 from brim.sources.kinds import KINDS
 from brim.sources.toml_table import Span, TomlTable
@@ -150,7 +151,7 @@ def expectation_findings(table: FileTable, recipe: Recipe, folder: str, toleranc
     share = expect.tolerance if tolerance is None else tolerance
     if not 0 <= share <= 1:
         raise InputError(f"--tolerance takes a share from 0 to 1, not {share}.")
-    findings = [_required(path, os.path.join(folder, recipe.root, path)) for path in expect.required]
+    findings = [_required(table, folder, path, recipe.root) for path in expect.required]
     numbers: list[tuple[str, Span, int]] = []
     if expect.rows is not None:
         numbers.append(("rows", expect.rows, len(table)))
@@ -165,10 +166,15 @@ def expectation_findings(table: FileTable, recipe: Recipe, folder: str, toleranc
     return findings + [_compared(name, span, count, share) for name, span, count in numbers]
 
 
-def _required(path: str, full: str) -> Finding:
-    if os.path.isfile(full):
-        empty = os.path.getsize(full) == 0
-        return Finding(f"file {path}", not empty, "is empty (0 bytes)" if empty else "is there")
+def _required(table: FileTable, folder: str, path: str, root: str) -> Finding:
+    full = os.path.join(folder, root, path)
+    if table.files.bucket is not None:
+        found = stat_object(table.files.bucket.below(f"{root}/{path}" if root else path))
+        size = None if found is None else found.st_size
+    else:
+        size = os.path.getsize(full) if os.path.isfile(full) else None
+    if size is not None:
+        return Finding(f"file {path}", size > 0, "is there" if size else "is empty (0 bytes)")
     what = "is a link that leads nowhere: its content is not here" if os.path.islink(full) else "is missing"
     return Finding(f"file {path}", False, what)
 

@@ -15,16 +15,18 @@ import pyarrow as pa
 from brim.errors import InputError, SourceError
 from brim.sources.bids.options import BidsOptions
 from brim.sources.filetable import FileTable, Refused
+from brim.sources.object_tree import tree_of
 from brim.sources.options import SourceOptions
 from brim.sources.order import natural
 from brim.sources.recipe import VALUE_TYPES, Key, Recipe, RecipeColumn, has_glob, path_regex
 from brim.sources.recipe_tables import Join, SmallFiles
 from brim.sources.tables import make_file_table
+from brim.sources.tree import Tree
 
 _SHOWN = 3
 
 
-def recipe_source(folder: str, recipe: Recipe, options: SourceOptions) -> FileTable:
+def recipe_source(folder: str | Tree, recipe: Recipe, options: SourceOptions) -> FileTable:
     """The file table of a folder: a row for each key that the recipe finds, in natural order.
 
     `include` and `exclude` choose files; a row that loses its last file by them goes as well.
@@ -33,13 +35,13 @@ def recipe_source(folder: str, recipe: Recipe, options: SourceOptions) -> FileTa
         raise InputError("With a recipe, --files, --drop, --split-by, --label-from and --root have no place.")
     if options.bids != BidsOptions():
         raise InputError("With a recipe, the options of BIDS have no place: the recipe says what the rows are.")
-    finder = _Finder(os.path.abspath(folder), recipe)
+    finder = _Finder(tree_of(folder, options.access), recipe)
     keys = finder.keys()
     if not keys:
         raise SourceError(
             f"The recipe {recipe.name!r} finds no row: no folder matches {' or '.join(recipe.rows)} in {finder.shown}.",
             hint="Give the folder that holds them.",
-            path=finder.top,
+            path=finder.tree.root,
         )
     kept, cells = _cells(finder, keys, options)
     if not kept:
@@ -49,9 +51,11 @@ def recipe_source(folder: str, recipe: Recipe, options: SourceOptions) -> FileTa
     columns: dict[str, pa.Array] = {
         name: pa.array([key[i] for key in kept], pa.string()) for i, name in enumerate(recipe.key)
     }
-    small = SmallFiles(finder.top)
+    small = SmallFiles(finder.tree)
     for column in recipe.columns:
         found = cells[column.name]
+        if column.type == "text":
+            finder.tree.expect(path for paths in found for path in paths)
         values = [small.texts(paths) for paths in found] if column.type == "text" else found
         if column.is_list:
             columns[column.name] = pa.array(values, pa.list_(pa.string()))
@@ -59,12 +63,14 @@ def recipe_source(folder: str, recipe: Recipe, options: SourceOptions) -> FileTa
             columns[column.name] = pa.array([cell[0] if cell else None for cell in values], pa.string())
     for table in recipe.tables:
         join = Join(recipe, table, small)
-        taken = [join.values(key, finder.paths(table.pattern, key)) for key in kept]
+        own = [finder.paths(table.pattern, key) for key in kept]
+        finder.tree.expect(path for paths in own for path in paths)
+        taken = [join.values(key, paths) for key, paths in zip(kept, own, strict=True)]
         for i, value in enumerate(table.columns):
             columns[value.name] = pa.array([row[i] for row in taken], VALUE_TYPES[value.type])
         warnings += join.warnings(kept) if whole else ()
-    reading = SourceOptions(split=options.split, root=finder.top)
-    made = make_file_table(pa.table(columns), recipe.file_columns(), finder.top, reading, {}, warnings)
+    reading = SourceOptions(split=options.split, root=finder.tree.root)
+    made = make_file_table(pa.table(columns), recipe.file_columns(), finder.tree, reading, {}, warnings)
     refused = dict.fromkeys([*made.refused, *small.walk.refused, *finder.refused])
     singles = [column.name for column in recipe.columns if not column.is_list]
     crowded = [path for name in singles for cell in cells[name] if len(cell) > 1 for path in cell]
@@ -74,17 +80,18 @@ def recipe_source(folder: str, recipe: Recipe, options: SourceOptions) -> FileTa
 class _Finder:
     """Finds paths below the folder by pattern; each folder is listed once."""
 
-    def __init__(self, top: str, recipe: Recipe) -> None:
-        self.top, self.recipe = top, recipe
+    def __init__(self, tree: Tree, recipe: Recipe) -> None:
+        self.tree, self.recipe = tree, recipe
+        top = tree.root
         self.prefix = f"{recipe.root}/" if recipe.root else ""
-        self.shown = repr(os.path.join(os.path.basename(top), recipe.root).rstrip("/") or top)
+        self.shown = repr(os.path.join(tree.shown, recipe.root).rstrip("/") or top)
         self.refused: list[Refused] = []
         self._names: dict[str, list[str]] = {}
-        if not os.path.isdir(os.path.join(top, recipe.root)):
-            if not os.path.isdir(top):
+        if not tree.is_folder(recipe.root):
+            if not tree.is_folder(""):
                 raise SourceError(f"The source {top!r} is not a folder.", path=top)
             raise SourceError(
-                f"The recipe {recipe.name!r} reads the folder {recipe.root!r}, which {os.path.basename(top)!r} lacks.",
+                f"The recipe {recipe.name!r} reads the folder {recipe.root!r}, which {tree.shown!r} lacks.",
                 hint=f"Give the folder that holds {recipe.root!r}.",
                 path=top,
             )
@@ -95,7 +102,7 @@ class _Finder:
         for glob in self.recipe.rows:
             at = [i for i, part in enumerate(glob.split("/")) if has_glob(part)]
             for path in self.paths(glob):
-                if os.path.isdir(os.path.join(self.top, path)):
+                if self.tree.is_folder(path):
                     parts = path.removeprefix(self.prefix).split("/")
                     found.add(tuple(parts[i] for i in at))
         return sorted(found, key=lambda key: [natural(part) for part in key])
@@ -112,7 +119,7 @@ class _Finder:
             matches = _matcher(part)
             names = [n for n in self._list(prefix) if matches.match(n) and self._is_utf8(prefix + n)]
         else:
-            names = [part] if rest or os.path.lexists(os.path.join(self.top, prefix, part)) else []
+            names = [part] if rest or self.tree.is_there(prefix + part) else []
         for name in names:
             if rest:
                 yield from self._below(f"{prefix}{name}/", rest)
@@ -124,7 +131,7 @@ class _Finder:
             return self._names[prefix]
         names: list[str] = []
         try:
-            names = os.listdir(os.path.join(self.top, prefix))
+            names = self.tree.names(prefix)
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError:

@@ -9,7 +9,6 @@ import csv
 import math
 import os
 import re
-import stat
 import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from brim.errors import MissingExtra, SourceError
 from brim.sources.filetable import Refused
 from brim.sources.pointers import MAX_POINTER_BYTES, pointer_kind
 from brim.sources.recipe import Key, Recipe, RecipeTable, TableColumn
+from brim.sources.tree import Folder, Tree
 from brim.sources.walk import Walk
 
 _MAX_TEXT_BYTES = 16 << 20
@@ -33,25 +33,24 @@ Lines = Iterator[tuple[int, Sequence[Any]]]
 class SmallFiles:
     """Files that are read here and now. What cannot be read is refused, not fatal: see `walk.refused`."""
 
-    def __init__(self, top: str) -> None:
-        self.walk = Walk(top)
+    def __init__(self, tree: Tree) -> None:
+        self.tree, self.walk = tree, Walk.through(tree)
         self._text_bytes = 0
 
     def is_data(self, path: str, may_be_empty: bool = True) -> bool:
         """Whether the file can be read; if it only stands for data, is unreadable or empty, that is noted."""
-        full = os.path.join(self.walk.root, path)
-        found = self.walk.look(full, path)
+        found = self.walk.look(path, path)
         if found is None:
             if path in self.walk.loops:
                 self.walk.refused.append(Refused("missing", path))
             return False
-        if stat.S_ISDIR(found.st_mode):
+        if isinstance(found, Folder):
             self.walk.refused.append(Refused("folder", path))
-        elif not os.access(full, os.R_OK):
+        elif not self.tree.may_read(path):
             self.walk.refused.append(Refused("unreadable", path))
         elif found.st_size == 0 and not may_be_empty:
             self.walk.refused.append(Refused("empty", path))
-        elif found.st_size <= MAX_POINTER_BYTES and (kind := pointer_kind(full)) is not None:
+        elif found.st_size <= MAX_POINTER_BYTES and (kind := pointer_kind(self.tree.head(path))) is not None:
             self.walk.refused.append(Refused(kind, path))
         else:
             return True
@@ -61,8 +60,7 @@ class SmallFiles:
         return [self._text(path) for path in paths if self.is_data(path)]
 
     def _text(self, path: str) -> str:
-        full = os.path.join(self.walk.root, path)
-        size = os.path.getsize(full)
+        size = self.tree.size(path)
         self._text_bytes += size
         if size > _MAX_TEXT_BYTES or self._text_bytes > _MAX_TEXTS_BYTES:
             raise SourceError(
@@ -71,7 +69,7 @@ class SmallFiles:
                 path=path,
             )
         try:
-            with open(full, encoding="utf-8", newline="") as file:
+            with self.tree.text(path, encoding="utf-8", newline="") as file:
                 return file.read()
         except UnicodeDecodeError as error:
             raise SourceError(
@@ -124,7 +122,7 @@ class Join:
         return tuple(names[name] for name in self.table.key)
 
     def _load(self, path: str) -> dict[Key, list[Any]]:
-        lines = _read_lines(os.path.join(self.small.walk.root, path), path)
+        lines = _read_lines(self.small.tree, path)
         _, header = next(lines, (0, ()))
         places = _places(header, self.table, path)
         rows: dict[Key, list[Any]] = {}
@@ -205,25 +203,25 @@ def _parse_value(value: Any, kind: str, null: tuple[str, ...]) -> Any:
     return float(text)
 
 
-def _read_lines(full: str, shown: str) -> Lines:
+def _read_lines(tree: Tree, path: str) -> Lines:
     """(number, cells) of each line that is not blank; the first is the header."""
     try:
-        lines = _spreadsheet(full) if full.lower().endswith(".xlsx") else _delimited(full)
+        lines = _spreadsheet(tree, path) if path.lower().endswith(".xlsx") else _delimited(tree, path)
         for number, line in lines:
             if any(_as_text(cell) for cell in line):
                 yield number, line
     except (UnicodeDecodeError, csv.Error, zipfile.BadZipFile, ParseError, KeyError, ValueError, OSError) as error:
-        raise SourceError(f"The table {shown!r} cannot be read: {error}.", path=shown) from error
+        raise SourceError(f"The table {path!r} cannot be read: {error}.", path=path) from error
 
 
-def _delimited(full: str) -> Lines:
-    with open(full, encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter="\t" if full.lower().endswith(".tsv") else ",")
+def _delimited(tree: Tree, path: str) -> Lines:
+    with tree.text(path, newline="") as file:
+        reader = csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",")
         for line in reader:
             yield reader.line_num, line
 
 
-def _spreadsheet(full: str) -> Lines:
+def _spreadsheet(tree: Tree, path: str) -> Lines:
     """The first sheet."""
     try:
         import openpyxl
@@ -231,9 +229,9 @@ def _spreadsheet(full: str) -> Lines:
         raise MissingExtra(
             "Reading spreadsheets needs openpyxl.", hint="Install it with: pip install 'brim[neuro]'", extra="neuro"
         ) from error
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), tree.open(path) as file:
         warnings.simplefilter("ignore")  # about styles, which nobody needs here
-        book = openpyxl.load_workbook(full, read_only=True, data_only=True)
+        book = openpyxl.load_workbook(file, read_only=True, data_only=True)
         try:
             yield from enumerate(book.worksheets[0].iter_rows(values_only=True), start=1)
         finally:

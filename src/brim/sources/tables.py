@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +13,15 @@ import pyarrow.compute as pc
 
 from brim import cuts
 from brim.errors import InputError, SourceError
-from brim.fileset import FileSet, FileSetBuilder
+from brim.fileset import FileSet, FileSetBuilder, Stat
+from brim.objects.address import is_object_address, parse_object_address
 from brim.sources.features import NoFeature, as_feature_dict, cast_to_feature, feature_of_type, kind_of_feature
 from brim.sources.filetable import FileColumn, FileTable, Refused, Split, one_array
 from brim.sources.kinds import feature_of, kind_of
 from brim.sources.options import SourceOptions, check_split
 from brim.sources.readers import as_table, read_table
+from brim.sources.table_paths import Base, base_of, in_one_tree, table_at
+from brim.sources.tree import Folder, Tree
 from brim.sources.walk import Walk
 
 _SAMPLE = 64
@@ -28,16 +30,12 @@ _SPLIT_ORDER = ("train", "validation", "test")
 
 def table_source(source: Any, options: SourceOptions, features: Any = None) -> FileTable:
     """Rows from a table on disk or in memory."""
-    if isinstance(source, str | os.PathLike):
-        path = os.path.abspath(os.fspath(source))
-        rows, base = read_table(path), os.path.dirname(path)
-    else:
-        rows, base = as_table(source), os.getcwd()
+    rows, base = _read(source, options)
     if rows.num_rows == 0:
         raise SourceError("The table has no rows.", hint="There is nothing to build.")
     if options.label_from:
         raise InputError("--label-from is for folders of files; a table has its labels in a column.")
-    base = os.path.abspath(options.root) if options.root else base
+    base = base_of(options.root, options.access) if options.root else base
     rows = _drop(rows, options.drop)
     given = as_feature_dict(features) if features is not None else {}
     columns = _file_columns(rows, base, options, given)
@@ -45,27 +43,41 @@ def table_source(source: Any, options: SourceOptions, features: Any = None) -> F
         if name not in columns:
             cast = cast_to_feature(rows.column(name), feature, name)
             rows = rows.set_column(rows.column_names.index(name), name, cast)
-    return make_file_table(rows, columns, base, options, given)
+    rows, tree = in_one_tree(rows, columns, base, options.root is not None, options.access)
+    return make_file_table(rows, columns, tree, options, given)
+
+
+def _read(source: Any, options: SourceOptions) -> tuple[pa.Table, Base]:
+    """A table, and where its relative paths start."""
+    if not isinstance(source, str | os.PathLike):
+        return as_table(source), Base(os.getcwd())
+    text = os.fspath(source)
+    if is_object_address(text):
+        name, folder = table_at(parse_object_address(text, options.access))
+        assert folder.bucket is not None
+        return read_table(name, folder), Base(folder.bucket)
+    path = os.path.abspath(text)
+    return read_table(path), Base(os.path.dirname(path))
 
 
 def make_file_table(
     rows: pa.Table,
     columns: Mapping[str, FileColumn],
-    base: str,
+    tree: Tree,
     options: SourceOptions,
     given: Mapping[str, Any],
     warnings: tuple[str, ...] = (),
 ) -> FileTable:
-    """The file table of rows whose file columns hold paths relative to `base`."""
+    """The file table of rows whose file columns hold paths relative to the top of `tree`."""
     if rows.num_rows == 0:
         raise SourceError("The table has no rows.", hint="There is nothing to build.")
     if options.split_by in columns:
         raise InputError(f"--split-by {options.split_by} names a column of files.")
-    rows = _select(rows, columns, options, base)
+    rows = _select(rows, columns, options, tree.root)
     rows, splits = _split(rows, options)
     if options.limit is not None:
         rows, splits = limit_rows(rows, splits, options.limit)
-    rows, files, refused = _number_files(rows, columns, base, fixed_root=options.root is not None)
+    rows, files, refused = _number_files(rows, columns, tree, fixed_root=options.root is not None)
     described, unknown = describe(rows.schema, columns, given)
     return FileTable(
         rows=rows,
@@ -134,7 +146,9 @@ def _is_text_list(kind: pa.DataType) -> bool:
     return False
 
 
-def _file_columns(rows: pa.Table, base: str, options: SourceOptions, given: Mapping[str, Any]) -> dict[str, FileColumn]:
+def _file_columns(
+    rows: pa.Table, base: Base, options: SourceOptions, given: Mapping[str, Any]
+) -> dict[str, FileColumn]:
     named = options.file_columns(rows.column_names)
     columns: dict[str, FileColumn] = {}
     for name, feature in given.items():
@@ -161,14 +175,14 @@ def _file_columns(rows: pa.Table, base: str, options: SourceOptions, given: Mapp
     return _guess(rows, base)
 
 
-def _guess(rows: pa.Table, base: str) -> dict[str, FileColumn]:
+def _guess(rows: pa.Table, base: Base) -> dict[str, FileColumn]:
     columns: dict[str, FileColumn] = {}
     absent: list[str] = []
     for field in rows.schema:
         if not _holds_text(field.type) and not _is_text_list(field.type):
             continue
         sample = _sample(rows.column(field.name))
-        here = [path for path in sample if _is_there(os.path.join(base, path))]
+        here = [path for path in sample if is_object_address(path) or _is_there(base, path)]
         if sample and 2 * len(here) >= len(sample):
             columns[field.name] = FileColumn(_kind_of_sample(sample), not _holds_text(field.type), guessed=True)
         elif sample and all(kind_of(path) != "file" for path in sample):
@@ -187,9 +201,9 @@ def _guess(rows: pa.Table, base: str) -> dict[str, FileColumn]:
     )
 
 
-def _is_there(path: str) -> bool:
+def _is_there(base: Base, path: str) -> bool:
     try:
-        return os.path.lexists(path) and not os.path.isdir(path)
+        return base.tree.is_there(path) and not base.tree.is_folder(path)
     except ValueError:  # a zero byte in the text
         return False
 
@@ -258,27 +272,27 @@ def _split(rows: pa.Table, options: SourceOptions) -> tuple[pa.Table, tuple[Spli
 
 
 def _number_files(
-    rows: pa.Table, columns: Mapping[str, FileColumn], base: str, fixed_root: bool
+    rows: pa.Table, columns: Mapping[str, FileColumn], tree: Tree, fixed_root: bool
 ) -> tuple[pa.Table, FileSet, tuple[Refused, ...]]:
     """Replace paths by file numbers; each distinct path is looked at once."""
-    found: dict[str, os.stat_result] = {}
-    walk = Walk(base)
+    found: dict[str, Stat] = {}
+    walk = Walk.through(tree)
     encoded = {}
     for name in columns:
         flat, lists = _paths(rows.column(name))
         encoded[name] = (flat.dictionary_encode(), lists)
         for path in encoded[name][0].dictionary.to_pylist():
             if path not in found:
-                stat_result = _look(walk, base, path)
+                stat_result = _look(walk, path)
                 if stat_result is not None:
                     found[path] = stat_result
-    places = {path: _place(base, path) for path in found}
-    root = _root(base, list(places.values()), fixed_root)
-    builder = FileSetBuilder(root)
+    places = {path: tree.place(path) for path in found}
+    root = tree.root if tree.bucket is not None else _root(tree.root, list(places.values()), fixed_root)
+    builder = FileSetBuilder(root, tree.bucket)
     number: dict[str, int] = {}
     by_place: dict[str, int] = {}  # two spellings of a path are one file
-    for path, full in places.items():
-        relative = os.path.relpath(full, root)
+    for path, place in places.items():
+        relative = place if tree.bucket is not None else os.path.relpath(place, root)
         if relative not in by_place:
             by_place[relative] = builder.add(relative, found[path])
         number[path] = by_place[relative]
@@ -304,29 +318,20 @@ def _compact_offsets(lists: pa.Array) -> pa.Array:
     return pa.array(cuts.running(lengths))
 
 
-def _look(walk: Walk, base: str, path: str) -> os.stat_result | None:
+def _look(walk: Walk, path: str) -> Stat | None:
     if "://" in path:
         walk.refused.append(Refused("url", path))
         return None
     if "\0" in path:
         walk.refused.append(Refused("missing", path.replace("\0", "\\0")))
         return None
-    found = walk.look(os.path.join(base, path), path)
-    if found is not None and stat.S_ISDIR(found.st_mode):
+    found = walk.look(path, path)
+    if isinstance(found, Folder):
         walk.refused.append(Refused("folder", path))
         return None
     if found is None and path in walk.loops:
         walk.refused.append(Refused("missing", path))
     return found
-
-
-def _place(base: str, path: str) -> str:
-    """The absolute path of a file. Where `..` follows a link, only the real folder leads to the same file."""
-    full = os.path.join(base, path)
-    if ".." in path.split("/"):
-        folder, name = os.path.split(full)
-        return os.path.join(os.path.realpath(folder), name)
-    return os.path.normpath(full)
 
 
 def _root(base: str, full: list[str], fixed: bool) -> str:

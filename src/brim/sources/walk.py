@@ -6,50 +6,61 @@ files and the droppings of operating systems are passed over, and so is a folder
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from brim.errors import SourceError
+from brim.fileset import Stat
 from brim.sources.filetable import Refused
-from brim.sources.pointers import is_annex_link
+from brim.sources.tree import Folder, LocalTree, Tree
 
 _IGNORED = frozenset(["Thumbs.db", "desktop.ini", "__MACOSX", "@eaDir", "lost+found", "__pycache__"])
 
 
 @dataclass
 class Walk:
-    """A walk and what it met: iterate it, then look at `refused`, `loops` and `outputs`."""
+    """A walk and what it met: iterate it, then look at `refused`, `loops` and `outputs`.
+
+    It goes through `tree`, which is the folder `root` unless another is given.
+    """
 
     root: str
     refused: list[Refused] = field(default_factory=list)
     loops: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     keep_hidden: Callable[[str], bool] = lambda prefix: False  # whether hidden files of this folder are data
+    tree: Tree | None = None
 
-    def __iter__(self) -> Iterator[tuple[str, os.stat_result]]:
+    def __post_init__(self) -> None:
+        self._tree: Tree = self.tree or LocalTree(self.root)
+
+    @classmethod
+    def through(cls, tree: Tree) -> Walk:
+        return cls(tree.root, tree=tree)
+
+    def __iter__(self) -> Iterator[tuple[str, Stat]]:
         """(root-relative path, stat) of every file."""
         try:
-            top = os.stat(self.root)
+            top = self._tree.top()
         except OSError as error:
             raise SourceError(f"The source {self.root!r} cannot be read: {error.strerror}.") from error
-        stack: list[tuple[str, Iterator[str], tuple[tuple[int, int], ...]]] = [
-            ("", self._names(""), ((top.st_dev, top.st_ino),))
+        stack: list[tuple[str, Iterator[str], tuple[tuple[int, int] | None, ...]]] = [
+            ("", self._names(""), (top.identity,))
         ]
         while stack:
             prefix, names, above = stack[-1]
             for name in names:
                 path = prefix + name
-                found = self.look(os.path.join(self.root, path), path)
+                found = self.look(path, path)
                 if found is None:
                     continue
-                if not stat.S_ISDIR(found.st_mode):
+                if not isinstance(found, Folder):
                     yield path, found
                     continue
-                here = (found.st_dev, found.st_ino)
-                if here in above:
+                if found.twin:
+                    self.refused.append(Refused("twin", path))
+                here = found.identity
+                if here is not None and here in above:
                     self.loops.append(path)
                     continue
                 stack.append((path + "/", self._names(path + "/"), (*above, here)))
@@ -60,7 +71,7 @@ class Walk:
     def _names(self, prefix: str) -> Iterator[str]:
         """What is in a folder and is not to be passed over, sorted."""
         try:
-            names = os.listdir(os.path.join(self.root, prefix))
+            names = self._tree.names(prefix)
         except OSError:
             self.refused.append(Refused("unreadable", prefix.rstrip("/") + "/"))
             return iter(())
@@ -70,28 +81,16 @@ class Walk:
         hidden = self.keep_hidden(prefix)
         return iter(sorted(n for n in names if hidden or (not n.startswith(".") and n not in _IGNORED)))
 
-    def look(self, full: str, path: str) -> os.stat_result | None:
-        """The stat of what is there, or None after noting why it is refused."""
+    def look(self, at: str, path: str) -> Stat | Folder | None:
+        """What is at a place, or None after noting by its path why it is refused."""
         try:
             path.encode()
         except UnicodeEncodeError:
             self.refused.append(Refused("name", path.encode("utf-8", "backslashreplace").decode()))
             return None
-        try:
-            found = os.stat(full)
-        except FileNotFoundError:
-            self.refused.append(Refused("annex" if is_annex_link(full) else "missing", path))
-            return None
-        except NotADirectoryError:
-            self.refused.append(Refused("missing", path))
-            return None
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                self.loops.append(path)
-            else:
-                self.refused.append(Refused("unreadable", path))
-            return None
-        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-            self.refused.append(Refused("special", path))
-            return None
-        return found
+        found = self._tree.look(at)
+        if found == "loop":
+            self.loops.append(path)
+        elif isinstance(found, str):
+            self.refused.append(Refused(found, path))
+        return None if isinstance(found, str) else found

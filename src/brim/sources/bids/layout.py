@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from brim.errors import MissingExtra, SourceError
+from brim.fileset import Stat
 from brim.sources.bids.names import TEXT_EXTENSIONS, Name, parse_name
 from brim.sources.bids.options import BidsOptions
 from brim.sources.filetable import Refused
 from brim.sources.order import natural
+from brim.sources.tree import Tree
 from brim.sources.walk import Walk
 
 Ignored = Callable[[str], bool]
@@ -28,8 +28,8 @@ class Item:
     subject: str
     session: str | None
     datatype: str
-    stat: os.stat_result | None
-    members: tuple[tuple[str, str, os.stat_result], ...] | None = None
+    stat: Stat | None
+    members: tuple[tuple[str, str, Stat], ...] | None = None
     derivative: str = ""
 
     @property
@@ -39,9 +39,9 @@ class Item:
 
 @dataclass
 class Layout:
-    """A dataset as it lies on disk. Paths are relative to `root`."""
+    """A dataset as it lies on disk or in a bucket. Paths are relative to the top of `tree`."""
 
-    root: str
+    tree: Tree
     keys: list[tuple[str, str | None]] = field(default_factory=list)  # (subject, session) of the folders
     items: list[Item] = field(default_factory=list)
     shared: dict[str, list[tuple[Name, str]]] = field(default_factory=dict)  # text files by folder
@@ -56,15 +56,15 @@ class Layout:
         self.examples.setdefault(why, path)
 
 
-def read_layout(root: str, options: BidsOptions) -> Layout:
-    layout = Layout(root)
-    ignored = _ignore_rules(root) if options.bidsignore else _nothing
-    subjects = [subject for subject in _subjects(root, layout.refused) if not ignored(f"{subject}/")]
+def read_layout(tree: Tree, options: BidsOptions) -> Layout:
+    layout = Layout(tree)
+    ignored = _ignore_rules(tree) if options.bidsignore else _nothing
+    subjects = [subject for subject in _subjects(tree, "", layout.refused) if not ignored(f"{subject}/")]
     if not subjects:
         raise SourceError(
             "This BIDS dataset has no subjects: there is no folder sub-*.",
             hint="An atlas or template has no rows to make; --recipe files packages every file of a folder.",
-            path=root,
+            path=tree.root,
         )
     _read_top(layout, ignored)
     _check_asked("--subjects", options.subjects, "sub-", subjects)
@@ -86,15 +86,14 @@ def read_layout(root: str, options: BidsOptions) -> Layout:
 
 def _read_top(layout: Layout, ignored: Ignored) -> None:
     """Files beside the subjects: texts that apply to all of them; links that lead nowhere are refused."""
-    walk = Walk(layout.root)
-    for name in sorted(os.listdir(layout.root)):
-        full = os.path.join(layout.root, name)
+    walk = Walk.through(layout.tree)
+    for name in sorted(layout.tree.names("")):
         if name.startswith(".") or name.startswith("sub-") or ignored(name):
             continue
-        if os.path.isdir(full):
+        if layout.tree.is_folder(name):
             if name not in _ASIDE:
                 layout.left_out[f"the folder {name}/"] += 1
-        elif walk.look(full, name) is not None:
+        elif walk.look(name, name) is not None:
             _add_text(layout, name, "")
     layout.refused += walk.refused
 
@@ -116,14 +115,14 @@ def _check_asked(option: str, names: tuple[str, ...], prefix: str, there: list[s
         raise SourceError(f"{option} names {unknown[0]}, which is not in the dataset.", hint=f"There is: {some}.")
 
 
-def _subjects(root: str, refused: list[Refused] | None = None) -> list[str]:
+def _subjects(tree: Tree, folder: str, refused: list[Refused] | None = None) -> list[str]:
     names = []
-    for entry in os.scandir(root):
-        if entry.name.startswith("sub-") and entry.is_dir():
-            if entry.name.encode("utf-8", "replace").decode() == entry.name:
-                names.append(entry.name)
+    for name in tree.names(folder):
+        if name.startswith("sub-") and tree.is_folder(f"{folder}/{name}" if folder else name):
+            if name.encode("utf-8", "replace").decode() == name:
+                names.append(name)
             elif refused is not None:
-                refused.append(Refused("name", entry.name.encode("utf-8", "backslashreplace").decode()))
+                refused.append(Refused("name", name.encode("utf-8", "backslashreplace").decode()))
     return sorted(names, key=natural)
 
 
@@ -131,11 +130,10 @@ def _read_subject(
     layout: Layout, folder: str, subject: str, options: BidsOptions, ignored: Ignored, derivative: str
 ) -> None:
     """Everything below a subject's folder, which may be that of a derivative."""
-    walk = Walk(os.path.join(layout.root, folder), keep_hidden=lambda prefix: _bundle_of(prefix) is not None)
-    bundles: dict[str, list[tuple[str, str, os.stat_result]]] = {}
-    sessions = {
-        name for name in os.listdir(walk.root) if name.startswith("ses-") and os.path.isdir(f"{walk.root}/{name}")
-    }
+    tree = layout.tree.below(folder)
+    walk = Walk(tree.root, keep_hidden=lambda prefix: _bundle_of(prefix) is not None, tree=tree)
+    bundles: dict[str, list[tuple[str, str, Stat]]] = {}
+    sessions = {name for name in tree.names("") if name.startswith("ses-") and tree.is_folder(name)}
     found: set[str | None] = set(sessions)
     for inside, stat in walk:
         path = f"{folder}/{inside}"
@@ -167,7 +165,7 @@ def _read_subject(
             session, datatype = _place(inside)
             item = Item(f"{folder}/{inside}/", name, subject, session, datatype, None, tuple(members), derivative)
             _add(layout, item, options, found)
-    for empty in _empty_recordings(walk.root, set(bundles)):
+    for empty in _empty_recordings(tree, set(bundles)):
         walk.refused.append(Refused("empty", f"{empty}/"))
     for refused in walk.refused:
         if ignored(f"{folder}/{refused.path}"):
@@ -183,16 +181,15 @@ def _read_subject(
         layout.keys += [(subject, session) for session in wanted]
 
 
-def _empty_recordings(root: str, bundles: set[str]) -> list[str]:
+def _empty_recordings(tree: Tree, bundles: set[str]) -> list[str]:
     """Folders with a recording's name and nothing inside: a copy that failed."""
     found = []
-    for folder, names, _ in os.walk(root):
-        inside = os.path.relpath(folder, root)
-        if inside != "." and _bundle_of(f"{inside}/") is not None:
+    for inside, names, _ in tree.walk(""):
+        if inside and _bundle_of(f"{inside}/") is not None:
             names.clear()
             continue
         for name in names:
-            path = name if inside == "." else f"{inside}/{name}"
+            path = f"{inside}/{name}" if inside else name
             if _bundle_of(f"{path}/") == path and path not in bundles:
                 found.append(path)
     return found
@@ -240,21 +237,21 @@ def _read_aside(layout: Layout, options: BidsOptions, ignored: Ignored) -> None:
     """Folders beside the subjects: derivatives if asked for; the others are said to be left out."""
     asked = [("phenotype", options.phenotype), ("derivatives", bool(options.derivatives))]
     for name, wanted in asked:
-        if wanted and not os.path.isdir(os.path.join(layout.root, name)):
+        if wanted and not layout.tree.is_folder(name):
             raise SourceError(f"There is no {name}/ in this dataset.", hint=f"Leave --{name} out.")
     for name in _ASIDE:
-        folder = os.path.join(layout.root, name)
-        if not os.path.isdir(folder) or (name == "phenotype" and options.phenotype):
+        if not layout.tree.is_folder(name) or (name == "phenotype" and options.phenotype):
             continue
         if name != "derivatives":
             layout.left_out[f"{name}/"] += 1
             continue
-        if _subjects(folder):  # derivatives without a pipeline's name
+        if _subjects(layout.tree, name):  # derivatives without a pipeline's name
             if "all" in options.derivatives:
                 _read_derivative(layout, "", options, ignored)
             else:
                 layout.left_out["derivatives/sub-* (--derivatives all takes them)"] += 1
-        present = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith((".", "sub-")))
+        shown = [inside for inside in layout.tree.names(name) if not inside.startswith((".", "sub-"))]
+        present = sorted(inside for inside in shown if layout.tree.is_folder(f"{name}/{inside}"))
         unknown = set(options.derivatives) - set(present) - {"all"}
         if unknown:
             raise SourceError(
@@ -272,9 +269,9 @@ def _read_derivative(layout: Layout, derivative: str, options: BidsOptions, igno
     """A derivative's subjects, whether or not it has a dataset_description.json."""
     base = f"derivatives/{derivative}".rstrip("/")
     subjects = {subject for subject, _ in layout.keys}
-    there = _subjects(os.path.join(layout.root, base))
-    for name in sorted(os.listdir(os.path.join(layout.root, base))):
-        if os.path.isfile(os.path.join(layout.root, base, name)):
+    there = _subjects(layout.tree, base)
+    for name in sorted(layout.tree.names(base)):
+        if layout.tree.is_file(f"{base}/{name}"):
             _add_text(layout, name, base)
     for subject in there:
         if subject in subjects:
@@ -289,10 +286,9 @@ def _nothing(_path: str) -> bool:
     return False
 
 
-def _ignore_rules(root: str) -> Ignored:
+def _ignore_rules(tree: Tree) -> Ignored:
     """A test for paths that .bidsignore excludes."""
-    path = Path(root) / ".bidsignore"
-    if not path.is_file():
+    if not tree.is_file(".bidsignore"):
         return _nothing
     try:
         import pathspec
@@ -302,5 +298,6 @@ def _ignore_rules(root: str) -> Ignored:
             hint="pip install 'brim[neuro]', or --no-bidsignore.",
             extra="neuro",
         ) from error
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    with tree.text(".bidsignore", encoding="utf-8", errors="replace") as file:
+        lines = file.read().splitlines()
     return pathspec.GitIgnoreSpec.from_lines(lines).match_file

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from brim.errors import SourceError
@@ -82,6 +82,21 @@ class Sidecars:
                 self._texts[path] = self._read(path)
         return self._texts[path]
 
+    def expect(self, extra: str, items: Iterable[Item]) -> None:
+        """What of one kind (json, events, bval, bvec, or their own text) will be wanted of items, in order."""
+        self._layout.tree.expect(path for path in self._wanted(extra, items) if path not in self._fields)
+
+    def _wanted(self, extra: str, items: Iterable[Item]) -> Iterator[str]:
+        for item in items:
+            if extra == "text":
+                yield item.path
+            elif extra == "json":
+                yield from self._applying(item, item.name.suffix, ".json")
+            elif extra == "events":
+                yield from filter(None, [self.events_path(item)])
+            else:
+                yield from self._applying(item, item.name.suffix, f".{extra}")[-1:]
+
     def _applying(self, item: Item, suffix: str, extension: str) -> list[str]:
         """Files that apply, from the top of the dataset down; at one level, the more specific later."""
         found = []
@@ -96,18 +111,18 @@ class Sidecars:
         return found
 
     def _read(self, path: str) -> str | None:
-        full = os.path.join(self._layout.root, path)
+        tree = self._layout.tree
         try:
-            if os.path.getsize(full) > _MOST_TEXT_BYTES:
+            if tree.size(path) > _MOST_TEXT_BYTES:
                 raise SourceError(
-                    f"{path} is too large to travel as text ({os.path.getsize(full):,} bytes).",
+                    f"{path} is too large to travel as text ({tree.size(path):,} bytes).",
                     hint="Leave it out with --exclude, or take other suffixes with --suffixes.",
                 )
-            pointer = pointer_kind(full)
+            pointer = pointer_kind(tree.head(path))
             if pointer is not None:
                 self._layout.refused.append(Refused(pointer, path))
                 return None
-            with open(full, encoding="utf-8-sig") as file:
+            with tree.text(path) as file:
                 return file.read()
         except (OSError, UnicodeDecodeError):
             self.broken.append(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
@@ -19,26 +18,28 @@ from brim.sources.bids.names import file_kind, is_text, parse_name
 from brim.sources.bids.options import BidsOptions
 from brim.sources.bids.sidecars import Sidecars, is_private
 from brim.sources.filetable import FileColumn, FileTable, Split
+from brim.sources.object_tree import tree_of
 from brim.sources.options import SourceOptions
 from brim.sources.tables import describe
+from brim.sources.tree import Tree
 
 Key = tuple[str, str | None]
 _LOOKED_AT = 5  # subjects, to tell whether a folder is BIDS
 
 
-def is_bids(folder: str) -> bool:
+def is_bids(tree: Tree) -> bool:
     """Whether a folder says that it is BIDS, or has subjects with files that are named that way."""
-    if os.path.isfile(os.path.join(folder, "dataset_description.json")):
+    if tree.is_file("dataset_description.json"):
         return True
-    subjects = [entry.path for entry in os.scandir(folder) if entry.name.startswith("sub-") and entry.is_dir()]
+    subjects = [name for name in tree.names("") if name.startswith("sub-") and tree.is_folder(name)]
     for subject in sorted(subjects)[:_LOOKED_AT]:
-        for _, _, names in os.walk(subject):
-            if any(name.startswith(f"{os.path.basename(subject)}_") and parse_name(name) for name in names):
+        for _, _, names in tree.walk(subject):
+            if any(name.startswith(f"{subject}_") and parse_name(name) for name in names):
                 return True
     return False
 
 
-def bids_source(folder: str, options: SourceOptions, schema: Schema | None = None) -> FileTable:
+def bids_source(folder: str | Tree, options: SourceOptions, schema: Schema | None = None) -> FileTable:
     """Rows by session, subject or file; columns by suffix, or as a saved schema says."""
     for option, value in (("--files", options.files), ("--label-from", options.label_from), ("--root", options.root)):
         if value:
@@ -56,8 +57,8 @@ def bids_source(folder: str, options: SourceOptions, schema: Schema | None = Non
             derivatives=schema.derivatives,
             phenotype=schema.phenotype,
         )
-    root = os.path.abspath(folder)
-    layout = read_layout(root, bids)
+    tree = tree_of(folder, options.access)
+    layout = read_layout(tree, bids)
     selected = options.selects()
     items = [item for item in layout.items if selected(item.path)]
     if not items and not layout.refused:
@@ -84,7 +85,7 @@ def bids_source(folder: str, options: SourceOptions, schema: Schema | None = Non
         refused=tuple(r for r in layout.refused if selected(r.path)),
         warnings=(*reader.warnings, *_left_out(layout), *unknown),
         recipe=options.recipe(),
-        about=_about(root, rows.column_names),
+        about=_about(tree, rows.column_names),
         saved=write_schema(reader.columns, bids, reader.metadata_types),
     )
 
@@ -95,11 +96,11 @@ class _Reader:
     def __init__(self, layout: Layout, items: list[Item], options: BidsOptions, schema: Schema | None) -> None:
         self.layout, self.options, self.schema = layout, options, schema
         self.sidecars = Sidecars(layout, safe=options.sidecars != "full")
-        self.builder = FileSetBuilder(layout.root)
+        self.builder = FileSetBuilder(layout.tree.root, layout.tree.bucket)
         self.file_columns: dict[str, FileColumn] = {}
         self.metadata_types: dict[str, str] = {}
         self.warnings: list[str] = []
-        self.scans = tables.scans(layout.root, layout.tables)
+        self.scans = tables.scans(layout.tree, layout.tables)
         taken = {path for item in items if not is_text(item.name) and (path := self.sidecars.events_path(item))}
         data = is_data(items, taken)
         self.items = [item for item in items if data(item)]
@@ -191,7 +192,9 @@ class _Reader:
                 ones = [single(items, column, _row(key)) for items, key in zip(wanted, keys, strict=True)]
                 arrays[name] = pa.array([None if item is None else value(item) for item in ones], kind)
 
+        read = [item for items in wanted for item in items]
         if column.kind == "text":
+            self.sidecars.expect("text", read)
             add(column.name, lambda item: self.sidecars.text(item.path), pa.string())
         else:
             self.file_columns[column.name] = FileColumn(column.kind, column.is_list)
@@ -200,6 +203,7 @@ class _Reader:
             kind = pa.struct([(entity, pa.string()) for entity in column.entities])
             add(f"{column.name}_entities", lambda item: {e: item.name.get(e) for e in column.entities}, kind)
         for extra in column.extras:
+            self.sidecars.expect(extra, read)
             add(f"{column.name}_{extra}", lambda item, extra=extra: self._extra(extra, item), pa.string())  # type: ignore[misc]
         if column.scans:
             parts = [entry.rpartition(":") for entry in column.scans]
@@ -227,19 +231,19 @@ class _Reader:
         position = {subject: number for number, subject in enumerate(subjects)}
         order = pa.array([position[subject] for subject, _ in keys], pa.int64())
         joined: dict[str, pa.Array] = {}
-        found, warnings = tables.participants(self.layout.root, subjects)
+        found, warnings = tables.participants(self.layout.tree, subjects)
         if not self.options.subjects:
             self.warnings += warnings
         sources = [("participant", found, order)]
         if self.options.phenotype:
-            for name in sorted(os.listdir(os.path.join(self.layout.root, "phenotype"))):
+            for name in sorted(self.layout.tree.names("phenotype")):
                 if name.endswith(".tsv"):
                     path = f"phenotype/{name}"
-                    measured, _ = tables.keyed_table(self.layout.root, path, "participant_id", "sub-", subjects)
+                    measured, _ = tables.keyed_table(self.layout.tree, path, "participant_id", "sub-", subjects)
                     shown = {key: value for key, value in measured.items() if not self._is_private(key)}
                     renamed = {f"{name.removesuffix('.tsv')}_{key}": value for key, value in shown.items()}
                     sources.append(("phenotype", renamed, order))
-        said = tables.sessions(self.layout.root, self.layout.tables, self.layout.keys)
+        said = tables.sessions(self.layout.tree, self.layout.tables, self.layout.keys)
         if said and self.options.rows != "subject":
             at = {key: number for number, key in enumerate(self.layout.keys)}
             typed = {name: self._typed(name, texts) for name, texts in said.items()}
@@ -327,14 +331,14 @@ def _left_out(layout: Layout) -> list[str]:
     return lines
 
 
-def _about(root: str, columns: list[str]) -> dict[str, Any]:
+def _about(tree: Tree, columns: list[str]) -> dict[str, Any]:
     """What dataset_description.json and participants.json say, for the card."""
     about: dict[str, Any] = {}
-    description = _read_json(os.path.join(root, "dataset_description.json"))
+    description = _read_json(tree, "dataset_description.json")
     for key in ("Name", "Authors", "License", "DatasetDOI", "HowToAcknowledge", "Funding", "BIDSVersion"):
         if description.get(key):
             about[key] = description[key]
-    said = _read_json(os.path.join(root, "participants.json"))
+    said = _read_json(tree, "participants.json")
     about["columns"] = {
         name: value["Description"]
         for name, value in said.items()
@@ -343,9 +347,9 @@ def _about(root: str, columns: list[str]) -> dict[str, Any]:
     return about
 
 
-def _read_json(path: str) -> dict[str, Any]:
+def _read_json(tree: Tree, path: str) -> dict[str, Any]:
     try:
-        with open(path, encoding="utf-8-sig") as file:
+        with tree.text(path) as file:
             content = json.load(file)
     except (OSError, ValueError):
         return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ import pyarrow as pa
 
 from brim.errors import SourceError
 from brim.sources.pointers import COMMANDS, pointer_kind
+from brim.sources.tree import Tree
 
 Texts = dict[str, list[str | None]]
 _NULLS = frozenset(["", "n/a", "N/A", "NA", "nan", "NaN"])
@@ -19,26 +19,26 @@ _INTEGER = re.compile(r"[+-]?(0|[1-9]\d*)")
 _NUMBER = re.compile(r"[+-]?(0|[1-9]\d*|(?=\.\d))(\.\d*)?([eE][+-]?\d+)?")
 
 
-def read_tsv(path: str, shown: str) -> Texts:
+def read_tsv(tree: Tree, path: str) -> Texts:
     """The columns of a TSV as texts; nulls are None. Byte-order marks and CRLF are accepted."""
     try:
-        pointer = pointer_kind(path)
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        pointer = pointer_kind(tree.head(path))
+        with tree.text(path, newline="") as file:
             lines = [line.split("\t") for line in re.split(r"\r\n|\r|\n", file.read()) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{shown} cannot be read: {error}.", path=shown) from error
+        raise SourceError(f"{path} cannot be read: {error}.", path=path) from error
     if pointer is not None:
-        raise SourceError(f"{shown} is a pointer, not data.", hint=f"Fetch it with: {COMMANDS[pointer]}", path=shown)
+        raise SourceError(f"{path} is a pointer, not data.", hint=f"Fetch it with: {COMMANDS[pointer]}", path=path)
     if not lines:
         return {}
     header = [name.strip() for name in lines[0]]
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if twice:
-        raise SourceError(f"{shown} has two columns named {twice[0]!r}.", hint="Rename one of them.", path=shown)
+        raise SourceError(f"{path} has two columns named {twice[0]!r}.", hint="Rename one of them.", path=path)
     columns: Texts = {name: [] for name in header if name}
     for number, row in enumerate(lines[1:], start=2):
         if len(row) > len(header) and any(row[len(header) :]):
-            raise SourceError(f"{shown} line {number} has {len(row)} cells, the header has {len(header)}.", path=shown)
+            raise SourceError(f"{path} line {number} has {len(row)} cells, the header has {len(header)}.", path=path)
         cells = row + [""] * (len(header) - len(row))
         for name, cell in zip(header, cells, strict=False):
             if name:
@@ -58,19 +58,18 @@ def typed(values: Sequence[str | None]) -> pa.Array:
     return pa.array(values, pa.string())
 
 
-def participants(root: str, subjects: Sequence[str]) -> tuple[dict[str, pa.Array], tuple[str, ...]]:
+def participants(tree: Tree, subjects: Sequence[str]) -> tuple[dict[str, pa.Array], tuple[str, ...]]:
     """A value for each subject and column of participants.tsv, and what does not match."""
-    return keyed_table(root, "participants.tsv", "participant_id", "sub-", subjects)
+    return keyed_table(tree, "participants.tsv", "participant_id", "sub-", subjects)
 
 
 def keyed_table(
-    root: str, name: str, key: str, prefix: str, wanted: Sequence[str]
+    tree: Tree, name: str, key: str, prefix: str, wanted: Sequence[str]
 ) -> tuple[dict[str, pa.Array], tuple[str, ...]]:
     """The columns of a table in the order of `wanted`, typed by the whole table."""
-    path = os.path.join(root, name)
-    if not os.path.isfile(path):
+    if not tree.is_file(name):
         return {}, ()
-    columns = read_tsv(path, name)
+    columns = read_tsv(tree, name)
     if key not in columns:
         return {}, (f"{name} has no column {key} and is not joined",) if columns else ()
     ids = [
@@ -90,14 +89,14 @@ def keyed_table(
     return {column: typed(values).take(order) for column, values in columns.items()}, tuple(warnings)
 
 
-def sessions(root: str, tables: Mapping[str, str], keys: Sequence[tuple[str, str | None]]) -> Texts:
+def sessions(tree: Tree, tables: Mapping[str, str], keys: Sequence[tuple[str, str | None]]) -> Texts:
     """A text for each (subject, session) and column of the subjects' sessions.tsv."""
     found: dict[tuple[str, str], dict[str, str | None]] = {}
     names: dict[str, None] = {}
-    for path, kind in sorted(tables.items()):
-        if kind != "sessions" or not path.endswith(".tsv"):
-            continue
-        columns = read_tsv(os.path.join(root, path), path)
+    wanted = sorted(path for path, kind in tables.items() if kind == "sessions" and path.endswith(".tsv"))
+    tree.expect(wanted)
+    for path in wanted:
+        columns = read_tsv(tree, path)
         subject = path.split("/", 1)[0]
         for row, session in enumerate(columns.pop("session_id", [])):
             if session is not None:
@@ -108,13 +107,13 @@ def sessions(root: str, tables: Mapping[str, str], keys: Sequence[tuple[str, str
     return {name: [row.get(name) for row in joined] for name in names}
 
 
-def scans(root: str, tables: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
+def scans(tree: Tree, tables: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
     """What scans.tsv says of each file, by its path in the dataset."""
     found: dict[str, dict[str, str | None]] = {}
-    for path, kind in sorted(tables.items()):
-        if kind != "scans" or not path.endswith(".tsv"):
-            continue
-        columns = read_tsv(os.path.join(root, path), path)
+    wanted = sorted(path for path, kind in tables.items() if kind == "scans" and path.endswith(".tsv"))
+    tree.expect(wanted)
+    for path in wanted:
+        columns = read_tsv(tree, path)
         folder = path.rpartition("/")[0]
         for row, name in enumerate(columns.pop("filename", [])):
             if name is not None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from brim.errors import InputError
-from brim.fileset import FileSet, FileSetBuilder
+from brim.fileset import FileSet, FileSetBuilder, Stat
 from brim.sources.rows.options import RowOptions
 from brim.sources.rows.unit import Kind
 from brim.sources.walk import Walk
@@ -121,7 +121,7 @@ def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str]
     return Found(files, kind, codec, delimiter)
 
 
-def _resolve(source: str, options: RowOptions) -> tuple[str, Iterator[tuple[str, os.stat_result]]]:
+def _resolve(source: str, options: RowOptions) -> tuple[str, Iterator[tuple[str, Stat]]]:
     """The folder that names start from, and the files with their names."""
     if "://" in source:
         raise InputError(f"{source!r} is not a local path.", hint="Give a file, a folder or a glob of this machine.")
@@ -146,7 +146,7 @@ def _stat(path: str) -> os.stat_result:
         raise InputError(f"{os.path.basename(path)!r} cannot be read: {error.strerror}.", path=path) from error
 
 
-def _in_folder(folder: str, options: RowOptions) -> tuple[str, Iterator[tuple[str, os.stat_result]]]:
+def _in_folder(folder: str, options: RowOptions) -> tuple[str, Iterator[tuple[str, Stat]]]:
     if options.config and os.path.isdir(os.path.join(folder, options.config)):
         folder = os.path.join(folder, options.config)
     if os.path.exists(os.path.join(folder, "dataset_dict.json")):
@@ -160,7 +160,7 @@ def _in_folder(folder: str, options: RowOptions) -> tuple[str, Iterator[tuple[st
     return folder, _walk(folder, options)
 
 
-def _of_cache(folder: str, options: RowOptions) -> Iterator[tuple[str, os.stat_result]]:
+def _of_cache(folder: str, options: RowOptions) -> Iterator[tuple[str, Stat]]:
     """The files that `load_dataset` prepared, without those that later calls of map left beside them."""
     splits = list(_read_json(folder, "dataset_info.json").get("splits") or {})
     names = [name for name in sorted(os.listdir(folder)) if name.endswith(".arrow") and not name.startswith("cache-")]
@@ -191,7 +191,7 @@ def _read_json(folder: str, name: str) -> dict[str, Any]:
         raise InputError(f"{name!r} of the saved dataset cannot be read: {error}.") from error
 
 
-def _walk(folder: str, options: RowOptions) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(folder: str, options: RowOptions) -> Iterator[tuple[str, Stat]]:
     """Files of known formats, or of the one that was asked for. A README beside the data is not data."""
     walk = Walk(folder)
     for path, found in walk:

@@ -1,0 +1,413 @@
+"""Files in a bucket are a source like a folder: the same table, the same shards, the same refusals."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import brim as library
+from brim.engine.check import check as check_table
+from brim.errors import FilesRefused, InputError, MissingExtra, SinkFailed, SourceChanged, SourceError
+from brim.objects.address import Access
+from brim.plans.cut import CutOptions
+from brim.plans.plan import make_plan
+from brim.sources import read_source
+from brim.sources.filetable import FileTable
+from brim.sources.options import SourceOptions
+from tests.conftest import brim, random_bytes, tree_digest, write_files
+from tests.generators import bids
+from tests.hub import TestHub
+from tests.publishing import DEST, Machine
+from tests.s3 import FaultProxy, S3Server
+
+PRIVATE, PUBLIC = "private", "public"
+ODD = ["a b.png", "ü/é.png", "c+d.png", "e%20f.png", "g#h.png", "i?j.png", "k&l=m.png", "a/1.png", "a-b/1.png", "~.png"]
+RECIPE = """
+name = "scans"
+rows = "p-*"
+key = ["person"]
+[[columns]]
+name = "scan"
+pattern = "{person}/scan.nii.gz"
+type = "nifti"
+[[columns]]
+name = "note"
+pattern = "{person}/*.txt"
+type = "text"
+[[tables]]
+pattern = "people.csv"
+key = {person = "id"}
+[tables.columns]
+"age" = {name = "age", type = "int64"}
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A source: its files, how it is read, and one file of it that goes into a shard."""
+
+    files: Mapping[str, bytes]
+    sample: str
+    options: SourceOptions = field(default_factory=SourceOptions)
+    table: str = ""  # the source is this file, not the folder
+
+
+def _kinds() -> dict[str, Kind]:
+    photos = {f"{'train' if i % 3 else 'test'}/c{i % 2}/{i}.png": random_bytes(900 + i, i) for i in range(9)}
+    hidden = {".DS_Store": b"x", "__MACOSX/1.png": b"x", "old/.brim/ledger": b"x", "old/data/x.png": b"x"}
+    named = "file_name,label\n" + "".join(f"{i}.png,{i % 2}\n" for i in range(5))
+    people = {f"p-{i}/scan.nii.gz": bids.nifti(i) for i in range(1, 12)}
+    people |= {f"p-{i}/note.txt": f"No. {i}\r\n".encode() for i in range(1, 12, 2)}
+    rows = "image,age\n" + "".join(f"./img/{i}.png,00{i}\n" for i in range(5))
+    images = {f"{i}.png": random_bytes(700, i) for i in range(5)}
+    return {
+        "plain": Kind(photos | hidden, "test/c0/0.png", SourceOptions(label_from="parent")),
+        "odd": Kind({name: random_bytes(50, i) for i, name in enumerate(ODD)}, "e%20f.png"),
+        "metadata": Kind(images | {"metadata.csv": named.encode()}, "3.png"),
+        "bids": Kind(bids.sessions(), "sub-01/ses-a/anat/sub-01_ses-a_T1w.nii.gz"),
+        "eeg": Kind(bids.eeg(), "sub-1/eeg/sub-1_task-x_eeg.vhdr"),
+        "recipe": Kind(
+            people | {"people.csv": b"id,age\np-1,7\np-10,9\n"}, "p-10/scan.nii.gz", SourceOptions(recipe_text=RECIPE)
+        ),
+        "table": Kind(
+            {f"img/{name}": data for name, data in images.items()} | {"t.csv": rows.encode()},
+            "img/2.png",
+            table="t.csv",
+        ),
+    }
+
+
+KINDS = _kinds()
+
+
+@dataclass
+class Bucket:
+    """A prefix of its own in a bucket."""
+
+    server: S3Server
+    prefix: str
+    name: str = PRIVATE
+
+    @property
+    def address(self) -> str:
+        return f"s3://{self.name}/{self.prefix.rstrip('/')}"
+
+    def put(self, files: Mapping[str, bytes]) -> str:
+        for path, content in files.items():
+            self.server.write(self.name, self.prefix + path, content)
+        return self.address
+
+
+class Disk:
+    """A folder, with the same words."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = str(folder)
+
+    def put(self, files: Mapping[str, bytes]) -> str:
+        write_files(Path(self.address), files)
+        return self.address
+
+
+@pytest.fixture
+def bucket(s3: S3Server, s3_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    return Bucket(s3, s3_prefix)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Disk | Bucket:
+    return Disk(tmp_path / "elsewhere") if request.param == "folder" else request.getfixturevalue("bucket")
+
+
+def same_table(mine: FileTable, theirs: FileTable) -> None:
+    assert mine.rows.equals(theirs.rows)
+    assert mine.files.paths.equals(theirs.files.paths)
+    assert mine.files.sizes.tolist() == theirs.files.sizes.tolist()
+    for name in ("columns", "features", "splits", "refused", "warnings", "recipe", "about", "saved"):
+        assert getattr(mine, name) == getattr(theirs, name), name
+    plans = [make_plan(table, "parquet", CutOptions()) for table in (mine, theirs)]
+    assert plans[0].fingerprint == plans[1].fingerprint
+
+
+def build(table: Any, out: Path, **options: Any) -> dict[str, str]:
+    """The bytes of the shards and of the card."""
+    library.build(table, out, allow_empty=True, **options)
+    return {name: digest for name, digest in tree_digest(out).items() if not name.startswith(".brim")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestSources:
+    """What every source keeps, wherever its files are."""
+
+    def test_table_and_shards(self, kind: str, place: Disk | Bucket, tmp_path: Path) -> None:
+        """The same files give the same table and the same bytes; a job begun from one copy continues from another."""
+        about = KINDS[kind]
+        home = write_files(tmp_path / "home", about.files)
+        address = place.put(about.files)
+        theirs = read_source(home / about.table, about.options)
+        mine = read_source(f"{address}/{about.table}".rstrip("/"), about.options)
+        same_table(mine, theirs)
+        assert about.sample in mine.files.paths.to_pylist()
+        assert build(mine, tmp_path / "mine", rows_per_shard=2) == build(theirs, tmp_path / "theirs", rows_per_shard=2)
+        again = library.build(mine, tmp_path / "theirs", allow_empty=True, rows_per_shard=2)
+        assert again.written == 0
+
+    def test_changed(self, kind: str, place: Disk | Bucket, tmp_path: Path) -> None:
+        """A file that is not what was planned is named, and no shard holds it."""
+        about = KINDS[kind]
+        address = place.put(about.files)
+        table = read_source(f"{address}/{about.table}".rstrip("/"), about.options)
+        plan = library.plan(table, tmp_path / "out", allow_empty=True)
+        before, after = about.files[about.sample], about.files[about.sample][::-1]
+        place.put({about.sample: after})
+        with pytest.raises(SourceChanged) as caught:
+            plan.run()
+        assert caught.value.facts["path"] == about.sample
+        shards = [path.read_bytes() for path in (tmp_path / "out").rglob("*.parquet")]
+        assert not any(before in shard or after in shard for shard in shards)
+
+
+def test_missing_and_pointers(place: Disk | Bucket) -> None:
+    """What would ruin a build is refused before it, wherever it is."""
+    lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+    files = {"a.png": b"x" * 2000, "lfs.png": lfs, "none.png": b"", "folder/b.png": b"x" * 2000}
+    table = b"image\na.png\nlfs.png\nnone.png\ngone.png\nfolder\nhttp://x/y.png\n"
+    address = place.put(files | {"t.csv": table})
+    with pytest.raises(FilesRefused) as caught:
+        library.plan(library.table(f"{address}/t.csv", files="image")).check()
+    refused = {problem["path"]: problem["reason"] for problem in caught.value.facts["problems"]}
+    assert refused == {
+        "lfs.png": "lfs", "none.png": "empty", "gone.png": "missing", "folder": "folder", "http://x/y.png": "url",
+    }  # fmt: skip
+
+
+def test_check(place: Disk | Bucket) -> None:
+    """`brim check` looks into objects by ranges, and gzip streams to their last byte."""
+    whole = gzip.compress(gzip.decompress(bids.nifti(3)) + random_bytes(5000))
+    png = bytes.fromhex("89504e470d0a1a0a0000000d494844520000000100000001080200000090")
+    files = {"ok.nii.gz": whole, "cut.nii.gz": whole[:-9], "no.nii.gz": b"not gzip" * 9, "broken.png": png}
+    table = library.files(place.put(files), column="scan:file")
+    report = check_table(table, everything=True)
+    found = {path: fault for check in report.failed for path, fault in zip(check.failed, check.faults, strict=True)}
+    assert sorted(found) == ["broken.png", "cut.nii.gz", "no.nii.gz"]
+    assert found["no.nii.gz"] == "is not gzip"
+    assert "is cut off" in found["cut.nii.gz"]
+
+
+def test_marks_of_folders(bucket: Bucket, tmp_path: Path) -> None:
+    """An object that ends in / is a folder, be it empty; an empty object is a file."""
+    address = bucket.put({"p-1/scan.nii.gz": bids.nifti(1), "p-1/": b"", "p-2/": b"", "empty.png": b""})
+    table = read_source(address, SourceOptions(recipe_text=RECIPE.partition("[[tables]]")[0]))
+    assert table.rows.column("person").to_pylist() == ["p-1", "p-2"]
+    assert library.files(address).files.paths.to_pylist() == ["empty.png", "p-1/scan.nii.gz"]
+
+
+def test_an_empty_object_that_is_filled(bucket: Bucket, tmp_path: Path) -> None:
+    """Nothing of it would be read, and it is noticed all the same."""
+    plan = library.plan(library.files(bucket.put({"a.bin": b"x", "b.bin": b""})), tmp_path / "out", allow_empty=True)
+    bucket.put({"b.bin": b"now"})
+    with pytest.raises(SourceChanged, match=r"b\.bin"):
+        plan.run()
+
+
+def test_an_object_and_a_folder_of_one_name(bucket: Bucket) -> None:
+    """It is refused by its name, and can be left out."""
+    address = bucket.put({"a.png": b"x", "a.png/b.png": b"y", "c.png": b"z"})
+    with pytest.raises(FilesRefused, match=r"an object with the name of a folder: a\.png"):
+        library.plan(address).check()
+    library.plan(library.files(address, exclude="a.png")).check()
+
+
+class TestTables:
+    """Tables that name objects."""
+
+    FILES: Mapping[str, bytes] = {f"img/{i}.png": random_bytes(300, i) for i in range(3)}
+
+    def test_addresses_in_a_local_table(self, bucket: Bucket, tmp_path: Path) -> None:
+        """Addresses of one bucket become paths below what they have in common."""
+        address = bucket.put(self.FILES)
+        table = library.table([{"image": f"{address}/img/{i}.png", "n": i} for i in range(3)])
+        assert table.files.paths.to_pylist() == ["0.png", "1.png", "2.png"]
+        local = write_files(tmp_path / "home", self.FILES)
+        theirs = library.table([{"image": f"{local}/img/{i}.png", "n": i} for i in range(3)])
+        same_table(table, theirs)
+        assert build(table, tmp_path / "out") == build(theirs, tmp_path / "theirs")
+
+    def test_root_in_a_bucket(self, bucket: Bucket) -> None:
+        """--root says where the relative paths of a local table start."""
+        address = bucket.put(self.FILES)
+        table = library.table([{"image": "0.png"}, {"image": "2.png"}], root=f"{address}/img")
+        assert table.files.paths.to_pylist() == ["0.png", "2.png"]
+        with pytest.raises(SourceError, match="outside of --root"):
+            library.table([{"image": "../x.png"}], files="image", root=f"{address}/img")
+
+    def test_beside_the_table(self, bucket: Bucket) -> None:
+        """A table may name objects above its folder."""
+        address = bucket.put({**self.FILES, "tables/t.jsonl": b'{"image": "../img/1.png"}\n'})
+        table = library.table(f"{address}/tables/t.jsonl", files="image")
+        assert (table.files.paths.to_pylist(), table.refused) == (["1.png"], ())
+
+    @pytest.mark.parametrize(
+        ("paths", "words"),
+        [
+            (["s3://private/a.png", "s3://public/a.png"], "several buckets"),
+            (["s3://private/a.png", "b.png"], "and files of this machine"),
+        ],
+    )
+    def test_two_places(self, bucket: Bucket, paths: list[str], words: str) -> None:
+        """One table is one bucket."""
+        with pytest.raises(SourceError, match=words):
+            library.table([{"image": path} for path in paths], files="image")
+
+
+class TestErrors:
+    """What is wrong and what to do, without a traceback."""
+
+    def test_nothing_there(self, bucket: Bucket) -> None:
+        with pytest.raises(SourceError, match=f"There is nothing at {bucket.address}"):
+            library.plan(bucket.address)
+
+    def test_no_bucket(self, bucket: Bucket) -> None:
+        with pytest.raises(SourceError, match="There is no bucket s3://no-such-bucket"):
+            library.files("s3://no-such-bucket/x")
+
+    def test_no_permission(self, bucket: Bucket) -> None:
+        with pytest.raises(SourceError, match=r"You may not read s3://private.*AWS_ACCESS_KEY_ID"):
+            library.files("s3://private/x", anonymous=True)
+
+    def test_wrong_keys(self, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
+        with pytest.raises(SourceError, match="does not accept the credentials") as caught:
+            library.files("s3://private/x")
+        assert "wrong-secret" not in str(caught.value)
+
+    def test_a_key_that_has_no_name(self, bucket: Bucket) -> None:
+        bucket.put({"fine.png": b"x", "a\nb.png": b"x"})
+        with pytest.raises(SourceError, match=r"holds a key that obstore cannot name: .*a\\nb\.png") as caught:
+            library.files(bucket.address)
+        assert caught.value.facts["key"].endswith("a\nb.png")
+
+    def test_another_scheme(self) -> None:
+        with pytest.raises(SourceError, match="cannot read ftp:// as a source"):
+            library.plan("ftp://host/folder")
+
+    def test_no_obstore(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("obstore", "obstore.store"):
+            monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(MissingExtra, match=r"pip install 'brim\[s3\]'"):
+            library.files("s3://some-bucket-without-a-store/x")
+
+    def test_not_answering(self, bucket: Bucket, s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("BRIM_STALL_SECONDS", "1")
+        s3_proxy.fail(503, times=None)
+        with pytest.raises(SinkFailed, match="503"):
+            library.files(bucket.address, endpoint_url=s3_proxy.endpoint)
+
+
+Spoil = Callable[[FaultProxy], object]
+
+
+class TestFaults:
+    """A bucket that answers badly gives the same bytes."""
+
+    FILES: Mapping[str, bytes] = {f"{i:02}.bin": random_bytes(400_000, i) for i in range(6)} | {"e.bin": b""}
+
+    @pytest.mark.parametrize(
+        "spoil",
+        [
+            lambda proxy: proxy.fail(503, times=5, method="GET"),
+            lambda proxy: proxy.cut(after_bytes=100_000, times=5, method="GET", contains=".bin"),
+            lambda proxy: proxy.slow(200_000, method="GET", contains=".bin"),  # longer than its patience, but it moves
+            lambda proxy: proxy.stall(1.0, after_bytes=1000, times=3, method="GET"),
+        ],
+        ids=["503", "cut", "slow", "stall"],
+    )
+    def test_the_same_bytes(
+        self,
+        bucket: Bucket,
+        s3_proxy: FaultProxy,
+        tmp_path: Path,
+        spoil: Spoil,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("BRIM_STALL_SECONDS", "1.5")
+        address = bucket.put(self.FILES)
+        local = library.files(write_files(tmp_path / "home", self.FILES))
+        rule: Any = spoil(s3_proxy)
+        table = library.files(address, endpoint_url=s3_proxy.endpoint)
+        assert build(table, tmp_path / "out", num_shards=2) == build(local, tmp_path / "theirs", num_shards=2)
+        assert rule.fired
+
+    def test_forbidden_object(self, bucket: Bucket, s3_proxy: FaultProxy, tmp_path: Path) -> None:
+        """An object that may be listed and not read is named."""
+        address = bucket.put(self.FILES)
+        s3_proxy.fail(403, times=None, method="GET", contains="03.bin")
+        with pytest.raises(InputError, match=r"You may not read s3://.*/03\.bin"):
+            library.build(address, tmp_path / "out", allow_empty=True, endpoint_url=s3_proxy.endpoint)
+
+
+def test_sidecars_are_asked_for_together(bucket: Bucket, s3_proxy: FaultProxy) -> None:
+    """One listing, and the many small files of BIDS several at a time, each once."""
+    tree = bids.base()
+    for i in range(40):
+        stem = f"sub-{i:02}/anat/sub-{i:02}_T1w"
+        tree |= {f"{stem}.nii.gz": b"x" * 2000, f"{stem}.json": json.dumps({"EchoTime": i}).encode()}
+    address = bucket.put(tree)
+    s3_proxy.stall(0.05, times=None, method="GET", contains=".json")
+    table = library.bids(address, endpoint_url=s3_proxy.endpoint)
+    assert table.rows.column("t1w_json")[7].as_py() == '{"EchoTime": 7}'
+    asked = [exchange.path for exchange in s3_proxy.requests]
+    assert sum("list-type" in exchange.query for exchange in s3_proxy.requests) == 1
+    assert len(asked) == len(set(asked))
+    assert s3_proxy.most_at_once > 8
+
+
+@pytest.fixture
+def stranger() -> dict[str, str]:
+    """The environment of somebody without credentials."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+
+
+def test_the_command(bucket: Bucket, stranger: dict[str, str], tmp_path: Path) -> None:
+    """A public bucket is planned, checked, built and proved without credentials; the ledger remembers no endpoint."""
+    public = Bucket(bucket.server, bucket.prefix, PUBLIC)
+    address = public.put(KINDS["bids"].files)
+    there = ("--anonymous", "--endpoint-url", bucket.server.endpoint)
+    assert "rows  3" in brim("plan", address, *there, env=stranger).stdout
+    brim("check", address, *there, env=stranger)
+    done = brim("build", address, tmp_path / "out", *there, env=stranger)
+    assert f"{address} --endpoint-url {bucket.server.endpoint} --anonymous" in " ".join(done.stdout.split())
+    assert "files are inside, byte for byte" in brim("verify", tmp_path / "out", address, *there, env=stranger).stdout
+    ledger = "".join(path.read_text() for path in (tmp_path / "out" / ".brim").iterdir())
+    assert bucket.server.endpoint not in ledger
+    assert "s3://" not in ledger
+
+
+def test_from_bucket_to_hub(bucket: Bucket, tmp_path: Path) -> None:
+    """No disk in between: the Hub gets what a local copy gives."""
+    address = bucket.put(KINDS["recipe"].files)
+    recipe = tmp_path / "scans.toml"
+    recipe.write_text(RECIPE)
+    theirs = library.bids(write_files(tmp_path / "home", KINDS["recipe"].files), recipe=recipe)
+    with TestHub(tmp_path / "hub") as hub:
+        machine = Machine(hub, tmp_path / "machine", more=bucket.server.environment)
+        brim("build", address, DEST, "--recipe", recipe, env=machine.environment)
+        done = brim("verify", DEST, address, "--deep", env=machine.environment)
+        assert f"{theirs.file_count()} files are inside" in done.stdout
+
+
+def test_access_is_not_remembered() -> None:
+    """How a bucket is reached decides no row."""
+    options = SourceOptions(limit=3, access=Access("https://s3.example.org", anonymous=True))
+    assert options.recipe() == {"limit": 3}
+    assert SourceOptions.from_recipe({"limit": 3}, access=options.access) == options

@@ -1,0 +1,96 @@
+"""A listing of a bucket is a folder: the same names in the same order as on disk."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from brim.objects.address import parse_object_address
+from brim.objects.listing import ObjectStat
+from brim.sources.object_tree import ObjectTree
+from brim.sources.tree import Folder, LocalTree, Tree
+from brim.sources.walk import Walk
+from tests.conftest import write_files
+
+ADDRESS = parse_object_address("s3://bucket/top")
+NAMES = st.sampled_from(
+    ["a", "b", "a-b", "a.b", "é", "z z", ".h", ".brim", "__MACOSX", "sub-1", "ses-2", "~", "A", "a!"]
+)
+PATHS = st.lists(st.lists(NAMES, min_size=1, max_size=4).map("/".join), min_size=1, max_size=25)
+
+
+def tree_of(*paths: str, size: int = 3) -> ObjectTree:
+    return ObjectTree.of(ADDRESS, [(path, ObjectStat(size, f'"{path}"')) for path in paths])
+
+
+def walked(tree: Tree) -> tuple[list[str], list[str]]:
+    walk = Walk.through(tree)
+    return [path for path, _ in walk], walk.outputs
+
+
+@given(PATHS)
+@example(["a/1", "a-b/1", "a.b", "a!/1"])
+def test_a_bucket_is_walked_as_a_folder_is(paths: list[str]) -> None:
+    """Names are sorted within their folder, hidden ones and brim's outputs are passed over, as on disk."""
+    taken: list[str] = []
+    for path in paths:  # on disk a file and a folder cannot share a name
+        if not any(path == t or path.startswith(f"{t}/") or t.startswith(f"{path}/") for t in taken):
+            taken.append(path)
+    with tempfile.TemporaryDirectory() as folder:
+        local = LocalTree(str(write_files(Path(folder), dict.fromkeys(taken, b"abc"))))
+        objects = tree_of(*sorted(taken))
+        assert walked(objects) == walked(local)
+        assert sorted(objects.walk("")) == sorted((top, sorted(f), sorted(n)) for top, f, n in local.walk(""))
+        for path in {*taken, *(os.path.dirname(path) for path in taken), "nothing", "a/nothing"}:
+            for question in ("is_there", "is_folder", "is_file"):
+                assert getattr(objects, question)(path) == getattr(local, question)(path), (question, path)
+            if objects.is_folder(path):
+                assert sorted(objects.names(path)) == sorted(local.names(path))
+                assert walked(objects.below(path)) == walked(local.below(path))
+
+
+def test_what_is_not_there_is_an_error_of_the_system() -> None:
+    """Whoever knows how to handle a missing file on disk knows it here."""
+    tree = tree_of("a/b")
+    with pytest.raises(FileNotFoundError):
+        tree.names("c")
+    with pytest.raises(NotADirectoryError):
+        tree.names("a/b")
+    with pytest.raises(FileNotFoundError):
+        tree.size("a/c")
+    with pytest.raises(IsADirectoryError):
+        tree.size("a")
+
+
+@pytest.mark.parametrize("path", ["a/b", "./a/b", "a//b", "a/../a/b", "x/../a/b"])
+def test_spellings_of_a_path(path: str) -> None:
+    """A table may spell a path as it likes; it is the same file."""
+    assert tree_of("a/b").look(path) == ObjectStat(3, '"a/b"')
+    assert tree_of("a/b").place(path) == "a/b"
+
+
+@pytest.mark.parametrize("path", ["../a/b", "/a/b", "..", "a\0b"])
+def test_nothing_lies_outside(path: str) -> None:
+    """No path leads out of the prefix."""
+    assert tree_of("a/b").look(path) == "missing"
+
+
+def test_an_object_with_the_name_of_a_folder_is_refused() -> None:
+    """No folder could hold both; which one is meant is not brim's to say."""
+    tree = tree_of("a", "a/b", "c")
+    assert tree.look("a") == Folder(twin=True)
+    walk = Walk.through(tree)
+    assert [path for path, _ in walk] == ["a/b", "c"]
+    assert [(r.reason, r.path) for r in walk.refused] == [("twin", "a")]
+
+
+def test_one_name_listed_twice_is_one_file() -> None:
+    """`a` and the mark `a/` come under one name: the file is what has bytes."""
+    tree = ObjectTree.of(ADDRESS, [("a", ObjectStat(0, '"mark"')), ("a", ObjectStat(7, '"file"'))])
+    assert tree.look("a") == ObjectStat(7, '"file"')
+    assert len(tree) == 1
