@@ -4,12 +4,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from brim.cli.options import Computing, Keeping, Publishing, Rows, Running, Showing, Watching
+from brim.cli.options import Computing, Keeping, Publishing, Rows, Running, Showing, Storing, Watching
 from brim.cli.output import emit, page_path, print_lines, progress_for
 from brim.sizes import format_size, parse_size
 
 
-def row_options(rows: Rows, columns: tuple[str, ...] | None = None) -> Any:
+def row_options(rows: Rows, storing: Storing, columns: tuple[str, ...] | None = None) -> Any:
     from brim.sources.rows.options import RowOptions
 
     return RowOptions(
@@ -20,10 +20,13 @@ def row_options(rows: Rows, columns: tuple[str, ...] | None = None) -> Any:
         limit=rows.limit,
         split=rows.from_split,
         unit_bytes=None if rows.unit_size is None else parse_size(rows.unit_size),
+        access=storing.source,
     )
 
 
-def job_options(running: Running, computing: Computing, keeping: Keeping, publishing: Publishing) -> Any:
+def job_options(
+    running: Running, computing: Computing, keeping: Keeping, publishing: Publishing, storing: Storing
+) -> Any:
     from brim.compute.job import JobOptions
     from brim.sinks.hub.options import HubOptions
 
@@ -35,6 +38,7 @@ def job_options(running: Running, computing: Computing, keeping: Keeping, publis
         keep_done=computing.keep_done,
         state=keeping.state,
         stop_file=computing.stop_file,
+        access=storing.dest,
         hub=HubOptions(
             config=publishing.config,
             message=publishing.commit_message,

@@ -8,14 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from brim.cli.computing import job_options, row_options, run_job, tell
-from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Showing, Watching
+from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Showing, Storing, Watching
 from brim.errors import InputError
 
 HELP = """Put rows through an embedding model and write their vectors, without ever holding them.
 
-SOURCE is rows (JSONL, CSV, Parquet, Arrow, text; also .gz and .zst) or a folder of images. DEST ends in .safetensors,
-.npy or .parquet, or is a folder or hf://datasets/ORG/NAME for Parquet shards. Vectors go to disk as they come, in the
-order of the rows; run the same command again after a crash. docs/embed.md has models, formats and promises.
+SOURCE is rows (JSONL, CSV, Parquet, Arrow, text; also .gz and .zst) or a folder of images; s3://BUCKET/PREFIX is a
+folder too. DEST ends in .safetensors, .npy or .parquet, or is a folder or hf://datasets/ORG/NAME for Parquet shards.
+Vectors go to disk as they come, in the order of the rows; run the same command again after a crash. docs/embed.md has
+models, formats and promises.
 
 [bold]Examples[/bold]
 
@@ -34,7 +35,9 @@ def _vectors(*names: str, metavar: str | None = None, help: str) -> Any:
 
 
 def embed(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or images.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or images; or s3://…")
+    ],
     dest: Annotated[str, typer.Argument(metavar="DEST", help="A file, a folder, or hf://datasets/ORG/NAME.")],
     rows: Rows,
     publishing: Publishing,
@@ -43,6 +46,7 @@ def embed(
     keeping: Keeping,
     showing: Showing,
     watching: Watching,
+    storing: Storing,
     model: Annotated[
         str,
         _model("--model", metavar="NAME|FOLDER|MODULE:FACTORY", help="sentence-transformers, transformers, or yours."),
@@ -85,7 +89,7 @@ def embed(
     from brim.compute.finish import RowsFinisher
     from brim.compute.job import ComputedJob
 
-    rows_of, root = open_source(source, image, row_options(rows))
+    rows_of, root = open_source(source, image, row_options(rows, storing))
     options = EmbedOptions(
         model=model,
         column=column,
@@ -97,6 +101,7 @@ def embed(
         empty=empty,  # type: ignore[arg-type]
         keep_bfloat16=dest.endswith(".safetensors"),
         image_root=root,
+        image_access=storing.source,
         names=_pairs(name, "--name"),
         loading=ModelOptions(
             device=device,
@@ -113,11 +118,13 @@ def embed(
     step.check(rows_of.schema)
     job: Any
     if "://" not in dest and Path(dest).suffix in SUFFIXES:
-        job = VectorFileJob(rows_of, step, Path(dest), job_options(running, computing, keeping, publishing))
+        job = VectorFileJob(rows_of, step, Path(dest), job_options(running, computing, keeping, publishing, storing))
     else:
         once = Running(running.memory, running.workers or 1)  # a model takes all cores by itself
         finisher = RowsFinisher("parquet", None, split)
-        job = ComputedJob("embed", rows_of, step, finisher, dest, job_options(once, computing, keeping, publishing))
+        job = ComputedJob(
+            "embed", rows_of, step, finisher, dest, job_options(once, computing, keeping, publishing, storing)
+        )
     began = time.monotonic()
     computed, progress = run_job(job, computing, showing, watching)
     rate = computed.built.rows / max(time.monotonic() - began, 1e-6)

@@ -5,25 +5,27 @@ from typing import Annotated
 import typer
 
 from brim.cli.computing import job_options, row_options, run_job, tell
-from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Showing, Watching
+from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Showing, Storing, Watching
 
 HELP = """Apply a function to every row (or batch) of SOURCE, and write the results to DEST.
 
-SOURCE is JSONL, CSV, TSV, Parquet, Arrow or text (also .gz and .zst), a folder or a glob of them, or a folder that
-`datasets` has saved. The function takes and returns what it would for `Dataset.map`. Workers are as many as fit the
-limit. Work that runs out of memory is tried again with more room, then in smaller pieces where that cannot change
-the result. Run the same command again after a crash, a kill or Ctrl-C: finished units are not done again.
+SOURCE is JSONL, CSV, TSV, Parquet, Arrow or text (also .gz and .zst), a folder or a glob of them, also in a bucket
+(s3://BUCKET/PREFIX), or a folder that `datasets` has saved. The function takes and returns what it would for
+`Dataset.map`. Workers are as many as fit the limit. Work that runs out of memory is tried again with more room, then
+in smaller pieces where that cannot change the result. Run the same command again after a crash, a kill or Ctrl-C:
+finished units are not done again.
 
 [bold]Examples[/bold]
 
   brim map docs.jsonl out/ --fn mymodule:clean --memory 4GB
   brim map 'logs/*.jsonl.zst' out/ --fn steps.py:parse --batched --batch-size 500
+  brim map 's3://archive/logs/**/*.jsonl.zst' out/ --fn steps.py:parse --anonymous
   brim map table.parquet hf://datasets/me/clean --fn mymodule:add_columns --remove-columns html
 """
 
 
 def map(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or s3://…")],
     dest: Annotated[str, typer.Argument(metavar="DEST", help="A folder, or hf://datasets/ORG/NAME\\[@BRANCH].")],
     rows: Rows,
     publishing: Publishing,
@@ -32,6 +34,7 @@ def map(
     keeping: Keeping,
     showing: Showing,
     watching: Watching,
+    storing: Storing,
     fn: Annotated[str, typer.Option("--fn", metavar="MODULE:FUNCTION", help="The function; or FILE.py:FUNCTION.")],
     batched: Annotated[bool, typer.Option("--batched", help="The function takes a batch of rows.")] = False,
     batch_size: Annotated[int, typer.Option("--batch-size", metavar="ROWS", help="Rows in a batch.")] = 1000,
@@ -73,9 +76,11 @@ def map(
             splittable=splittable or None,
         ),
     )
-    rows_of = open_rows(source, row_options(rows))
+    rows_of = open_rows(source, row_options(rows, storing))
     step.options.check(rows_of.schema)
     finisher = RowsFinisher(format, rows_per_shard, split)  # type: ignore[arg-type]
-    job = ComputedJob("map", rows_of, step, finisher, dest, job_options(running, computing, keeping, publishing))
+    job = ComputedJob(
+        "map", rows_of, step, finisher, dest, job_options(running, computing, keeping, publishing, storing)
+    )
     computed, progress = run_job(job, computing, showing, watching)
     tell(computed, progress, job, showing, [("load", f"datasets.load_dataset({dest!r})")] if "://" not in dest else [])

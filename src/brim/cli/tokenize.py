@@ -7,16 +7,17 @@ from typing import Annotated, Any
 import typer
 
 from brim.cli.computing import job_options, row_options, run_job, tell
-from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Showing, Watching
+from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Showing, Storing, Watching
 from brim.cli.output import progress_for
 
 _UNIT_BYTES = 4 << 20  # encoding is slow: small units keep all cores busy to the end
 
 HELP = """Turn a column of text into token ids, on all cores, within a memory limit.
 
-SOURCE is JSONL, CSV, TSV, Parquet, Arrow or text (also .gz and .zst), a folder or a glob of them, or a folder that
-`datasets` has saved. Ids are those of `Tokenizer.encode`. The output does not depend on workers, memory or where a run
-was interrupted; run the same command again to continue. docs/tokenize.md has the formats.
+SOURCE is JSONL, CSV, TSV, Parquet, Arrow or text (also .gz and .zst), a folder or a glob of them, also in a bucket
+(s3://BUCKET/PREFIX), or a folder that `datasets` has saved. Ids are those of `Tokenizer.encode`. The output does not
+depend on workers, memory or where a run was interrupted; run the same command again to continue. docs/tokenize.md has
+the formats.
 
 [bold]Examples[/bold]
 
@@ -35,7 +36,7 @@ def _output(*names: str, metavar: str | None = None, help: str) -> Any:
 
 
 def tokenize(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or s3://…")],
     dest: Annotated[str, typer.Argument(metavar="DEST", help="A folder, or hf://datasets/ORG/NAME\\[@BRANCH].")],
     rows: Rows,
     publishing: Publishing,
@@ -44,6 +45,7 @@ def tokenize(
     keeping: Keeping,
     showing: Showing,
     watching: Watching,
+    storing: Storing,
     tokenizer: Annotated[
         str,
         _tokens("--tokenizer", metavar="FILE|NAME", help="A tokenizer.json, a folder with one, or a name on the Hub."),
@@ -122,7 +124,7 @@ def tokenize(
         progress_for(showing.json, watching.quiet).note(
             f"the tokenizer has its own {' and '.join(loaded.switched_off)}; switched off for this job"
         )
-    rows_of = open_rows(source, replace(row_options(rows), as_text=(column,), least_unit_bytes=_UNIT_BYTES))
+    rows_of = open_rows(source, replace(row_options(rows, storing), as_text=(column,), least_unit_bytes=_UNIT_BYTES))
     step.output_schema(rows_of.schema)
     header = {
         "vocab_size": vocabulary,
@@ -138,7 +140,9 @@ def tokenize(
         ),
         found.name,
     )  # fmt: skip
-    job = ComputedJob("tokenize", rows_of, step, finisher, dest, job_options(running, computing, keeping, publishing))
+    job = ComputedJob(
+        "tokenize", rows_of, step, finisher, dest, job_options(running, computing, keeping, publishing, storing)
+    )
     finisher.check_room(job.limit.bytes)
     del loaded
     began = time.monotonic()

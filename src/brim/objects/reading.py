@@ -24,6 +24,7 @@ from brim.objects.loop import submit
 from brim.objects.store import store_of
 
 PIECE_BYTES = 8 << 20
+TO_END = 1 << 62
 AHEAD_BYTES = 2 * PIECE_BYTES  # asked for and not taken yet, by one reader
 _AHEAD_REQUESTS = 16  # small objects: their number is what counts
 _WAITS_S = (0.2, 1.0, 3.0)
@@ -38,12 +39,20 @@ class Changed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of an object; an empty one asks whether the object still is. Without an ETag it is taken as it is."""
+    """A range of an object; `stop` is TO_END for all of one whose size is not known.
+
+    Without an ETag it is taken as it is. An empty one asks whether the object is empty still.
+    """
 
     key: str
     start: int
     stop: int
     etag: str | None = None
+
+    @property
+    def weight(self) -> int:
+        """The bytes that it takes, as far as they are known."""
+        return PIECE_BYTES // 4 if self.stop == TO_END else self.stop - self.start
 
 
 def fetch(address: ObjectAddress, piece: Piece, check: Callable[[], None] = lambda: None) -> bytes:
@@ -62,29 +71,61 @@ def ahead(
 
     `requests` is how many are under way at most, if they are so small that their bytes set no limit.
     """
-    waiting: deque[tuple[Piece, Future[bytes] | None]] = deque()
-    asked = 0
-    source = iter(pieces)
-    nxt = next(source, None)
+    run = Run(address, pieces, check, requests=requests)
     try:
-        while nxt is not None or waiting:
-            while nxt is not None and len(waiting) < requests and _fits(waiting, asked, nxt):
-                size = nxt.stop - nxt.start
-                waiting.append((nxt, submit(_get(address, nxt)) if size or nxt.etag else None))
-                asked += size
-                nxt = next(source, None)
-            piece, future = waiting.popleft()
-            asked -= piece.stop - piece.start
-            yield piece, b"" if future is None else _result(future, address, piece, check)
+        while (taken := run.take()) is not None:
+            yield taken
     finally:
-        for _, future in waiting:
+        run.close()
+
+
+class Run:
+    """Pieces in order, of which a few are asked for before they are taken. `start` asks for the first ones."""
+
+    def __init__(
+        self,
+        address: ObjectAddress,
+        pieces: Iterable[Piece],
+        check: Callable[[], None] = lambda: None,
+        *,
+        requests: int = _AHEAD_REQUESTS,
+        most_bytes: int = AHEAD_BYTES,
+    ) -> None:
+        self._address, self._check = address, check
+        self._most_bytes, self._requests = most_bytes, requests
+        self._pieces = iter(pieces)
+        self._next = next(self._pieces, None)
+        self._waiting: deque[tuple[Piece, Future[bytes] | None]] = deque()
+        self._asked = 0
+
+    def start(self) -> None:
+        while self._next is not None and self._fits(self._next):
+            piece = self._next
+            future = submit(_get(self._address, piece)) if piece.weight or piece.etag else None
+            self._waiting.append((piece, future))
+            self._asked += piece.weight
+            self._next = next(self._pieces, None)
+
+    def take(self) -> tuple[Piece, bytes] | None:
+        """The next piece; None behind the last. While it is used, others are on their way."""
+        self.start()
+        if not self._waiting:
+            return None
+        piece, future = self._waiting.popleft()
+        data = b"" if future is None else _result(future, self._address, piece, self._check)
+        self._asked -= piece.weight
+        return piece, data
+
+    def close(self) -> None:
+        for _, future in self._waiting:
             if future is not None:
                 future.cancel()
+        self._waiting.clear()
+        self._next = None
 
-
-def _fits(waiting: deque[tuple[Piece, Future[bytes] | None]], asked: int, piece: Piece) -> bool:
-    size = piece.stop - piece.start
-    return not waiting or asked + size <= AHEAD_BYTES
+    def _fits(self, piece: Piece) -> bool:
+        waiting = len(self._waiting)
+        return not waiting or (self._asked + piece.weight <= self._most_bytes and waiting < self._requests)
 
 
 async def _get(address: ObjectAddress, piece: Piece) -> bytes:
@@ -95,10 +136,12 @@ async def _get(address: ObjectAddress, piece: Piece) -> bytes:
         if found["size"] or (found["e_tag"] and found["e_tag"] != piece.etag):
             raise Changed(piece.key)
         return b""
-    options: Any = {"range": (piece.start, piece.stop)}
+    options: Any = {} if piece.stop == TO_END else {"range": (piece.start, piece.stop)}
     if piece.etag and not piece.etag.startswith(DATED):
         options["if_match"] = piece.etag
     result = await obstore.get_async(store_of(address), piece.key, options=options)
+    if options.get("if_match") and result.meta["e_tag"] not in (None, piece.etag):  # a store that heeds no conditions
+        raise Changed(piece.key)
     return bytes(await result.bytes_async())
 
 
@@ -116,7 +159,7 @@ def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, check: 
             if wait_s is None or not is_passing(error):
                 raise explain(error, replace(address, prefix=piece.key), reading=True) from None
         else:
-            if len(data) == piece.stop - piece.start:
+            if piece.stop == TO_END or len(data) == piece.stop - piece.start:
                 return data
             if wait_s is None:
                 raise Changed(piece.key)
@@ -148,10 +191,12 @@ def _pause(seconds: float, check: Callable[[], None]) -> None:
         time.sleep(min(left_s, _LOOK_S))
 
 
-def cut(key: str, start: int, stop: int, etag: str | None) -> Iterator[Piece]:
-    """A range as pieces of one request each."""
-    for at in range(start, stop, PIECE_BYTES):
-        yield Piece(key, at, min(at + PIECE_BYTES, stop), etag)
+def cut(key: str, start: int, stop: int, etag: str | None, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
+    """A range as pieces of one request each, cut at multiples of their size: there stores have cut the object too."""
+    while start < stop:
+        end = min((start // piece_bytes + 1) * piece_bytes, stop)
+        yield Piece(key, start, end, etag)
+        start = end
 
 
 class ObjectFile:

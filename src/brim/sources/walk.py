@@ -14,7 +14,7 @@ from brim.fileset import Stat
 from brim.sources.filetable import Refused
 from brim.sources.tree import Folder, LocalTree, Tree
 
-_IGNORED = frozenset(["Thumbs.db", "desktop.ini", "__MACOSX", "@eaDir", "lost+found", "__pycache__"])
+IGNORED = frozenset(["Thumbs.db", "desktop.ini", "__MACOSX", "@eaDir", "lost+found", "__pycache__"])
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Walk:
             self.outputs.append(prefix.rstrip("/"))
             return iter(())
         hidden = self.keep_hidden(prefix)
-        return iter(sorted(n for n in names if hidden or (not n.startswith(".") and n not in _IGNORED)))
+        return iter(sorted(n for n in names if hidden or (not n.startswith(".") and n not in IGNORED)))
 
     def look(self, at: str, path: str) -> Stat | Folder | None:
         """What is at a place, or None after noting by its path why it is refused."""

@@ -1,4 +1,4 @@
-"""Pictures as columns hold them: `struct<bytes, path>` of `datasets` and brim, bytes, or paths."""
+"""Pictures as columns hold them: `struct<bytes, path>` of `datasets` and brim, bytes, or paths of files or objects."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from brim.compute.embedding.libraries import need
 from brim.errors import InputError
+from brim.objects.address import Access, ObjectAddress, is_object_address
+from brim.objects.reading import TO_END, Changed, Piece, fetch
 
 
 def check_image_type(name: str, kind: Any) -> None:
@@ -25,6 +27,30 @@ def check_image_type(name: str, kind: Any) -> None:
     )
 
 
+def in_bucket(cell: Any, root: str | None) -> str | None:
+    """The address of a picture that is an object and whose bytes are not in the row."""
+    content, path = _content(cell)
+    if content is not None or not path:
+        return None
+    if is_object_address(path):
+        return path
+    return f"{root}/{path}" if root is not None and is_object_address(root) else None
+
+
+def fetched(cell: Any, root: str | None, access: Access) -> Any:
+    """A cell with the bytes of its object, where it is one; other cells as they are."""
+    address = in_bucket(cell, root)
+    if address is None:
+        return cell
+    scheme, _, rest = address.partition("://")
+    bucket, _, key = rest.partition("/")
+    try:
+        content = fetch(ObjectAddress(scheme, bucket, "", access), Piece(key, 0, TO_END))
+    except Changed:
+        return cell  # it is not there: `decoded` says so of the row
+    return {"bytes": content, "path": key}
+
+
 def decoded(cell: Any, root: str | None) -> Any:
     """The picture in RGB, turned as its camera was held. An InputError says what is wrong with it."""
     pillow = need("PIL.Image")
@@ -33,6 +59,8 @@ def decoded(cell: Any, root: str | None) -> Any:
     content, path = _content(cell)
     if content is None and path is None:
         raise InputError("The image is null.", hint="Leave such rows out of the source.")
+    if in_bucket(cell, root):
+        raise InputError(f"The image {path!r} is not in the bucket.", hint="Put it there, or use --on-error skip.")
     source = io.BytesIO(content) if content is not None else Path(root or "", path or "")
     try:
         with pillow.open(source) as image:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from brim.errors import InputError
+from brim.objects.address import Access
 
 Device = str  # auto, cpu, cuda, cuda:1, mps
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -59,7 +60,8 @@ class EmbedOptions:
 
     A window is the rows that are looked at together: `window` batches, sorted by the length of their texts, so that
     little of a batch is padding. Nothing is sorted where there are images; a window of them is small, since it is
-    held in memory. `image_root` is where relative paths of images begin. `keep_bfloat16` gives such vectors as their
+    held in memory. `image_root` is where relative paths of images begin: a folder, or a place in a bucket that is
+    reached as `image_access` says. `keep_bfloat16` gives such vectors as their
     bits in uint16, for a file that has the type; otherwise they become float32, which changes no value.
     `names` are other names for the vectors than `text`, `vision` and `embedding`.
     """
@@ -75,6 +77,7 @@ class EmbedOptions:
     empty: Policy = "error"
     keep_bfloat16: bool = False
     image_root: str | None = None
+    image_access: Access = field(default_factory=Access)
     names: tuple[tuple[str, str], ...] = ()
     loading: ModelOptions = field(default_factory=ModelOptions)
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.compute.embedding.identity import model_facts
-from brim.compute.embedding.images import check_image_type, decoded
+from brim.compute.embedding.images import check_image_type, decoded, fetched, in_bucket
 from brim.compute.embedding.load import load_model
 from brim.compute.embedding.model import Model, Output
 from brim.compute.embedding.options import EmbedOptions
@@ -38,6 +38,7 @@ from brim.errors import BrimError, DoesNotFit, InputError
 from brim.memory.cores import usable_cores
 
 _FACTS_VERSION = 1
+_FETCHES = 16
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class _Running:
     model: Model
     ahead: ThreadPoolExecutor
     decoders: ThreadPoolExecutor | None
+    fetchers: ThreadPoolExecutor
     outputs: dict[str, Output] = field(default_factory=dict)
 
 
@@ -100,7 +102,7 @@ class EmbedStep:
             options.model, options.loading, text=options.column is not None, image=options.image is not None
         )
         decoders = None if options.image is None else ThreadPoolExecutor(usable_cores(), "brim-decode")
-        self._running = _Running(model, ThreadPoolExecutor(1, "brim-prepare"), decoders)
+        self._running = _Running(model, ThreadPoolExecutor(1, "brim-prepare"), decoders, _fetchers())
         for name, output in (model.outputs or {}).items():
             self._settle(name, stored(output, keep_bfloat16=options.keep_bfloat16))
 
@@ -134,6 +136,7 @@ class EmbedStep:
             self._running.ahead.shutdown(cancel_futures=True)
             if self._running.decoders is not None:
                 self._running.decoders.shutdown(cancel_futures=True)
+            self._running.fetchers.shutdown(cancel_futures=True)
             self._running.model.close()
             self._running = None
 
@@ -184,9 +187,14 @@ class EmbedStep:
         if images is not None:
             assert running.decoders is not None
             cells = images.slice(int(rows[0]), len(rows)).to_pylist()  # where there are images nothing is sorted
+            if any(in_bucket(cell, self.options.image_root) for cell in cells):
+                cells = running.fetchers.map(self._fetched, cells)
             some_images = list(running.decoders.map(self._image, rows, cells))
         with _blame(rows):
             return running.model.prepare(some_texts, some_images)
+
+    def _fetched(self, cell: Any) -> Any:
+        return fetched(cell, self.options.image_root, self.options.image_access)
 
     def _image(self, row: int, cell: Any) -> Any:
         try:
@@ -274,6 +282,11 @@ class EmbedStep:
                 hint=f"Give the vectors another name: --name {twice[0]}={twice[0]}_vector.",
             )
         return names
+
+
+def _fetchers() -> ThreadPoolExecutor:
+    """Threads that wait for images of a bucket: more than there are cores to decode them."""
+    return ThreadPoolExecutor(_FETCHES, "brim-fetch")
 
 
 @contextmanager

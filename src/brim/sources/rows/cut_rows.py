@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,8 @@ from brim.errors import InputError
 from brim.fileset import Ints
 from brim.sources.rows.found import Found
 from brim.sources.rows.ipc import ArrowFile
+from brim.sources.rows.opening import AnyFile
+from brim.sources.rows.parquet_file import footers, parquet_file
 from brim.sources.rows.schemas import TypesDiffer, merged
 from brim.sources.rows.unit import Kind, Span, Unit
 from brim.sources.rows.units import SPANS_PER_UNIT, Named, make_unit
@@ -36,6 +38,8 @@ class Layout:
     file_rows: list[int] = field(default_factory=list)
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     bytes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    versions: list[tuple[int, str] | None] = field(default_factory=list)  # of each file, where files are objects
+    places: Ints | None = None  # of each batch of Arrow objects: its first byte
 
     @property
     def total_rows(self) -> int:
@@ -51,9 +55,15 @@ def lay_out(found: Found) -> Layout:
     layout: Layout | None = None
     rows: list[Ints] = []
     sizes: list[Ints] = []
-    for number in range(len(found.files)):
-        path, shown = found.full(number), found.shown(number)
-        schema, own_rows, own_bytes = (_of_parquet if found.kind == "parquet" else of_arrow)(path, shown)
+    places: list[Ints] = []
+    files = (found.file(number) for number in range(len(found.files)))
+    for number, (file, footer) in enumerate(footers(files) if found.kind == "parquet" else ((f, b"") for f in files)):
+        shown = found.shown(number)
+        if found.kind == "parquet":
+            schema, own_rows, own_bytes = _of_parquet(file, shown, footer)
+        else:
+            schema, own_rows, own_bytes, own_places = of_arrow(file, shown)
+            places.append(own_places)
         if layout is None:
             layout, first = Layout(found.kind, schema), shown
         try:
@@ -63,34 +73,39 @@ def lay_out(found: Found) -> Layout:
                 f"The column {error.column!r} is {error.first} in {first!r} and {error.second} in {shown!r}.",
                 hint="Give the column one type in all files, or take them apart.",
             ) from error
-        layout.names.append((path, shown, int(found.files.sizes[number]), int(found.files.mtimes_ns[number])))
+        layout.names.append(
+            (found.full(number), shown, int(found.files.sizes[number]), int(found.files.mtimes_ns[number]))
+        )
+        layout.versions.append(found.version(number))
         layout.starts.append(0)
         layout.file_rows.append(int(own_rows.sum()))
         rows.append(own_rows)
         sizes.append(own_bytes)
     assert layout is not None
     layout.rows, layout.bytes = np.concatenate(rows), np.concatenate(sizes)
+    if found.files.bucket is not None and places:
+        layout.places = np.concatenate(places)
     return layout
 
 
-def _of_parquet(path: str, shown: str) -> tuple[pa.Schema, Ints, Ints]:
-    import pyarrow.parquet as pq
-
+def _of_parquet(file: AnyFile, shown: str, footer: bytes) -> tuple[pa.Schema, Ints, Ints]:
     try:
-        with pq.ParquetFile(path) as file:
-            data = file.metadata
+        with parquet_file(file, footer) as opened:
+            data = opened.metadata
             groups = [data.row_group(number) for number in range(data.num_row_groups)]
             rows = np.array([group.num_rows for group in groups], np.int64)
-            return file.schema_arrow, rows, np.array([group.total_byte_size for group in groups], np.int64)
+            return opened.schema, rows, np.array([group.total_byte_size for group in groups], np.int64)
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).replace(path, shown).split("\n")[0].rstrip(".")
+        reason = str(error).replace(str(file), shown).split("\n")[0].rstrip(".")
         raise InputError(f"{shown!r} is not a whole Parquet file: {reason}.", hint="Write it again.") from error
 
 
-def of_arrow(path: str, shown: str) -> tuple[pa.Schema, Ints, Ints]:
-    file = ArrowFile(path, shown)
-    found = np.array([(rows, size) for _, rows, size in file.batches()], np.int64).reshape(-1, 2)
-    return file.schema, found[:, 0].copy(), found[:, 1].copy()
+def of_arrow(file: AnyFile, shown: str) -> tuple[pa.Schema, Ints, Ints, Ints]:
+    """The schema, and of each batch the rows, the bytes and the first byte."""
+    opened = ArrowFile(file, shown)
+    found = np.array(list(opened.batches()), np.int64).reshape(-1, 3)
+    opened.close()
+    return opened.schema, found[:, 1].copy(), found[:, 2].copy(), found[:, 0].copy()
 
 
 def row_units(layout: Layout, unit_bytes: int, align: int, limit: int | None) -> Iterator[Unit]:
@@ -141,6 +156,22 @@ def _parts(layout: Layout, before: Ints, start: int, end: int, rows_before: Ints
             offset = layout.starts[number] - int(before[number])
             weight = _bytes_at(stop, rows_before, bytes_before) - _bytes_at(start, rows_before, bytes_before)
             span = Span(path, layout.kind, start + offset, stop + offset)
+            if layout.versions:
+                batches = _batches(layout, rows_before, start, stop, int(before[number]))
+                span = replace(span, version=layout.versions[number], batches=batches)
             parts.append(Named(span, shown, size, mtime, round(weight)))
         start, number = stop, number + 1
     return parts
+
+
+def _batches(layout: Layout, rows_before: Ints, start: int, stop: int, file_start: int) -> tuple[int, int, int] | None:
+    """Where in an Arrow object the batches with these rows lie: see `Span.batches`."""
+    if layout.places is None:
+        return None
+    first = int(np.searchsorted(rows_before, start, "right")) - 1
+    last = int(np.searchsorted(rows_before, stop, "left")) - 1
+    return (
+        int(rows_before[first]) - file_start,
+        int(layout.places[first]),
+        int(layout.places[last] + layout.bytes[last]),
+    )

@@ -1,5 +1,7 @@
 """The files of a source of rows: by path, glob, folder, or a list of those, and what kind they all are.
 
+They are on this machine, or objects of a bucket (`found_objects`).
+
 Names are kept relative to what was given, in columns and not as an object each: a folder may hold millions.
 """
 
@@ -9,7 +11,6 @@ import glob
 import hashlib
 import json
 import os
-import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,27 +18,13 @@ from typing import Any
 
 from brim.errors import InputError
 from brim.fileset import FileSet, FileSetBuilder, Stat
+from brim.objects.address import is_object_address
+from brim.sources.rows.found_objects import common_root, resolve_objects
+from brim.sources.rows.names import COMPANIONS, WILD, arrow_files_of_cache, endings, pick, split_name
+from brim.sources.rows.opening import AnyFile, as_option, located
 from brim.sources.rows.options import RowOptions
-from brim.sources.rows.unit import Kind
+from brim.sources.rows.unit import Kind, Span
 from brim.sources.walk import Walk
-
-_FORMATS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".txt": "text",
-    ".md": "text",
-}
-_CODECS = {".gz": "gzip", ".zst": "zstd"}
-_COMPANIONS = re.compile(
-    r"(readme|licen[cs]e|changelog|citation)(\.\w+)?|dataset_(infos?|dict)\.json|state\.json", re.I
-)
-_WILD = re.compile(r"[*?[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,42 +47,60 @@ class Found:
         return str(self.files.paths[number].as_py())
 
     def full(self, number: int) -> str:
-        return os.path.join(self.files.root, self.shown(number))
+        return self.files.full_path(number)
 
+    def version(self, number: int) -> tuple[int, str] | None:
+        """Of an object: its size and ETag."""
+        if self.files.etags is None:
+            return None
+        return int(self.files.sizes[number]), str(self.files.etags[number].as_py())
 
-def split_name(name: str) -> tuple[str | None, str | None]:
-    """The format and the compression that a name tells."""
-    lower = name.lower()
-    codec = next((codec for end, codec in _CODECS.items() if lower.endswith(end)), None)
-    stem = lower.rsplit(".", 1)[0] if codec else lower
-    return _FORMATS.get(os.path.splitext(stem)[1]), codec
+    def file(self, number: int) -> AnyFile:
+        """What can be opened."""
+        span = Span(self.full(number), self.kind, 0, 0, self.version(number))
+        return located(span, self.shown(number), self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How objects are reached, for a Reading."""
+        return {} if self.files.bucket is None else {"access": as_option(self.files.bucket.access)}
 
 
 def find(sources: list[str], options: RowOptions) -> Found:
     """The files that these paths, globs and folders lead to."""
     if not sources:
         raise InputError("The list of sources is empty.", hint="Give a file, a folder or a glob.")
-    places = [_resolve(source, options) for source in sources]
-    base = os.path.commonpath([root for root, _ in places])
-    builder = FileSetBuilder(base)
+    remote = [is_object_address(source) for source in sources]
+    if any(remote) and not all(remote):
+        raise InputError("The sources are partly in a bucket and partly on this machine.", hint="Take one at a time.")
+    if all(remote):
+        resolved = [resolve_objects(source, options) for source in sources]
+        bucket = common_root([one.root for one in resolved])
+        places: list[Iterator[tuple[str, Stat]]] = [one.below(bucket) for one in resolved]
+        builder = FileSetBuilder(str(bucket), bucket)
+    else:
+        local = [_resolve(source, options) for source in sources]
+        base = os.path.commonpath([root for root, _ in local])
+        places = [_below(root, paths, base) for root, paths in local]
+        builder = FileSetBuilder(base)
     kinds: dict[tuple[str | None, str | None], str] = {}
-    for (root, paths), source in zip(places, sources, strict=True):
+    for paths, source in zip(places, sources, strict=True):
         before = len(builder)
         for path, found in paths:
-            relative = os.path.relpath(os.path.join(root, path), base) if root != base else path
             if found.st_size == 0 and not (options.text == "document" and split_name(path)[0] == "text"):
-                raise InputError(f"{relative!r} is empty.", hint="Remove it, or leave it out.", path=relative)
+                raise InputError(f"{path!r} is empty.", hint="Remove it, or leave it out.", path=path)
             format, codec = split_name(path)
-            kinds.setdefault((options.format or format, codec), relative)
-            builder.add(relative, found)
+            kinds.setdefault((options.format or format, codec), path)
+            builder.add(path, found)
         if len(builder) == before:
-            wanted = f"files of the format {options.format}" if options.format else f"files that end in {_endings()}"
+            wanted = f"files of the format {options.format}" if options.format else f"files that end in {endings()}"
             raise InputError(f"Nothing was found at {source!r}. brim looked for {wanted}.", hint="Check the path.")
     return _of_one_kind(builder.finish(), kinds, options)
 
 
-def _endings() -> str:
-    return ", ".join(_FORMATS) + " (text also with .gz or .zst)"
+def _below(root: str, paths: Iterator[tuple[str, Stat]], base: str) -> Iterator[tuple[str, Stat]]:
+    for path, found in paths:
+        yield os.path.relpath(os.path.join(root, path), base) if root != base else path, found
 
 
 def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str], options: RowOptions) -> Found:
@@ -104,7 +109,7 @@ def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str]
     if None in formats:
         raise InputError(
             f"{formats[None]!r} has a name that does not tell what it is.",
-            hint=f"brim reads files that end in {_endings()}; --input-format says what others are.",
+            hint=f"brim reads files that end in {endings()}; --input-format says what others are.",
         )
     for what, several in (("formats", formats), ("compressions", codecs)):
         if len(several) > 1:
@@ -124,16 +129,18 @@ def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str]
 def _resolve(source: str, options: RowOptions) -> tuple[str, Iterator[tuple[str, Stat]]]:
     """The folder that names start from, and the files with their names."""
     if "://" in source:
-        raise InputError(f"{source!r} is not a local path.", hint="Give a file, a folder or a glob of this machine.")
+        raise InputError(
+            f"{source!r} is not a local path.", hint="Give a file, a folder, a glob, or s3://BUCKET/PREFIX."
+        )
     path = os.path.abspath(source)
     if os.path.isdir(path):
         return _in_folder(path, options)
     if os.path.exists(path):
         return os.path.dirname(path), iter([(os.path.basename(path), _stat(path))])
-    if not _WILD.search(source):
+    if not WILD.search(source):
         hint = "Standard input is not read: give a file" if source == "-" else "Give a file"
         raise InputError(f"The source {source!r} does not exist.", hint=f"{hint}, a folder or a glob.")
-    fixed = path[: _WILD.search(path).start()]  # type: ignore[union-attr]
+    fixed = path[: WILD.search(path).start()]  # type: ignore[union-attr]
     root = os.path.dirname(fixed)
     names = sorted(os.path.relpath(match, root) for match in glob.iglob(path, recursive=True))
     return root, ((name, found) for name in names if stat.S_ISREG((found := _stat(os.path.join(root, name))).st_mode))
@@ -151,7 +158,7 @@ def _in_folder(folder: str, options: RowOptions) -> tuple[str, Iterator[tuple[st
         folder = os.path.join(folder, options.config)
     if os.path.exists(os.path.join(folder, "dataset_dict.json")):
         splits = _read_json(folder, "dataset_dict.json").get("splits", [])
-        folder = os.path.join(folder, _pick(splits, options.split, folder))
+        folder = os.path.join(folder, pick(splits, options.split, folder))
     if os.path.exists(os.path.join(folder, "state.json")) and os.path.exists(os.path.join(folder, "dataset_info.json")):
         names = [str(file["filename"]) for file in _read_json(folder, "state.json").get("_data_files", [])]
         return folder, ((name, _stat(os.path.join(folder, name))) for name in names)
@@ -163,24 +170,8 @@ def _in_folder(folder: str, options: RowOptions) -> tuple[str, Iterator[tuple[st
 def _of_cache(folder: str, options: RowOptions) -> Iterator[tuple[str, Stat]]:
     """The files that `load_dataset` prepared, without those that later calls of map left beside them."""
     splits = list(_read_json(folder, "dataset_info.json").get("splits") or {})
-    names = [name for name in sorted(os.listdir(folder)) if name.endswith(".arrow") and not name.startswith("cache-")]
-    if splits:
-        split = _pick(splits, options.split, folder)
-        names = [name for name in names if re.search(rf"-{re.escape(split)}(-\d+-of-\d+)?\.arrow$", name)]
+    names = arrow_files_of_cache(os.listdir(folder), splits, options.split, folder)
     return ((name, _stat(os.path.join(folder, name))) for name in names)
-
-
-def _pick(splits: list[str], wanted: str | None, folder: str) -> str:
-    listed = f"It has: {', '.join(splits)}."
-    if wanted is None:
-        if len(splits) == 1:
-            return splits[0]
-        raise InputError(
-            f"{os.path.basename(folder)!r} has several splits.", hint=f"{listed} Name one with --from-split."
-        )
-    if wanted not in splits:
-        raise InputError(f"{os.path.basename(folder)!r} has no split {wanted!r}.", hint=listed)
-    return wanted
 
 
 def _read_json(folder: str, name: str) -> dict[str, Any]:
@@ -198,7 +189,7 @@ def _walk(folder: str, options: RowOptions) -> Iterator[tuple[str, Stat]]:
         format = split_name(path)[0]
         if format is None or (options.format is not None and format != options.format):
             continue
-        if not _COMPANIONS.fullmatch(path.rsplit("/", 1)[-1]):
+        if not COMPANIONS.fullmatch(path.rsplit("/", 1)[-1]):
             yield path, found
     if walk.refused:
         first = walk.refused[0]

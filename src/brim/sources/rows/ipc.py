@@ -1,41 +1,40 @@
 """Arrow files, in the form of a stream (what `datasets` writes) or of a file: their batches without their data.
 
 The header of each batch tells its rows and where it ends, so a file is walked in no memory, and a worker starts at
-any batch. Buffers that are mapped are read when they are used.
+any batch. Buffers that are mapped are read when they are used; those of an object come a batch at a time.
 """
 
 from __future__ import annotations
 
-import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
 from brim.errors import InputError
+from brim.sources.rows.ipc_content import Batches, MappedBatches, RemoteBatches
+from brim.sources.rows.opening import AnyFile, Remote
 
 _MAGIC = b"ARROW1\0\0"
 _RECORDS = 3  # of the kinds of messages
 
 
 class ArrowFile:
-    """One file, mapped. `shown` is its name in errors."""
+    """One file. `shown` is its name in errors."""
 
-    def __init__(self, path: str, shown: str) -> None:
+    def __init__(self, file: AnyFile, shown: str) -> None:
         self.shown = shown
         try:
-            self._map = pa.memory_map(path) if os.path.getsize(path) else None
+            self._content: Batches = RemoteBatches(file) if isinstance(file, Remote) else MappedBatches(file)
         except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{shown!r} cannot be read: {error}.", path=path) from error
-        if self._map is None:
-            raise InputError(f"{shown!r} is empty.", path=path)
-        self._bytes = self._map.read_buffer(self._map.size())
-        self._view = memoryview(self._bytes).cast("B")
-        self.is_file = bytes(self._view[:8]) == _MAGIC
+            raise InputError(f"{shown!r} cannot be read: {error}.", path=str(file)) from error
+        if not self._content.size:
+            raise InputError(f"{shown!r} is empty.", path=str(file))
+        self.is_file = bytes(self._content.head(0, 8)) == _MAGIC
         self._start = len(_MAGIC) if self.is_file else 0
         try:
-            self.schema: pa.Schema = pa.ipc.open_stream(self._bytes.slice(self._start)).schema
+            self.schema: pa.Schema = pa.ipc.open_stream(self._content.source(self._start)).schema
         except (pa.ArrowException, OSError) as error:
             raise self._broken(0, "it does not start with a schema") from error
         self.has_dictionaries = any(_holds_dictionary(field.type) for field in self.schema)
@@ -47,23 +46,25 @@ class ArrowFile:
             path=self.shown,
         )
 
-    def batches(self) -> Iterator[tuple[int, int, int]]:
-        """(place, rows, bytes) of each batch, in order."""
-        place, size = self._start, len(self._view)
+    def batches(self, place: int | None = None) -> Iterator[tuple[int, int, int]]:
+        """(place, rows, bytes) of each batch, in order; of those from a place on where one starts."""
+        content, size = self._content, self._content.size
+        place = self._start if place is None else place
         while place + 4 <= size:
-            (length,) = struct.unpack_from("<i", self._view, place)
+            mark = content.head(place, 8)
+            (length,) = struct.unpack_from("<i", mark)
             head = place + 4
             if length == -1:
                 if place + 8 > size:
                     raise self._broken(place, "it breaks off")
-                (length,) = struct.unpack_from("<i", self._view, place + 4)
+                (length,) = struct.unpack_from("<i", mark, 4)
                 head = place + 8
             if length == 0:
                 return
             if length < 0 or head + length > size:
                 raise self._broken(place, "it breaks off")
             try:
-                kind, body, rows = _header(self._view[head : head + length])
+                kind, body, rows = _header(content.head(head, length))
             except (struct.error, IndexError) as error:
                 raise self._broken(place, "the header of a batch is damaged") from error
             end = head + length + body
@@ -73,39 +74,52 @@ class ArrowFile:
                 yield place, rows, end - place
             place = end
 
-    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The rows from `start` up to `end`."""
-        first = 0
-        batches = self._decoded() if self.has_dictionaries else None
-        for place, rows, size in self.batches():
+    def read(self, start: int, end: int, near: tuple[int, int, int] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows from `start` up to `end`. `near` is what `Span.batches` says."""
+        decode = self._decoder() if self.has_dictionaries else None
+        first, begin = 0, None
+        if near is not None and decode is None:
+            first, begin, stop = near
+            self._content.expect(begin, stop)
+        for number, (place, rows, size) in enumerate(self.batches(begin)):
             if first >= end:
                 return
-            batch = None
-            if batches is not None:
-                batch = next(batches)
-            elif first + rows > start:
+            wanted, batch = first + rows > start, None
+            if decode is not None and (wanted or not self.is_file):
+                batch = self._decoded(decode, number, place)
+            elif wanted:
                 batch = self._batch(place, size)
-            if batch is not None and first + rows > start and rows:
+            if batch is not None and wanted and rows:
                 low, high = max(start - first, 0), min(end - first, rows)
                 yield batch if high - low == rows else batch.slice(low, high - low)
             first += rows
+            if first >= end:
+                return  # without a look at the header of the next
+
+    def close(self) -> None:
+        self._content.close()
 
     def _batch(self, place: int, size: int) -> pa.RecordBatch:
         try:
-            return pa.ipc.read_record_batch(self._bytes.slice(place, size), self.schema)
+            return pa.ipc.read_record_batch(self._content.batch(place, size), self.schema)
         except (pa.ArrowException, OSError) as error:
             raise self._broken(place, f"a batch is damaged ({error})") from error
 
-    def _decoded(self) -> Iterator[Any]:
-        """Every batch by way of pyarrow's reader, which knows the dictionaries that stand between them."""
+    def _decoder(self) -> Callable[[int], pa.RecordBatch]:
+        """Any batch (of a stream: the next) by way of pyarrow's reader, which knows the dictionaries between them."""
         try:
             if self.is_file:
-                reader = pa.ipc.open_file(self._bytes)
-                yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
-            else:
-                yield from pa.ipc.open_stream(self._bytes)
+                return pa.ipc.open_file(self._content.source(0)).get_batch  # type: ignore[no-any-return]
+            stream = iter(pa.ipc.open_stream(self._content.stream()))
         except (pa.ArrowException, OSError) as error:
-            raise self._broken(0, f"a batch is damaged ({error})") from error
+            raise self._broken(0, f"it cannot be opened ({error})") from error
+        return lambda number: next(stream)
+
+    def _decoded(self, decode: Callable[[int], pa.RecordBatch], number: int, place: int) -> pa.RecordBatch:
+        try:
+            return decode(number)
+        except (pa.ArrowException, OSError) as error:
+            raise self._broken(place, f"a batch is damaged ({error})") from error
 
 
 def _header(view: Any) -> tuple[int, int, int]:

@@ -47,7 +47,7 @@ def mapped_layout(dataset: Any) -> tuple[Layout, dict[str, str]] | None:
         if path is None or not os.path.exists(path):
             return None
         path = os.path.abspath(path)
-        schema, own_rows, own_bytes = of_arrow(path, os.path.basename(path))
+        schema, own_rows, own_bytes, _ = of_arrow(path, os.path.basename(path))
         followed = _follow(line[0].replays, schema.names, int(own_rows.sum()))
         if followed is None:
             return None

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from brim.errors import InputError
+from brim.objects.address import Access
 
 FORMATS = ("jsonl", "csv", "tsv", "parquet", "arrow", "text")
 
 
 @dataclass(frozen=True, slots=True)
 class RowOptions:
-    """How a source is read and cut. Everything here may decide the rows, so it is part of the fingerprint."""
+    """How a source is read and cut. All but `name` and `access` may decide the rows, and is part of the fingerprint."""
 
     format: str | None = None  # one of FORMATS; None goes by the names of the files
     text: Literal["lines", "document"] = "lines"  # a row of a text file: a line, or the whole file
@@ -26,6 +27,7 @@ class RowOptions:
     unit_bytes: int | None = None  # None: a 64th of the source, between `least_unit_bytes` and 128 MiB
     least_unit_bytes: int = 8 << 20
     name: str | None = None  # of an iterator, which has none of its own
+    access: Access = field(default_factory=Access)  # how a bucket is reached
 
     def check(self) -> None:
         if self.format is not None and self.format not in FORMATS:
@@ -43,7 +45,7 @@ class RowOptions:
     @property
     def facts(self) -> dict[str, Any]:
         """What was said, without what only names things, as it comes back from JSON."""
-        said = {name: getattr(self, name) for name in self.__slots__ if name != "name"}
+        said = {name: getattr(self, name) for name in self.__slots__ if name not in ("name", "access")}
         said = {name: value for name, value in said.items() if value != getattr(_PLAIN, name)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
 

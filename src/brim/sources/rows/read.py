@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from brim.errors import InputError
+from brim.errors import BrimError, InputError
+from brim.objects.address import is_object_address
 from brim.sources.gather import row_bytes
+from brim.sources.rows.opening import AnyFile, Remote, Spans, as_arrow_file, located, streamed
 from brim.sources.rows.read_rows import read_arrow, read_parquet
-from brim.sources.rows.read_text import TextReader
+from brim.sources.rows.read_text import TextReader, too_far
 from brim.sources.rows.scan import count_rows, end_of_row
 from brim.sources.rows.schemas import TypesDiffer, cast, merged
 from brim.sources.rows.unit import Reading, Span, Unit
@@ -28,30 +30,50 @@ def read_unit(reading: Reading, unit: Unit, block_bytes: int = BLOCK_BYTES) -> I
     """The rows of a unit, in order. A file that is not what it was is SourceChanged, before or after it is read."""
     schema = pa.ipc.read_schema(pa.py_buffer(reading.schema))
     text = TextReader(schema, reading.columns, str(reading.options.get("delimiter", ",")))
+    ahead = _ahead(reading, unit)
+    try:
+        for number, span in enumerate(unit.spans):
+            shown = _shown(unit, reading, number)
+            check_unchanged(unit, number, shown)
+            try:
+                for table in _tables(span, shown, reading, text, block_bytes, ahead):
+                    text.schema = _wide(text.schema, table, shown)
+                    if table.num_rows:
+                        yield cast(table, text.schema)
+            except OSError as error:
+                raise InputError(f"{shown!r} cannot be read: {error.strerror or error}.", path=shown) from error
+            check_unchanged(unit, number, shown)
+    finally:
+        if ahead is not None:
+            ahead.close()
+
+
+def _ahead(reading: Reading, unit: Unit) -> Spans | None:
+    """The bytes of text objects, on their way before their turn comes."""
+    parts = []
     for number, span in enumerate(unit.spans):
-        shown = _shown(unit, reading, number)
-        check_unchanged(unit, number, shown)
-        try:
-            for table in _tables(span, shown, reading, text, block_bytes):
-                text.schema = _wide(text.schema, table, shown)
-                if table.num_rows:
-                    yield cast(table, text.schema)
-        except OSError as error:
-            raise InputError(f"{shown!r} cannot be read: {error.strerror or error}.", path=shown) from error
-        check_unchanged(unit, number, shown)
+        file = located(span, _shown(unit, reading, number), reading.options)
+        if not isinstance(file, Remote) or span.kind in ("parquet", "arrow"):
+            return None
+        parts.append((file, span.start, span.end))
+    return Spans(parts) if parts else None
 
 
-def _tables(span: Span, shown: str, reading: Reading, text: TextReader, block_bytes: int) -> Iterator[pa.Table]:
+def _tables(
+    span: Span, shown: str, reading: Reading, text: TextReader, block_bytes: int, ahead: Spans | None
+) -> Iterator[pa.Table]:
+    file = located(span, shown, reading.options)
     if span.kind == "document":
-        yield _document(span, shown, reading)
+        yield _document(file, span, shown, reading, ahead)
     elif span.kind == "parquet":
-        yield from read_parquet(span, shown, _stored(reading), block_bytes)
+        yield from read_parquet(file, span, shown, _stored(reading), block_bytes)
     elif span.kind == "arrow":
         renamed = {old: new for new, old in reading.options.get("stored", {}).items()}
-        for table in read_arrow(span, shown, _stored(reading)):
+        for table in read_arrow(file, span, shown, _stored(reading)):
             yield table.rename_columns([renamed.get(n, n) for n in table.column_names]) if renamed else table
     else:
-        yield from text.read(span, shown, block_bytes)
+        with streamed(file, span.start, span.end, ahead) as content:
+            yield from text.read(file, content, span, shown, block_bytes)
 
 
 def _stored(reading: Reading) -> list[str] | None:
@@ -69,12 +91,12 @@ def _wide(schema: pa.Schema, table: pa.Table, shown: str) -> pa.Schema:
         raise InputError(f"{shown!r}: {error}.", hint="Give the column one type.", column=error.column) from error
 
 
-def _document(span: Span, shown: str, reading: Reading) -> pa.Table:
+def _document(file: AnyFile, span: Span, shown: str, reading: Reading, ahead: Spans | None) -> pa.Table:
     wanted = reading.columns or ("text", "path")
     codec = reading.options.get("codec")
     try:
-        with pa.OSFile(span.path) as file:
-            raw = (pa.CompressedInputStream(file, codec) if codec else file).read()
+        with as_arrow_file(file, ahead) as opened:
+            raw = (pa.CompressedInputStream(opened, codec) if codec else opened).read()
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{shown!r} is not UTF-8 text (byte {error.start:,}).", hint="Save it as UTF-8.") from error
@@ -91,6 +113,8 @@ def _shown(unit: Unit, reading: Reading, number: int) -> str:
         return unit.origins[number][0]
     root = reading.options.get("root")
     path = unit.spans[number].path
+    if is_object_address(path):
+        return path.removeprefix(f"{root}/")
     return os.path.relpath(path, root) if root else os.path.basename(path)
 
 
@@ -155,18 +179,26 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
 
 def where(unit: Unit, reading: Reading, offset: int) -> str:
     """The offset-th row of a unit, for people: its file, its row there and its byte, as far as they can be told."""
+    try:
+        return _where(unit, reading, offset)
+    except (OSError, BrimError):  # the file is gone, or its store: what is said with this is more important
+        return f"row {offset + 1:,} of unit {unit.number:,}"
+
+
+def _where(unit: Unit, reading: Reading, offset: int) -> str:
     left = offset
     delimiter = str(reading.options.get("delimiter", ","))
     for number, span in enumerate(unit.spans):
         shown = _shown(unit, reading, number)
+        file = located(span, shown, reading.options)
         if span.kind == "document":
             own = 1
         elif span.kind in ("parquet", "arrow"):
             own = span.end - span.start
         else:
             try:
-                own = count_rows(span.path, span.kind, span.start, span.end, delimiter)
-            except OSError:
+                own = count_rows(file, span.kind, span.start, span.end, delimiter)
+            except (OSError, BrimError):
                 return f"{shown}, row {offset + 1:,} of unit {unit.number:,}"
         if left >= own and number + 1 < len(unit.spans):
             left -= own
@@ -177,7 +209,9 @@ def where(unit: Unit, reading: Reading, offset: int) -> str:
             return f"{shown}, row {unit.origins[number][1] + left + 1:,}"
         if span.kind in ("parquet", "arrow"):
             return f"{shown}, row {span.start + left + 1:,}"
-        before = count_rows(span.path, span.kind, 0, span.start, delimiter) if span.start else 0
-        place = end_of_row(span.path, span.kind, span.start, span.end, left, delimiter) if left else span.start
+        place = end_of_row(file, span.kind, span.start, span.end, left, delimiter) if left else span.start
+        if too_far(file, span.start):
+            return f"{shown}, byte {place:,}"
+        before = count_rows(file, span.kind, 0, span.start, delimiter) if span.start else 0
         return f"{shown}, row {before + left + 1:,} (byte {place:,})"
     return f"row {offset + 1:,} of unit {unit.number:,}"

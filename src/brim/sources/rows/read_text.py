@@ -7,7 +7,6 @@ widened with those before; the rows that follow keep the wider types. Dates stay
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,32 +15,36 @@ import pyarrow.compute as pc
 
 from brim.errors import InputError
 from brim.sources.rows.objects import table_of
+from brim.sources.rows.opening import AnyFile, Content, Remote, head_of, looked_into
 from brim.sources.rows.scan import BOM, RowScanner, blocks, csv_header
 from brim.sources.rows.schemas import TypesDiffer, cast, merged
 from brim.sources.rows.unit import Kind, Span
 
 _BLANK = b" \t\r\n"
+_COUNTED_BYTES = 1 << 28
 
 
-def row_blocks(span: Span, kind: Kind, block_bytes: int, delimiter: str) -> Iterator[tuple[int, bytes]]:
+def row_blocks(
+    content: Content, span: Span, shown: str, block_bytes: int, delimiter: str
+) -> Iterator[tuple[int, bytes]]:
     """(place in the file, bytes) of consecutive blocks that end at row ends. A row that is longer is one block."""
     place = span.start
-    with open(span.path, "rb", buffering=0) as file:
-        while place < span.end:
-            size = min(block_bytes, span.end - place)
-            while True:
-                block = os.pread(file.fileno(), size, place)
-                if place + len(block) >= span.end or len(block) < size:
-                    break
-                end = _last_end(block, kind, delimiter)
-                if end:
-                    block = block[:end]
-                    break
-                size = min(2 * size, span.end - place)
-            if not block:
-                raise InputError(f"{os.path.basename(span.path)!r} is shorter than it was (byte {place:,}).")
-            yield place, block
-            place += len(block)
+    while place < span.end:
+        size = min(block_bytes, span.end - place)
+        while True:
+            block = content.read_at(place, size)
+            if place + len(block) >= span.end or len(block) < size:
+                break
+            end = _last_end(block, span.kind, delimiter)
+            if end:
+                block = block[:end]
+                break
+            size = min(2 * size, span.end - place)
+        if not block:
+            raise InputError(f"{shown!r} is shorter than it was (byte {place:,}).")
+        yield place, block
+        place += len(block)
+        content.passed(place)
 
 
 def _last_end(block: bytes, kind: Kind, delimiter: str) -> int:
@@ -59,16 +62,23 @@ class TextReader:
         self.columns = columns
         self.delimiter = delimiter
 
-    def read(self, span: Span, shown: str, block_bytes: int) -> Iterator[pa.Table]:
+    def read(self, file: AnyFile, content: Content, span: Span, shown: str, block_bytes: int) -> Iterator[pa.Table]:
+        """The rows of a span of a file, whose content from the span's start on is given."""
         names, start = None, span.start
         if span.kind == "csv":
-            names, end = csv_header(blocks(span.path, 0, span.end), self.delimiter, shown)
+            names, end = self._header(file, content, span, shown)
             start = max(start, end)
         whole = Span(span.path, span.kind, start, span.end)
-        for place, block in row_blocks(whole, span.kind, block_bytes, self.delimiter):
-            table = self.parse(span.kind, block, names, Place(span.path, shown, place))
+        for place, block in row_blocks(content, whole, shown, block_bytes, self.delimiter):
+            table = self.parse(span.kind, block, names, Place(file, shown, place))
             if table is not None:
                 yield table
+
+    def _header(self, file: AnyFile, content: Content, span: Span, shown: str) -> tuple[list[str], int]:
+        if span.start == 0:
+            return csv_header(head_of(content, span.end), self.delimiter, shown)
+        with looked_into(file) as start_of_file:
+            return csv_header(head_of(start_of_file, span.end), self.delimiter, shown)
 
     def parse(self, kind: Kind, block: bytes, names: list[str] | None, place: Place) -> pa.Table | None:
         """The rows of a block that starts and ends at row ends; None if it has none. `names` is for CSV."""
@@ -325,17 +335,24 @@ def _converts(value: str, kind: pa.DataType) -> bool:
     return True
 
 
+def too_far(file: AnyFile, place: int) -> bool:
+    """Whether it would take too long to count the lines of an object up to a place, only to name it."""
+    return isinstance(file, Remote) and place > _COUNTED_BYTES
+
+
 class Place:
     """Where a block lies, to name its lines in errors."""
 
-    def __init__(self, path: str, shown: str, place: int) -> None:
-        self.path, self.shown, self.place = path, shown, place
+    def __init__(self, file: AnyFile, shown: str, place: int) -> None:
+        self.file, self.shown, self.place = file, shown, place
 
     def line(self, text: bytes, number: int) -> str:
         """The number-th line of the block, counted from the start of the file."""
-        before = sum(block.count(b"\n") for block in blocks(self.path, 0, self.place))
         at = 0
         for _ in range(number):
             at = text.find(b"\n", at) + 1
         at += self.place
+        if too_far(self.file, self.place):
+            return f"{self.shown}, byte {at:,}"
+        before = sum(block.count(b"\n") for block in blocks(self.file, 0, self.place))
         return f"{self.shown}, line {before + number + 1:,} (byte {at:,})"

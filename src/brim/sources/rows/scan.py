@@ -5,7 +5,6 @@ A scanner is fed blocks in order and says where rows end in each, with NumPy and
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,11 +12,13 @@ import numpy as np
 
 from brim.errors import InputError
 from brim.fileset import Ints
+from brim.sources.rows.opening import AnyFile, looked_into, streamed
 from brim.sources.rows.unit import Kind
 
 Octets = np.ndarray[Any, np.dtype[np.uint8]]
 
 SCAN_BYTES = 4 << 20
+_LINE_BYTES = 1 << 16
 _NEWLINE, _QUOTE, _RETURN = 10, 34, 13
 BOM = b"\xef\xbb\xbf"
 
@@ -106,31 +107,32 @@ class RowScanner:
         return real
 
 
-def blocks(path: str, start: int, end: int, size: int = SCAN_BYTES) -> Iterator[bytes]:
+def blocks(file: AnyFile, start: int, end: int) -> Iterator[bytes]:
     """The bytes of a part of a file, the mark at its very start left in place."""
-    with open(path, "rb", buffering=0) as file:
+    with streamed(file, start, end) as content:
         while start < end:
-            block = os.pread(file.fileno(), min(size, end - start), start)
+            block = content.read_at(start, min(SCAN_BYTES, end - start))
             if not block:
                 return
             yield block
             start += len(block)
+            content.passed(start)
 
 
-def count_rows(path: str, kind: Kind, start: int, end: int, delimiter: str = ",") -> int:
+def count_rows(file: AnyFile, kind: Kind, start: int, end: int, delimiter: str = ",") -> int:
     """The rows of a part of a file that starts and ends at row ends."""
     scanner = RowScanner(kind, delimiter)
-    rows = sum(len(scanner.feed(block)) for block in blocks(path, start, end))
+    rows = sum(len(scanner.feed(block)) for block in blocks(file, start, end))
     rows += scanner.rest() if end > start else 0
     return rows - 1 if kind == "csv" and start == 0 and rows else rows  # the header
 
 
-def end_of_row(path: str, kind: Kind, start: int, end: int, rows: int, delimiter: str = ",") -> int:
+def end_of_row(file: AnyFile, kind: Kind, start: int, end: int, rows: int, delimiter: str = ",") -> int:
     """Where the first `rows` rows of a part end, or the end of the part."""
     scanner = RowScanner(kind, delimiter)
     rows += 1 if kind == "csv" and start == 0 else 0
     place = start
-    for block in blocks(path, start, end):
+    for block in blocks(file, start, end):
         found = scanner.feed(block)
         if len(found) >= rows:
             return place + int(found[rows - 1])
@@ -139,16 +141,17 @@ def end_of_row(path: str, kind: Kind, start: int, end: int, rows: int, delimiter
     return end
 
 
-def next_line(path: str, place: int, size: int) -> int:
+def next_line(file: AnyFile, place: int, size: int) -> int:
     """The start of the first line at or behind a place: a line that starts exactly there counts."""
     if place <= 0:
         return 0
     at = place - 1
-    for block in blocks(path, at, size, 1 << 16):
-        found = block.find(b"\n")
-        if found >= 0:
-            return at + found + 1
-        at += len(block)
+    with looked_into(file) as content:
+        while at < size and (block := content.read_at(at, min(_LINE_BYTES, size - at))):
+            found = block.find(b"\n")
+            if found >= 0:
+                return at + found + 1
+            at += len(block)
     return size
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -11,9 +10,10 @@ import pyarrow.compute as pc
 from brim.errors import InputError
 from brim.sources.rows.decompress import decompressed
 from brim.sources.rows.found import Found
+from brim.sources.rows.opening import head_of, looked_into
 from brim.sources.rows.options import RowOptions
 from brim.sources.rows.read_text import Place, TextReader, parse_csv, row_blocks
-from brim.sources.rows.scan import BOM, RowScanner, blocks, csv_header, next_line
+from brim.sources.rows.scan import BOM, RowScanner, csv_header, next_line
 from brim.sources.rows.schemas import TypesDiffer, merged
 from brim.sources.rows.unit import Span
 
@@ -39,26 +39,30 @@ def _samples(found: Found) -> Iterator[tuple[int, int, bytes]]:
     """(file, place, whole rows)."""
     for number in range(min(len(found.files), _FILES)):
         if found.codec is None:
-            span = Span(found.full(number), found.kind, 0, int(found.files.sizes[number]))
-            yield number, *next(row_blocks(span, found.kind, SAMPLE_BYTES, found.delimiter))
+            yield number, *_rows_at(found, number, 0, int(found.files.sizes[number]))
         else:
             yield number, 0, _first_rows(found, number)
     if found.codec is None:
         largest = int(found.files.sizes.argmax())
-        size, path = int(found.files.sizes[largest]), found.full(largest)
+        size, file = int(found.files.sizes[largest]), found.file(largest)
         for place in (size // 2, size - SAMPLE_BYTES // 2):
-            start = next_line(path, place, size)
-            if place > SAMPLE_BYTES and start < size:
-                span = Span(path, found.kind, start, min(start + SAMPLE_BYTES, size))
-                if span.end < size:
-                    span = Span(path, found.kind, start, next_line(path, span.end, size))
-                yield largest, *next(row_blocks(span, found.kind, SAMPLE_BYTES, found.delimiter))
+            if place > SAMPLE_BYTES and (start := next_line(file, place, size)) < size:
+                end = min(start + SAMPLE_BYTES, size)
+                end = next_line(file, end, size) if end < size else end
+                yield largest, *_rows_at(found, largest, start, end)
+
+
+def _rows_at(found: Found, number: int, start: int, end: int) -> tuple[int, bytes]:
+    """The first block of whole rows of a part of a file, and where it starts."""
+    span = Span(found.full(number), found.kind, start, end)
+    with looked_into(found.file(number)) as content:
+        return next(row_blocks(content, span, found.shown(number), SAMPLE_BYTES, found.delimiter))
 
 
 def _first_rows(found: Found, number: int) -> bytes:
     content = b""
     scanner, end = RowScanner(found.kind, found.delimiter), 0
-    for block in decompressed(found.full(number), str(found.codec), found.shown(number)):
+    for block in decompressed(found.file(number), str(found.codec), found.shown(number)):
         ends = scanner.feed(block)
         if len(ends):
             end = len(content) + int(ends[-1])
@@ -76,14 +80,14 @@ def _of_json(found: Found) -> pa.Schema:
             raise InputError(
                 f"{shown!r} is one JSON array, not JSON lines.", hint="Make lines of it: jq -c '.[]' FILE > FILE.jsonl"
             )
-        reader.parse("jsonl", text, None, Place(found.full(number), shown, place))
+        reader.parse("jsonl", text, None, Place(found.file(number), shown, place))
     return reader.schema
 
 
 def _of_csv(found: Found, options: RowOptions) -> pa.Schema:
     whole: pa.Schema | None = None
     for number, place, text in _samples(found):
-        path, shown = found.full(number), found.shown(number)
+        shown = found.shown(number)
         names, end = _header(found, number, text)
         place, text = (place, text) if place else (end, text[end:])
         known = {name: pa.string() for name in options.as_text if name in names}
@@ -93,7 +97,7 @@ def _of_csv(found: Found, options: RowOptions) -> pa.Schema:
         except pa.ArrowInvalid:
             if place == end:  # the reader tells which row is to blame
                 reader = TextReader(pa.schema([(name, pa.string()) for name in names]), None, found.delimiter)
-                reader.parse("csv", text, names, Place(path, shown, place))
+                reader.parse("csv", text, names, Place(found.file(number), shown, place))
             continue  # a block from the middle may have started inside of quotes
         whole = own if whole is None else _text_where_they_differ(whole, own)
     assert whole is not None
@@ -105,8 +109,8 @@ def _of_csv(found: Found, options: RowOptions) -> pa.Schema:
 
 def _header(found: Found, number: int, text: bytes) -> tuple[list[str], int]:
     if found.codec is None:
-        path = found.full(number)
-        return csv_header(blocks(path, 0, os.path.getsize(path)), found.delimiter, found.shown(number))
+        with looked_into(found.file(number)) as content:
+            return csv_header(head_of(content, int(found.files.sizes[number])), found.delimiter, found.shown(number))
     return csv_header([text], found.delimiter, found.shown(number))
 
 

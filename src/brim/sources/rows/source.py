@@ -97,7 +97,7 @@ def _open_files(sources: list[str], options: RowOptions) -> RowSource:
         "digest": found.digest(),
         "options": options.facts,
     }
-    reading: dict[str, Any] = {"root": found.files.root}
+    reading: dict[str, Any] = {"root": found.files.root, **found.options}
     if found.kind == "csv":
         reading["delimiter"] = found.delimiter
     if found.codec:

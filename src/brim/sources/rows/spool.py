@@ -117,9 +117,9 @@ def text_spool(
 def _spool_file(
     found: Found, number: int, spool: _Spool, unit_bytes: int, align: int, limit: int | None
 ) -> Iterator[Unit]:
-    path, shown = found.full(number), found.shown(number)
+    file, shown = found.file(number), found.shown(number)
     scanner = RowScanner(found.kind, found.delimiter)
-    header, content = _header(found, decompressed(path, str(found.codec), shown), shown, scanner)
+    header, content = _header(found, decompressed(file, str(found.codec), shown), shown, scanner)
     taken, is_open = 0, False
     for block, ends in content:
         start = used = 0  # bytes and row ends of the block that are in a unit
@@ -144,7 +144,8 @@ def _spool_file(
     if is_open:
         spool.rows += scanner.rest()
         spool.close()
-    found.files.check(number, os.stat(path))
+    if isinstance(file, str):
+        found.files.check(number, os.stat(file))
     if spool.rows and spool.rows % align == 0 and spool.bytes >= unit_bytes:
         yield spool.unit()
 

@@ -18,12 +18,19 @@ Kind = Literal["jsonl", "csv", "parquet", "arrow", "lines", "document"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of one file: rows of Parquet and Arrow, bytes of everything else."""
+    """A part of one file: rows of Parquet and Arrow, bytes of everything else.
+
+    Of an object (whose path is its address), `version` is the size and the ETag that were planned. `batches` says of
+    an Arrow object where the batches with these rows lie: the first one's first row and first byte, and where the last
+    one ends.
+    """
 
     path: str
     kind: Kind
     start: int
     end: int
+    version: tuple[int, str] | None = None
+    batches: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,368 @@
+"""Rows in a bucket: the same rows, units and output as from a copy on disk, whatever happens on the way."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import secrets
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from brim.compute.embedding.options import EmbedOptions
+from brim.compute.embedding.step import EmbedStep
+from brim.compute.step import BadRow, Batch
+from brim.errors import InputError, MissingExtra, SourceChanged
+from brim.objects.address import Access
+from brim.sources.rows import RowOptions, RowSource, Unit, open_rows, read_unit, unify, where
+from brim.sources.rows.schemas import cast
+from tests.conftest import brim, tree_digest, write_files
+from tests.s3 import FaultProxy, S3Server
+from tests.s3.server import PRIVATE, PUBLIC
+
+ROWS = [
+    {"n": n, "text": f"row {n} ü" * (n % 9), "l": [n, None] if n % 3 else None, "s": {"x": n / 2}} for n in range(6000)
+]
+TABLE = pa.Table.from_pylist(ROWS)
+NOISE = np.random.default_rng(1).bytes(4_000_000).hex()  # 8 MB that do not compress well
+
+
+def json_lines(rows: list[dict[str, Any]] = ROWS) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def comma_separated() -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["n", "text"])
+    writer.writerows([row["n"], row["text"] + ('\n"quoted"' if row["n"] % 7 == 0 else "")] for row in ROWS)
+    return text.getvalue().encode()
+
+
+def parquet(rows_in_group: int, table: pa.Table = TABLE) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, row_group_size=rows_in_group)
+    return sink.getvalue()
+
+
+def arrow(make: Any, table: pa.Table = TABLE) -> bytes:
+    sink = io.BytesIO()
+    with make(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=400)
+    return sink.getvalue()
+
+
+def large_parquet() -> bytes:
+    """Two row groups of a large column and three small ones: more than is read ahead of each."""
+    values = [NOISE[at : at + 4000] for at in range(0, len(NOISE), 4000)] * 2
+    small = list(range(len(values)))
+    return parquet(2000, pa.table({"a": small, "text": values, "b": small, "c": small}))
+
+
+def squeezed(data: bytes, codec: str) -> bytes:
+    return bytes(pa.Codec(codec).compress(data, asbytes=True))
+
+
+def contents() -> dict[str, bytes]:
+    named = TABLE.append_column("word", TABLE["text"].dictionary_encode())
+    return {
+        "jsonl/a.jsonl": json_lines(),
+        "jsonl/sub-1/b.jsonl": json_lines(ROWS[:700]),
+        "jsonl/sub/c.jsonl": json_lines(ROWS[700:]),
+        "jsonl/.hidden/d.jsonl": b"not rows",
+        "jsonl/README.md": b"# about",
+        "jsonl/built/.brim/ledger.jsonl": b"not rows",
+        "jsonl/built/e.jsonl": json_lines(ROWS[:5]),
+        "gz/a.jsonl.gz": squeezed(json_lines(), "gzip"),
+        "zst/a.jsonl.zst": squeezed(json_lines(), "zstd"),
+        "zst/b.jsonl.zst": squeezed(json_lines(ROWS[:999]), "zstd"),
+        "csv/a.csv": comma_separated(),
+        "csv/b.csv": comma_separated(),
+        "parquet/0.parquet": parquet(6000),
+        "parquet/1.parquet": parquet(500),
+        "large/0.parquet": large_parquet(),
+        "arrow/file.arrow": arrow(pa.ipc.new_file),
+        "arrow/stream.arrow": arrow(pa.ipc.new_stream),
+        "words/file.arrow": arrow(pa.ipc.new_file, named),
+        "words/stream.arrow": arrow(pa.ipc.new_stream, named),
+        **{f"text/{n:03}.txt": f"document {n} ü\r\nline\n".encode() * (n % 9 + 1) for n in range(60)},
+        "saved/dataset_info.json": b"{}",
+        "saved/state.json": json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}).encode(),
+        "saved/data-0.arrow": arrow(pa.ipc.new_stream),
+        "saved/cache-1.arrow": b"of somebody else",
+    }
+
+
+@dataclass(frozen=True)
+class Places:
+    """The same files in a folder and in a bucket."""
+
+    folder: Path
+    prefix: str
+
+    @property
+    def address(self) -> str:
+        return f"s3://{PRIVATE}/{self.prefix}"
+
+
+@pytest.fixture(scope="module")
+def places(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Places:
+    found = Places(tmp_path_factory.mktemp("rows"), f"rows-{secrets.token_hex(4)}")
+    for name, data in contents().items():
+        write_files(found.folder, {name: data})
+        s3.write(PRIVATE, f"{found.prefix}/{name}", data)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("BRIM_STALL_SECONDS", "20")
+
+
+def table_of(source: RowSource, units: list[Unit]) -> pa.Table:
+    tables = [table for unit in units for table in read_unit(source.reading, unit, 1 << 16)]
+    schema = unify([source.schema, *(table.schema for table in tables)])
+    return pa.concat_tables([cast(table, schema) for table in tables])
+
+
+def known(source: str, options: RowOptions, spool: Path) -> dict[str, Any]:
+    """All that a job could see of a source."""
+    rows = open_rows(source, options)
+    units = list(rows.units(100, spool=spool))
+    return {
+        "schema": rows.schema,
+        "facts": rows.facts,
+        "totals": (rows.total_bytes, rows.total_rows),
+        "units": [(unit.key, unit.bytes, unit.first_row, unit.rows, len(unit.spans)) for unit in units],
+        "rows": table_of(rows, units),
+        "where": [where(unit, rows.reading, 1) for unit in (units[0], units[-1])],
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("jsonl", {}),
+        ("jsonl/a.jsonl", {}),
+        ("jsonl/**/*.jsonl", {"limit": 6500}),
+        ("jsonl/sub*/*.jsonl", {"columns": ("s", "n")}),
+        ("gz", {}),
+        ("zst/*.zst", {}),
+        ("csv", {}),
+        ("csv/*.csv", {"limit": 6100, "as_text": ("n",)}),
+        ("parquet", {}),
+        ("parquet/?.parquet", {"columns": ("s", "n"), "limit": 9000}),
+        ("large", {"unit_bytes": 6_000_000}),
+        ("arrow", {}),
+        ("arrow/*", {"limit": 7300}),
+        ("words", {"unit_bytes": 400_000}),
+        ("text", {"unit_bytes": 500}),
+        ("text", {"text": "document"}),
+        ("saved", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value) or "plain",
+)
+def test_the_same_rows_and_units_as_from_a_copy(
+    places: Places, tmp_path: Path, source: str, options: dict[str, Any]
+) -> None:
+    """Names, order, facts, cuts, keys, rows, and how errors name a row."""
+    reading = RowOptions(**{"unit_bytes": 60_000, **options})
+    local = known(f"{places.folder}/{source}", reading, tmp_path / "a")
+    remote = known(f"{places.address}/{source}", reading, tmp_path / "b")
+    assert remote == local
+    assert len(local["units"]) > 1 or "text" in options
+
+
+def test_many_small_objects_wait_together(places: Places, s3_proxy: FaultProxy) -> None:
+    """Sixty documents are on their way before their turn, a dozen at a time; nobody asks for one twice."""
+    source = open_rows(f"{places.address}/text", RowOptions(text="document", access=Access(s3_proxy.endpoint)))
+    asked = s3_proxy.count("GET", ".txt")
+    s3_proxy.stall(0.2, contains="000.txt")
+    assert table_of(source, list(source.units(1))).num_rows == 60
+    assert (asked, s3_proxy.count("GET", ".txt"), s3_proxy.count("HEAD", ".txt")) == (0, 60, 0)
+    assert s3_proxy.most_at_once > 8
+
+
+def test_small_columns_are_one_request(places: Places, s3_proxy: FaultProxy) -> None:
+    """A footer, then one request for each small row group, and none for columns that nobody wants."""
+    access = Access(s3_proxy.endpoint)
+    source = open_rows(f"{places.address}/large", RowOptions(columns=("a", "c"), access=access, unit_bytes=1 << 30))
+    before = s3_proxy.count("GET", ".parquet")
+    (unit,) = source.units(1)
+    assert table_of(source, [unit])["c"].to_pylist() == [*range(4000)]
+    assert s3_proxy.count("GET", ".parquet") - before <= 1 + 2 * 2
+    assert s3_proxy.received_bytes < 2_000_000
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "csv", "zst"])
+@pytest.mark.parametrize("gone", [False, True], ids=["changed", "gone"])
+def test_an_object_that_changed(s3: S3Server, s3_prefix: str, tmp_path: Path, kind: str, gone: bool) -> None:
+    """Between the plan and the reading: SourceChanged, by name, although the size is the same."""
+    data = {
+        "jsonl": json_lines(), "parquet": parquet(500), "arrow": arrow(pa.ipc.new_stream), "csv": comma_separated(),
+        "zst": squeezed(json_lines(), "zstd"),
+    }[kind]  # fmt: skip
+    key = f"{s3_prefix}a.{'jsonl.zst' if kind == 'zst' else kind}"
+    s3.write(PRIVATE, key, data)
+    source = open_rows(f"s3://{PRIVATE}/{key}", RowOptions(unit_bytes=50_000))
+    units = source.units(100, spool=tmp_path)
+    planned = [] if kind == "zst" else list(units)
+    if gone:
+        s3.delete(PRIVATE, key)
+    else:
+        s3.write(PRIVATE, key, data[:-1] + b" ")
+    with pytest.raises(SourceChanged) as caught:
+        table_of(source, planned or list(units))
+    assert caught.value.facts["path"] == key.removeprefix(s3_prefix)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "zst", "large", "arrow"])
+def test_faults_on_the_way(places: Places, s3_proxy: FaultProxy, tmp_path: Path, kind: str) -> None:
+    """A busy store, connections that break, one that is slow: the same rows."""
+    options = RowOptions(unit_bytes=300_000, access=Access(s3_proxy.endpoint))
+    expected = known(f"{places.folder}/{kind}", options, tmp_path / "a")
+    s3_proxy.fail(503, times=3, method="GET", skip=2)
+    cut = s3_proxy.cut(20_000, times=3, method="GET", answer=True, skip=4)
+    s3_proxy.slow(20_000_000, times=5)
+    assert known(f"{places.address}/{kind}", options, tmp_path / "b") == expected
+    assert cut.fired
+
+
+def test_what_cannot_be_read(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each error says what to do."""
+    for source, words in (
+        ("s3://nobody-has-this/x", "no bucket"),
+        (f"{places.address}/nothing", "nothing at"),
+        (f"{places.address}/nothing/*.jsonl", "Nothing was found"),
+        (f"{places.address}/zst/*.csv", "Nothing was found"),
+        ("s3://", "names no bucket"),
+        (f"{places.address}/**/*.*", "different formats"),
+    ):
+        with pytest.raises(InputError, match=words):
+            open_rows(source)
+    with pytest.raises(InputError, match="partly in a bucket"):
+        open_rows([str(places.folder), places.address])
+    with pytest.raises(InputError, match="may not read"):
+        open_rows(f"{places.address}/jsonl", RowOptions(access=Access(anonymous=True)))
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(MissingExtra, match=r"brim\[s3\]"):
+        open_rows(f"{places.address}/jsonl", RowOptions(access=Access("http://127.0.0.1:1")))
+
+
+def test_a_public_bucket_needs_no_credentials(s3: S3Server, s3_prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--anonymous, in a list of objects of one bucket."""
+    for name in s3.environment:
+        monkeypatch.delenv(name)
+    for name in ("x/a.jsonl", "y/b.jsonl"):
+        s3.write(PUBLIC, s3_prefix + name, json_lines(ROWS[:50]))
+    access = Access(s3.endpoint, anonymous=True)
+    source = open_rows([f"s3://{PUBLIC}/{s3_prefix}{name}" for name in ("x", "y/b.jsonl")], RowOptions(access=access))
+    (unit,) = source.units(1)
+    assert table_of(source, [unit])["n"].to_pylist() == 2 * [*range(50)]
+    assert where(unit, source.reading, 60).startswith("y/b.jsonl, row 11")
+
+
+def test_marks_of_folders_are_no_files(s3: S3Server, s3_prefix: str) -> None:
+    """As Spark leaves them: data.parquet/ is empty, and the rows are below."""
+    s3.write(PRIVATE, f"{s3_prefix}data.parquet/", b"")
+    s3.write(PRIVATE, f"{s3_prefix}data.parquet/part-0.parquet", parquet(6000))
+    for source in ("", "data.parquet", "**/*.parquet"):
+        assert open_rows(f"s3://{PRIVATE}/{s3_prefix}{source}").total_rows == len(ROWS)
+
+
+def test_memory_does_not_grow_with_the_object(s3: S3Server, s3_prefix: str) -> None:
+    """One unit of 120 MB passes through a process that never holds more than what is on its way."""
+    line = ("x" * 999 + "\n").encode()
+    s3.write(PRIVATE, f"{s3_prefix}small.txt", line * 1000)
+    s3.write(PRIVATE, f"{s3_prefix}large.txt", line * 120_000)
+    code = """
+import os, sys, threading
+from brim.memory.meter import process_bytes
+from brim.sources.rows import RowOptions, open_rows, read_unit
+def count(name):
+    source = open_rows(sys.argv[1] + name, RowOptions(unit_bytes=1 << 30))
+    return sum(table.num_rows for unit in source.units(1) for table in read_unit(source.reading, unit))
+count("small.txt")
+before, peak, done = process_bytes(os.getpid()), 0, threading.Event()
+def look():
+    global peak
+    while not done.wait(0.005):
+        peak = max(peak, process_bytes(os.getpid()))
+thread = threading.Thread(target=look)
+thread.start()
+rows = count("large.txt")
+done.set(); thread.join()
+print(rows, peak - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"s3://{PRIVATE}/{s3_prefix}"],
+        env=os.environ | {"MALLOC_ARENA_MAX": "2"}, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    rows, grown_bytes = map(int, done.stdout.split())
+    assert rows == 120_000
+    assert grown_bytes < 60_000_000
+
+
+def test_images_of_a_bucket(s3: S3Server, s3_prefix: str) -> None:
+    """Paths below a place in a bucket, or whole addresses; one that is not there is the fault of its row."""
+    image = pytest.importorskip("PIL.Image")
+    colours = [(n, 2 * n, 255 - n) for n in range(20)]
+    for number, colour in enumerate(colours):
+        content = io.BytesIO()
+        image.new("RGB", (5, 4), colour).save(content, "PNG")
+        s3.write(PRIVATE, f"{s3_prefix}p/{number}.png", content.getvalue())
+    root = f"s3://{PRIVATE}/{s3_prefix}p"
+    names = [f"{number}.png" if number % 2 else f"{root}/{number}.png" for number in range(20)]
+    options = EmbedOptions(
+        "tests.integration.embed_models:mean_colour", image="image", batch_size=8, image_root=root,
+        image_access=Access(s3.endpoint),
+    )  # fmt: skip
+    step = EmbedStep(options)
+    table = pa.table({"image": names})
+    step.open(table.schema)
+    try:
+        (made,) = step.apply(Batch(table, 0, None), False)
+        assert made["vision"].to_pylist() == [list(colour) for colour in colours]
+        with pytest.raises(BadRow) as caught:
+            list(step.apply(Batch(pa.table({"image": [*names[:3], "none.png"]}), 0, None), False))
+        assert caught.value.row == 3
+        assert "not in the bucket" in str(caught.value.__cause__)
+    finally:
+        step.close()
+
+
+def test_map_from_a_bucket(places: Places, tmp_path: Path) -> None:
+    """The real command, in two workers: shards are the same bytes."""
+    (tmp_path / "steps.py").write_text("def longer(row):\n    return {'m': row['text'] + '!'}\n")
+    common = ("--fn", f"{tmp_path}/steps.py:longer", "--unit-size", "600kB", "--memory", "1GB", "--workers", "2", "-q")
+    brim("map", f"{places.address}/parquet", tmp_path / "remote", *common)
+    brim("map", places.folder / "parquet", tmp_path / "local", *common)
+    assert tree_digest(tmp_path / "remote/data") == tree_digest(tmp_path / "local/data")
+
+
+def test_tokenize_from_a_bucket(places: Places, tmp_path: Path, s3: S3Server) -> None:
+    """The real command over compressed objects, by --endpoint-url: token ids are the same bytes."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(["row"], tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    made.save(str(tmp_path / "tokenizer.json"))
+    common = ("--tokenizer", tmp_path / "tokenizer.json", "--unit-size", "300kB", "--memory", "1GB", "-q")
+    without = {name: value for name, value in os.environ.items() if name != "AWS_ENDPOINT_URL"}
+    glob = f"{places.address}/zst/*.jsonl.zst"
+    brim("tokenize", glob, tmp_path / "remote", *common, "--endpoint-url", s3.endpoint, env=without)
+    brim("tokenize", f"{places.folder}/zst/*.jsonl.zst", tmp_path / "local", *common)
+    assert tree_digest(tmp_path / "remote/data") == tree_digest(tmp_path / "local/data")
