@@ -117,8 +117,8 @@ def embed(
     step = EmbedStep(options)
     step.check(rows_of.schema)
     job: Any
-    if "://" not in dest and Path(dest).suffix in SUFFIXES:
-        job = VectorFileJob(rows_of, step, Path(dest), job_options(running, computing, keeping, publishing, storing))
+    if not dest.startswith("hf://") and Path(dest).suffix in SUFFIXES:
+        job = VectorFileJob(rows_of, step, dest, job_options(running, computing, keeping, publishing, storing))
     else:
         once = Running(running.memory, running.workers or 1)  # a model takes all cores by itself
         finisher = RowsFinisher("parquet", None, split)

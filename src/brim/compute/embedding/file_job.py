@@ -1,13 +1,15 @@
 """An embedding job that ends in one file (or one for each tensor) instead of a dataset.
 
 Its books lie beside the file, in a hidden folder on the same disk: `.NAME.brim`. When it is done, a small ledger stays
-there, so that the same command knows that there is nothing to do.
+there, so that the same command knows that there is nothing to do. For a file in a bucket they lie with the user's
+state; the file is made there, sent, and removed.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,15 +22,20 @@ from brim.compute.job import Computed, JobOptions
 from brim.compute.setup import Writing
 from brim.durable import failures
 from brim.engine.deliver import Built
+from brim.engine.destination import parse_destination, state_folder
 from brim.engine.hashing import sha256_of
 from brim.engine.ledger import Job, Ledger, Receipt
 from brim.engine.lock import locked
 from brim.engine.run import versions
 from brim.engine.stop import Stop, stoppable
 from brim.errors import DestinationError
+from brim.formats.whole import FileSplice
 from brim.memory.limit import Limit, effective_limit
+from brim.objects.address import ObjectAddress
+from brim.objects.listing import stat_object
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress, Silent
+from brim.sinks.objects.carrier import ObjectCarrier
 from brim.sources.rows.unit import RowSource
 
 _VERSION = 1  # raise it when the same job would give other bytes
@@ -37,13 +44,28 @@ _VERSION = 1  # raise it when the same job would give other bytes
 class VectorFileJob:
     """Rows through the model, and their vectors to `target`."""
 
-    def __init__(self, source: RowSource, step: EmbedStep, target: Path, options: JobOptions) -> None:
-        check_target(target)
+    def __init__(
+        self, source: RowSource, step: EmbedStep, destination: str | os.PathLike[str], options: JobOptions
+    ) -> None:
+        where = parse_destination(destination, options.access)
+        self.bucket = where if isinstance(where, ObjectAddress) else None
+        if self.bucket is not None:
+            self.state = state_folder(self.bucket, options.state)
+            self.target = self.state / "made" / Path(self.bucket.prefix).name
+        else:
+            self.target = Path(os.path.abspath(destination))
+            self.state = Path(options.state or self.target.with_name(f".{self.target.name}.brim"))
+        check_target(self.target)
         self.source, self.step, self.options = source, step, options
-        self.target = Path(os.path.abspath(target))
         self.limit: Limit = effective_limit(options.memory)
         if self.target.is_dir():
-            raise DestinationError(f"{str(target)!r} is a folder.", hint="Give the name of a file.")
+            raise DestinationError(f"{str(destination)!r} is a folder.", hint="Give the name of a file.")
+
+    @property
+    def _beside(self) -> ObjectAddress:
+        """The place in the bucket that the file lies in."""
+        assert self.bucket is not None
+        return replace(self.bucket, prefix=self.bucket.prefix.rpartition("/")[0])
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -58,9 +80,11 @@ class VectorFileJob:
 
     def run(self, progress: Progress | None = None) -> Computed:
         progress, options = progress or Silent(), self.options
-        state = Path(options.state) if options.state else self.target.with_name(f".{self.target.name}.brim")
+        state = self.state
         with failures(self.target.parent):
             state.mkdir(parents=True, exist_ok=True)
+            if self.bucket is not None:
+                self.target.parent.mkdir(exist_ok=True)
         stop_files = (state / "stop", *([Path(options.stop_file)] if options.stop_file else []))
         with locked(state), stoppable(*stop_files) as stop, failures(self.target.parent):
             ledger = Ledger(state)
@@ -75,10 +99,8 @@ class VectorFileJob:
         known = ledger.job is not None and ledger.job.fingerprint == fingerprint
         if known and ledger.done and not self.options.fresh and self._is_there(ledger):
             return Computed(self._built(list(ledger.receipts.values()), written=0), Outcome())
-        if self.target.exists() and ledger.job is None and not self.options.fresh:
-            raise DestinationError(
-                f"{str(self.target)!r} exists, and brim did not write it.", hint="--fresh replaces it at the end."
-            )
+        if self._exists() and ledger.job is None and not self.options.fresh:
+            raise DestinationError(f"{self} exists, and brim did not write it.", hint="--fresh replaces it at the end.")
         folder = state / "units"
         wanted = Wanted(fingerprint, self.facts, self.options.fresh, self.options.keep_done)
         units = open_units(folder, wanted, ledger)
@@ -98,24 +120,40 @@ class VectorFileJob:
             )
         finally:
             units.close()
-        made = [self._receipt(path, finished.rows, fingerprint, progress) for path in finished.files]
+        made = [self._receipt(path, finished.rows, fingerprint, progress, stop) for path in finished.files]
         ledger.begin(Job(fingerprint, self.facts, versions()))
         ledger.finish(made)
-        for left in (folder, state / "work"):
+        for left in (folder, state / "work", *([self.target.parent] if self.bucket else [])):
             shutil.rmtree(left, ignore_errors=True)
         return Computed(self._built(made, written=len(made)), outcome, counts={"rows": finished.rows})
 
-    def _receipt(self, path: Path, rows: int, fingerprint: str, progress: Progress) -> Receipt:
-        sha256 = sha256_of(path, progress.advance)
-        return Receipt(path.name, "", rows, path.stat().st_size, sha256, fingerprint, "", fingerprint[:16])
+    def __str__(self) -> str:
+        return str(self.bucket or self.target)
+
+    def _exists(self) -> bool:
+        return self.target.exists() if self.bucket is None else stat_object(self.bucket, reading=False) is not None
+
+    def _receipt(self, path: Path, rows: int, fingerprint: str, progress: Progress, stop: Stop) -> Receipt:
+        """A file is where it belongs: hashed there, or while it was sent."""
+        size, etag = path.stat().st_size, ""
+        if self.bucket is None:
+            sha256 = sha256_of(path, progress.advance)
+        else:
+            with FileSplice(path) as splice:
+                put = ObjectCarrier(self._beside).put(path.name, splice, None, _Sent(progress, stop))
+            sha256, etag = put.sha256, put.etag
+        return Receipt(path.name, "", rows, size, sha256, fingerprint, "", fingerprint[:16], etag=etag)
 
     def _is_there(self, ledger: Ledger) -> bool:
+        if self.bucket is not None:
+            found = [(stat_object(self._beside.below(n), reading=False), r) for n, r in ledger.receipts.items()]
+            return bool(found) and all(there and (there.st_size, there.etag) == (r.size, r.etag) for there, r in found)
         paths = [(self.target.parent / name, receipt.size) for name, receipt in ledger.receipts.items()]
         return bool(paths) and all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
     def _built(self, receipts: list[Receipt], written: int) -> Built:
         return Built(
-            destination=str(self.target),
+            destination=str(self),
             rows=max((receipt.rows for receipt in receipts), default=0),
             files=0,
             bytes=sum(receipt.size for receipt in receipts),
@@ -124,3 +162,17 @@ class VectorFileJob:
             kept=len(receipts) - written,
             left_out=(),
         )
+
+
+class _Sent:
+    """What a file on its way tells: it can be stopped."""
+
+    def __init__(self, progress: Progress, stop: Stop) -> None:
+        self._progress, self._stop = progress, stop
+
+    def hashed(self, size: int) -> None:
+        self._stop.check()
+
+    def sent(self, size: int) -> None:
+        self._stop.check()
+        self._progress.advance(size)
