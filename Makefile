@@ -1,5 +1,6 @@
 # make demo    build, verify and read the bundled sample data
-# make test    lint, types and all tests but those that need torch (make test-embed) or Spark (make test-spark)
+# make test    lint, types and all tests but those that need torch (make test-embed), Spark (make test-spark) or
+#              Ray (make test-ray)
 # Both make their own virtual environment in .venv; PYTHON says which Python to make it from.
 
 PYTHON ?= python3
@@ -7,8 +8,8 @@ BIN := .venv/bin
 # Network file systems and containers may report more cores than the tests can use.
 JOBS ?= 2
 
-.PHONY: demo test lint types tests test-spark test-embed bench-arc bench-package bench-publish \
-	bench-watch bench-map bench-limits bench-tokenize bench-embed bench-objects bench-scale sample clean
+.PHONY: demo test lint types tests test-spark test-embed test-ray bench-arc bench-package bench-publish \
+	bench-watch bench-map bench-limits bench-tokenize bench-embed bench-objects bench-scale bench-ray sample clean
 
 demo: .venv/installed
 	@rm -rf demo
@@ -36,6 +37,11 @@ test-embed: .venv/dev
 test-spark: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check pyspark
 	$(BIN)/python -m pytest -m spark tests/integration/test_spark.py
+
+# Clusters of several nodes on this machine, one test after the other.
+test-ray: .venv/dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
+	$(BIN)/python -m pytest -m ray tests/integration/test_ray.py
 
 bench-arc: .venv/dev
 	$(BIN)/python benchmarks/arc.py
@@ -67,6 +73,10 @@ bench-embed: .venv/dev
 
 bench-scale: .venv/dev
 	$(BIN)/python benchmarks/scale.py
+
+bench-ray: .venv/dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
+	$(BIN)/python benchmarks/cluster.py
 
 sample: .venv/dev
 	$(BIN)/python examples/make_sample.py examples/sample

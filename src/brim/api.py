@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from brim.engine.build import Build, BuildOptions
 from brim.engine.deliver import Built
+from brim.engine.scaling import Engine, Scaling
 from brim.errors import InputError
 from brim.objects.address import Access
 from brim.plans.checks import CheckOptions
@@ -168,12 +169,14 @@ def plan(
     endpoint_url: str | None = None,
     source_endpoint_url: str | None = None,
     anonymous: bool = False,
+    engine: Engine = "local",
+    address: str | None = None,
 ) -> Build:
     """What building `source` at `destination` would do. Print it to see, `run()` it to do it.
 
-    The destination is a folder or hf://datasets/ORG/NAME[@BRANCH]; `config` to `via` are for the Hub. A
-    source in a bucket is reached at `source_endpoint_url`, or else `endpoint_url`; `anonymous` reads it without
-    credentials.
+    The destination is a folder, hf://datasets/ORG/NAME[@BRANCH] or s3://BUCKET/PREFIX; `config` to `via` are for the
+    Hub. A bucket is reached at `endpoint_url`, one that is the source at `source_endpoint_url` if it is in another
+    store; `anonymous` reads it without credentials. With engine="ray" shards are made by a running Ray at `address`.
     """
     if oversize not in ("error", "skip"):
         raise InputError(f"--oversize takes error or skip, not {oversize!r}.")
@@ -189,6 +192,7 @@ def plan(
         stop_file=None if stop_file is None else os.fspath(stop_file),
         hub=HubOptions(config=config, message=commit_message, public=public, direct=direct, via=via),
         access=Access(endpoint_url),
+        scaling=Scaling(engine, address),
     )
     from_where = Access(source_endpoint_url or endpoint_url, anonymous)
     source = source if isinstance(source, FileTable) else read_source(source, SourceOptions(access=from_where))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -118,16 +118,24 @@ class FileSet:
             mask[list(bundle.numbers)] = True
         return mask
 
+    def anywhere(self) -> FileSet:
+        """The same files for a process that works in another folder."""
+        return self if "://" in self.root else replace(self, root=os.path.abspath(self.root))
+
     def take(self, numbers: Ints) -> FileSet:
-        """Some of the files, numbered anew."""
-        if self.bundles:
-            raise ValueError("a bundle's files cannot be numbered anew")
+        """Some of the files, numbered anew in this order; the files inside of their bundles come after them."""
+        packed = {number: self.bundles[number] for number in numbers.tolist() if number in self.bundles}
+        inside = [member for bundle in packed.values() for member in bundle.numbers]
+        numbers = np.concatenate([numbers, np.array(inside, np.int64)])
+        place = {number: new for new, number in enumerate(numbers.tolist())} if packed else {}
+        bundles = {place[n]: Bundle(b.names, tuple(place[member] for member in b.numbers)) for n, b in packed.items()}
         return FileSet(
             self.root,
             self.paths.take(pa.array(numbers)),
             self.sizes[numbers],
             self.mtimes_ns[numbers],
             self.inodes[numbers],
+            bundles,
             ranges=None if self.ranges is None else self.ranges.take(numbers),
             bucket=self.bucket,
             etags=None if self.etags is None else self.etags.take(pa.array(numbers)),
@@ -148,7 +156,12 @@ class Ranges:
         return np.append(self.containers.mtimes_ns, 0)
 
     def take(self, numbers: Ints) -> Ranges:
-        return Ranges(self.containers, self.holders[numbers], self.starts[numbers])
+        """Some of the values, and of the containers only those that hold one."""
+        holders = self.holders[numbers]
+        used = np.unique(holders[holders != NO_CONTENT]).astype(np.int64)
+        anew = np.searchsorted(used, holders).astype(holders.dtype)
+        anew[holders == NO_CONTENT] = NO_CONTENT
+        return Ranges(self.containers.take(used), anew, self.starts[numbers])
 
 
 class FileSetBuilder:

@@ -16,6 +16,7 @@ from brim.cli.options import (
     Publishing,
     Reading,
     Running,
+    Scaling,
     Showing,
     Storing,
     Watching,
@@ -62,6 +63,7 @@ def build(
     publishing: Publishing,
     storing: Storing,
     running: Running,
+    scaling: Scaling,
     keeping: Keeping,
     showing: Showing,
     watching: Watching,
@@ -93,13 +95,14 @@ def build(
     job: Any
     run: Callable[[Progress], Any]
     if saved is not None:
-        refuse_given(source, dest, (reading, bids, cutting, publishing), {"fresh": fresh, "update": update})
+        more = {"fresh": fresh, "update": update}
+        refuse_given(source, dest, (reading, bids, cutting, publishing, scaling), more)
         job = opened(saved, running, storing, reading.root, state=keeping.state, stop_file=stop_file)
         run = _step(job, part, finish)
     else:
         job = planned(
             need(source), need(dest, "DEST"), reading, bids, cutting, storing, running,
-            **vars(publishing), fresh=fresh, update=update, state=keeping.state, stop_file=stop_file,
+            **vars(publishing), **vars(scaling), fresh=fresh, update=update, state=keeping.state, stop_file=stop_file,
         )  # fmt: skip
         run = job.run
     if dry_run:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from brim.cli.options import Computing, Keeping, Publishing, Rows, Running, Showing, Storing, Watching
+from brim.cli.options import Computing, Keeping, Publishing, Rows, Running, Scaling, Showing, Storing, Watching
 from brim.cli.output import emit, page_path, print_lines, progress_for
 from brim.sizes import format_size, parse_size
 
@@ -25,9 +25,15 @@ def row_options(rows: Rows, storing: Storing, columns: tuple[str, ...] | None = 
 
 
 def job_options(
-    running: Running, computing: Computing, keeping: Keeping, publishing: Publishing, storing: Storing
+    running: Running,
+    scaling: Scaling,
+    computing: Computing,
+    keeping: Keeping,
+    publishing: Publishing,
+    storing: Storing,
 ) -> Any:
     from brim.compute.job import JobOptions
+    from brim.engine.scaling import Scaling as Engine
     from brim.sinks.hub.options import HubOptions
 
     return JobOptions(
@@ -46,6 +52,7 @@ def job_options(
             direct=publishing.direct,
             via=publishing.via,  # type: ignore[arg-type]
         ),
+        scaling=Engine(scaling.engine, scaling.address),  # type: ignore[arg-type]
     )
 
 
@@ -75,7 +82,7 @@ def tell(computed: Any, progress: Any, job: Any, showing: Showing, more: Sequenc
             "peak_bytes": peak,
             **computed.counts,
         }
-        emit("done", **facts, **counted, quarantine=computed.quarantine)
+        emit("done", **(facts | counted), quarantine=computed.quarantine)
         return
     lines = [("done", f"{built.destination}{f' ({built.visibility})' if built.visibility else ''}")]
     lines.append(("holds", f"{built.rows:,} rows, {format_size(built.bytes)} in {built.shards:,} shards"))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from brim.cli.computing import job_options, row_options, run_job, tell
-from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Showing, Storing, Watching
+from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Scaling, Showing, Storing, Watching
 from brim.errors import InputError
 
 HELP = """Put rows through an embedding model and write their vectors, without ever holding them.
@@ -42,6 +42,7 @@ def embed(
     rows: Rows,
     publishing: Publishing,
     running: Running,
+    scaling: Scaling,
     computing: Computing,
     keeping: Keeping,
     showing: Showing,
@@ -117,14 +118,14 @@ def embed(
     step = EmbedStep(options)
     step.check(rows_of.schema)
     job: Any
+    how = (scaling, computing, keeping, publishing, storing)
     if not dest.startswith("hf://") and Path(dest).suffix in SUFFIXES:
-        job = VectorFileJob(rows_of, step, dest, job_options(running, computing, keeping, publishing, storing))
+        job = VectorFileJob(rows_of, step, dest, job_options(running, *how))
     else:
-        once = Running(running.memory, running.workers or 1)  # a model takes all cores by itself
+        # A model takes all cores of a machine by itself.
+        once = Running(running.memory, running.workers or (1 if scaling.engine == "local" else None))
         finisher = RowsFinisher("parquet", None, split)
-        job = ComputedJob(
-            "embed", rows_of, step, finisher, dest, job_options(once, computing, keeping, publishing, storing)
-        )
+        job = ComputedJob("embed", rows_of, step, finisher, dest, job_options(once, *how))
     began = time.monotonic()
     computed, progress = run_job(job, computing, showing, watching)
     rate = computed.built.rows / max(time.monotonic() - began, 1e-6)

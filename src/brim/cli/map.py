@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from brim.cli.computing import job_options, row_options, run_job, tell
-from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Showing, Storing, Watching
+from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Scaling, Showing, Storing, Watching
 
 HELP = """Apply a function to every row (or batch) of SOURCE, and write the results to DEST.
 
@@ -30,6 +30,7 @@ def map(
     rows: Rows,
     publishing: Publishing,
     running: Running,
+    scaling: Scaling,
     computing: Computing,
     keeping: Keeping,
     showing: Showing,
@@ -80,7 +81,7 @@ def map(
     step.options.check(rows_of.schema)
     finisher = RowsFinisher(format, rows_per_shard, split)  # type: ignore[arg-type]
     job = ComputedJob(
-        "map", rows_of, step, finisher, dest, job_options(running, computing, keeping, publishing, storing)
+        "map", rows_of, step, finisher, dest, job_options(running, scaling, computing, keeping, publishing, storing)
     )
     computed, progress = run_job(job, computing, showing, watching)
     tell(computed, progress, job, showing, [("load", f"datasets.load_dataset({dest!r})")] if "://" not in dest else [])

@@ -188,6 +188,23 @@ class Running:
 
 
 @dataclass(frozen=True)
+class Scaling:
+    """Where it runs."""
+
+    engine: Annotated[
+        str,
+        _run(
+            "--engine",
+            metavar="local|ray",
+            help="Work here, or by the tasks of a running Ray; --memory is then the limit on every node.",
+        ),
+    ] = "local"
+    address: Annotated[
+        str | None, _run("--address", metavar="auto|HOST:PORT", help="Of the Ray cluster. (default: auto)")
+    ] = None
+
+
+@dataclass(frozen=True)
 class Publishing:
     """How it is published on the Hub."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from brim.cli.computing import job_options, row_options, run_job, tell
-from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Showing, Storing, Watching
+from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Scaling, Showing, Storing, Watching
 from brim.cli.output import progress_for
 
 _UNIT_BYTES = 4 << 20  # encoding is slow: small units keep all cores busy to the end
@@ -41,6 +41,7 @@ def tokenize(
     rows: Rows,
     publishing: Publishing,
     running: Running,
+    scaling: Scaling,
     computing: Computing,
     keeping: Keeping,
     showing: Showing,
@@ -141,7 +142,12 @@ def tokenize(
         found.name,
     )  # fmt: skip
     job = ComputedJob(
-        "tokenize", rows_of, step, finisher, dest, job_options(running, computing, keeping, publishing, storing)
+        "tokenize",
+        rows_of,
+        step,
+        finisher,
+        dest,
+        job_options(running, scaling, computing, keeping, publishing, storing),
     )
     finisher.check_room(job.limit.bytes)
     del loaded

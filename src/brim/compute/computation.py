@@ -11,21 +11,22 @@ import pickle
 import signal
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from brim.compute.done import DoneUnits
-from brim.compute.failures import crashed, does_not_fit, does_not_start, exit_words, too_small
+from brim.compute.executor import ComputeOptions, Outcome
+from brim.compute.failures import aborted_for_memory, crashed, does_not_fit, does_not_start, exit_words, too_small
 from brim.compute.feed import Feed
 from brim.compute.ladder import Attempt
 from brim.compute.line import Gate, HeldLine
 from brim.compute.pool import WorkerProcess
 from brim.compute.room import Room
-from brim.compute.setup import At, Done, Failed, OnError, Order, Probed, Ready, Setup, Writing
+from brim.compute.setup import At, Done, Failed, Order, Probed, Ready, Setup, Writing
 from brim.compute.step import Settles, Step
-from brim.engine.ledger import Ledger, Receipt
+from brim.engine.ledger import Ledger
 from brim.engine.stop import Stop
 from brim.errors import DoesNotFit
 from brim.memory.cores import usable_cores
@@ -39,34 +40,13 @@ _END_S = 5.0
 _PYTHON_BYTES, _UNSEEN_BYTES = 50 << 20, 80 << 20  # a worker with pyarrow and nothing else; with some imports
 _KEPT_BYTES = 64 << 20  # what a worker may keep from unit to unit
 _SEEN, _RARE, _BAD_STARTS = 16, 8, 3
-_MEMORY_WORDS = ("memory allocation of", "bad_alloc", "Cannot allocate memory", "out of memory", "MemoryError")
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeOptions:
-    """How to run, apart from what. `align` is the number of rows that unit boundaries are a multiple of."""
-
-    limit_bytes: int
-    workers: int | None = None
-    on_error: OnError = "stop"
-    align: int = 1
-    what: str = "map"
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a run did: the receipts of all units in order, and what was counted on the way."""
-
-    receipts: list[Receipt] = field(default_factory=list)
-    computed: int = 0
-    workers: int = 0
-    retries: int = 0
-    bad_rows: int = 0
-    peak_bytes: int = 0
 
 
 class Computation:
-    """The units of one job. Whoever calls it holds the lock of `folder`, where unit files and receipts are."""
+    """The units of one job, done by processes of this machine.
+
+    Whoever calls it holds the lock of `folder`, where unit files and receipts are.
+    """
 
     def __init__(
         self,
@@ -324,8 +304,7 @@ class Computation:
         self._workers = tuple(other for other in self._workers if other is not worker)
         words = worker.last_words()
         memory = bool(worker.over_line_bytes) or (code == -signal.SIGKILL and self._was_full(worker))
-        if code == -signal.SIGABRT and any(word in words for word in _MEMORY_WORDS):
-            memory = True
+        memory = memory or aborted_for_memory(code, words)
         if not worker.ready:
             self._did_not_start(worker, code, words)
             return

@@ -10,9 +10,8 @@ from typing import Any
 from brim.compute.changes import changes_between
 from brim.compute.made import Made
 from brim.engine.ledger import Receipt
+from brim.engine.shard import FileSlice
 from brim.formats.card import CardFacts, SplitFacts
-from brim.formats.splice import Splice
-from brim.formats.whole import FileSplice
 from brim.plans.cut import Shard, shard_name
 from brim.plans.fingerprint import digest_json
 
@@ -63,8 +62,8 @@ class ComputedContent:
     def size(self, shards: Sequence[Shard]) -> int:
         return sum(self.made[shard.name].size for shard in shards)
 
-    def splice(self, shard: Shard) -> Splice:
-        return FileSplice(self.made[shard.name].path)
+    def slice(self, shard: Shard) -> FileSlice:
+        return FileSlice(self.made[shard.name].path)
 
     def sha256(self, shard: Shard) -> str | None:
         return self.made[shard.name].sha256

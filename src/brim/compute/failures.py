@@ -14,6 +14,7 @@ from brim.sizes import format_size
 from brim.sources.rows.read import where
 from brim.sources.rows.unit import Reading, Unit
 
+_MEMORY_WORDS = ("memory allocation of", "bad_alloc", "Cannot allocate memory", "out of memory", "MemoryError")
 _CAUSES = {-signal.SIGKILL: "Somebody or something kills it; brim does not, and there was memory left."}
 
 
@@ -105,6 +106,11 @@ def crashed(attempt: Attempt, reading: Reading, code: int, words: str, at: At | 
 
 def does_not_start(code: int, words: str) -> InputError:
     return InputError(f"A worker ended before its first row ({exit_words(code)}).{_last_line(words)}")
+
+
+def aborted_for_memory(code: int, words: str) -> bool:
+    """Whether native code gave up because it could not have more."""
+    return code == -signal.SIGABRT and any(word in words for word in _MEMORY_WORDS)
 
 
 def exit_words(code: int) -> str:

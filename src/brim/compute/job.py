@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from brim.compute.books import Wanted, open_units
-from brim.compute.computation import Computation, ComputeOptions, Outcome
 from brim.compute.content import ComputedContent
+from brim.compute.executor import ComputeOptions, Outcome
 from brim.compute.features import unified
 from brim.compute.finish import Finisher, Units
 from brim.compute.outfile import read_rows, read_schema, write_rows
 from brim.compute.setup import OnError, Writing
 from brim.compute.step import Step
+from brim.compute.workplace import Workplace, workplace
 from brim.engine.deliver import Built, Delivery, at_destination, check_hub_options, deliver, state_of
 from brim.engine.destination import Destination, new_destination
 from brim.engine.ledger import Ledger
 from brim.engine.run import refuse_strangers
+from brim.engine.scaling import Scaling
 from brim.engine.stop import Stop
 from brim.engine.verify import verify
 from brim.errors import DamageFound, InputError
@@ -54,6 +56,7 @@ class JobOptions:
     stop_file: str | None = None
     hub: HubOptions = field(default_factory=HubOptions)
     access: Access = field(default_factory=Access)  # to the bucket that is the destination
+    scaling: Scaling = field(default_factory=Scaling)
 
     def __post_init__(self) -> None:
         if self.on_error not in ("stop", "skip", "quarantine"):
@@ -109,9 +112,9 @@ class ComputedJob:
         progress, options = progress or Silent(), self.options
         state = state_of(self.destination, options.state, options.hub)
         wanted = Wanted(self.fingerprint, self.facts, options.fresh, options.keep_done)
-        with at_destination(self.destination, state, options.stop_file, progress, fresh=options.fresh) as (
-            ledger,
-            stop,
+        with (
+            workplace(options.scaling) as place,
+            at_destination(self.destination, state, options.stop_file, progress, fresh=options.fresh) as (ledger, stop),
         ):
             folder = state / _UNITS
             if not options.fresh and self._is_there(ledger, progress):
@@ -121,7 +124,7 @@ class ComputedJob:
                 refuse_strangers(list(FolderSink(self.destination).shards()), staged=False)
             units = open_units(folder, wanted, ledger)
             try:
-                done = self._run(ledger, units, folder, progress, stop)
+                done = self._run(place, ledger, units, folder, progress, stop)
             finally:
                 units.close()
             shutil.rmtree(folder)
@@ -152,12 +155,15 @@ class ComputedJob:
             left_out=(),
         )
 
-    def _run(self, ledger: Ledger, units: Ledger, folder: Path, progress: Progress, stop: Stop) -> Computed:
+    def _run(
+        self, place: Workplace, ledger: Ledger, units: Ledger, folder: Path, progress: Progress, stop: Stop
+    ) -> Computed:
         options = ComputeOptions(
-            self.limit.bytes, self.options.workers, self.options.on_error, self.step.batch_rows or 1, self.what
-        )
-        computation = Computation(self.source, self.step, self.finisher.writing, units, folder, options, progress, stop)
-        outcome = computation.run()
+            self.limit.bytes, self.options.workers, self.options.on_error, self.step.batch_rows or 1, self.what,
+            whole_node=self.what == "embed",
+        )  # fmt: skip
+        writing = self.finisher.writing
+        outcome = place.compute(self.source, self.step, writing, units, folder, options, progress, stop).run()
         shutil.rmtree(folder / "made", ignore_errors=True)
         total = sum(receipt.size for receipt in outcome.receipts)
         progress.start("finish", total, 0, self.limit.bytes)
@@ -174,6 +180,9 @@ class ComputedJob:
             # Whether another job's output may go was settled when this one began.
             fresh=self.options.fresh or (ledger.job is not None and ledger.job.fingerprint != self.fingerprint),
             hub=self.options.hub,
+            executor=None
+            if local
+            else place.executor(folder, self.destination, self.options.hub, self.limit.bytes, self.options.workers),
         )
         quarantine = self._quarantine(folder)  # first: once all is delivered, nothing is done again
         built = deliver(content, self.destination, delivery, ledger, progress, stop)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from brim.compute.books import Wanted, open_units
-from brim.compute.computation import Computation, ComputeOptions
+from brim.compute.computation import Computation
+from brim.compute.executor import ComputeOptions
 from brim.compute.finish import with_features
 from brim.compute.made import make_shards, settle
 from brim.compute.outfile import read_schema

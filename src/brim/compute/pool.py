@@ -27,7 +27,7 @@ _LINE = 1000
 class WorkerProcess:
     """One worker and what it is doing."""
 
-    def __init__(self, number: int, setup: Path, threads: int) -> None:
+    def __init__(self, number: int, setup: Path, threads: int, cwd: str | None = None) -> None:
         self.number = number
         self.attempt: Attempt | None = None
         self.at: At | None = None
@@ -58,6 +58,7 @@ class WorkerProcess:
                 stderr=log,
                 env=environment,
                 pass_fds=(theirs.fileno(),),
+                cwd=cwd,
             )
         theirs.close()
         self.pid = self._process.pid

@@ -29,7 +29,10 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """All that a worker needs to know once. `gate` is a file of a byte: while it is 1, memory is short."""
+    """All that a worker needs to know once. `gate` is a file of a byte: while it is 1, memory is short.
+
+    Its path may be relative to where the setup itself is.
+    """
 
     step: Step
     reading: Reading

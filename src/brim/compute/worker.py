@@ -69,7 +69,7 @@ class Worker:
     def __init__(self, setup: Any, connection: Connection) -> None:
         self.setup, self.connection = setup, connection
         self._told = 0.0
-        with open(setup.gate, "rb") as file:
+        with open(Path(sys.argv[2]).parent / setup.gate, "rb") as file:
             self._gate = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
 
     def open(self) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from brim.compute.books import Wanted, without_function
 from brim.compute.cache import cache_home, open_cache
-from brim.compute.computation import ComputeOptions
 from brim.compute.dataset_out import open_dataset
+from brim.compute.executor import ComputeOptions
 from brim.compute.kept import Kept, compute_kept
 from brim.compute.mapping import MapStep
 from brim.compute.options import InputKind, MapOptions

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from brim.engine.cluster.checks import Sight, sample_of
+from brim.engine.cluster.opened import carrying_bytes, opened
 from brim.engine.content import PlanContent
 from brim.engine.deliver import Built, Delivery, at_destination, check_hub_limits, check_hub_options, deliver, state_of
 from brim.engine.destination import Destination, new_destination
@@ -15,6 +17,7 @@ from brim.engine.ledger import Ledger
 from brim.engine.parts import job_facts
 from brim.engine.plan_place import receipts_at, save_to
 from brim.engine.run import versions
+from brim.engine.scaling import Scaling
 from brim.errors import DestinationError, InputError
 from brim.formats.parquet import MAX_CELL_BYTES
 from brim.memory.cores import usable_cores
@@ -48,6 +51,7 @@ class BuildOptions:
     stop_file: str | None = None
     hub: HubOptions = field(default_factory=HubOptions)
     access: Access = field(default_factory=Access)  # to the bucket that is the destination
+    scaling: Scaling = field(default_factory=Scaling)
 
     def __post_init__(self) -> None:
         if self.format not in EXTENSIONS:
@@ -161,7 +165,14 @@ class Build:
             update=options.update,
             hub=options.hub,
         )
-        with at_destination(destination, state, options.stop_file, progress, fresh=options.fresh) as here:
+        sending = carrying_bytes(self.destination, options.hub)
+        with (
+            opened(
+                options.scaling, self._sight, self.forecast.worker + sending, self.limit.bytes, options.workers
+            ) as executor,
+            at_destination(destination, state, options.stop_file, progress, fresh=options.fresh) as here,
+        ):
+            delivery = dataclasses.replace(delivery, executor=executor)
             return deliver(PlanContent(self.plan), destination, delivery, here[0], progress, here[1])
 
     def _need_destination(self) -> Destination:
@@ -170,6 +181,10 @@ class Build:
         if _is_source(self.destination, self.plan.table):
             raise DestinationError("The destination is the source itself.", hint="Give another place.")
         return self.destination
+
+    def _sight(self) -> Sight:
+        """What every node of a cluster has to see of the source."""
+        return Sight(files=sample_of(self.plan.table.files))
 
 
 def _is_source(destination: Destination, table: FileTable) -> bool:

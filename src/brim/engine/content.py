@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 from brim.engine.card import card_facts
 from brim.engine.ledger import Receipt
-from brim.engine.shard import splice_of
+from brim.engine.shard import Slice, slice_of
 from brim.formats.card import CardFacts
-from brim.formats.splice import Splice
 from brim.plans.changes import changes_between
 from brim.plans.cut import Shard
 from brim.plans.plan import Plan
@@ -61,8 +60,8 @@ class Content(Protocol):
     def size(self, shards: Sequence[Shard]) -> int:
         """What shards will take, about."""
 
-    def splice(self, shard: Shard) -> Splice:
-        """The bytes of a shard. Close it after use."""
+    def slice(self, shard: Shard) -> Slice:
+        """What makes the bytes of a shard, here or elsewhere."""
 
     def sha256(self, shard: Shard) -> str | None:
         """The hash of a shard, where it is known already."""
@@ -125,8 +124,8 @@ class PlanContent:
         values = sum(shard.value_bytes for shard in shards) if self.plan.table.verbatim else 0
         return values + sum(shard.file_bytes for shard in shards)
 
-    def splice(self, shard: Shard) -> Splice:
-        return splice_of(self.plan, shard)
+    def slice(self, shard: Shard) -> Slice:
+        return slice_of(self.plan, shard)
 
     def sha256(self, shard: Shard) -> str | None:
         return None

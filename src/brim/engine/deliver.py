@@ -11,6 +11,7 @@ from pathlib import Path
 from brim.durable import failures
 from brim.engine.content import Content
 from brim.engine.destination import Destination, make_state, state_folder
+from brim.engine.executor import Executor
 from brim.engine.ledger import STATE, Ledger, Receipt
 from brim.engine.lock import locked, owner_of
 from brim.engine.run import Others, Run, RunOptions, refuse_another
@@ -52,7 +53,10 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How content is brought. `free_bytes` is what the limit leaves beside what the shards themselves take."""
+    """How content is brought. `free_bytes` is what the limit leaves beside what the shards themselves take.
+
+    Without an `executor`, threads of this process bring it.
+    """
 
     limit: Limit
     workers: int
@@ -61,6 +65,7 @@ class Delivery:
     update: bool = False
     hub: HubOptions = field(default_factory=HubOptions)
     others: Others = field(default_factory=Others)
+    executor: Executor | None = None
 
 
 @contextmanager
@@ -94,7 +99,12 @@ def deliver(
     """Bring what is missing."""
     others, shared = delivery.others, delivery.others.only is not None
     options = RunOptions(
-        delivery.workers, delivery.limit.bytes, fresh=delivery.fresh, update=delivery.update, others=others
+        delivery.workers,
+        delivery.limit.bytes,
+        fresh=delivery.fresh,
+        update=delivery.update,
+        others=others,
+        executor=delivery.executor,
     )
     room = Room(delivery.free_bytes, delivery.workers, delivery.limit.asked_for)
     if isinstance(destination, Path):

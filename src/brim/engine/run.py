@@ -10,12 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from brim.engine.content import Content
+from brim.engine.executor import Executor
 from brim.engine.keep import reuse
 from brim.engine.ledger import Job, Ledger, Receipt, finished_ledger
+from brim.engine.local import Dropped, LocalExecutor
+from brim.engine.shard import Slice
 from brim.engine.stop import Stop
 from brim.errors import DestinationError, PlanChanged, SinkFailed
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
@@ -53,6 +57,7 @@ class RunOptions:
     config: str = "default"
     manifest_name: Callable[[str], str] | None = None  # of a split, where a ledger is published with the shards
     others: Others = field(default_factory=Others)
+    executor: Executor | None = None  # None: threads of this process
 
 
 class Run:
@@ -69,7 +74,7 @@ class Run:
         self._names = {shard.name for shard in content.shards}
         self._known: dict[str, str] = {}  # the hash of shards that have to be sent again
         self._waiting: dict[str, Receipt] = {}  # sent, and not committed
-        self._abort = threading.Event()
+        self._abort = threading.Event()  # for shards that are compared
 
     def run(self) -> list[Receipt]:
         self._settle_with_previous()
@@ -203,8 +208,13 @@ class Run:
         return changed
 
     def _hash(self, shard: Shard) -> str:
-        with self.content.splice(shard) as splice:
-            return splice.sha256(self.sent)
+        def sent(size: int) -> None:
+            if self._abort.is_set():
+                raise Dropped
+            self.sent(size)
+
+        with self.content.slice(shard).splice() as splice:
+            return splice.sha256(sent)
 
     def _need_room(self, todo: list[Shard]) -> None:
         need, free = 0 if self.content.linked else self.content.size(todo), self.sink.free_bytes()
@@ -218,35 +228,21 @@ class Run:
             )
 
     def _run_shards(self, todo: list[Shard]) -> None:
-        """Write shards, several at a time; the first failure drops the others cleanly."""
-        queue = iter(todo)
+        """Bring shards, several at a time; the first failure drops the others cleanly."""
         staged = (r for r in self.ledger.receipts.values() if r.staged_at and r.name in self._names)
         self._waiting = {r.name: r for r in staged if not self.sink.holds(r.piece)}
-        with ThreadPoolExecutor(self.options.workers, "shard") as pool:
-            running: set[Future[tuple[Receipt, Put]]] = set()
-            try:
-                while True:
-                    while len(running) < self.options.workers and (shard := next(queue, None)) is not None:
-                        if shard.name in self.ledger.receipts:
-                            self.ledger.forget(shard.name)  # before its file becomes another one
-                        running.add(pool.submit(self._write, shard))
-                    if not running:
-                        return
-                    finished, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-                    self.stop.check()
-                    for future in finished:
-                        receipt, put = future.result()
-                        if receipt.staged_at:
-                            self._waiting[receipt.name] = receipt
-                        self.written += put.sent
-                        self.sent_bytes += receipt.size if put.sent else 0
-                        how = "already there" if not put.sent else "sent" if self.sink.staged else "written"
-                        self.progress.shard(receipt.name, receipt.size, receipt.sha256, how)
-                    if finished:
-                        self._checkpoint()
-            except BaseException:
-                self._abort.set()
-                raise
+        with closing(self._executor().run(todo, self.sink, self)) as finished:
+            for receipt, put in finished:
+                if receipt.staged_at:
+                    self._waiting[receipt.name] = receipt
+                self.written += put.sent
+                self.sent_bytes += receipt.size if put.sent else 0
+                how = "already there" if not put.sent else "sent" if self.sink.staged else "written"
+                self.progress.shard(receipt.name, receipt.size, receipt.sha256, how)
+                self._checkpoint()
+
+    def _executor(self) -> Executor:
+        return self.options.executor or LocalExecutor(self.options.workers)
 
     def _checkpoint(self) -> None:
         """Tell the sink what is there only for some hours."""
@@ -256,25 +252,39 @@ class Run:
         self.sink.checkpoint([r.piece for r in waiting], min(r.staged_at for r in waiting))
         self._waiting = {r.name: r for r in waiting if not self.sink.holds(r.piece)}
 
-    def _write(self, shard: Shard) -> tuple[Receipt, Put]:
-        with self.content.splice(shard) as splice:
-            put = self.sink.put(shard.name, splice, self._known.get(shard.name) or self.content.sha256(shard), self)
-            receipt = replace(self._receipt(shard, splice.size, put.sha256), etag=put.etag)
-        self.ledger.add(receipt)  # by the worker itself, so that a stop loses nothing that is finished
-        return receipt, put
+    # What the executor asks and tells
+
+    def slice(self, shard: Shard) -> Slice:
+        return self.content.slice(shard)
+
+    def known(self, shard: Shard) -> str | None:
+        return self._known.get(shard.name) or self.content.sha256(shard)
+
+    def begin(self, shard: Shard) -> None:
+        if shard.name in self.ledger.receipts:
+            self.ledger.forget(shard.name)  # before its file becomes another one
+
+    def done(self, shard: Shard, size: int, put: Put) -> Receipt:
+        receipt = replace(self._receipt(shard, size, put.sha256), etag=put.etag)
+        self.ledger.add(receipt)
+        return receipt
 
     def hashed(self, size: int) -> None:
-        self._look()
+        self.look()
         self.progress.hashed(size)
 
     def sent(self, size: int) -> None:
-        self._look()
+        self.look()
         self.progress.advance(size)
 
-    def _look(self) -> None:
-        if self._abort.is_set():
-            raise _Dropped
+    def look(self) -> None:
         self.stop.check()
+
+    def note(self, text: str) -> None:
+        self.progress.note(text)
+
+    def nodes(self, held: dict[str, int]) -> None:
+        self.progress.nodes(held)
 
     def _receipt(self, shard: Shard, size: int, sha256: str) -> Receipt:
         key, mtimes = self.content.key(shard), self.content.mtimes(shard)
@@ -305,10 +315,6 @@ class Run:
                 of = [replace(receipt, mtimes="") for receipt in receipts if receipt.split == split]
                 manifests[self.options.manifest_name(split)] = finished_ledger(self.ledger.job, of)
         return manifests
-
-
-class _Dropped(Exception):
-    """Another shard failed; this one is dropped. Never leaves the engine."""
 
 
 def refuse_another(content: Content, previous: Job, hint: str) -> None:

@@ -22,6 +22,7 @@ MOST_SAMPLES = 2000
 _MOST_EVENTS, _MOST_KINDS = 400, 40  # events of each kind
 _MOST_PROCESSES = 1000
 _MOST_REMARKS = 100
+_MOST_NODES = 200
 _LONGEST_LINE = 8 << 20
 _STEP_BACK_S, _LEAP_S, _LEAP_SHOWN_S = 5.0, 86_400.0, 60.0
 _GAP_S, _GAP = 60.0, 10  # a pause at least that long, and that many times the usual one
@@ -66,6 +67,7 @@ class RunLog:
     file_peak_bytes: int
     least_available_bytes: int | None
     gpu_peaks: Mapping[int, tuple[int, int]]
+    node_peaks: Mapping[str, int]  # of the cluster that the job ran on
     seconds: float
     sample_count: int
     gaps: tuple[tuple[float, float], ...]
@@ -187,6 +189,7 @@ class _Reading:
         self._file_peak = 0
         self._least_available: int | None = None
         self._gpu_peaks: dict[int, tuple[int, int]] = {}
+        self._node_peaks: dict[str, int] = {}
         self._events: dict[str, _Alike] = {}
         self._event_counts: dict[str, int] = {}
         self._processes: dict[int, ProcessPeak] = {}
@@ -235,6 +238,10 @@ class _Reading:
             index, used, whole = (size(gpu.get(name)) for name in ("index", "used_bytes", "total_bytes"))
             if index is not None and used is not None and (index in self._gpu_peaks or len(self._gpu_peaks) < 64):
                 self._gpu_peaks[index] = max(self._gpu_peaks.get(index, (0, 0)), (used, whole or 0))
+        for node in objects(entry.get("nodes")):
+            name, peak = text(node.get("name"), 80), size(node.get("peak_bytes"))
+            if name and peak is not None and (name in self._node_peaks or len(self._node_peaks) < _MOST_NODES):
+                self._node_peaks[name] = max(self._node_peaks.get(name, 0), peak)
 
     def _see_gap(self, x: float) -> None:
         if self._sample_count == 0:
@@ -294,6 +301,7 @@ class _Reading:
             file_peak_bytes=self._file_peak,
             least_available_bytes=self._least_available,
             gpu_peaks=self._gpu_peaks,
+            node_peaks=self._node_peaks,
             seconds=self._clock.x,
             sample_count=self._sample_count,
             gaps=tuple(self._gaps),

@@ -68,7 +68,7 @@ def render(run: RunLog, now: float) -> str:
         forecast=_forecast(run),
         postmortem=_postmortem(story.postmortem_of(run, now)),
         events=_events(run),
-        processes=_processes(run),
+        processes=_nodes(run) + _processes(run),
         remarks=_remarks(story.remarks_of(run)),
         footer=_footer(run),
         css=_part("page.css"),
@@ -180,6 +180,21 @@ def _listed(events: Iterable[Event]) -> list[Event]:
 def _weight(event: Event) -> str:
     weight = _WEIGHTS.get(event.kind, "quiet")
     return "warn" if weight == "grave" and event.elsewhere else weight
+
+
+def _nodes(run: RunLog) -> str:
+    """What the job held on the nodes of a cluster."""
+    if not run.node_peaks:
+        return ""
+    rows = "".join(
+        f'<tr><td class="name">{escape(name)}</td><td class="number">{format_size(peak)}</td></tr>'
+        for name, peak in sorted(run.node_peaks.items(), key=lambda pair: -pair[1])
+    )
+    return f"""<section aria-labelledby="nodes"><h2 id="nodes">Nodes</h2>
+<div class="scroll" tabindex="0"><table><thead><tr><th>node</th><th class="number">peak</th></tr></thead>
+<tbody>{rows}</tbody></table></div>
+<p class="note">What this job's tasks held on each, looked at twice a second. The curve is the driver's own.</p>
+</section>"""
 
 
 def _processes(run: RunLog) -> str:

@@ -9,7 +9,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from brim.memory.meter import tree_bytes
@@ -29,6 +29,7 @@ class JsonLines:
         self._lock, self._counting = threading.Lock(), threading.Lock()
         self._done = self._total = self._hashed = 0
         self._said = 0.0
+        self._nodes: Mapping[str, int] = {}
 
     def emit(self, event: str, **facts: Any) -> None:
         with self._lock:
@@ -49,8 +50,10 @@ class JsonLines:
             if due:
                 self._said = time.monotonic()
         if due:
-            hashed = {"hashed_bytes": self._hashed} if self._hashed else {}
-            self.emit("progress", bytes=self._done, total_bytes=self._total, **hashed, memory_bytes=tree_bytes())
+            more: dict[str, Any] = {"hashed_bytes": self._hashed} if self._hashed else {}
+            if self._nodes:
+                more["nodes"] = dict(self._nodes)
+            self.emit("progress", bytes=self._done, total_bytes=self._total, **more, memory_bytes=tree_bytes())
 
     def hashed(self, size: int) -> None:
         with self._counting:
@@ -65,6 +68,10 @@ class JsonLines:
 
     def note(self, text: str) -> None:
         self.emit("note", text=text)
+
+    def nodes(self, held: Mapping[str, int]) -> None:
+        self._nodes = held
+        self.advance(0)
 
     def finish(self) -> None:
         pass
@@ -84,6 +91,7 @@ class NotesOnly:
     def hashed(self, size: int) -> None: ...
     def committed(self) -> None: ...
     def shard(self, name: str, size: int, sha256: str, how: str) -> None: ...
+    def nodes(self, held: Mapping[str, int]) -> None: ...
     def finish(self) -> None: ...
 
     def note(self, text: str) -> None:
@@ -100,6 +108,7 @@ class PlainLines:
         self._done = self._total = self._limit = self._hashed = self._commits = 0
         self._shards = self._shards_done = 0
         self._began = self._said = 0.0
+        self._nodes: Mapping[str, int] = {}
         self.peak_bytes = 0
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
@@ -136,7 +145,7 @@ class PlainLines:
             f"{f'{self._shards_done} of {self._shards} shards, ' if self._shards else ''}"
             f"{f'{self._commits} commits, ' if self._commits else ''}"
             f"{format_size(rate)}/s, {_clock_text(left)} left, "
-            f"memory {format_size(memory)} of {format_size(self._limit)}",
+            f"memory {format_size(memory)} of {format_size(self._limit)}{_nodes_text(self._nodes)}",
         )
 
     def shard(self, name: str, size: int, sha256: str, how: str) -> None:
@@ -145,6 +154,10 @@ class PlainLines:
 
     def note(self, text: str) -> None:
         _say(self._out, f"brim: {text}")
+
+    def nodes(self, held: Mapping[str, int]) -> None:
+        self._nodes = held
+        self.advance(0)
 
     def finish(self) -> None:
         self.peak_bytes = max(self.peak_bytes, tree_bytes())
@@ -176,6 +189,7 @@ class Bar:
         self._task: Any = None
         self._done = self._total = self._limit = self._shards = self._shards_done = self._hashed = self._commits = 0
         self._began = self._drawn = 0.0
+        self._nodes: Mapping[str, int] = {}
         self.peak_bytes = 0
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
@@ -219,6 +233,7 @@ class Bar:
             amount += f"  {self._shards_done}/{self._shards} shards" if self._shards else ""
             amount += f"  {self._commits} commits" if self._commits else ""
             gauge += f" of {format_size(self._limit)}"
+        gauge += _nodes_text(self._nodes)
         completed = min(self._done, self._total) if self._total else self._done
         self._progress.update(self._task, completed=completed, amount=amount, memory=gauge)
         self._progress.refresh()
@@ -231,9 +246,20 @@ class Bar:
     def note(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False)
 
+    def nodes(self, held: Mapping[str, int]) -> None:
+        self._nodes = held
+        self.advance(0)
+
     def finish(self) -> None:
         self.peak_bytes = max(self.peak_bytes, tree_bytes())
         self._progress.stop()
+
+
+def _nodes_text(held: Mapping[str, int]) -> str:
+    """The fullest of the nodes, for all of them do not fit a line."""
+    if not held:
+        return ""
+    return f", {len(held)} node{'' if len(held) == 1 else 's'} up to {format_size(max(held.values()))}"
 
 
 def _amount(done: int, total: int) -> str:

@@ -47,6 +47,7 @@ class Recording:
         self._inner = inner
         self._peak = (0, time.time())
         self._events = 0
+        self._nodes: dict[str, int] = {}  # the most that each was seen to hold
         self._limit_bytes = limit.bytes
         self._meter = TreeMeter(lambda: [os.getpid()])
         self._listed = 0.0
@@ -100,6 +101,10 @@ class Recording:
     def note(self, text: str) -> None:
         self._inner.note(text)
         self._event("note", text)
+
+    def nodes(self, held: Mapping[str, int]) -> None:
+        self._inner.nodes(held)
+        self._nodes = {name: max(held.get(name, 0), self._nodes.get(name, 0)) for name in {**self._nodes, **held}}
 
     def finish(self) -> None:
         self._inner.finish()
@@ -163,6 +168,8 @@ class Recording:
             self._listed = time.monotonic()
             largest = sorted(reading.processes, key=lambda process: -process.usage.total_bytes)[:_SHOWN_PROCESSES]
             facts["processes"] = [{"pid": p.pid, "name": p.name, **asdict(p.usage)} for p in largest]
+        if self._nodes:
+            facts["nodes"] = [{"name": name, "peak_bytes": peak} for name, peak in self._nodes.items()]
         self._log.write("sample", facts)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from brim.durable import failures, free_bytes, rename, write_whole
@@ -20,6 +22,56 @@ from brim.sinks.sink import CardMaker, Job, Piece, Publication, Put, Watcher
 _KEEP = ".brim/keep"  # content that lost its name and will get another, by SHA-256
 
 
+@dataclass(frozen=True, slots=True)
+class FolderCarrier:
+    """Writes shards. `mark` is a file in the folder that shows another machine that it sees the same one."""
+
+    root: Path
+    mark: str = ""
+
+    def check(self) -> None:
+        if self.mark and not (self.root / self.mark).exists():
+            raise DestinationError(
+                f"The destination {str(self.root)!r} is not there, or is another folder of that name.",
+                hint="Choose a folder on a disk that every node shares under the same path.",
+            )
+        tried = self.root / "data" / f".{uuid.uuid4().hex[:12]}.tmp"
+        with failures(self.root):
+            tried.touch()
+            tried.unlink()
+
+    def put(self, name: str, splice: Splice, sha256: str | None, watcher: Watcher) -> Put:
+        """In one pass; the watcher may raise to drop the shard. A file on this disk is linked and not copied."""
+        target = self.root / name
+        # A name of its own: a machine that was given up may still write the same shard.
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.tmp")
+        if sha256 is not None and isinstance(splice, FileSplice) and self._link(splice.path, temporary, target):
+            watcher.sent(splice.size)
+            return Put(sha256)
+        with failures(self.root):
+            file = DirectFile(str(temporary))
+            try:
+                digest = _write_and_hash(file, splice, watcher.sent)
+                file.sync()
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            finally:
+                file.close()
+            rename(temporary, target)
+        return Put(digest)
+
+    def _link(self, source: Path, temporary: Path, target: Path) -> bool:
+        """Give a finished file a second name here; False where the file system cannot."""
+        try:
+            os.link(source, temporary)
+        except OSError:
+            return False
+        with failures(self.root):
+            rename(temporary, target)
+        return True
+
+
 class FolderSink:
     """Shards under `root/data/`, the card beside it.
 
@@ -30,7 +82,8 @@ class FolderSink:
 
     def __init__(self, root: Path, mine: frozenset[str] | None = None) -> None:
         self.root, self._mine = root, mine
-        self._mark = f".{Path(min(mine)).stem}" if mine else ""
+        self._own = f".{Path(min(mine)).stem}" if mine else ""  # in the name of a card that others write too
+        self._mark: Path | None = None
 
     def open(self, fingerprint: str) -> None:
         """Remove what an interrupted run left behind. Only for whoever holds the lock."""
@@ -38,9 +91,10 @@ class FolderSink:
             for left in (self.root / "data").glob(".*.tmp"):
                 left.unlink()
             return
-        for name in (CARD + self._mark, *self._mine):
-            target = self.root / name
-            target.with_name(f".{target.name}.tmp").unlink(missing_ok=True)
+        (self.root / f".{CARD}{self._own}.tmp").unlink(missing_ok=True)
+        for left in (self.root / "data").glob(".*.tmp"):
+            if f"data/{left.name[1:].rsplit('.', 2)[0]}" in self._mine:
+                left.unlink(missing_ok=True)
 
     def shards(self) -> Iterator[str]:
         for entry in sorted(os.listdir(self.root / "data")):
@@ -81,48 +135,30 @@ class FolderSink:
         self._write_card(job.unfinished_card)
 
     def put(self, name: str, splice: Splice, sha256: str | None, watcher: Watcher) -> Put:
-        """In one pass; the watcher may raise to drop the shard. A file on this disk is linked and not copied."""
-        target = self.root / name
-        if sha256 is not None and isinstance(splice, FileSplice) and self._link(splice.path, target):
-            watcher.sent(splice.size)
-            return Put(sha256)
-        temporary = target.with_name(f".{target.name}.tmp")
-        with failures(self.root):
-            file = DirectFile(str(temporary))
-            try:
-                digest = _write_and_hash(file, splice, watcher.sent)
-                file.sync()
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-            finally:
-                file.close()
-            rename(temporary, target)
-        return Put(digest)
+        return FolderCarrier(self.root).put(name, splice, sha256, watcher)
 
-    def _link(self, source: Path, target: Path) -> bool:
-        """Give a finished file a second name here; False where the file system cannot."""
-        temporary = target.with_name(f".{target.name}.tmp")
-        try:
-            temporary.unlink(missing_ok=True)
-            os.link(source, temporary)
-        except OSError:
-            return False
-        with failures(self.root):
-            rename(temporary, target)
-        return True
+    def carrier(self) -> FolderCarrier:
+        """What an interrupted run leaves of the mark goes like everything temporary."""
+        if self._mark is None:
+            self._mark = self.root / "data" / f".{uuid.uuid4().hex}.tmp"
+            with failures(self.root):
+                self._mark.touch()
+        return FolderCarrier(self.root.absolute(), f"data/{self._mark.name}")
 
     def checkpoint(self, pieces: Sequence[Piece], oldest: float) -> None:
         """What is on disk lasts."""
 
     def publish(self, publication: Publication) -> str:
         self.discard(sorted(publication.gone))
+        if self._mark is not None:  # with it goes what machines that were lost have left
+            for left in (self.root / "data").glob(".*.tmp"):
+                left.unlink(missing_ok=True)
         self._write_card(publication.card)
         return ""
 
     def _write_card(self, maker: CardMaker) -> None:
         with failures(self.root):
-            write_whole(self.root / CARD, maker(self._read_card()).encode(), self._mark)
+            write_whole(self.root / CARD, maker(self._read_card()).encode(), self._own)
 
     def _read_card(self) -> str | None:
         try:

@@ -76,6 +76,19 @@ class Listener(Protocol):
     def committed(self) -> None: ...
 
 
+class Carrier(Protocol):
+    """The part of a sink that travels: it can be pickled, and brings shards there from any machine.
+
+    What it needs to be let in (a token) travels inside of it, and shows in no repr.
+    """
+
+    def check(self) -> None:
+        """Whether shards can be put from this machine; a BrimError says what is in the way."""
+
+    def put(self, name: str, splice: Splice, sha256: str | None, watcher: Watcher) -> Put:
+        """Bring a shard there. Its SHA-256 may be known already."""
+
+
 class Sink(Protocol):
     """A destination. Methods are called by one thread, `put` by several."""
 
@@ -111,6 +124,9 @@ class Sink(Protocol):
 
     def put(self, name: str, splice: Splice, sha256: str | None, watcher: Watcher) -> Put:
         """Bring a shard there. Its SHA-256 may be known already."""
+
+    def carrier(self) -> Carrier:
+        """What puts shards from elsewhere, once the sink is open."""
 
     def checkpoint(self, pieces: Sequence[Piece], oldest: float) -> None:
         """These were put and not published, the first at `oldest` (Unix time): make sure that they last."""

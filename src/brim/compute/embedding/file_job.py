@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from brim.compute.books import Wanted, open_units
-from brim.compute.computation import Computation, ComputeOptions, Outcome
 from brim.compute.embedding.finish import check_target, finish_vectors
 from brim.compute.embedding.step import EmbedStep
+from brim.compute.executor import ComputeOptions, Outcome
 from brim.compute.job import Computed, JobOptions
 from brim.compute.setup import Writing
+from brim.compute.workplace import Workplace, workplace
 from brim.durable import failures
 from brim.engine.deliver import Built
 from brim.engine.destination import parse_destination, state_folder
@@ -86,15 +87,20 @@ class VectorFileJob:
             if self.bucket is not None:
                 self.target.parent.mkdir(exist_ok=True)
         stop_files = (state / "stop", *([Path(options.stop_file)] if options.stop_file else []))
-        with locked(state), stoppable(*stop_files) as stop, failures(self.target.parent):
+        with (
+            workplace(options.scaling) as place,
+            locked(state),
+            stoppable(*stop_files) as stop,
+            failures(self.target.parent),
+        ):
             ledger = Ledger(state)
             try:
-                return self._run(ledger, state, progress, stop)
+                return self._run(place, ledger, state, progress, stop)
             finally:
                 ledger.close()
                 progress.finish()
 
-    def _run(self, ledger: Ledger, state: Path, progress: Progress, stop: Stop) -> Computed:
+    def _run(self, place: Workplace, ledger: Ledger, state: Path, progress: Progress, stop: Stop) -> Computed:
         fingerprint = digest_json(self.facts)
         known = ledger.job is not None and ledger.job.fingerprint == fingerprint
         if known and ledger.done and not self.options.fresh and self._is_there(ledger):
@@ -105,11 +111,13 @@ class VectorFileJob:
         wanted = Wanted(fingerprint, self.facts, self.options.fresh, self.options.keep_done)
         units = open_units(folder, wanted, ledger)
         try:
+            workers = self.options.workers or (1 if self.options.scaling.engine == "local" else None)
+            batch_rows = self.step.batch_rows or 1
             compute = ComputeOptions(
-                self.limit.bytes, self.options.workers or 1, self.options.on_error, self.step.batch_rows or 1, "embed"
+                self.limit.bytes, workers, self.options.on_error, batch_rows, "embed", whole_node=True
             )
             writing = Writing("arrow", self.step.batch_rows or 1000)
-            outcome = Computation(self.source, self.step, writing, units, folder, compute, progress, stop).run()
+            outcome = place.compute(self.source, self.step, writing, units, folder, compute, progress, stop).run()
             receipts = [receipt for receipt in outcome.receipts if receipt.rows]
             progress.start("finish", sum(receipt.size for receipt in receipts), 0, self.limit.bytes)
             finished = finish_vectors(

@@ -59,6 +59,11 @@ class EmbedStep:
     indices = False
     splittable = False  # a window in parts would be sorted into other batches, and floats would differ
 
+    @property
+    def wants_gpu(self) -> bool:
+        """Where there are some to be had."""
+        return self.options.loading.device in ("auto", "cuda")
+
     def __init__(self, options: EmbedOptions) -> None:
         self.options = options
         self.batch_rows: int | None = options.window_rows

@@ -28,8 +28,8 @@ class Lfs:
     name = "LFS"
     hashes_first = True
 
-    def __init__(self, address: Address, token: str) -> None:
-        self._address, self._token = address, token
+    def __init__(self, address: Address, token: str, endpoint: str | None = None) -> None:
+        self._address, self._token, self._endpoint = address, token, endpoint
 
     def send(self, name: str, splice: Splice, sha256: str | None, watcher: Watcher) -> Put:
         from huggingface_hub.lfs import lfs_upload
@@ -44,7 +44,7 @@ class Lfs:
                 return Put(piece.sha256, sent=attempt > 0)
             content.seek(0)
             try:
-                lfs_upload(addition(piece, content), action, token=self._token)
+                lfs_upload(addition(piece, content), action, token=self._token, endpoint=self._endpoint)
             except Exception as error:
                 if status_of(error) != _EXPIRED:
                     raise
@@ -67,6 +67,7 @@ class Lfs:
                 token=self._token,
                 repo_type="dataset",
                 repo_id=self._address.repo,
+                endpoint=self._endpoint,
             )
             if errors:
                 raise SinkFailed(f"The Hub refuses an object: {errors[0]['error']['message']}.")

@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Protocol
 
 from brim.errors import DestinationError, SinkFailed
@@ -19,6 +20,7 @@ from brim.formats.card import CARD
 from brim.formats.splice import Splice
 from brim.sinks.hub import operations
 from brim.sinks.hub.address import MAIN, Address
+from brim.sinks.hub.carrier import HubCarrier
 from brim.sinks.hub.client import HubClient, Snapshot
 from brim.sinks.hub.commits import CONFLICT, REFUSED, Commits, OperationsAt, pointers, texts
 from brim.sinks.hub.lfs import Lfs
@@ -230,6 +232,13 @@ class HubSink:
                 watcher.sent(splice.size)
                 return Put(sha256, sent=False)
             return self._way.send(name, splice, sha256, watcher)
+
+    def carrier(self) -> HubCarrier:
+        """By the way that was chosen; what the repository holds already is found out by asking for it."""
+        token = self.client.token
+        assert token is not None  # open() has seen one
+        room = None if self._way is self._lfs else replace(self._room, workers=1)
+        return HubCarrier(self.address, self.client.api.endpoint, token, room)
 
     def checkpoint(self, pieces: Sequence[Piece], oldest: float) -> None:
         age_s = time.time() - oldest

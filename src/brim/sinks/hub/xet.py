@@ -39,7 +39,7 @@ class Xet:
     name = "Xet"
     hashes_first = False
 
-    def __init__(self, address: Address, token: str, room: Room) -> None:
+    def __init__(self, address: Address, token: str, room: Room, endpoint: str | None = None) -> None:
         # One lane, unless someone said how much memory there is for it.
         lanes = min((room.bytes - BASE_BYTES) // LANE_BYTES, _MOST_LANES if room.asked_for else 1, room.workers)
         if lanes < 1:
@@ -50,7 +50,7 @@ class Xet:
                 need_bytes=BASE_BYTES + LANE_BYTES,
                 limit_bytes=room.bytes,
             )
-        self._url, self._headers = _connection(address, token)
+        self._url, self._headers = _connection(address, token, endpoint)
         keep_heap_small()
         self._session = _session(int(lanes))
         self._lanes = threading.Semaphore(int(lanes))
@@ -124,13 +124,13 @@ def _session(lanes: int) -> Any:
         raise NoXet(f"hf_xet cannot be used: {error}") from error
 
 
-def _connection(address: Address, token: str) -> tuple[str, dict[str, str]]:
+def _connection(address: Address, token: str, endpoint: str | None) -> tuple[str, dict[str, str]]:
     """Where write tokens for the storage server come from; NoXet where there are none."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils._headers import build_hf_headers
     from huggingface_hub.utils._http import hf_raise_for_status, http_backoff
 
-    url = f"{HfApi().endpoint}/api/datasets/{address.repo}/xet-write-token/main"
+    url = f"{HfApi(endpoint=endpoint).endpoint}/api/datasets/{address.repo}/xet-write-token/main"
     headers = build_hf_headers(token=token, library_name="brim")
     try:
         hf_raise_for_status(http_backoff("GET", url, headers=headers))

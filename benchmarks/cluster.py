@@ -1,0 +1,156 @@
+"""What --engine ray costs and gives: overhead for each shard, and the gain of a second worker.
+
+    python benchmarks/cluster.py [--shards 500] [--repeats 3] [--parts shards,workers] [--data DIR] [--json FILE]
+
+A real Ray on this machine: a head that does no work and two nodes of one CPU each.
+
+*shards*: small files, one a shard, built into a folder by the local executor and by Ray's tasks. *workers*: a function
+that only computes, over rows that are cut into units, with one worker and with two. Both engines do both. Times for
+each shard or unit are taken between the first ones that are done and the last, because a whole run also holds what
+starting takes (importing Ray, connecting, looking at every node). The overhead is the difference with one shard at a
+time: with several, what Ray adds to one hides behind the others, and the disk may decide the pace of both engines.
+
+Contenders take turns; figures are medians. Not measured: a network between nodes, and more than the cores that are
+here: two workers and the driver share them.
+
+(This file cannot be called ray.py: it would be imported in place of Ray.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from tests.clusters import cluster_of  # noqa: E402  the repository is put on the path first
+
+FILE_BYTES = 20_000
+UNITS, ROWS = 40, 400
+FUNCTION = """
+def burn(row):
+    n = 0
+    for i in range(200_000):
+        n = (n * 31 + i) % 1_000_003
+    return {"n": n}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shards", type=int, default=500)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--parts", default="shards,workers")
+    parser.add_argument("--data", type=Path, default=Path("bench-data"))
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    data = (arguments.data / "cluster").absolute()
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir(parents=True)
+    facts = machine(data, ("brim", "ray", "pyarrow"))
+    parts: dict[str, Part] = {}
+    with cluster_of(2) as cluster:
+        engines = {"local": (), "ray": cluster.options}
+        for name in arguments.parts.split(","):
+            make = {"shards": shards_part, "workers": workers_part}[name]
+            parts[name] = make(data, engines, arguments)
+            print_part(parts[name])
+    print_goals(parts)
+    print_machine(facts)
+    shutil.rmtree(data)
+    if arguments.json is not None:
+        runs = {name: part.runs for name, part in parts.items()}
+        arguments.json.write_text(json.dumps({"machine": facts, "runs": runs}, indent=1))
+
+
+def shards_part(data: Path, engines: dict[str, Sequence[str]], arguments: argparse.Namespace) -> Part:
+    source = data / "files"
+    source.mkdir()
+    for number in range(arguments.shards):
+        (source / f"{number:05d}.bin").write_bytes(os.urandom(FILE_BYTES))
+    part = Part(
+        f"{arguments.shards} shards of {FILE_BYTES // 1000} KB into a folder",
+        ("engine", "at a time", "runs", "whole run, s", "ms a shard", "min–max"),
+    )
+    each: dict[tuple[str, str], list[float]] = {}
+    whole: dict[tuple[str, str], list[float]] = {}
+    for _ in range(arguments.repeats):
+        for at_a_time, more in (("1", ("--workers", "1")), ("default", ())):
+            for name, options in engines.items():
+                words = ["build", str(source), str(data / "out"), "--rows-per-shard", "1", *more, *options]
+                begin = time.monotonic()
+                pace = 1000 * paced(data, data / "out", words, '"how": "written"', skipped=20)
+                each.setdefault((name, at_a_time), []).append(pace)
+                whole.setdefault((name, at_a_time), []).append(time.monotonic() - begin)
+                progress(f"{name}, {at_a_time} at a time: {pace:.1f} ms a shard")
+    for (name, at_a_time), of in each.items():
+        seconds = whole[name, at_a_time]
+        figures = (f"{statistics.median(seconds):.2f}", f"{statistics.median(of):.1f}", f"{min(of):.1f}–{max(of):.1f}")
+        part.rows.append((name, at_a_time, str(len(of)), *figures))
+        runs = [{"whole_s": a, "shard_ms": b} for a, b in zip(seconds, of, strict=True)]
+        part.runs[f"{name}, {at_a_time} at a time"] = runs
+    pairs = zip(each["ray", "1"], each["local", "1"], strict=True)
+    over = statistics.median(ray - local for ray, local in pairs)
+    part.goals = [at_most("overhead of Ray for each shard, one at a time", over, 10, " ms")]
+    return part
+
+
+def workers_part(data: Path, engines: dict[str, Sequence[str]], arguments: argparse.Namespace) -> Part:
+    rows = data / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"id": n, "pad": "x" * 80}) + "\n" for n in range(ROWS)))
+    (data / "steps.py").write_text(FUNCTION)
+    part = Part(
+        f"a function that computes, {ROWS} rows in about {UNITS} units",
+        ("engine", "runs", "1 worker, s a unit", "2 workers, s a unit", "gain"),
+    )
+    gains: dict[str, float] = {}
+    for name, options in engines.items():
+        seconds: dict[int, list[float]] = {1: [], 2: []}
+        for _ in range(arguments.repeats):
+            for workers, of in seconds.items():
+                of.append(mapped(data, rows, workers, options))
+            progress(f"{name}: {seconds[1][-1]:.3f} s a unit with one worker, {seconds[2][-1]:.3f} with two")
+        gains[name] = statistics.median(a / b for a, b in zip(seconds[1], seconds[2], strict=True))
+        one, two = (f"{statistics.median(of):.3f}" for of in seconds.values())
+        part.rows.append((name, str(arguments.repeats), one, two, f"{gains[name]:.2f}×"))
+        part.runs[name] = [{"one_s": a, "two_s": b} for a, b in zip(seconds[1], seconds[2], strict=True)]
+    part.goals = [at_least("gain of a second worker", gains["ray"], 1.7, "×")]
+    return part
+
+
+def mapped(data: Path, rows: Path, workers: int, options: Sequence[str]) -> float:
+    size = str(rows.stat().st_size // UNITS)
+    out = data / "mapped"
+    words = ["map", str(rows), str(out), "--fn", "steps.py:burn", "--unit-size", size, "--workers", str(workers)]
+    return paced(data, out, [*words, *options], '"how": "computed"', skipped=4)
+
+
+def paced(cwd: Path, out: Path, words: Sequence[str], mark: str, skipped: int) -> float:
+    """Seconds for each shard or unit once all workers have started: after the first few, until the last."""
+    shutil.rmtree(out, ignore_errors=True)
+    command = [sys.executable, "-m", "brim", *words, "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=cwd, env=environment())
+    assert process.stdout is not None
+    done = [time.monotonic() for line in process.stdout if mark in line]
+    if process.wait():
+        sys.exit(f"{words[0]} failed")
+    return (done[-1] - done[skipped]) / (len(done) - 1 - skipped)
+
+
+def environment() -> dict[str, str]:
+    path = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Where the work is done: on this machine, or on a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from brim.errors import InputError
+
+Engine = Literal["local", "ray"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """`address` is that of a running Ray: HOST:PORT, or auto for the one that this machine is part of."""
+
+    engine: Engine = "local"
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("local", "ray"):
+            raise InputError(f"--engine takes local or ray, not {self.engine!r}.")
+        if self.address is not None and self.engine != "ray":
+            raise InputError("--address is for --engine ray.", hint="Add --engine ray, or leave --address out.")
+        if self.address in (None, "auto"):
+            return
+        host, _, port = str(self.address).rpartition(":")
+        if "://" in str(self.address) or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InputError(
+                f"--address takes auto or HOST:PORT, not {self.address!r}.",
+                hint="`ray status` shows the address of a running cluster.",
+            )

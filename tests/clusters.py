@@ -1,0 +1,175 @@
+"""A real Ray of several nodes on this machine, and brim's real command as its driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from brim.memory.meter import tree
+
+_STORE_BYTES = 80 << 20
+# A node that is gone is noticed in a second instead of in half a minute.
+_HEALTH = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 500,
+    "health_check_failure_threshold": 2,
+}
+
+
+class TestCluster:
+    """A head that does no work, and nodes that do."""
+
+    __test__ = False
+
+    def __init__(self, folder: Path, config: Mapping[str, object]) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.folder = folder
+        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": _HEALTH | config}
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args=head | {"object_store_memory": _STORE_BYTES})
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--engine", "ray", "--address", self._cluster.address)
+
+    @contextmanager
+    def node(self, cpus: int = 1, environment: Mapping[str, str] | None = None) -> Iterator[Any]:
+        """One more, for a while."""
+        node = self.add(cpus, environment)
+        try:
+            yield node
+        finally:
+            if node in self._cluster.worker_nodes:
+                self._cluster.remove_node(node, allow_graceful=False)
+
+    def add(self, cpus: int = 1, environment: Mapping[str, str] | None = None) -> Any:
+        more = {"HF_HUB_OFFLINE": "0", "ON_A_NODE": "1", **(environment or {})}
+        return self._cluster.add_node(num_cpus=cpus, object_store_memory=_STORE_BYTES, env_vars=more)
+
+    def kill(self, node: Any) -> None:
+        """kill -9 of a raylet and all it has started."""
+        for pid in tree([_raylet(node)]):
+            _kill(pid)
+
+    def kill_worker(self, node: Any, task: str) -> bool:
+        """kill -9 of the worker that does a task of this name, if there is one."""
+        for pid in tree([_raylet(node)])[1:]:
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if words.startswith(f"ray::{task}".encode()):
+                _kill(pid)
+                return True
+        return False
+
+    def holds(self, secret: str) -> list[str]:
+        """The files of the cluster (logs, events) that hold a text."""
+        found = (path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
+        return [str(path) for path in found if secret.encode() in path.read_bytes()]
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+@contextmanager
+def cluster_of(nodes: int, cpus: int = 1, **config: object) -> Iterator[TestCluster]:
+    """Its folder has a short path, because the paths of sockets are limited."""
+    folder = Path(tempfile.mkdtemp(prefix="r"))
+    (folder / "ray").mkdir()
+    more = {"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
+    before = {name: os.environ.get(name) for name in more}
+    os.environ.update(more)
+    cluster = TestCluster(folder, config)
+    try:
+        for _ in range(nodes):
+            cluster.add(cpus)
+        yield cluster
+    finally:
+        cluster.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+class Run:
+    """brim with --json in a process of its own, whose events are read as they come."""
+
+    def __init__(self, *arguments: object, cwd: Path, environment: Mapping[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "brim", *map(str, arguments), "--json"]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment
+        )
+        self.events: list[dict[str, Any]] = []
+
+    def until_shards(self, count: int) -> None:
+        """Wait until so many shards or units are done."""
+        assert self._process.stdout is not None
+        while len(self.shards) < count:
+            line = self._process.stdout.readline()
+            assert line, self._process.communicate()[1]
+            self.events.append(json.loads(line))
+
+    @property
+    def shards(self) -> list[str]:
+        return [event["name"] for event in self.events if event["event"] == "shard"]
+
+    @property
+    def notes(self) -> list[str]:
+        return [event["text"] for event in self.events if event["event"] == "note"]
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """The most that was told of each node."""
+        told = [event["nodes"] for event in self.events if "nodes" in event]
+        return {name: max(one.get(name, 0) for one in told) for one in told for name in one}
+
+    def stop(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def end(self, code: int = 0) -> dict[str, Any]:
+        """Wait for it; its last word. stdout holds JSON and nothing else."""
+        out, err = self._process.communicate(timeout=120)
+        self.events += [json.loads(line) for line in out.splitlines()]
+        assert self._process.returncode == code, f"exit {self._process.returncode}\n{self.events[-3:]}\n{err}"
+        assert "Traceback" not in err, err
+        return self.events[-1]
+
+
+def run(*arguments: object, cwd: Path, environment: Mapping[str, str] | None = None, code: int = 0) -> Run:
+    started = Run(*arguments, cwd=cwd, environment=environment)
+    started.end(code)
+    return started
+
+
+def until(happens: Any, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def _raylet(node: Any) -> int:
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,252 @@
+"""--engine ray on a real Ray of two and three nodes: the same bytes as locally, whatever is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from brim.engine.ledger import Ledger
+from tests.clusters import Run, TestCluster, cluster_of, run, until
+from tests.conftest import brim, tree_digest, write_files
+from tests.hub import TestHub
+from tests.publishing import DEST, Listing, Machine, built, shards
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.ray
+
+TOKEN = "hf_write"
+MODEL = "embed_models:hashing"
+FUNCTIONS = """
+import os, time
+
+def slow(row):
+    if row["id"] % 20 == 0 and os.environ.get("ON_A_NODE"):
+        time.sleep(0.4)
+    return {"n": len(row["text"])}
+
+def hungry(batch):
+    if 120 in batch["id"]:
+        held = b"x" * 300_000_000
+        time.sleep(0.3)
+    return {"n": [len(text) for text in batch["text"]]}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TestCluster]:
+    with cluster_of(2, cpus=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of text, functions, a model, and a tokenizer. Modules are found because the driver works in this folder."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("work")
+    texts = [f"row {n} " + "the quick brown fox " * (n % 7) for n in range(400)]
+    rows = [json.dumps({"id": n, "text": text}) for n, text in enumerate(texts)]
+    write_files(folder, {"rows.jsonl": "\n".join(rows).encode(), "functions.py": FUNCTIONS.encode()})
+    shutil.copy(Path(__file__).with_name("embed_models.py"), folder)
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.train_from_iterator(texts, tokenizers.trainers.WordLevelTrainer(special_tokens=["?"]))
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[TestHub]:
+    with TestHub(tmp_path / "hub") as hub:
+        yield hub
+
+
+@pytest.fixture
+def machine(hub: TestHub, tmp_path: Path) -> Machine:
+    return Machine(hub, tmp_path / "machine")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A destination of any kind: how it is named, what its driver knows, and what is there."""
+
+    dest: str
+    options: tuple[str, ...]
+    environment: dict[str, str]
+    listing: Callable[[], Listing]
+
+
+@pytest.fixture(params=["folder", "lfs", "xet"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "folder":
+        out = tmp_path / "out"
+        yield Place(str(out), (), dict(os.environ), lambda: listing_of(out))
+        return
+    with TestHub(tmp_path / "hub", xet=request.param == "xet") as hub:
+        machine = Machine(hub, tmp_path / "machine")
+        yield Place(DEST, ("--via", request.param), machine.environment, lambda: shards(hub))
+
+
+def listing_of(out: Path) -> Listing:
+    return {f"data/{path.name}": (path.stat().st_size, tree_digest(out)[f"data/{path.name}"])
+            for path in sorted((out / "data").iterdir())}  # fmt: skip
+
+
+def test_build(cluster: TestCluster, place: Place, many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """Every destination holds what a local build makes, and a token is in no file of the cluster."""
+    source = many_files(12)
+    done = run("build", "source", place.dest, *place.options, "--rows-per-shard", "2", *cluster.options, cwd=tmp_path,
+               environment=place.environment)  # fmt: skip
+    assert done.events[-1]["written"] == 6
+    assert place.listing() == built(source, tmp_path / "local", "--rows-per-shard", "2")
+    if place.dest != DEST:
+        assert tree_digest(tmp_path / "out") == tree_digest(tmp_path / "local")
+    assert cluster.holds("raylet")  # the look itself works
+    assert not cluster.holds(TOKEN)
+
+
+def test_tokenize_to_the_hub(cluster: TestCluster, machine: Machine, work: Path, tmp_path: Path) -> None:
+    """Units are computed and shards are sent by the nodes."""
+    words = ("--tokenizer", "tokenizer.json", "--unit-size", "8KB", "--rows-per-shard", "150")
+    run("tokenize", "rows.jsonl", DEST, *words, *cluster.options, cwd=work, environment=machine.environment)
+    brim("tokenize", "rows.jsonl", tmp_path / "local", *words, "--quiet", cwd=work)
+    assert shards(machine.hub) == listing_of(tmp_path / "local")
+
+
+def test_embed(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
+    """Vectors are the same to the bit; the page tells of every node."""
+    words = ("--model", MODEL, "--column", "text", "--unit-size", "8KB", "--batch-size", "16")
+    page = tmp_path / "page.html"
+    run("embed", "rows.jsonl", tmp_path / "ray.npy", *words, *cluster.options, "--report", page, cwd=work)
+    brim("embed", "rows.jsonl", tmp_path / "local.npy", *words, "--quiet", cwd=work)
+    assert (tmp_path / "ray.npy").read_bytes() == (tmp_path / "local.npy").read_bytes()
+    assert page.read_text().count('<td class="name">') >= 2
+    assert 'id="nodes"' in page.read_text()
+
+
+def test_map_loses_a_worker_and_a_node(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
+    """What they did is done again by others, nothing twice, and the result is the same."""
+    words = ("--fn", "functions.py:slow", "--unit-size", "2KB")
+    with cluster.node() as third:
+        running = Run("map", "rows.jsonl", tmp_path / "out", *words, *cluster.options, cwd=work)
+        running.until_shards(1)
+        until(lambda: cluster.kill_worker(third, "do_unit"))
+        running.until_shards(len(running.shards) + 3)
+        cluster.kill(third)
+        done = running.end()
+    brim("map", "rows.jsonl", tmp_path / "local", *words, "--quiet", cwd=work)
+    assert tree_digest(tmp_path / "out") == tree_digest(tmp_path / "local")
+    units = [name for name in running.shards if name.startswith("unit")]
+    assert len(units) == len(set(units)) == done["units"] == done["computed"]
+    assert done["retries"] >= 1
+    assert any("was lost: trying it again" in note for note in running.notes)
+    assert len(running.nodes) == 3
+
+
+def test_build_loses_a_node(
+    cluster: TestCluster, machine: Machine, many_files: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Shards that were on their way from it are sent by others; each has one receipt."""
+    source = many_files(20, 300_000)
+    machine.hub.faults.add("put", times=None, action="stall", seconds=0.5)
+    with cluster.node() as third:
+        running = Run("build", source, DEST, "--rows-per-shard", "1", *cluster.options, cwd=tmp_path,
+                      environment=machine.environment)  # fmt: skip
+        running.until_shards(2)
+        until(lambda: cluster.kill_worker(third, "carry"))
+        running.until_shards(6)
+        cluster.kill(third)
+        running.end()
+    assert sorted(running.shards) == sorted(set(running.shards)) == sorted(shards(machine.hub))
+    assert any("was lost: trying it again" in note for note in running.notes)
+    assert shards(machine.hub) == built(source, tmp_path / "local", "--rows-per-shard", "1")
+
+
+def test_the_driver_is_stopped_and_killed(
+    cluster: TestCluster, machine: Machine, many_files: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The next one does what has no receipt, and nothing else."""
+    source = many_files(16, 50_000)
+    machine.hub.faults.add("put", times=None, action="stall", seconds=0.3)
+    words = ("build", source, DEST, "--rows-per-shard", "1", *cluster.options)
+    first = Run(*words, cwd=tmp_path, environment=machine.environment)
+    first.until_shards(3)
+    first.stop()
+    assert first.end(6)["error"] == "Stopped"
+    stopped = set(Ledger(machine.ledgers[0]).receipts)
+    second = Run(*words, cwd=tmp_path, environment=machine.environment)
+    second.until_shards(2)
+    second.kill()
+    kept = set(Ledger(machine.ledgers[0]).receipts)
+    machine.hub.faults.clear()
+    third = run(*words, cwd=tmp_path, environment=machine.environment)
+    assert 5 <= len(kept) < 16
+    assert stopped.isdisjoint(second.shards)
+    assert kept.isdisjoint(third.shards)
+    assert third.events[-1]["shards"] == 16
+    assert shards(machine.hub) == built(source, tmp_path / "local", "--rows-per-shard", "1")
+
+
+def test_memory(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
+    """A unit that breaks its share of a node is done with a node to itself; one that breaks that does not fit."""
+    words = ("--fn", "functions.py:hungry", "--batched", "--batch-size", "50", "--unit-size", "8KB", "--workers", "2")
+    fits = run("map", "rows.jsonl", tmp_path / "out", *words, "--memory", "800MB", *cluster.options, cwd=work)
+    assert fits.events[-1]["rows"] == 400
+    assert fits.events[-1]["retries"] == 1
+    assert any(note.endswith("ran out of memory: trying it alone") for note in fits.notes)
+    too_much = run(
+        "map", "rows.jsonl", tmp_path / "no", *words, "--memory", "400MB", *cluster.options, cwd=work, code=4
+    )
+    assert "does not fit" in too_much.events[-1]["message"]
+    assert "The batch of 50 rows" in too_much.events[-1]["message"]
+
+
+def test_memory_monitor(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """What Ray's monitor kills is tried again with a node to itself, and then does not fit."""
+    with cluster_of(1, memory_usage_threshold=0.001, memory_monitor_refresh_ms=100) as full:
+        done = run("build", many_files(2), tmp_path / "out", *full.options, cwd=tmp_path, code=4)
+    assert any("trying it with a node to itself" in note for note in done.notes)
+    assert "stopped by Ray for want of memory, with a node to itself" in done.events[-1]["message"]
+
+
+def test_nodes_that_cannot_work(
+    cluster: TestCluster, machine: Machine, many_files: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A node that does not reach the destination, or has another brim, is named before the first byte."""
+    words = ("build", many_files(2), DEST, *cluster.options)
+    nowhere = "http://127.0.0.1:9"
+    with cluster.node(
+        environment={"HTTP_PROXY": nowhere, "http_proxy": nowhere, "NO_PROXY": "", "no_proxy": ""}
+    ) as node:
+        failed = run(*words, cwd=tmp_path, environment=machine.environment, code=5).events[-1]["message"]
+        assert f"({node.node_id[:6]})" in failed
+        assert "connection to the Hub failed" in failed
+    other = write_files(tmp_path / "other", {"brim/__init__.py": b'__version__ = "0.0.1"'})
+    with cluster.node(environment={"PYTHONPATH": str(other)}) as node:
+        failed = run(*words, cwd=tmp_path, environment=machine.environment, code=2).events[-1]["message"]
+        assert f"({node.node_id[:6]})" in failed
+        assert "has 0.0.1 as brim" in failed
+    assert machine.hub.files("ada/data", "main").keys() <= {".gitattributes"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--engine", "ray", "--address", "127.0.0.1:9"), "There is no Ray cluster at 127.0.0.1:9"),
+        (("--engine", "ray", "--address", "nowhere"), "--address takes auto or HOST:PORT"),
+        (("--address", "auto"), "--address is for --engine ray"),
+        (("--engine", "dask"), "--engine takes local or ray"),
+    ],
+)
+def test_wrong_addresses(words: tuple[str, ...], said: str, many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """Said within seconds, and nothing is left at the destination."""
+    began = time.monotonic()
+    assert said in brim("build", many_files(1), tmp_path / "out", *words, check=2).stderr
+    assert time.monotonic() - began < 10
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,99 @@
+"""What of a plan travels to another machine: a shard's own files and rows, and all that its bytes depend on."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import brim
+from brim.engine.shard import slice_of, splice_of
+from brim.errors import DestinationError, SourceChanged
+from brim.fileset import FileSet, FileSetBuilder, RangeSetBuilder
+from brim.plans.plan import Plan
+from brim.sinks.folder import FolderSink, make_folder
+from brim.sinks.hub.address import Address
+from brim.sinks.hub.carrier import HubCarrier
+from brim.tarball import Bundle
+from tests.conftest import write_files
+
+
+def plan_of(source: Path, **options: object) -> Plan:
+    rows = [{"file": f"f{n:03d}.bin", "label": f"label {n % 3}", "n": n} for n in range(12)]
+    table = pa.concat_tables([pa.Table.from_pylist(rows[:5]), pa.Table.from_pylist(rows[5:])])  # in two chunks
+    labels = table.column("label").dictionary_encode()
+    table = table.set_column(1, "label", labels)
+    return brim.plan(brim.table(table, files="file", root=source), rows_per_shard=4, **options).plan  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("format", ["parquet", "webdataset"])
+def test_bytes(many_files: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
+    """A slice that was pickled makes the same bytes, in a process that works in another folder too."""
+    plan = plan_of(many_files(12), format=format)
+    for shard in plan.shards:
+        with splice_of(plan, shard) as here:
+            expected = here.sha256()
+        travelled = pickle.dumps(slice_of(plan, shard))
+        monkeypatch.chdir("/")
+        with pickle.loads(travelled).splice() as there:
+            assert there.sha256() == expected
+        monkeypatch.chdir(tmp_path)
+        assert len(pickle.loads(travelled).files) == 4
+
+
+def test_changes_are_seen_elsewhere(many_files: Callable[..., Path]) -> None:
+    """What was planned travels with the files."""
+    plan = plan_of(source := many_files(12))
+    travelled = pickle.dumps(slice_of(plan, plan.shards[0]))
+    (source / "f001.bin").write_bytes(b"other")
+    with pytest.raises(SourceChanged, match=r"f001\.bin"), pickle.loads(travelled).splice() as splice:
+        splice.sha256()
+
+
+def test_bundles_are_numbered_anew(tmp_path: Path) -> None:
+    """The files inside of a folder that is one value go with it."""
+    write_files(tmp_path, {f"{name}": name.encode() for name in "abcd"})
+    builder = FileSetBuilder(str(tmp_path))
+    builder.add("a", os.stat(tmp_path / "a"))
+    number = builder.add_bundle("x/", [(name, name, os.stat(tmp_path / name)) for name in "bc"])
+    last = builder.add("d", os.stat(tmp_path / "d"))
+    some: FileSet = builder.finish().take(np.array([number, last]))
+    assert some.paths.to_pylist() == ["x/", "d", "b", "c"]
+    assert some.bundles == {0: Bundle(("b", "c"), (2, 3))}
+
+
+def test_containers_that_hold_nothing_stay_home(tmp_path: Path) -> None:
+    """Of the files that hold values, those of the values that were taken."""
+    write_files(tmp_path, dict.fromkeys("pqr", b"0123456789"))
+    builder = RangeSetBuilder()
+    for name in "pqr":
+        builder.container(str(tmp_path / name), os.stat(tmp_path / name))
+    holders, starts = np.array([0, 1, -1, 2]), np.array([0, 3, 0, 5])
+    builder.add(pa.array(["v0", "v1", None, "v3"]), holders, starts, np.array([2, 2, 0, 2]))
+    some = builder.finish().take(np.array([3, 2]))
+    assert some.on_disk.paths.to_pylist() == [str(tmp_path / "r")]
+    assert some.places(np.array([0, 1]))[0].tolist() == [0, -1]
+    assert some.full_path(0) == str(tmp_path / "r")
+
+
+def test_another_folder_of_the_same_name(tmp_path: Path) -> None:
+    """A node that sees another folder under the path of the destination says so."""
+    make_folder(tmp_path / "out")
+    carrier = pickle.loads(pickle.dumps(FolderSink(tmp_path / "out").carrier()))
+    carrier.check()
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    make_folder(tmp_path / "out")
+    with pytest.raises(DestinationError, match="is another folder of that name"):
+        carrier.check()
+
+
+def test_a_token_does_not_show() -> None:
+    """It travels inside of what sends, and is in no text about it."""
+    carrier = HubCarrier(Address("ada/data"), "https://hub", "hf_secret")
+    assert pickle.loads(pickle.dumps(carrier)) == carrier
+    assert "hf_secret" not in repr(carrier)
