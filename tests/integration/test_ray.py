@@ -16,7 +16,10 @@ from brim.engine.ledger import Ledger
 from tests.clusters import Run, TestCluster, cluster_of, run, until
 from tests.conftest import brim, tree_digest, write_files
 from tests.hub import TestHub
+from tests.places import BucketPlace
+from tests.places import listing as bucket_listing
 from tests.publishing import DEST, Listing, Machine, built, shards
+from tests.s3 import S3Server
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -40,9 +43,13 @@ def hungry(batch):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[TestCluster]:
-    with cluster_of(2, cpus=2) as cluster:
-        yield cluster
+def cluster(s3: S3Server) -> Iterator[TestCluster]:
+    """Its nodes have credentials for the bucket in their own environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment.items():
+            patch.setenv(name, value)
+        with cluster_of(2, cpus=2) as cluster:
+            yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +89,15 @@ class Place:
     listing: Callable[[], Listing]
 
 
-@pytest.fixture(params=["folder", "lfs", "xet"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+@pytest.fixture(params=["folder", "lfs", "xet", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, s3: S3Server, s3_prefix: str) -> Iterator[Place]:
     if request.param == "folder":
         out = tmp_path / "out"
         yield Place(str(out), (), dict(os.environ), lambda: listing_of(out))
+        return
+    if request.param == "bucket":
+        bucket = BucketPlace(s3, tmp_path / "machine", s3_prefix.rstrip("/"))
+        yield Place(bucket.address, (), bucket.environment, lambda: bucket_listing(bucket))
         return
     with TestHub(tmp_path / "hub", xet=request.param == "xet") as hub:
         machine = Machine(hub, tmp_path / "machine")
@@ -105,7 +116,7 @@ def test_build(cluster: TestCluster, place: Place, many_files: Callable[..., Pat
                environment=place.environment)  # fmt: skip
     assert done.events[-1]["written"] == 6
     assert place.listing() == built(source, tmp_path / "local", "--rows-per-shard", "2")
-    if place.dest != DEST:
+    if "://" not in place.dest:
         assert tree_digest(tmp_path / "out") == tree_digest(tmp_path / "local")
     assert cluster.holds("raylet")  # the look itself works
     assert not cluster.holds(TOKEN)
@@ -117,6 +128,26 @@ def test_tokenize_to_the_hub(cluster: TestCluster, machine: Machine, work: Path,
     run("tokenize", "rows.jsonl", DEST, *words, *cluster.options, cwd=work, environment=machine.environment)
     brim("tokenize", "rows.jsonl", tmp_path / "local", *words, "--quiet", cwd=work)
     assert shards(machine.hub) == listing_of(tmp_path / "local")
+
+
+def test_from_bucket_to_bucket(cluster: TestCluster, s3: S3Server, s3_prefix: str, work: Path, tmp_path: Path) -> None:
+    """Nodes read objects and send shards: packaged files, and tokens of rows. No secret is left on a node."""
+    files = {f"{n}.bin": bytes([n]) * 100_000 for n in range(6)}
+    local = write_files(tmp_path / "files", files)
+    for name, data in files.items():
+        s3.write("private", f"{s3_prefix}files/{name}", data)
+    s3.write("private", f"{s3_prefix}rows.jsonl", (work / "rows.jsonl").read_bytes())
+    packed = BucketPlace(s3, tmp_path / "machine", f"{s3_prefix}packed")
+    run("build", f"s3://private/{s3_prefix}files", packed.address, "--rows-per-shard", "2", *cluster.options, cwd=work,
+        environment=packed.environment)  # fmt: skip
+    assert bucket_listing(packed) == built(local, tmp_path / "local", "--rows-per-shard", "2")
+    tokens = BucketPlace(s3, tmp_path / "machine", f"{s3_prefix}tokens")
+    words = ("--tokenizer", "tokenizer.json", "--unit-size", "8KB")
+    run("tokenize", f"s3://private/{s3_prefix}rows.jsonl", tokens.address, *words, *cluster.options, cwd=work,
+        environment=tokens.environment)  # fmt: skip
+    brim("tokenize", "rows.jsonl", tmp_path / "tokens", *words, "--quiet", cwd=work)
+    assert bucket_listing(tokens) == listing_of(tmp_path / "tokens")
+    assert not cluster.holds(s3.credentials.secret_key)
 
 
 def test_embed(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
