@@ -13,19 +13,24 @@ from pathlib import Path
 from brim.memory.meter import tree
 
 
+def kills(few: int) -> int:
+    """How many, where more prove more: BRIM_KILLS sets it for a long run."""
+    return int(os.environ.get("BRIM_KILLS") or few)
+
+
 def kill_at_random_moments(
-    command: Sequence[str], folder: Path, kills: int, between_s: tuple[float, float], whenever_done: Callable[[], None]
+    command: Sequence[str], folder: Path, count: int, between_s: tuple[float, float], whenever_done: Callable[[], None]
 ) -> None:
-    """Run the command until it was hit `kills` times; `whenever_done` looks at what a run has left, and removes it.
+    """Run the command until it was hit `count` times; `whenever_done` looks at what a run has left, and removes it.
 
     A worker that dies is replaced and the run goes on; every fourth run loses only workers, so that some end.
     """
     moments = random.Random("brim")
     killed = runs = 0
-    while killed < kills:
+    while killed < count:
         process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         runs += 1
-        while process.poll() is None and killed < kills:
+        while process.poll() is None and killed < count:
             time.sleep(moments.uniform(*between_s))
             children = tree([process.pid])[1:]
             if children and moments.random() < 0.6:

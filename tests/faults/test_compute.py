@@ -18,12 +18,12 @@ from brim.engine.ledger import Ledger
 from brim.memory.meter import tree, tree_bytes
 from tests.conftest import brim, tree_digest
 from tests.faults.test_disk_full import grow, small_disk
-from tests.killing import kill_at_random_moments
+from tests.killing import kill_at_random_moments, kills
 
 __all__ = ["small_disk"]
 
 ROWS = 600
-MOMENTS = 30
+MOMENTS = kills(14)
 SLOW = """
 import time
 def slow(row):

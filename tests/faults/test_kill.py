@@ -13,8 +13,9 @@ import pytest
 
 from brim.engine.ledger import Ledger
 from tests.conftest import brim, random_bytes, tree_digest, write_files
+from tests.killing import kills
 
-MOMENTS = 30
+MOMENTS = kills(14)
 OPTIONS = ["--rows-per-shard", "1", "--quiet"]
 
 

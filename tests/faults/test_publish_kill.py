@@ -14,11 +14,12 @@ import pytest
 
 from tests.conftest import random_bytes, write_files
 from tests.hub import TestHub
+from tests.killing import kills
 from tests.publishing import REPO, Listing, Machine, built, shards
 
 WORKERS = 2
 OPTIONS = ("--rows-per-shard", "1", "--workers", str(WORKERS), "--update")
-KILLS = 20
+KILLS = kills(12)
 OLD = 20  # shards of the version that is there before
 # Every fifth file is larger than what the sockets' buffers hold, so that a kill cuts it in the middle.
 SIZES = [4_000_000 + i if i % 5 == 4 else 20_000 + i for i in range(130)]

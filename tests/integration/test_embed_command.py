@@ -16,7 +16,7 @@ from PIL import Image
 import brim
 from tests.conftest import brim as run_brim
 from tests.hub import TestHub
-from tests.killing import kill_at_random_moments
+from tests.killing import kill_at_random_moments, kills
 from tests.publishing import DEST, Machine
 
 ROWS = 700
@@ -89,7 +89,7 @@ def test_killed_at_random_moments(work: Path) -> None:
         shutil.rmtree(work / ".emb.safetensors.brim")
 
     command = [sys.executable, "-m", "brim", *words("emb.safetensors", *slow)]
-    kill_at_random_moments(command, work, 30, (0.05, 0.45), look)
+    kill_at_random_moments(command, work, kills(12), (0.05, 0.45), look)
     run_brim(*words("emb.safetensors", *slow), cwd=work)
     assert (work / "emb.safetensors").read_bytes() == whole
     assert [path.name for path in (work / ".emb.safetensors.brim").iterdir() if path.is_dir()] == []

@@ -15,6 +15,7 @@ import pytest
 
 import brim as api
 from brim.errors import InputError, SourceError
+from tests.conftest import brim as started
 from tests.conftest import random_bytes, tree_digest, write_files
 from tests.forked import brim
 
@@ -298,7 +299,7 @@ def test_streams_that_go_away(tmp_path: Path) -> None:
         shell = f"{program} build {source} {tmp_path / 'two'} {closed}"
         assert subprocess.run(["bash", "-c", shell], capture_output=True, check=False).returncode == 0
     plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    assert "2 to 3 ?" in brim("plan", source, env=plain).stdout
+    assert "2 to 3 ?" in started("plan", source, env=plain).stdout
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from brim.memory.why import why
+from tests.conftest import brim as started
 from tests.forked import brim
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "oom"
@@ -87,7 +88,7 @@ def test_wrong_input(tmp_path: Path) -> None:
 
 def test_a_pipe() -> None:
     """`… | brim why --log -` reads what comes in."""
-    done = brim("why", "--log", "-", input=(LOGS / "k3.13_memcg.log").read_text())
+    done = started("why", "--log", "-", input=(LOGS / "k3.13_memcg.log").read_text())
     assert "tokenise (pid 13001)" in done.stdout
 
 
