@@ -80,7 +80,7 @@ class ObjectSink:
             self._listener.note(f"{self.address}: {why}")
             return
         if left:
-            self._listener.note(f"aborted {left} upload(s) that an earlier run did not finish")
+            self._listener.note(f"aborted {left} upload(s) that were begun and never finished")
 
     def manifest_name(self, split: str) -> str:
         return f"{MANIFESTS}/{_CONFIG}/{split}.jsonl"
@@ -156,6 +156,7 @@ class ObjectSink:
                 hint="Someone else may have changed it meanwhile. Run the same command again.",
             )
         self._lease.renew()  # from here on nobody else can have been at it
+        self._abort_left()  # of a machine of a cluster that was lost on the way
         stale = [n for n in self._there if n.startswith(f"{MANIFESTS}/{_CONFIG}/") and n not in publication.manifests]
         keep = [name for name in self._there if name.startswith(f"{_KEEP}/")]
         self._delete(sorted({*(name for name in publication.gone if name in self._there), *stale, *keep}))
