@@ -2,16 +2,18 @@
 
 Parts are handed over by the thread that makes them; a few are on their way at a time. (obstore could also pull them
 from an iterator, but it would do so on its own threads, and a part that itself comes from a bucket needs those.) Every
-part carries its SHA-256, which the store compares with what arrives.
+part carries a checksum (CRC-64/NVME), which the store compares with what arrives.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from brim.objects.address import ObjectAddress
+from brim.objects.failures import is_missing, is_object_error
 from brim.objects.loop import submit
 from brim.objects.store import store_of
 
@@ -75,18 +77,44 @@ def _done(upload: Future[Any], check: Callable[[], None]) -> Any:
     return upload.result()
 
 
-def send_small(
-    address: ObjectAddress, key: str, data: bytes | memoryview, *, etag: str | None = None, create: bool = False
-) -> str:
-    """Send a small object in one request, and return its ETag.
-
-    With `etag` only in the place of that very object, with `create` only if there is none: else obstore's error.
-    """
+def send_small(address: ObjectAddress, key: str, data: bytes | memoryview) -> str:
+    """Send a small object in one request, and return its ETag."""
     store = store_of(address)
     import obstore
 
-    mode: Any = {"e_tag": etag} if etag else "create" if create else "overwrite"
-    return str(obstore.put(store, key, data, mode=mode, use_multipart=False)["e_tag"] or "")
+    return str(obstore.put(store, key, data, use_multipart=False)["e_tag"] or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What tells an object from all that had or will have its key. Some stores go by one, some by the other."""
+
+    e_tag: str | None
+    version: str | None
+
+
+def send_instead(address: ObjectAddress, key: str, data: bytes, of: Version | None) -> Version:
+    """Send a small object if what is there is `of`, or if nothing is (None): else obstore's error."""
+    store = store_of(address)
+    import obstore
+
+    mode: Any = "create" if of is None else {name: value for name, value in asdict(of).items() if value is not None}
+    done = obstore.put(store, key, data, mode=mode, use_multipart=False)
+    return Version(done["e_tag"], done["version"])
+
+
+def version_of(address: ObjectAddress, key: str) -> Version | None:
+    """What is there now; None if nothing is."""
+    store = store_of(address)
+    import obstore
+
+    try:
+        found = obstore.head(store, key)
+    except Exception as error:
+        if is_object_error(error) and is_missing(error):
+            return None
+        raise
+    return Version(found["e_tag"], found["version"])
 
 
 def delete_objects(address: ObjectAddress, keys: list[str]) -> None:

@@ -85,8 +85,8 @@ def _open(address: ObjectAddress) -> Any:
 def _s3_options(access: Access, client: dict[str, Any]) -> dict[str, Any]:
     profile = None if access.anonymous else chosen_profile()
     endpoint = endpoint_of(access)
-    # Parts carry their SHA-256, and the store compares it: a signature alone is not checked by all of them.
-    options: dict[str, Any] = {"region": region_of(), "checksum_algorithm": "SHA256"}
+    # Parts carry a checksum, and the store compares it: a signature alone is not checked by all of them.
+    options: dict[str, Any] = {"region": region_of(), "checksum_algorithm": "CRC64NVME"}
     if endpoint is not None:
         options |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
         client["allow_http"] = endpoint.startswith("http://")

@@ -14,14 +14,15 @@ from collections.abc import Callable
 
 from brim.errors import DestinationError, SinkFailed
 from brim.objects.address import ObjectAddress
-from brim.objects.failures import explain, explained, is_changed, is_missing, is_object_error
-from brim.objects.listing import read_small, stat_object
-from brim.objects.sending import delete_objects, send_small
+from brim.objects.failures import explain, explained, is_changed, is_missing, is_object_error, status_of
+from brim.objects.listing import read_small
+from brim.objects.sending import Version, delete_objects, send_instead, version_of
 
 NAME = ".brim/lock"
 RENEW_S = 5.0
 DEAD_S = 4 * RENEW_S
 _LOOK_S = 0.5
+_NOT_IMPLEMENTED = 501
 
 
 class Lease:
@@ -30,7 +31,8 @@ class Lease:
     def __init__(self, address: ObjectAddress, owner: str, note: Callable[[str], None]) -> None:
         self._address, self._owner, self._note = address, owner, note
         self._key = address.key(NAME)
-        self._etag = ""
+        self._held: Version | None = None
+        self._guarded = True
         self._count = 0
         self._lost = threading.Event()
         self._over = threading.Event()
@@ -40,8 +42,12 @@ class Lease:
     def take(self, check: Callable[[], None]) -> None:
         """Hold the place, or say who does."""
         with explained(self._address):
-            while not self._create():
-                self._take_over(check)
+            while self._held is None and self._guarded:
+                if not self._create():
+                    self._take_over(check)
+        if not self._guarded:
+            self._note("this store knows no conditional writes: see to it that one run is at the destination at a time")
+            return
         self._thread = threading.Thread(target=self._renew_again, name="lease", daemon=True)
         self._thread.start()
 
@@ -51,17 +57,20 @@ class Lease:
 
     def _create(self) -> bool:
         try:
-            self._etag = self._etag or send_small(self._address, self._key, self._body(), create=True)
+            self._held = send_instead(self._address, self._key, self._body(), None)
         except Exception as error:
-            if is_object_error(error) and is_changed(error):
+            if not is_object_error(error):
+                raise
+            if is_changed(error):
                 return False
-            raise
+            if status_of(error) != _NOT_IMPLEMENTED and type(error).__name__ != "NotSupportedError":
+                raise
+            self._guarded = False
         return True
 
     def _take_over(self, check: Callable[[], None]) -> None:
         """Whatever is there: ours from an earlier run, alive, or left by a run that died."""
-        place = self._address.below(NAME)
-        there = stat_object(place, reading=False)
+        there = version_of(self._address, self._key)
         if there is None:
             return
         if self._holder() != self._owner:
@@ -70,15 +79,15 @@ class Lease:
             while time.monotonic() < until:
                 check()
                 time.sleep(_LOOK_S)
-                now = stat_object(place, reading=False)
+                now = version_of(self._address, self._key)
                 if now is None:
                     return
-                if now.etag != there.etag:
+                if now != there:
                     raise DestinationError(
                         "Another brim is building at this destination.", hint="Wait for it to end, or stop it."
                     )
         try:
-            self._etag = send_small(self._address, self._key, self._body(), etag=there.etag)
+            self._held = send_instead(self._address, self._key, self._body(), there)
         except Exception as error:
             if not is_object_error(error) or not is_changed(error):
                 raise
@@ -100,15 +109,16 @@ class Lease:
         """Say that we are still here; DestinationError if somebody else took the place."""
         with self._renewing:
             self.check()
+            if self._held is None:
+                return
             try:
-                self._etag = send_small(self._address, self._key, self._body(), etag=self._etag)
+                self._held = send_instead(self._address, self._key, self._body(), self._held)
             except Exception as error:
                 if not is_object_error(error):
                     raise
                 if is_changed(error) or is_missing(error):
                     if self._holder() == self._owner:  # the answer to an earlier try was lost
-                        there = stat_object(self._address.below(NAME), reading=False)
-                        self._etag = there.etag if there else self._etag
+                        self._held = version_of(self._address, self._key) or self._held
                         return
                     self._lost.set()
                     self.check()
@@ -125,7 +135,7 @@ class Lease:
         self._over.set()
         if self._thread is not None:
             self._thread.join(RENEW_S)
-        if self._etag and not self._lost.is_set():
+        if self._held is not None and not self._lost.is_set():
             try:
                 delete_objects(self._address, [self._key])
             except Exception as error:
