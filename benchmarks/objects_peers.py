@@ -9,6 +9,7 @@ remembered or proved.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,20 +18,32 @@ import obstore
 from obstore.store import S3Store
 
 AT_A_TIME = 3
+PART_BYTES = 5 << 20
+
+
+async def copy(origin: S3Store, target: S3Store, keys: list[str], prefix: str) -> None:
+    several = asyncio.Semaphore(AT_A_TIME)
+
+    async def one(key: str) -> None:
+        async with several:
+            found = await obstore.get_async(origin, key)
+            await obstore.put_async(target, f"{prefix}/{Path(key).name}", found.stream(min_chunk_size=PART_BYTES))
+
+    await asyncio.gather(*map(one, keys))
 
 
 def main() -> None:
     what, source, bucket, prefix = sys.argv[1:]
     target = S3Store(bucket)
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        if what == "upload":
-            files = sorted(Path(source).iterdir())
+    if what == "upload":
+        files = sorted(Path(source).iterdir())
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
             list(pool.map(lambda path: obstore.put(target, f"{prefix}/{path.name}", path), files))
-            return
-        start, _, below = source.partition("/")
-        origin = S3Store(start)
-        keys = [found["path"] for page in obstore.list(origin, below) for found in page]
-        list(pool.map(lambda key: obstore.put(target, f"{prefix}/{Path(key).name}", obstore.get(origin, key)), keys))
+        return
+    start, _, below = source.partition("/")
+    origin = S3Store(start)
+    keys = [found["path"] for page in obstore.list(origin, below) for found in page]
+    asyncio.run(copy(origin, target, keys, prefix))
 
 
 if __name__ == "__main__":

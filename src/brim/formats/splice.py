@@ -78,11 +78,14 @@ class Splice:
                 yield source, at + skip, min(end, stop) - begin - skip
                 begin = end
 
-    def chunks(self, start: int = 0, stop: int | None = None, buffer_bytes: int = BUFFER_BYTES) -> Iterator[memoryview]:
-        """The bytes from `start` to `stop`. A chunk is valid until the next one is asked for."""
+    def chunks(
+        self, start: int = 0, stop: int | None = None, buffer_bytes: int = BUFFER_BYTES, *, keep: bool = False
+    ) -> Iterator[memoryview]:
+        """The bytes from `start` to `stop`. A chunk is valid until the next one is asked for; with `keep`, for good."""
         stop = self.size if stop is None else min(stop, self.size)
         room = max(1, min(buffer_bytes, stop - start))
-        buffer = _page_aligned(room)
+        # Of chunks that are kept, each has memory of its own: from the heap, which gives freed blocks out again.
+        buffer = memoryview(np.empty(room, np.uint8)) if keep else _page_aligned(room)
         filled = 0
         with reader_of(self.files, self._segments(start, stop), stop - start) as reader:
             for source, at, size in self._segments(start, stop):
@@ -101,6 +104,7 @@ class Splice:
                     if filled == room:
                         yield buffer
                         filled = 0
+                        buffer = memoryview(np.empty(room, np.uint8)) if keep else buffer
             reader.leave()
         if filled:
             yield buffer[:filled]

@@ -60,15 +60,19 @@ async def _put(address: ObjectAddress, key: str, parts: AsyncIterator[memoryview
 
 
 def _hand_over(handing: Future[None], upload: Future[Any], check: Callable[[], None]) -> None:
-    while True:
-        done, _ = wait([handing, upload], _LOOK_S, FIRST_COMPLETED)
-        if upload in done:
-            upload.result()  # it failed: that is raised here
-            raise AssertionError("an upload ended before its last part")
-        if handing in done:
-            handing.result()
-            return
-        check()
+    try:
+        while True:
+            done, _ = wait([handing, upload], _LOOK_S, FIRST_COMPLETED)
+            if upload in done:
+                upload.result()  # it failed: that is raised here
+                raise AssertionError("an upload ended before its last part")
+            if handing in done:
+                handing.result()
+                return
+            check()
+    except BaseException:
+        handing.cancel()
+        raise
 
 
 def _done(upload: Future[Any], check: Callable[[], None]) -> Any:

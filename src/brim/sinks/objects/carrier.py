@@ -60,18 +60,10 @@ class ObjectCarrier:
 
         def parts() -> Iterator[memoryview]:
             """Each its own memory: a part may be sent again while the next ones are made."""
-            left, filled = splice.size, 0
-            part = memoryview(bytearray(min(size, left)))
-            for chunk in splice.chunks():
-                digest.update(chunk)
-                while chunk:
-                    step = min(len(chunk), len(part) - filled)
-                    part[filled : filled + step] = chunk[:step]
-                    chunk, filled, left = chunk[step:], filled + step, left - step
-                    if filled == len(part):
-                        yield part
-                        watcher.sent(filled)
-                        part, filled = memoryview(bytearray(min(size, left))), 0
+            for part in splice.chunks(buffer_bytes=size, keep=True):
+                digest.update(part)
+                yield part
+                watcher.sent(len(part))
 
         if splice.size <= size:
             etag = send_small(self.address, key, next(iter(list(parts())), memoryview(b"")))
