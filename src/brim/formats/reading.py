@@ -129,7 +129,7 @@ class ObjectReader:
         keep_heap_small()  # pieces of some megabytes come and go, in obstore's threads: a third of the peak
         self._files, self._bucket = files, files.bucket
         self._sources: deque[int] = deque()  # of the pieces that were asked for
-        self._pieces = ahead(files.bucket, self._asked(segments))
+        self._pieces = ahead(files.bucket, self._asked(segments), raw=True)
         self._piece = Piece("", 0, 0)
         self._data = memoryview(b"")
 

@@ -66,12 +66,15 @@ def ahead(
     check: Callable[[], None] = lambda: None,
     *,
     requests: int = _AHEAD_REQUESTS,
+    raw: bool = False,
 ) -> Iterator[tuple[Piece, bytes]]:
-    """The bytes of pieces in order. `check` is called while one is waited for, and may raise to end it.
+    """The bytes of pieces in order; `raw`, as a buffer that came from the line, and not a copy of it.
+
+    `check` is called while one is waited for, and may raise to end it.
 
     `requests` is how many are under way at most, if they are so small that their bytes set no limit.
     """
-    run = Run(address, pieces, check, requests=requests)
+    run = Run(address, pieces, check, requests=requests, raw=raw)
     try:
         while (taken := run.take()) is not None:
             yield taken
@@ -90,8 +93,9 @@ class Run:
         *,
         requests: int = _AHEAD_REQUESTS,
         most_bytes: int = AHEAD_BYTES,
+        raw: bool = False,
     ) -> None:
-        self._address, self._check = address, check
+        self._address, self._check, self._raw = address, check, raw
         self._most_bytes, self._requests = most_bytes, requests
         self._pieces = iter(pieces)
         self._next = next(self._pieces, None)
@@ -101,7 +105,7 @@ class Run:
     def start(self) -> None:
         while self._next is not None and self._fits(self._next):
             piece = self._next
-            future = submit(_get(self._address, piece)) if piece.weight or piece.etag else None
+            future = submit(_get(self._address, piece, self._raw)) if piece.weight or piece.etag else None
             self._waiting.append((piece, future))
             self._asked += piece.weight
             self._next = next(self._pieces, None)
@@ -112,7 +116,7 @@ class Run:
         if not self._waiting:
             return None
         piece, future = self._waiting.popleft()
-        data = b"" if future is None else _result(future, self._address, piece, self._check)
+        data = b"" if future is None else _result(future, self._address, piece, self._check, self._raw)
         self._asked -= piece.weight
         return piece, data
 
@@ -128,7 +132,7 @@ class Run:
         return not waiting or (self._asked + piece.weight <= self._most_bytes and waiting < self._requests)
 
 
-async def _get(address: ObjectAddress, piece: Piece) -> bytes:
+async def _get(address: ObjectAddress, piece: Piece, raw: bool) -> Any:
     import obstore
 
     if piece.start == piece.stop:  # a range of nothing cannot be asked for
@@ -142,10 +146,11 @@ async def _get(address: ObjectAddress, piece: Piece) -> bytes:
     result = await obstore.get_async(store_of(address), piece.key, options=options)
     if options.get("if_match") and result.meta["e_tag"] not in (None, piece.etag):  # a store that heeds no conditions
         raise Changed(piece.key)
-    return bytes(await result.bytes_async())
+    data = await result.bytes_async()
+    return data if raw else bytes(data)
 
 
-def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, check: Callable[[], None]) -> bytes:
+def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, check: Callable[[], None], raw: bool) -> bytes:
     for wait_s in (*_WAITS_S, None):
         try:
             data = _waited(future, check)
@@ -164,7 +169,7 @@ def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, check: 
             if wait_s is None:
                 raise Changed(piece.key)
         _pause(wait_s, check)
-        future = submit(_get(address, piece))
+        future = submit(_get(address, piece, raw))
     raise AssertionError("the last try returns or raises")
 
 

@@ -7,8 +7,10 @@ part carries a checksum (CRC-64/NVME), which the store compares with what arrive
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import wait
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,18 +36,34 @@ def send_parts(
     """Send parts in order as one object, and return its ETag. `check` may raise to drop it."""
     import asyncio
 
-    queue: asyncio.Queue[memoryview | None] = asyncio.Queue(1)
+    queue: asyncio.Queue[memoryview | None] = asyncio.Queue()
+    wanted = threading.Semaphore(0)  # parts that are asked for: none waits here beside the one that is made
 
     async def given() -> AsyncIterator[memoryview]:
-        while (part := await queue.get()) is not None:
+        while True:
+            wanted.release()
+            part = await queue.get()
+            if part is None:
+                return
             yield part
+
+    async def hand_over(part: memoryview | None) -> None:
+        queue.put_nowait(part)
 
     upload = submit(_put(address, key, given(), in_flight))
     try:
-        for part in parts:
-            _hand_over(submit(queue.put(part)), upload, check)
-        _hand_over(submit(queue.put(None)), upload, check)
-        return str(_done(upload, check)["e_tag"] or "")
+        for part in itertools.chain(parts, [None]):
+            while not wanted.acquire(timeout=_LOOK_S):
+                if upload.done():
+                    break
+                check()
+            if upload.done():
+                upload.result()  # it failed: that is raised here
+                raise AssertionError("an upload ended before its last part")
+            submit(hand_over(part))
+        while not wait([upload], _LOOK_S).done:
+            check()
+        return str(upload.result()["e_tag"] or "")
     except BaseException:
         upload.cancel()
         raise
@@ -57,28 +75,6 @@ async def _put(address: ObjectAddress, key: str, parts: AsyncIterator[memoryview
     return await obstore.put_async(
         store_of(address), key, parts, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=in_flight
     )
-
-
-def _hand_over(handing: Future[None], upload: Future[Any], check: Callable[[], None]) -> None:
-    try:
-        while True:
-            done, _ = wait([handing, upload], _LOOK_S, FIRST_COMPLETED)
-            if upload in done:
-                upload.result()  # it failed: that is raised here
-                raise AssertionError("an upload ended before its last part")
-            if handing in done:
-                handing.result()
-                return
-            check()
-    except BaseException:
-        handing.cancel()
-        raise
-
-
-def _done(upload: Future[Any], check: Callable[[], None]) -> Any:
-    while not wait([upload], _LOOK_S).done:
-        check()
-    return upload.result()
 
 
 def send_small(address: ObjectAddress, key: str, data: bytes | memoryview) -> str:
