@@ -1,6 +1,6 @@
 """What plain obstore does with the same bytes, for objects.py: upload files, or copy objects through this machine.
 
-    python benchmarks/objects_peers.py upload FOLDER BUCKET PREFIX
+    python benchmarks/objects_peers.py upload FOLDER BUCKET PREFIX [PART_BYTES]
     python benchmarks/objects_peers.py copy BUCKET/PREFIX BUCKET PREFIX
 
 Three at a time, as brim does on two cores, and with obstore's own part sizes and concurrency. Nothing is hashed,
@@ -33,12 +33,13 @@ async def copy(origin: S3Store, target: S3Store, keys: list[str], prefix: str) -
 
 
 def main() -> None:
-    what, source, bucket, prefix = sys.argv[1:]
+    what, source, bucket, prefix = sys.argv[1:5]
     target = S3Store(bucket)
     if what == "upload":
         files = sorted(Path(source).iterdir())
         with ThreadPoolExecutor(AT_A_TIME) as pool:
-            list(pool.map(lambda path: obstore.put(target, f"{prefix}/{path.name}", path), files))
+            part = int(sys.argv[5]) if len(sys.argv) > 5 else PART_BYTES
+            list(pool.map(lambda path: obstore.put(target, f"{prefix}/{path.name}", path, chunk_size=part), files))
         return
     start, _, below = source.partition("/")
     origin = S3Store(start)

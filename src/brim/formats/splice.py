@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from brim.fileset import FileSet, Ints
+from brim.formats.buffers import Buffers
 from brim.formats.reading import SourceReader, reader_of
 from brim.formats.scratch import Scratch
 from brim.formats.seekable import Seekable
@@ -79,13 +80,15 @@ class Splice:
                 begin = end
 
     def chunks(
-        self, start: int = 0, stop: int | None = None, buffer_bytes: int = BUFFER_BYTES, *, keep: bool = False
+        self, start: int = 0, stop: int | None = None, buffer_bytes: int = BUFFER_BYTES, *, keep: Buffers | None = None
     ) -> Iterator[memoryview]:
-        """The bytes from `start` to `stop`. A chunk is valid until the next one is asked for; with `keep`, for good."""
+        """The bytes from `start` to `stop`. A chunk is valid until the next one is asked for.
+
+        With `keep`, which has buffers of `buffer_bytes`, a chunk is valid for as long as somebody holds it.
+        """
         stop = self.size if stop is None else min(stop, self.size)
         room = max(1, min(buffer_bytes, stop - start))
-        # Of chunks that are kept, each has memory of its own: from the heap, which gives freed blocks out again.
-        buffer = memoryview(np.empty(room, np.uint8)) if keep else _page_aligned(room)
+        buffer = _page_aligned(room) if keep is None else keep.take()[:room]
         filled = 0
         with reader_of(self.files, self._segments(start, stop), stop - start) as reader:
             for source, at, size in self._segments(start, stop):
@@ -104,7 +107,7 @@ class Splice:
                     if filled == room:
                         yield buffer
                         filled = 0
-                        buffer = memoryview(np.empty(room, np.uint8)) if keep else buffer
+                        buffer = buffer if keep is None else keep.take()[:room]
             reader.leave()
         if filled:
             yield buffer[:filled]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from brim.errors import BrimError
+from brim.formats.buffers import Buffers
 from brim.formats.splice import Splice
 from brim.objects.address import ObjectAddress
 from brim.objects.failures import explain, explained, is_object_error, is_passing
@@ -60,7 +61,7 @@ class ObjectCarrier:
 
         def parts() -> Iterator[memoryview]:
             """Each its own memory: a part may be sent again while the next ones are made."""
-            for part in splice.chunks(buffer_bytes=size, keep=True):
+            for part in splice.chunks(buffer_bytes=size, keep=Buffers(size)):
                 digest.update(part)
                 yield part
                 watcher.sent(len(part))
