@@ -11,7 +11,16 @@ from typing import Any
 from brim.engine.cluster.checks import Sight, sample_of
 from brim.engine.cluster.opened import carrying_bytes, opened
 from brim.engine.content import PlanContent
-from brim.engine.deliver import Built, Delivery, at_destination, check_hub_limits, check_hub_options, deliver, state_of
+from brim.engine.deliver import (
+    Built,
+    Delivery,
+    at_destination,
+    check_hub_limits,
+    check_hub_options,
+    deliver,
+    state_of,
+    usual_workers,
+)
 from brim.engine.destination import Destination, new_destination
 from brim.engine.ledger import Ledger
 from brim.engine.parts import job_facts
@@ -20,7 +29,6 @@ from brim.engine.run import versions
 from brim.engine.scaling import Scaling
 from brim.errors import DestinationError, InputError
 from brim.formats.parquet import MAX_CELL_BYTES
-from brim.memory.cores import usable_cores
 from brim.memory.limit import Limit, effective_limit
 from brim.objects.address import Access, ObjectAddress
 from brim.plans.changes import changes_between
@@ -77,8 +85,7 @@ class Build:
         checked = check_files(table, options.checks, cell)
         self.plan: Plan = make_plan(checked, options.format, options.cut, options.hub.folder)
         check_hub_limits(PlanContent(self.plan), self.destination)
-        # One more than cores: while one waits for the disk or the line, the others hash.
-        workers = options.workers or min(usable_cores() + 1, 8)
+        workers = options.workers or usual_workers(self.destination)
         to = None if self.destination is None else self.destination
         self.forecast: Forecast = forecast_build(
             self.plan, self.limit, workers, hub=isinstance(to, Address), bucket=isinstance(to, ObjectAddress)

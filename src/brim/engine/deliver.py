@@ -18,6 +18,7 @@ from brim.engine.run import Others, Run, RunOptions, refuse_another
 from brim.engine.stop import Stop, stoppable
 from brim.errors import InputError, Stopped
 from brim.formats.card import CardFacts
+from brim.memory.cores import usable_cores
 from brim.memory.limit import Limit
 from brim.objects.address import ObjectAddress
 from brim.progress import Progress
@@ -197,6 +198,13 @@ def check_hub_limits(content: Content, destination: Destination | None) -> None:
     if isinstance(destination, Address):
         largest = max((shard.file_bytes for shard in content.shards), default=0)
         check_shards(len(content.shards), largest, content.size(content.shards))
+
+
+def usual_workers(destination: Destination | None) -> int:
+    """One more than cores: while one waits for the disk or the line, the others hash. Not to a bucket, where several
+    parts of each shard are on their way anyway."""
+    cores = usable_cores()
+    return min(max(cores, 2) if isinstance(destination, ObjectAddress) else cores + 1, 8)
 
 
 def state_of(destination: Destination, state: str | None, hub: HubOptions) -> Path:

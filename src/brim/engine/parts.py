@@ -21,7 +21,7 @@ import numpy as np
 
 from brim.durable import failures
 from brim.engine.content import PlanContent
-from brim.engine.deliver import Built, Delivery, at_destination, deliver, state_of
+from brim.engine.deliver import Built, Delivery, at_destination, deliver, state_of, usual_workers
 from brim.engine.destination import Destination, make_state, parse_destination
 from brim.engine.ledger import STATE, Ledger, Receipt
 from brim.engine.lock import locked
@@ -30,7 +30,6 @@ from brim.engine.receipts import Part, divide, listed
 from brim.engine.run import STAGED_S, Others, versions
 from brim.engine.stop import stoppable
 from brim.errors import InputError, SourceChanged
-from brim.memory.cores import usable_cores
 from brim.memory.limit import Limit, effective_limit
 from brim.objects.address import Access, ObjectAddress
 from brim.plans.cut import Shard
@@ -106,7 +105,7 @@ class SavedBuild:
         self.hub = HubOptions(**self.saved.job["hub"])
         self.receipts = self.place.receipts
         self.limit: Limit = effective_limit(self.options.memory)
-        workers = self.options.workers or min(usable_cores() + 1, 8)
+        workers = self.options.workers or usual_workers(self.destination)
         to = self.destination
         self.forecast: Forecast = forecast_build(
             self.plan, self.limit, workers, hub=isinstance(to, Address), bucket=isinstance(to, ObjectAddress)
