@@ -130,8 +130,8 @@ class ObjectReader:
         self._files, self._bucket = files, files.bucket
         self._sources: deque[int] = deque()  # of the pieces that were asked for
         self._pieces = ahead(files.bucket, self._asked(segments), raw=True)
-        self._at = 0  # where in the object the next byte is
-        self._chunks: deque[memoryview] = deque()
+        self._piece = Piece("", 0, 0)
+        self._data = memoryview(b"")
 
     def _asked(self, segments: Iterable[tuple[int, int, int]]) -> Iterator[Piece]:
         etags = self._files.etags
@@ -152,23 +152,21 @@ class ObjectReader:
     def _take(self) -> None:
         """The next piece that was asked for; of an empty object, whether it is empty still."""
         try:
-            piece, chunks = next(self._pieces)
+            self._piece, data = next(self._pieces)
         except Changed:
             raise self._files.changed(self._sources[0], _OTHER_OBJECT) from None
         self._sources.popleft()
-        self._at, self._chunks = piece.start, deque(chunks)
+        self._data = memoryview(data)
 
     def read_into(self, target: memoryview, at: int) -> int:
-        if not self._chunks:
+        if not self._data:
             self._take()
-        if self._at != at:
-            raise ValueError(f"byte {at} of an object is read where byte {self._at} is next")
-        chunk = self._chunks.popleft()
-        step = min(len(target), len(chunk))
-        target[:step] = chunk[:step]
-        if step < len(chunk):
-            self._chunks.appendleft(chunk[step:])
-        self._at += step
+        start = self._piece.stop - len(self._data)
+        if start != at:
+            raise ValueError(f"byte {at} of an object is read where byte {start} is next")
+        step = min(len(target), len(self._data))
+        target[:step] = self._data[:step]
+        self._data = self._data[step:]
         return step
 
     def leave(self) -> None:

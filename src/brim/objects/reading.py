@@ -29,7 +29,6 @@ AHEAD_BYTES = 2 * PIECE_BYTES  # asked for and not taken yet, by one reader
 _AHEAD_REQUESTS = 16  # small objects: their number is what counts
 _WAITS_S = (0.2, 1.0, 3.0)
 _LOOK_S = 0.2
-_CHUNK_BYTES = 1 << 20
 _WINDOW_BYTES = 1 << 18  # a Parquet footer and what else is small
 _KEEP_BYTES = 8 << 20  # what a stream can go back: more than the largest page that is read whole
 
@@ -68,8 +67,8 @@ def ahead(
     *,
     requests: int = _AHEAD_REQUESTS,
     raw: bool = False,
-) -> Iterator[tuple[Piece, Any]]:
-    """The bytes of pieces in order; `raw`, as the list of buffers that came from the line, and not a copy of them.
+) -> Iterator[tuple[Piece, bytes]]:
+    """The bytes of pieces in order; `raw`, as a buffer that came from the line, and not a copy of it.
 
     `check` is called while one is waited for, and may raise to end it.
 
@@ -100,7 +99,7 @@ class Run:
         self._most_bytes, self._requests = most_bytes, requests
         self._pieces = iter(pieces)
         self._next = next(self._pieces, None)
-        self._waiting: deque[tuple[Piece, Future[Any] | None]] = deque()
+        self._waiting: deque[tuple[Piece, Future[bytes] | None]] = deque()
         self._asked = 0
 
     def start(self) -> None:
@@ -111,13 +110,13 @@ class Run:
             self._asked += piece.weight
             self._next = next(self._pieces, None)
 
-    def take(self) -> tuple[Piece, Any] | None:
+    def take(self) -> tuple[Piece, bytes] | None:
         """The next piece; None behind the last. While it is used, others are on their way."""
         self.start()
         if not self._waiting:
             return None
         piece, future = self._waiting.popleft()
-        data: Any = b"" if future is None else _result(future, self._address, piece, self._check, self._raw)
+        data = b"" if future is None else _result(future, self._address, piece, self._check, self._raw)
         self._asked -= piece.weight
         return piece, data
 
@@ -147,12 +146,11 @@ async def _get(address: ObjectAddress, piece: Piece, raw: bool) -> Any:
     result = await obstore.get_async(store_of(address), piece.key, options=options)
     if options.get("if_match") and result.meta["e_tag"] not in (None, piece.etag):  # a store that heeds no conditions
         raise Changed(piece.key)
-    if raw:
-        return [memoryview(chunk) async for chunk in result.stream(min_chunk_size=_CHUNK_BYTES)]
-    return bytes(await result.bytes_async())
+    data = await result.bytes_async()
+    return data if raw else bytes(data)
 
 
-def _result(future: Future[Any], address: ObjectAddress, piece: Piece, check: Callable[[], None], raw: bool) -> Any:
+def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, check: Callable[[], None], raw: bool) -> bytes:
     for wait_s in (*_WAITS_S, None):
         try:
             data = _waited(future, check)
@@ -166,8 +164,7 @@ def _result(future: Future[Any], address: ObjectAddress, piece: Piece, check: Ca
             if wait_s is None or not is_passing(error):
                 raise explain(error, replace(address, prefix=piece.key), reading=True) from None
         else:
-            size = sum(map(len, data)) if raw else len(data)
-            if piece.stop == TO_END or size == piece.stop - piece.start:
+            if piece.stop == TO_END or len(data) == piece.stop - piece.start:
                 return data
             if wait_s is None:
                 raise Changed(piece.key)
@@ -176,7 +173,7 @@ def _result(future: Future[Any], address: ObjectAddress, piece: Piece, check: Ca
     raise AssertionError("the last try returns or raises")
 
 
-def _waited(future: Future[Any], check: Callable[[], None]) -> Any:
+def _waited(future: Future[bytes], check: Callable[[], None]) -> bytes:
     while True:
         try:
             return future.result(_LOOK_S)
