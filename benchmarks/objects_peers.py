@@ -10,6 +10,7 @@ remembered or proved.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,3 +50,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # obstore's threads sometimes abort a Python that ends
