@@ -1,6 +1,6 @@
 """Memory for chunks that outlive the next one, used again as soon as nobody looks at them any more.
 
-Fresh memory for every part of an upload would cost a page fault for each 4 kB, and from the heap it would come back late.
+Fresh memory for every part of an upload would cost a page fault for each 4 kB; from the heap it would come back late.
 """
 
 from __future__ import annotations
