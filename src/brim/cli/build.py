@@ -69,7 +69,8 @@ def build(
     watching: Watching,
     source: MaybeSource = None,
     dest: Annotated[
-        str | None, typer.Argument(metavar="DEST", help="A folder, or hf://datasets/ORG/NAME\\[@BRANCH].")
+        str | None,
+        typer.Argument(metavar="DEST", help="A folder, hf://datasets/ORG/NAME\\[@BRANCH], or s3://BUCKET/PREFIX."),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over: remove what an earlier build left.")] = False,
     update: Annotated[bool, typer.Option("--update", help="Bring DEST up to date; keep unchanged shards.")] = False,

@@ -38,7 +38,7 @@ def embed(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or images; or s3://…")
     ],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="A file, a folder, or hf://datasets/ORG/NAME.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="A file, a folder, hf://datasets/ORG/NAME, or s3://…")],
     rows: Rows,
     publishing: Publishing,
     running: Running,

@@ -26,7 +26,9 @@ finished units are not done again.
 
 def map(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or s3://…")],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="A folder, or hf://datasets/ORG/NAME\\[@BRANCH].")],
+    dest: Annotated[
+        str, typer.Argument(metavar="DEST", help="A folder, hf://datasets/ORG/NAME\\[@BRANCH], or s3://BUCKET/PREFIX.")
+    ],
     rows: Rows,
     publishing: Publishing,
     running: Running,
