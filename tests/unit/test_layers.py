@@ -8,7 +8,7 @@ from pathlib import Path
 import brim
 
 SOURCE = Path(brim.__file__).parent
-LEAVES = {"errors", "progress", "sizes", "fileset", "cuts", "tarball", "durable", "memory", "objects"}
+LEAVES = {"errors", "progress", "sizes", "fileset", "cuts", "tarball", "durable", "memory", "objects", "remote"}
 MAY_IMPORT = {
     "sources": {"sources"},
     "plans": {"plans", "sources"},

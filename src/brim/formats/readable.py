@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from brim.formats.seekable import Seekable
-from brim.formats.splice import BUFFER_BYTES, copy_range, write_all
+from brim.formats.splice import copy_range
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -58,16 +58,6 @@ class LocalFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def copy_by_reading(source: Readable, descriptor: int, offset: int, size: int) -> None:
-    """`copy_to` for what the kernel cannot copy."""
-    while size > 0:
-        data = source.read_at(offset, min(size, BUFFER_BYTES))
-        if not data:
-            raise ValueError(f"{source.name} is shorter than it says")
-        write_all(descriptor, data)
-        offset, size = offset + len(data), size - len(data)
 
 
 class ReadableFile(Seekable, io.RawIOBase):

@@ -7,7 +7,6 @@ names the ETag that was planned: an object that became another one is noticed by
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +21,7 @@ from brim.objects.failures import explain, is_changed, is_missing, is_object_err
 from brim.objects.listing import DATED
 from brim.objects.loop import submit
 from brim.objects.store import store_of
+from brim.remote import ForwardFile, WindowFile
 
 PIECE_BYTES = 8 << 20
 TO_END = 1 << 62
@@ -29,8 +29,6 @@ AHEAD_BYTES = 2 * PIECE_BYTES  # asked for and not taken yet, by one reader
 _AHEAD_REQUESTS = 16  # small objects: their number is what counts
 _WAITS_S = (0.2, 1.0, 3.0)
 _LOOK_S = 0.2
-_WINDOW_BYTES = 1 << 18  # a Parquet footer and what else is small
-_KEEP_BYTES = 8 << 20  # what a stream can go back: more than the largest page that is read whole
 
 
 class Changed(Exception):
@@ -204,79 +202,27 @@ def cut(key: str, start: int, stop: int, etag: str | None, piece_bytes: int = PI
         start = end
 
 
-class ObjectFile:
-    """Any range of an object, by one request each; small reads near each other share one. A formats.Readable."""
+class ObjectFile(WindowFile):
+    """Any range of an object."""
 
     def __init__(self, address: ObjectAddress, name: str, size: int, etag: str | None) -> None:
-        self.name, self.size = name, size
+        super().__init__(name, size)
         self._address, self._etag = address, etag
-        self._at, self._window = 0, b""
 
-    def read_at(self, offset: int, size: int) -> bytes:
-        size = max(min(size, self.size - offset), 0)
-        if not self._at <= offset <= offset + size <= self._at + len(self._window):
-            start = offset
-            if self.size - offset < _WINDOW_BYTES:  # near the end is a footer: take it whole
-                start = max(self.size - _WINDOW_BYTES, 0)
-            stop = min(max(offset + size, start + _WINDOW_BYTES), self.size)
-            pieces = cut(self._address.key(self.name), start, stop, self._etag)
-            self._at, self._window = start, b"".join(data for _, data in ahead(self._address, pieces))
-        begin = offset - self._at
-        return self._window[begin : begin + size]
-
-    def copy_to(self, descriptor: int, offset: int, size: int) -> None:
-        _copy(self.read_at, descriptor, offset, size)
-
-    def close(self) -> None:
-        self._window = b""
+    def _fetch(self, start: int, stop: int) -> bytes:
+        pieces = cut(self._address.key(self.name), start, stop, self._etag)
+        return b"".join(data for _, data in ahead(self._address, pieces))
 
 
-class ObjectStream:
-    """Forwards, a few requests ahead, hashed on the way. A formats.Readable."""
+class ObjectStream(ForwardFile):
+    """All of an object, a few requests ahead."""
 
     def __init__(self, address: ObjectAddress, name: str, size: int, etag: str | None) -> None:
-        self.name, self.size = name, size
+        super().__init__(name, size)
         self._pieces = ahead(address, cut(address.key(name), 0, size, etag))
-        self._digest = hashlib.sha256()
-        self._kept = bytearray()  # the bytes before `_end`
-        self._end = 0
 
-    def read_at(self, offset: int, size: int) -> bytes:
-        size = max(min(size, self.size - offset), 0)
-        if offset < self._end - len(self._kept):
-            raise ValueError(f"{self.name} is read forwards only")
-        while self._end < offset + size:
-            self._advance(offset)
-        begin = offset - (self._end - len(self._kept))
-        return bytes(self._kept[begin : begin + size])
-
-    def _advance(self, needed_from: int) -> None:
-        _, block = next(self._pieces)
-        self._digest.update(block)
-        self._kept += block
-        self._end += len(block)
-        spare = min(len(self._kept) - _KEEP_BYTES, needed_from - (self._end - len(self._kept)))
-        if spare > _KEEP_BYTES // 2:
-            del self._kept[:spare]
-
-    def sha256(self) -> str:
-        """Of everything: what was not read yet is read now."""
-        while self._end < self.size:
-            self._advance(self.size)
-        return self._digest.hexdigest()
-
-    def copy_to(self, descriptor: int, offset: int, size: int) -> None:
-        _copy(self.read_at, descriptor, offset, size)
+    def _next_block(self) -> bytes:
+        return next(self._pieces)[1]
 
     def close(self) -> None:
         self._pieces.close()  # type: ignore[attr-defined]
-
-
-def _copy(read_at: Callable[[int, int], bytes], descriptor: int, offset: int, size: int) -> None:
-    import os
-
-    while size > 0:
-        view = memoryview(read_at(offset, min(size, 1 << 20)))
-        offset, size = offset + len(view), size - len(view)
-        while view:
-            view = view[os.write(descriptor, view) :]
