@@ -137,13 +137,16 @@ class PublishedObjects:
         "content: only ETags were compared with those noted when it was sent; --deep reads everything back",
     )
 
-    def __init__(self, address: ObjectAddress) -> None:
+    def __init__(self, address: ObjectAddress, state: str | os.PathLike[str] | None) -> None:
         self._address = address
         self._there: dict[str, ObjectStat] = {}
         for folder in ("data", MANIFESTS):
             for name, stat in list_objects(address.below(folder)):
                 self._there[f"{folder}/{name}"] = stat
         self.told = read_manifests([name for name in self._there if name.startswith(f"{MANIFESTS}/")], self._read)
+        if not self.told.jobs:  # a build that goes on has its ledger on the machine that builds
+            here = Ledger(state_folder(address, state, "default/*"))
+            self.told = Told(here.receipts, () if here.job is None else (here.job,), not here.done)
         self.sizes: Mapping[str, int] = {
             name: stat.st_size for name, stat in sorted(self._there.items()) if name.startswith("data/")
         }
@@ -205,7 +208,7 @@ def opened(
         yield PublishedFolder(where, state)
         return
     if isinstance(where, ObjectAddress):
-        yield PublishedObjects(where)
+        yield PublishedObjects(where, state)
         return
     with ExitStack() as stack:
         stack.enter_context(explained(where.repo, begun=False, reading=True))
