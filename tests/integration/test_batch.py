@@ -153,7 +153,7 @@ def test_a_part_killed(tmp_path: Path) -> None:
     process.communicate()
     before = {name: (out / name).stat().st_mtime_ns for name in Ledger(ledger.parent).receipts}
     assert 0 < len(before) < 30
-    mine, others = (out / "data" / f".train-{number:05d}-of-00060.parquet.tmp" for number in (29, 59))
+    mine, others = (out / "data" / f".train-{number:05d}-of-00060.parquet.0a1b2c.tmp" for number in (29, 59))
     mine.touch()
     others.touch()
     done = SavedBuild(path).part(Part(1, 2))

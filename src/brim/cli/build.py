@@ -26,7 +26,7 @@ from brim.cli.plan import planned, show
 from brim.cli.saved import PlanOption, need, opened, refuse_given
 from brim.errors import InputError
 from brim.memory.redact import redact_command
-from brim.objects.address import is_object_address
+from brim.objects.address import ObjectAddress, is_object_address
 from brim.progress import Progress
 from brim.sizes import format_size
 
@@ -143,7 +143,7 @@ def build(
     places = (
         ("--root", reading.root if saved is None else None),
         ("--state", keeping.state),
-        ("--endpoint-url", storing.endpoint_url),
+        ("--endpoint-url", storing.endpoint_url if saved is None else _endpoint(job.destination)),
         ("--source-endpoint-url", storing.source_endpoint_url),
     )
     options = [word for option, value in places if value for word in (option, value)]
@@ -180,6 +180,11 @@ def _shards(result: Any) -> str:
     pull = f", by pull request {result.pull_request}" if result.pull_request else ""
     sent = f"{result.written:,} sent, {format_size(result.sent_bytes)}{kept}"
     return f"{result.shards:,} ({sent}) in {result.commits:,} commit{'' if result.commits == 1 else 's'}{pull}"
+
+
+def _endpoint(destination: Any) -> str | None:
+    """The store that a saved plan goes to, if it says so."""
+    return destination.access.endpoint if isinstance(destination, ObjectAddress) else None
 
 
 def _load(dest: str, config: str) -> str:

@@ -1,5 +1,6 @@
 """What `brim plan` and `brim build` share about plans that were saved."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any
@@ -37,7 +38,8 @@ def refuse_given(source: str | None, dest: str | None, groups: Sequence[Any], mo
 
 
 def opened(plan: str, running: Running, storing: Storing, root: str | None, **more: Any) -> Any:
-    """The saved plan, as this machine works on it."""
+    """The saved plan, as this machine works on it. Of what `storing` says, only the store of PLAN is free."""
+    refuse_given(None, None, (dataclasses.replace(storing, endpoint_url=None),), {})
     from brim.engine.parts import SavedBuild, SavedOptions
 
     return SavedBuild(plan, SavedOptions(running.memory, running.workers, root=root, access=storing.dest, **more))

@@ -30,7 +30,7 @@ from brim.sinks.hub.sink import HubSink
 from brim.sinks.objects.sink import ObjectSink
 from brim.sinks.room import Room
 
-_HUB_ONLY = ("config", "message", "public", "direct", "create_pull")
+_HUB_ONLY = ("config", "message", "public", "direct", "create_pull", "via")
 
 
 @dataclass(frozen=True, slots=True)

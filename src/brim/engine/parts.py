@@ -61,6 +61,8 @@ class SavedOptions:
             raise InputError("--workers takes a number above zero.")
         if self.stop_file and os.path.isdir(self.stop_file):
             raise InputError(f"--stop-file {self.stop_file!r} is a folder.", hint="Give the name of a file.")
+        if self.root is not None and "://" in self.root:
+            raise InputError(f"With --plan, --root is a folder of this machine, not {self.root!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,12 @@ class SavedBuild:
     def __init__(self, path: str | os.PathLike[str], options: SavedOptions | None = None) -> None:
         self.options = options or SavedOptions()
         self.place = open_place(path, self.options.access)
-        self.saved: Saved = load_plan(self.place.path)
+        try:
+            self.saved: Saved = load_plan(self.place.path)
+        except InputError as error:
+            raise InputError(
+                error.message.replace(str(self.place.path), self.place.shown), hint=error.hint, **error.facts
+            ) from error
         self.plan: Plan = self.saved.plan
         self.destination: Destination = parse_destination(
             self.saved.job["destination"], Access(self.saved.job.get("endpoint"))
@@ -116,6 +123,8 @@ class SavedBuild:
         return self.plan.fingerprint[:16]
 
     def command(self, *words: str) -> str:
+        endpoint = self.options.access.endpoint
+        words += ("--endpoint-url", endpoint) if endpoint else ()
         return shlex.join(["brim", "build", "--plan", self.place.shown, *words])
 
     def part(self, part: Part, progress: Progress | None = None) -> PartDone:
@@ -217,6 +226,10 @@ class SavedBuild:
                 progress.note(f"the plan was made with {name} {planned}, and this is {version}: bytes may differ")
         if self.options.root is None:
             return PlanContent(self.plan)
+        if self.plan.table.files.bucket is not None:
+            raise InputError(
+                "The source of this plan is in a bucket, and --root is for one in a folder.", hint="Leave --root out."
+            )
         plan, other = moved(self.plan, os.path.abspath(self.options.root), shards)
         if other:
             progress.note(f"{other:,} file(s) in --root have other dates than planned; paths and sizes are the same")

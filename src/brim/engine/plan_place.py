@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -52,15 +53,19 @@ def open_place(plan: str | os.PathLike[str], access: Access | None = None) -> Pl
         raise InputError(f"There is no plan at {address}.", hint="Save one with brim plan SOURCE DEST --save PLAN.")
     # Another plan under the same name has other receipts: its ETag tells.
     path = _home(address) / f"{hashlib.sha256(stat.etag.encode()).hexdigest()[:16]}.plan"
-    if not path.exists():
-        temporary = path.with_suffix(".tmp")
+    if not path.exists() or path.stat().st_size != stat.st_size:  # a crash of the machine may have cut it off
+        # Parts that start together on one machine each fetch it for themselves; the last one to end wins.
+        temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
         bucket = replace(address, prefix="")
         stream = ObjectStream(bucket, address.prefix, stat.st_size, stat.etag)
-        with open(temporary, "wb") as file, closing(stream):
-            for at in range(0, stat.st_size, _CHUNK):
-                file.write(stream.read_at(at, _CHUNK))
-        os.chmod(temporary, 0o600)
-        temporary.rename(path)
+        try:
+            with open(temporary, "wb") as file, closing(stream):
+                for at in range(0, stat.st_size, _CHUNK):
+                    file.write(stream.read_at(at, _CHUNK))
+            os.chmod(temporary, 0o600)
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     return PlanPlace(path, str(address), receipts_at(text, access))
 
 
@@ -82,13 +87,15 @@ def save_to(plan: str | os.PathLike[str], write: Callable[[Path], None], access:
     address = parse_object_address(text, access)
     if not address.prefix:
         raise InputError(f"{text!r} names a bucket and no plan in it.", hint="Write s3://BUCKET/NAME.plan.")
-    made = _home(address) / "new.plan"
-    write(made)
+    made = _home(address) / f"new-{secrets.token_hex(8)}.plan"
     folder, _, name = address.prefix.rpartition("/")
     carrier = ObjectCarrier(replace(address, prefix=folder))
-    with FileSplice(made) as splice:
-        carrier.put(name, splice, None, _Nobody())
-    made.unlink()
+    try:
+        write(made)
+        with FileSplice(made) as splice:
+            carrier.put(name, splice, None, _Nobody())
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def _local(text: str) -> Path:
@@ -116,6 +123,7 @@ class BucketReceipts(PartReceipts):
         super().__init__(home / "x")
         self.root = home / "parts"
         self._address = replace(plan, prefix=f"{plan.prefix}.parts")
+        self.shown = str(self._address)
 
     def _names(self) -> list[str]:
         return sorted({name.split("/", 1)[0] for name, _ in list_objects(self._address) if name.endswith(LEDGER)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from brim.engine.destination import parse_destination, state_folder
 from brim.engine.hashing import sha256_of
 from brim.engine.ledger import Job, Ledger, Receipt
 from brim.errors import DestinationError, InputError
-from brim.formats.card import CARD, card_folders, read_card
+from brim.formats.card import CARD, UNFINISHED, card_folders, read_card
 from brim.formats.readable import LocalFile, Readable
 from brim.objects.address import Access, ObjectAddress
 from brim.objects.listing import ObjectStat, list_objects, read_small
@@ -70,7 +70,9 @@ class PublishedFolder:
             )
         self._folder = folder
         ledger = Ledger(state_folder(folder, state))
-        self.told = Told(ledger.receipts, () if ledger.job is None else (ledger.job,), not ledger.done)
+        self.told = Told(
+            ledger.receipts, () if ledger.job is None else (ledger.job,), ledger.job is not None and not ledger.done
+        )
         names = sorted(name for name in os.listdir(folder / "data") if not name.startswith("."))
         here = {f"data/{name}": folder / "data" / name for name in names}
         self.sizes: Mapping[str, int] = {name: p.stat().st_size for name, p in here.items() if p.is_file()}
@@ -143,10 +145,12 @@ class PublishedObjects:
         for folder in ("data", MANIFESTS):
             for name, stat in list_objects(address.below(folder)):
                 self._there[f"{folder}/{name}"] = stat
-        self.told = read_manifests([name for name in self._there if name.startswith(f"{MANIFESTS}/")], self._read)
-        if not self.told.jobs:  # a build that goes on has its ledger on the machine that builds
+        told = read_manifests([name for name in self._there if name.startswith(f"{MANIFESTS}/")], self._read)
+        if not told.jobs:  # a build that goes on has its ledger on the machine that builds
             here = Ledger(state_folder(address, state, "default/*"))
-            self.told = Told(here.receipts, () if here.job is None else (here.job,), not here.done)
+            told = Told(here.receipts, () if here.job is None else (here.job,))
+        # On other machines the card tells that it goes on.
+        self.told = replace(told, unfinished=UNFINISHED.encode() in (self._read(CARD) or b""))
         self.sizes: Mapping[str, int] = {
             name: stat.st_size for name, stat in sorted(self._there.items()) if name.startswith("data/")
         }

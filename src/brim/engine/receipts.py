@@ -65,13 +65,14 @@ class PartReceipts:
 
     def __init__(self, plan: Path) -> None:
         self.root = plan.with_name(f"{plan.name}.parts")
+        self.shown = str(self.root)  # what users know it by
 
     def count(self) -> int | None:
         """Into how many parts the plan was divided; None if no part has begun."""
         found = {int(match[2]) for match in map(_FOLDER.fullmatch, self._names()) if match}
         if len(found) > 1:
             raise InputError(
-                f"{str(self.root)!r} holds parts of several divisions: {', '.join(map(str, sorted(found)))}.",
+                f"{self.shown!r} holds parts of several divisions: {', '.join(map(str, sorted(found)))}.",
                 hint="Remove the folders of the one that was a mistake.",
             )
         return next(iter(found), None)
@@ -97,7 +98,7 @@ class PartReceipts:
         """Receipts of another plan are an error: nobody may mix the two."""
         if ledger.job is not None and ledger.job.fingerprint != fingerprint:
             raise InputError(
-                f"{str(self.root)!r} holds the receipts of another plan, in part {part}.",
+                f"{self.shown!r} holds the receipts of another plan, in part {part}.",
                 hint="Save this plan under another name; or remove that folder, if what it did is not needed.",
             )
 
@@ -128,7 +129,7 @@ class PartReceipts:
             raise InputError(
                 f"This plan is done in {count} parts, and --part {part} is of another division.",
                 hint=f"Use --part I/{count}; brim build --plan PLAN does the rest on one machine; or remove "
-                f"{str(self.root)!r} to divide anew.",
+                f"{self.shown!r} to divide anew.",
             )
 
     @contextmanager

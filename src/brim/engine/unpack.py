@@ -58,6 +58,8 @@ def unpack(
         names = sorted(published.sizes)
         if not names:
             raise InputError(f"{os.fspath(destination)!r} holds no shards.")
+        if published.told.unfinished:
+            progress.note("the build is not finished: files of shards that are not there yet are not unpacked")
         missing = [name for name in receipts if name not in published.sizes]
         if missing:
             raise DamageFound(f"{missing[0]} is missing.", hint="brim verify lists everything that is wrong.")

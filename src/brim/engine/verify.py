@@ -26,7 +26,7 @@ from brim.formats.readable import Readable
 from brim.formats.splice import SpliceBuilder
 from brim.memory.cores import usable_cores
 from brim.memory.limit import effective_limit
-from brim.objects.address import Access
+from brim.objects.address import Access, is_object_address
 from brim.plans.cut import CutOptions, shard_name
 from brim.plans.plan import Plan, make_plan
 from brim.progress import Advance, Progress, Silent
@@ -70,10 +70,12 @@ def verify(
     bucket: by the SHA-256 that its shards must have, unless `deep`).
 
     `endpoint_url` is the S3 store of buckets, `source_endpoint_url` that of the source if it is another one;
-    `anonymous` reads them without credentials.
+    `anonymous` reads without credentials: the source if it is in another bucket, else the destination too.
     """
     progress = progress or Silent()
-    with opened(destination, state, progress.note, Access(endpoint_url, anonymous)) as published:
+    other_store = source_endpoint_url not in (None, endpoint_url)
+    nameless = anonymous and not _in_another_bucket(source, destination, other_store)
+    with opened(destination, state, progress.note, Access(endpoint_url, nameless)) as published:
         check = _Verification(published, deep, progress)
         try:
             check.shards()
@@ -88,11 +90,19 @@ def verify(
         raise DamageFound(
             f"{count} problem{'s' if count != 1 else ''} found:\n" + "\n".join(f"  {f}" for f in check.result.findings),
             hint="Run the same command again: it makes what is missing or of another size. --fresh starts over."
-            if check.told.jobs
+            if check.told.jobs or check.told.unfinished
             else "It was not built by brim. `brim build SOURCE DEST --fresh` replaces it by what the source holds.",
             findings=check.result.findings,
         )
     return check.result
+
+
+def _in_another_bucket(source: object, destination: str | os.PathLike[str], other_store: bool) -> bool:
+    """A public archive, say, that was packaged into a bucket of one's own."""
+    text = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
+    if not is_object_address(text):
+        return False
+    return other_store or text.split("/")[:3] != os.fspath(destination).split("/")[:3]
 
 
 class _Verification:
@@ -112,7 +122,7 @@ class _Verification:
         if not self.told.jobs:
             self.result.unproved.append("content: there is no ledger, so there are no checksums to compare with")
             self._complete_by_name(set(here))
-        elif self.told.unfinished:
+        if self.told.unfinished:
             self.found("the build is not finished: run the same brim build again")
         if self.told.jobs:
             for name in sorted(set(here) - set(receipts)):
@@ -203,7 +213,7 @@ class _Verification:
                 return
             fields = read_card(text)
         except (BrimError, UnicodeDecodeError, OSError) as error:
-            self.found(f"{CARD}: {error}")
+            self.found(f"{CARD}: {'is not UTF-8' if isinstance(error, UnicodeDecodeError) else error}")
             return
         if self.result.findings:
             return  # with shards missing, the card cannot agree

@@ -1,0 +1,112 @@
+"""What goes wrong around plans and datasets in buckets: machines that start together, places that are unfinished."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+import brim as library
+from brim.engine.parts import SavedBuild, SavedOptions
+from brim.engine.plan_place import open_place
+from brim.engine.receipts import Part
+from brim.errors import DamageFound, InputError
+from brim.formats.card import write_unfinished_card
+from brim.objects.address import Access
+from tests.conftest import brim, random_bytes, write_files
+from tests.s3 import S3Server
+from tests.s3.server import PRIVATE, PUBLIC
+
+FILES = {f"{n}.bin": random_bytes(5_000, n) for n in range(4)}
+
+
+@pytest.fixture
+def server(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    for name, value in {**s3.environment, "XDG_STATE_HOME": str(tmp_path / "state")}.items():
+        monkeypatch.setenv(name, value)
+    return s3
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_files(tmp_path / "source", FILES)
+
+
+def test_parts_that_start_together(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:
+    """All parts of one machine fetch the plan at the same time; a copy that a crash has cut off is fetched again."""
+    plan = f"s3://private/{s3_prefix}a.plan"
+    library.plan(source, f"s3://private/{s3_prefix}out").save(plan)
+    saved = server.read(PRIVATE, f"{s3_prefix}a.plan")
+    together = Barrier(8)
+
+    def fetch(_: int) -> bytes:
+        together.wait()
+        return open_place(plan).path.read_bytes()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(fetch, range(8))) == {saved}
+    (copy,) = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    copy.write_bytes(b"")
+    assert open_place(plan).path.read_bytes() == saved
+
+
+def test_messages_about_a_plan_in_a_bucket(
+    server: S3Server, s3_prefix: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands to run next reach the same store, and what is named is in the bucket and not in a state folder."""
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    plan, dest = f"s3://private/{s3_prefix}a.plan", f"s3://private/{s3_prefix}out"
+    library.plan(source, dest, rows_per_shard=1, endpoint_url=server.endpoint).save(plan)
+    access = Access(server.endpoint)
+    saved = SavedBuild(plan, SavedOptions(access=access))
+    assert saved.part(Part(1, 2)).next == f"brim build --plan {plan} --finish --endpoint-url {server.endpoint}"
+    with pytest.raises(InputError) as refused:
+        saved.part(Part(1, 3))
+    assert f"'{plan}.parts'" in refused.value.hint
+    server.write(PRIVATE, f"{s3_prefix}b.plan", b"no plan")
+    with pytest.raises(InputError, match=f"'s3://private/{s3_prefix}b.plan' is not a plan"):
+        SavedBuild(f"s3://private/{s3_prefix}b.plan", SavedOptions(access=access))
+    words = ("--plan", plan, "--finish", "--endpoint-url", server.endpoint, "--anonymous")
+    assert "--anonymous cannot go with --plan" in brim("build", *words, check=2).stderr
+
+
+def test_root_is_for_folders(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--root is a folder of this machine"):
+        SavedOptions(root="s3://private/elsewhere")
+    for name, data in FILES.items():
+        server.write(PRIVATE, f"{s3_prefix}raw/{name}", data)
+    library.plan(f"s3://private/{s3_prefix}raw", tmp_path / "out").save(tmp_path / "a.plan")
+    with pytest.raises(InputError, match="source of this plan is in a bucket"):
+        SavedBuild(tmp_path / "a.plan", SavedOptions(root=str(source))).run()
+
+
+def test_public_source_and_private_destination(server: S3Server, s3_prefix: str) -> None:
+    """The command that a build prints to prove it works: --anonymous is for the source."""
+    for name, data in FILES.items():
+        server.write(PUBLIC, f"{s3_prefix}raw/{name}", data)
+    source, dest = f"s3://public/{s3_prefix}raw", f"s3://private/{s3_prefix}out"
+    library.build(source, dest, anonymous=True)
+    assert library.verify(dest, source, anonymous=True).files_compared == len(FILES)
+    with pytest.raises(InputError, match="may not read"):
+        library.verify(dest, anonymous=True)
+
+
+def test_unfinished_place(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:
+    """A build that was killed before it was published is neither whole nor somebody else's."""
+    dest = f"s3://private/{s3_prefix}out"
+    library.build(source, dest)
+    server.write(PRIVATE, f"{s3_prefix}out/README.md", write_unfinished_card(None).encode())
+    server.delete(PRIVATE, f"{s3_prefix}out/.brim/default/train.jsonl")
+    with pytest.raises(DamageFound, match="the build is not finished") as found:
+        library.verify(dest)
+    assert "Run the same command again" in found.value.hint
+    assert "the build is not finished" in brim("unpack", dest, tmp_path / "files").stderr
+    library.build(source, dest)
+    assert library.verify(dest, source).rows == len(FILES)
+
+
+def test_options_of_the_hub(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--via is for the Hub"):
+        library.plan(source, tmp_path / "out", via="xet")
