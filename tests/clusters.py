@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,10 @@ class TestCluster:
         for pid in tree([_raylet(node)]):
             _kill(pid)
 
+    def kill_head(self) -> None:
+        """kill -9 of what keeps the cluster together."""
+        _kill(int(self._cluster.head_node.all_processes["gcs_server"][0].process.pid))
+
     def kill_worker(self, node: Any, task: str) -> bool:
         """kill -9 of the worker that does a task of this name, if there is one."""
         for pid in tree([_raylet(node)])[1:]:
@@ -106,8 +110,14 @@ def cluster_of(nodes: int, cpus: int = 1, **config: object) -> Iterator[TestClus
 class Run:
     """brim with --json in a process of its own, whose events are read as they come."""
 
-    def __init__(self, *arguments: object, cwd: Path, environment: Mapping[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "brim", *map(str, arguments), "--json"]
+    def __init__(
+        self,
+        *arguments: object,
+        cwd: Path,
+        environment: Mapping[str, str] | None = None,
+        program: tuple[str, ...] = ("-m", "brim"),
+    ) -> None:
+        command = [sys.executable, *program, *map(str, arguments), "--json"]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment
         )
@@ -115,8 +125,12 @@ class Run:
 
     def until_shards(self, count: int) -> None:
         """Wait until so many shards or units are done."""
+        self.until(lambda: len(self.shards) >= count)
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        """Read what it says for so long."""
         assert self._process.stdout is not None
-        while len(self.shards) < count:
+        while not happened():
             line = self._process.stdout.readline()
             assert line, self._process.communicate()[1]
             self.events.append(json.loads(line))

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -39,6 +43,30 @@ def hungry(batch):
         held = b"x" * 300_000_000
         time.sleep(0.3)
     return {"n": [len(text) for text in batch["text"]]}
+"""
+
+# brim with less patience.
+HASTY = """
+from brim.cli import main
+from brim.engine.cluster import connect, gauges
+
+connect._HEAD_S = gauges._LATE_S = 1.0
+main()
+"""
+HOG = """
+import sys, time, ray
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+
+@ray.remote(num_cpus=1)
+def hog():
+    time.sleep(100)
+
+running = hog.remote()
+while ray.available_resources().get("CPU"):
+    time.sleep(0.1)
+print("busy", flush=True)
+ray.get(running)
 """
 
 
@@ -264,6 +292,32 @@ def test_nodes_that_cannot_work(
         assert f"({node.node_id[:6]})" in failed
         assert "has 0.0.1 as brim" in failed
     assert machine.hub.files("ada/data", "main").keys() <= {".gitattributes"}
+
+
+def test_a_busy_cluster_that_loses_its_head(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """Whoever has to wait is told why; without a head the driver ends with an error, not by Ray's hand."""
+    with cluster_of(1) as busy:
+        hog = subprocess.Popen([sys.executable, "-c", HOG, busy.options[-1]], stdout=subprocess.PIPE, text=True)
+        try:
+            assert hog.stdout is not None
+            assert hog.stdout.readline() == "busy\n"
+            waiting = Run("build", many_files(2), tmp_path / "out", *busy.options, cwd=tmp_path, program=("-c", HASTY))
+            waiting.until(lambda: any("no task has begun yet: waiting for CPUs" in note for note in waiting.notes))
+            busy.kill_head()
+            assert "The head of the Ray cluster" in waiting.end(5)["message"]
+        finally:
+            hog.kill()
+            hog.communicate()
+
+
+def test_a_port_of_something_else(many_files: Callable[..., Path], tmp_path: Path) -> None:
+    """The port of Ray's dashboard, say. Ray itself would try for minutes."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        words = ("--engine", "ray", "--address", f"127.0.0.1:{server.server_port}")
+        said = brim("build", many_files(1), tmp_path / "out", *words, check=2).stderr
+        server.shutdown()
+    assert "what answers there is not Ray's head" in said
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,7 @@ class ClusterComputation:
         if self._gpus:
             options["num_gpus"] = self._gpus
         self._running[self._remote.options(**options).remote(self._setup, asked)] = attempt
+        self._gauges.submitted()
         self.outcome.workers = max(self.outcome.workers, min(len(self._running), self._slots))
 
     def _listen(self) -> None:
@@ -213,6 +214,8 @@ class ClusterComputation:
             for ref in ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
                 self._take(ref)
         self._hear(self._gauges.poll())
+        if (late := self._gauges.late()) is not None:
+            self.progress.note(late)
         self.progress.advance(0)
 
     def _hear(self, told: list[Told]) -> None:
@@ -235,6 +238,8 @@ class ClusterComputation:
     def _drop(self) -> None:
         """What is finished is written down, what is on its way is dropped."""
         ray = self._cluster.ray
+        if self._cluster.lost:
+            return
         refs = list(self._running)
         for ref in ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else []:
             try:
@@ -256,6 +261,7 @@ class ClusterComputation:
             else:
                 self._lost(attempt)
             return
+        self._gauges.begun()
         for text in answer.notes:
             self.progress.note(text)
         if answer.base_bytes:

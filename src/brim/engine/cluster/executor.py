@@ -6,6 +6,7 @@ again with a node to itself, and then it does not fit. Ray itself retries nothin
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from brim.sizes import format_size
 INTERPRETER_BYTES = 130_000_000
 _TRIES = 4
 _LISTEN_S = 0.1
+_NODES_S = 2.0
 _CANCEL_S = 5.0
 
 
@@ -104,7 +106,7 @@ class _Job:
 
     def run(self, todo: Sequence[Shard]) -> Generator[tuple[Receipt, Put], None, None]:
         queue = iter(todo)
-        most = self._most()
+        most, looked = self._most(), time.monotonic()
         while True:
             while self._may_submit(most):
                 task = self._again.popleft() if self._again else None
@@ -122,12 +124,14 @@ class _Job:
                 if done is not None:
                     yield done
             self._driver.look()
-            if self._listen():
-                most = self._most()
+            if self._listen() or time.monotonic() - looked > _NODES_S:
+                most, looked = self._most(), time.monotonic()
 
     def drop(self) -> None:
         """What is finished is written down, what is on its way is dropped."""
         ray = self._cluster.ray
+        if self._cluster.lost:
+            return
         for ref in self._finished(0):
             try:
                 self._take(ref)
@@ -160,6 +164,7 @@ class _Job:
         shard, driver = task.shard, self._driver
         ref = remote.remote(self._gauges.run, shard.name, driver.slice(shard), self._sight.carrier, driver.known(shard))
         self._running[ref] = task
+        self._gauges.submitted()
 
     def _finished(self, wait_s: float) -> list[Any]:
         ray, refs = self._cluster.ray, list(self._running)
@@ -176,6 +181,7 @@ class _Job:
             return None
         if isinstance(answer, BrimError):
             raise answer
+        self._gauges.begun()
         size, put = answer
         receipt = self._driver.done(task.shard, size, put)
         self._advance(task.shard.name, size)
@@ -193,6 +199,8 @@ class _Job:
 
     def _listen(self) -> bool:
         told = self._gauges.poll()
+        if (late := self._gauges.late()) is not None:
+            self._driver.note(late)
         names = {task.shard.name for task in self._running.values()}
         for one in told:
             for name in one.sent.keys() & names:

@@ -22,6 +22,7 @@ from brim.memory.meter import process_bytes, tree
 _EVERY_S = 0.5
 _TELL_S = 0.2
 _MOST_NOTES = 200
+_LATE_S = 10.0
 _STALE_S = 3600.0
 _PREFIX = "brim-ray"
 
@@ -165,7 +166,24 @@ class Gauges:
         self._asked: dict[Any, str] = {}
         self._held: dict[str, int] = {}
         self._at = 0.0
+        self._begun = False
+        self._asked_at: float | None = None  # when the first task was asked for
         self.peak_bytes = 0
+
+    def submitted(self) -> None:
+        """A task was asked for."""
+        if self._asked_at is None and not self._begun:
+            self._asked_at = time.monotonic()
+
+    def begun(self) -> None:
+        self._begun, self._asked_at = True, None
+
+    def late(self) -> str | None:
+        """Said once, if no task has begun although some were asked for: the cluster is somebody else's for now."""
+        if self._asked_at is None or time.monotonic() - self._asked_at < _LATE_S:
+            return None
+        self.begun()
+        return "no task has begun yet: waiting for CPUs and memory of the cluster (`ray status` shows who has them)"
 
     def watch(self, nodes: list[Node]) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -201,6 +219,8 @@ class Gauges:
                 self._held[self._names[node]] = one.held_bytes
                 self.peak_bytes = max(self.peak_bytes, one.held_bytes)
                 told.append(one)
+                if one.sent:
+                    self.begun()
         if not self._asked and time.monotonic() - self._at >= _EVERY_S:
             self._at = time.monotonic()
             self._asked = {actor.read.remote(): node for node, actor in self._actors.items()}
@@ -217,6 +237,8 @@ class Gauges:
         return told
 
     def end(self) -> None:
+        if self._cluster.lost:
+            return
         ray = self._cluster.ray
         refs = [actor.end.remote() for actor in self._actors.values()]
         if refs:
