@@ -18,6 +18,7 @@ from brim.objects.store import patience_s
 from brim.objects.uploads import CannotTell, abort_uploads
 from brim.sinks.sink import Put, Watcher
 
+CHECKS = "check-"  # what the names of objects begin with that only try whether one may write
 _TRIES = 3
 _WAIT_S = 2.0
 
@@ -31,7 +32,7 @@ class ObjectCarrier:
 
     def check(self) -> None:
         """Whether this machine may write there."""
-        key = self.address.key(f".brim/check-{time.time_ns():x}")
+        key = self.address.key(f".brim/{CHECKS}{time.time_ns():x}")
         with explained(self.address):
             send_small(self.address, key, b"")
             delete_objects(self.address, [key])

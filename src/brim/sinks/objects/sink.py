@@ -17,7 +17,7 @@ from brim.objects.failures import explained
 from brim.objects.listing import ObjectStat, list_objects, read_small, stat_object
 from brim.objects.sending import PART_BYTES, copy_object, delete_objects, send_small
 from brim.objects.uploads import CannotTell, abort_uploads
-from brim.sinks.objects.carrier import ObjectCarrier
+from brim.sinks.objects.carrier import CHECKS, ObjectCarrier
 from brim.sinks.objects.lease import Lease
 from brim.sinks.room import Room
 from brim.sinks.sink import CardMaker, Job, Listener, Piece, Publication, Put, Watcher
@@ -158,7 +158,7 @@ class ObjectSink:
         self._lease.renew()  # from here on nobody else can have been at it
         self._abort_left()  # of a machine of a cluster that was lost on the way
         stale = [n for n in self._there if n.startswith(f"{MANIFESTS}/{_CONFIG}/") and n not in publication.manifests]
-        keep = [name for name in self._there if name.startswith(f"{_KEEP}/")]
+        keep = [name for name in self._there if name.startswith((f"{_KEEP}/", f"{MANIFESTS}/{CHECKS}"))]
         self._delete(sorted({*(name for name in publication.gone if name in self._there), *stale, *keep}))
         for name, data in publication.manifests.items():
             self._write(name, data)
