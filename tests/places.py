@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tests.conftest import brim
+from tests.forked import brim
 from tests.hub import TestHub
 from tests.hub.store import Entry
 from tests.publishing import DEST, REPO, Machine

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.conftest import brim
+from tests.forked import brim
 from tests.hub import TestHub
 
 REPO = "ada/data"
