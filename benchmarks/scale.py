@@ -125,7 +125,7 @@ def saved_plans() -> Any:
 def receipts_of(plan: Plan) -> Iterator[Receipt]:
     """The receipts of a finished job, but for hashes of content and keys, which stand for real ones."""
     job = plan.fingerprint[:16]
-    for number, (shard, mtimes) in enumerate(PlanContent(plan).with_mtimes()):
+    for number, (shard, mtimes) in enumerate(PlanContent(plan).with_mtimes(plan.shards)):
         if number % (len(plan.shards) // MISSING):
             sha256 = hashlib.sha256(shard.name.encode()).hexdigest()
             key = hashlib.sha256(sha256.encode()).hexdigest()
