@@ -229,7 +229,8 @@ class Run:
 
     def _run_shards(self, todo: list[Shard]) -> None:
         """Bring shards, several at a time; the first failure drops the others cleanly."""
-        staged = (r for r in self.ledger.receipts.values() if r.staged_at and r.name in self._names)
+        kept = self._names - {shard.name for shard in todo}  # what may have got lost waits once it was sent again
+        staged = (r for r in self.ledger.receipts.values() if r.staged_at and r.name in kept)
         self._waiting = {r.name: r for r in staged if not self.sink.holds(r.piece)}
         with closing(self._executor().run(todo, self.sink, self)) as finished:
             for receipt, put in finished:
