@@ -34,6 +34,14 @@ def built(place: BucketPlace, source: Path) -> dict[str, object]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+def until_it_sends(place: BucketPlace) -> None:
+    """Wait until the run has begun an upload."""
+    until = time.monotonic() + 20
+    while not place.server.uploads("private", place.prefix):
+        assert time.monotonic() < until, "nothing was sent"
+        time.sleep(0.05)
+
+
 def is_whole(place: BucketPlace, source: Path) -> None:
     run(place, "verify", place.address, source, "--deep", "--quiet")
     assert place.server.uploads("private", place.prefix) == []
@@ -65,9 +73,7 @@ def test_killed_run_leaves_nothing_to_pay_for(place: BucketPlace, source: Path) 
     assert place.proxy is not None
     place.proxy.slow(4_000_000, method="PUT", contains="partNumber")
     process = start(place, "build", source, place.address, "--quiet", *LARGE)
-    until = time.monotonic() + 20
-    while not place.server.uploads("private", place.prefix) and time.monotonic() < until:
-        time.sleep(0.05)
+    until_it_sends(place)
     process.kill()
     process.wait()
     assert place.server.uploads("private", place.prefix)
@@ -82,9 +88,7 @@ def test_stopped_run_aborts_its_uploads(place: BucketPlace, source: Path) -> Non
     assert place.proxy is not None
     place.proxy.slow(2_000_000, method="PUT", contains="partNumber")
     process = start(place, "build", source, place.address, "--quiet", *LARGE)
-    until = time.monotonic() + 20
-    while not place.server.uploads("private", place.prefix) and time.monotonic() < until:
-        time.sleep(0.05)
+    until_it_sends(place)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 6
     assert place.server.uploads("private", place.prefix) == []
@@ -96,9 +100,7 @@ def test_server_killed_and_back(place: BucketPlace, source: Path) -> None:
     assert place.proxy is not None
     place.proxy.slow(8_000_000, method="PUT", contains="partNumber")
     process = start(place, "build", source, place.address, "--quiet", *LARGE)
-    until = time.monotonic() + 20
-    while not place.server.uploads("private", place.prefix) and time.monotonic() < until:
-        time.sleep(0.05)
+    until_it_sends(place)
     place.server.kill()
     time.sleep(1.0)
     place.server.restart()
@@ -120,9 +122,7 @@ def test_two_runs_at_once(place: BucketPlace, source: Path, tmp_path: Path) -> N
     assert place.proxy is not None
     place.proxy.slow(300_000, method="PUT", contains="partNumber")
     first = start(place, "build", source, place.address, "--quiet", *LARGE)
-    until = time.monotonic() + 20
-    while not place.server.uploads("private", place.prefix) and time.monotonic() < until:
-        time.sleep(0.05)
+    until_it_sends(place)
     environment = {**place.environment, "XDG_STATE_HOME": str(tmp_path / "other")}
     second = brim("build", source, place.address, *LARGE, check=2, env=environment)
     assert "Another brim is building" in second.stderr

@@ -6,6 +6,7 @@ import typer
 
 from brim.cli.options import Keeping, Showing, Storing, Watching
 from brim.cli.output import emit, print_lines, progress_for
+from brim.errors import InputError
 from brim.sizes import format_size
 
 HELP = """Write the original files back, byte for byte, under their relative paths.
@@ -38,6 +39,8 @@ def unpack(
 ) -> None:
     import brim
 
+    if storing.source_endpoint_url:
+        raise InputError("unpack has no SOURCE.", hint="Name the store of DEST with --endpoint-url.")
     result = brim.unpack(
         dest,
         folder,

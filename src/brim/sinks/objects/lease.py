@@ -106,7 +106,7 @@ class Lease:
                 continue
 
     def renew(self) -> None:
-        """Say that we are still here; DestinationError if somebody else took the place."""
+        """Say that we are still here; SinkFailed if somebody else took the place."""
         with self._renewing:
             self.check()
             if self._held is None:
