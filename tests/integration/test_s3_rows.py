@@ -188,7 +188,7 @@ def test_many_small_objects_wait_together(places: Places, s3_proxy: FaultProxy) 
     """Sixty documents are on their way before their turn, a dozen at a time; nobody asks for one twice."""
     source = open_rows(f"{places.address}/text", RowOptions(text="document", access=Access(s3_proxy.endpoint)))
     asked = s3_proxy.count("GET", ".txt")
-    s3_proxy.stall(0.2, contains="000.txt")
+    s3_proxy.stall(0.5, contains=".txt", times=60)  # so long that all of those asked for together are seen together
     assert table_of(source, list(source.units(1))).num_rows == 60
     assert (asked, s3_proxy.count("GET", ".txt"), s3_proxy.count("HEAD", ".txt")) == (0, 60, 0)
     assert s3_proxy.most_at_once > 8

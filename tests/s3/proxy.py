@@ -356,12 +356,12 @@ class _Passage:
         if rule is not None and rule.action == "corrupt" and self.passed == rule.after_bytes:
             view[0] ^= 1
             self.rule = None
+        self.passed += len(view)
+        if rule is not None and rule.action == "slow":  # before it goes on, so that no end has a byte too early
+            self.stopping.wait(max(0.0, self.started + self.passed / rule.bytes_per_s - time.monotonic()))
         if self.goal is not None:
             self.goal.sendall(view)
-        self.passed += len(view)
         self.count(len(view))
-        if rule is not None and rule.action == "slow":
-            self.stopping.wait(max(0.0, self.started + self.passed / rule.bytes_per_s - time.monotonic()))
 
 
 def _shut(connection: socket.socket) -> None:
