@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 
 _WINDOW_BYTES = 1 << 18  # a Parquet footer and what else is small
 _KEEP_BYTES = 8 << 20  # what a stream can go back: more than the largest page that is read whole
@@ -88,8 +89,12 @@ class ForwardFile(_Remote):
         if spare > _KEEP_BYTES // 2:
             del self._kept[:spare]
 
-    def sha256(self) -> str:
-        """Of everything: what was not read yet is read now."""
+    def sha256(self, advance: Callable[[int], None] = lambda size: None) -> str:
+        """Of everything: what was not read yet is read now, and not kept."""
+        self._kept = bytearray()
         while self._end < self.size:
-            self._advance(self.size)
+            block = self._next_block()
+            self._digest.update(block)
+            self._end += len(block)
+            advance(len(block))
         return self._digest.hexdigest()

@@ -10,6 +10,7 @@ from typing import Any
 from brim.compute.changes import changes_between
 from brim.compute.made import Made
 from brim.engine.ledger import Receipt
+from brim.engine.packed import Total, totals
 from brim.engine.shard import FileSlice
 from brim.formats.card import CardFacts, SplitFacts
 from brim.plans.cut import Shard, shard_name
@@ -68,12 +69,12 @@ class ComputedContent:
     def sha256(self, shard: Shard) -> str | None:
         return self.made[shard.name].sha256
 
-    def card(self, receipts: list[Receipt]) -> CardFacts:
-        splits = []
+    def card(self, receipts: Iterable[Receipt]) -> CardFacts:
+        splits, found = [], totals(receipts)
         for split in self.splits:
-            of = [receipt for receipt in receipts if receipt.split == split]
+            of = found.get(split, Total())
             rows = sum(one.rows for one in self.made.values() if one.split == split)
-            splits.append(SplitFacts(split, rows, sum(r.size for r in of), len(of)))
+            splits.append(SplitFacts(split, rows, of.bytes, of.shards))
         return replace(self.card_facts, splits=splits)
 
 

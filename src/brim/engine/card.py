@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from brim.engine.ledger import Receipt
+from brim.engine.packed import Total, totals
 from brim.formats.card import CardFacts, SplitFacts
 from brim.plans.plan import EXTENSIONS, Plan
 from brim.sources.features import as_yaml
 
 
-def card_facts(plan: Plan, receipts: list[Receipt]) -> CardFacts:
-    splits = []
+def card_facts(plan: Plan, receipts: Iterable[Receipt]) -> CardFacts:
+    splits, found = [], totals(receipts)
     for split in plan.table.splits:
-        of = [receipt for receipt in receipts if receipt.split == split.name]
-        splits.append(SplitFacts(split.name, split.stop - split.start, sum(r.size for r in of), len(of)))
+        of = found.get(split.name, Total())
+        splits.append(SplitFacts(split.name, split.stop - split.start, of.bytes, of.shards))
     columns = []
     for column in plan.schema:
         media = plan.table.columns.get(column.name)

@@ -66,7 +66,7 @@ class Content(Protocol):
     def sha256(self, shard: Shard) -> str | None:
         """The hash of a shard, where it is known already."""
 
-    def card(self, receipts: list[Receipt]) -> CardFacts: ...
+    def card(self, receipts: Iterable[Receipt]) -> CardFacts: ...
 
 
 @dataclass(frozen=True)
@@ -130,5 +130,5 @@ class PlanContent:
     def sha256(self, shard: Shard) -> str | None:
         return None
 
-    def card(self, receipts: list[Receipt]) -> CardFacts:
+    def card(self, receipts: Iterable[Receipt]) -> CardFacts:
         return card_facts(self.plan, receipts)

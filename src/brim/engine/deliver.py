@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -223,7 +223,7 @@ def _hub_card(facts: CardFacts, destination: Address, hub: HubOptions) -> CardFa
     )
 
 
-def _built(content: Content, destination: Destination, run: Run, receipts: list[Receipt]) -> Built:
+def _built(content: Content, destination: Destination, run: Run, receipts: Sequence[Receipt]) -> Built:
     return Built(
         destination=str(destination),
         rows=content.rows,

@@ -7,8 +7,9 @@ into bytes they take 280 MB, half of which are the names.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, KeysView, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, KeysView, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar, overload
 
 from brim.sinks.sink import Piece
 
@@ -31,6 +32,47 @@ class Receipt:
     @property
     def piece(self) -> Piece:
         return Piece(self.name, self.size, self.sha256, self.etag)
+
+
+Each = TypeVar("Each")
+
+
+class Lazy(Sequence[Each], Generic[Each]):
+    """What is made of names, whenever it is asked for and not before: a million would take much memory at once."""
+
+    def __init__(self, names: Sequence[str], make: Callable[[str], Each]) -> None:
+        self._names, self._make = names, make
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, at: int) -> Each: ...
+    @overload
+    def __getitem__(self, at: slice) -> Lazy[Each]: ...
+    def __getitem__(self, at: int | slice) -> Each | Lazy[Each]:
+        return Lazy(self._names[at], self._make) if isinstance(at, slice) else self._make(self._names[at])
+
+    def __iter__(self) -> Iterator[Each]:
+        return map(self._make, self._names)
+
+
+@dataclass(slots=True)
+class Total:
+    """Of several shards."""
+
+    shards: int = 0
+    bytes: int = 0
+
+
+def totals(receipts: Iterable[Receipt]) -> dict[str, Total]:
+    """By split."""
+    found: dict[str, Total] = {}
+    for receipt in receipts:
+        total = found.setdefault(receipt.split, Total())
+        total.shards += 1
+        total.bytes += receipt.size
+    return found
 
 
 # Rows, size, when it was staged, which split and job; two hashes; the length of the digest of dates, which follows with

@@ -181,9 +181,7 @@ class PublishedObjects:
 def hash_stream(stream: StreamFile | ObjectStream, advance: Advance) -> str:
     """Read all of it."""
     with closing(stream):
-        for at in range(0, stream.size, 1 << 20):
-            advance(len(stream.read_at(at, 1 << 20)))
-        return stream.sha256()
+        return stream.sha256(advance)
 
 
 def read_manifests(names: Iterable[str], read: Callable[[str], bytes | None]) -> Told:

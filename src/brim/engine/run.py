@@ -19,6 +19,7 @@ from brim.engine.executor import Executor
 from brim.engine.keep import reuse
 from brim.engine.ledger import Job, Ledger, Receipt, finished_ledger
 from brim.engine.local import Dropped, LocalExecutor
+from brim.engine.packed import Lazy
 from brim.engine.shard import Slice
 from brim.engine.stop import Stop
 from brim.errors import DestinationError, PlanChanged, SinkFailed
@@ -76,7 +77,7 @@ class Run:
         self._waiting: dict[str, Receipt] = {}  # sent, and not committed
         self._abort = threading.Event()  # for shards that are compared
 
-    def run(self) -> list[Receipt]:
+    def run(self) -> Sequence[Receipt]:
         self._settle_with_previous()
         strangers = self._strangers()
         if self.ledger.job is None or self.ledger.job.fingerprint != self.content.fingerprint:
@@ -292,12 +293,13 @@ class Run:
         staged_at = int(time.time()) if self.sink.staged else 0
         return Receipt(shard.name, shard.split, shard.rows, size, sha256, key, mtimes, self.job, staged_at)
 
-    def _publish(self, strangers: set[str]) -> list[Receipt]:
-        receipts = [self.ledger.receipts[shard.name] for shard in self.content.shards]
+    def _publish(self, strangers: set[str]) -> Sequence[Receipt]:
+        names, known = [shard.name for shard in self.content.shards], self.ledger.receipts
+        receipts = Lazy(names, known.__getitem__)
         facts = self.options.card(self.content.card(receipts))
         self.proved = self.sink.publish(
             Publication(
-                tuple(receipt.piece for receipt in receipts),
+                Lazy(names, lambda name: known[name].piece),
                 frozenset((self.ledger.names | strangers) - self._names),
                 lambda existing: write_card(facts, existing),
                 self._manifests(receipts),
@@ -308,12 +310,12 @@ class Run:
         self.ledger.finish(receipts)
         return receipts
 
-    def _manifests(self, receipts: list[Receipt]) -> dict[str, bytes]:
+    def _manifests(self, receipts: Iterable[Receipt]) -> dict[str, bytes]:
         """The ledger as it is published, split by split. The dates of this machine's files stay here."""
         manifests: dict[str, bytes] = {}
         if self.options.manifest_name is not None and self.ledger.job is not None:
             for split in self.content.splits:
-                of = [replace(receipt, mtimes="") for receipt in receipts if receipt.split == split]
+                of = (replace(receipt, mtimes="") for receipt in receipts if receipt.split == split)
                 manifests[self.options.manifest_name(split)] = finished_ledger(self.ledger.job, of)
         return manifests
 

@@ -35,6 +35,7 @@ from brim.sources.filetable import FileTable, flat_numbers
 from brim.sources.options import SourceOptions
 
 _REQUESTS = 8  # at a time, to the Hub
+_STREAMS = 4  # at a time, from the Hub or a bucket: some 20 MB each
 _NAME = re.compile(r"(?P<folder>.+)/(?P<split>[^/]+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar|arrow)")
 
 
@@ -132,7 +133,7 @@ class _Verification:
         self.result.unproved += [] if self.deep else self.published.unproved
         total = sum(here[name] for name in names if name in here) if reads else 0
         self.progress.start("verify", total, len(names), effective_limit().bytes)
-        with ThreadPoolExecutor(usable_cores() if reads else _REQUESTS) as pool:
+        with ThreadPoolExecutor(self._threads(reads)) as pool:
             try:
                 for name, result in zip(names, pool.map(self._shard, names), strict=True):
                     if result is not None:
@@ -142,6 +143,11 @@ class _Verification:
             finally:
                 self._stopped.set()  # Ctrl-C: the other threads need not go on
         self.result.shards = len(names)
+
+    def _threads(self, reads: bool) -> int:
+        if not reads:
+            return _REQUESTS
+        return min(usable_cores(), _STREAMS) if self.published.remote else usable_cores()
 
     def _complete_by_name(self, here: set[str]) -> None:
         """Without a ledger, the names still say how many shards there should be."""

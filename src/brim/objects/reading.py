@@ -219,7 +219,7 @@ class ObjectStream(ForwardFile):
 
     def __init__(self, address: ObjectAddress, name: str, size: int, etag: str | None) -> None:
         super().__init__(name, size)
-        self._pieces = ahead(address, cut(address.key(name), 0, size, etag))
+        self._pieces = ahead(address, cut(address.key(name), 0, size, etag), raw=True)
 
     def _next_block(self) -> bytes:
         return next(self._pieces)[1]

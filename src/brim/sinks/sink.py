@@ -48,7 +48,7 @@ class Job:
 class Publication:
     """What readers shall find: these shards and this card, and no longer what is `gone`."""
 
-    pieces: tuple[Piece, ...]
+    pieces: Sequence[Piece]
     gone: frozenset[str]
     card: CardMaker
     manifests: Mapping[str, bytes]  # the ledger of each split, for whoever verifies without this machine's
