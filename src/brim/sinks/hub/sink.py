@@ -34,7 +34,7 @@ MANIFESTS = ".brim"
 # The Hub asks for about 100 files a commit, limits commits per hour, and removes uploaded objects that no
 # commit names after about 20 hours.
 ONE_COMMIT_SHARDS = 100
-GROUP_SHARDS, GROUP_BYTES, GROUP_S = 100, 50_000_000_000, 3600.0
+GROUP_SHARDS, GROUP_S = 100, 3600.0
 UNCOMMITTED_S = 12 * 3600.0
 _TITLE_CHARACTERS = 150  # of 200 that the Hub takes
 
@@ -242,8 +242,7 @@ class HubSink:
 
     def checkpoint(self, pieces: Sequence[Piece], oldest: float) -> None:
         age_s = time.time() - oldest
-        full = len(pieces) >= GROUP_SHARDS or sum(piece.size for piece in pieces) >= GROUP_BYTES or age_s >= GROUP_S
-        if not pieces or not full:
+        if not pieces or (len(pieces) < GROUP_SHARDS and age_s < GROUP_S):
             return
         # Whole groups if there are any: commits are counted, and the rest goes with the next one.
         pieces = pieces[: len(pieces) // GROUP_SHARDS * GROUP_SHARDS] or pieces
