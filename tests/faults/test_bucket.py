@@ -95,6 +95,20 @@ def test_stopped_run_aborts_its_uploads(place: BucketPlace, source: Path) -> Non
     assert not any(name.endswith("lock") for name in place.server.objects("private", f"{place.prefix}/.brim/"))
 
 
+def test_stopped_while_a_source_does_not_answer(place: BucketPlace, tmp_path: Path) -> None:
+    """A stop is heard while a read waits."""
+    assert place.proxy is not None
+    place.server.write("private", f"{place.prefix}/a.bin", random_bytes(1_000_000))
+    place.proxy.stall(60.0, after_bytes=1000, times=None, method="GET", contains="a.bin")
+    process = start(place, "build", place.address, tmp_path / "out", "--quiet")
+    until = time.monotonic() + 20
+    while not place.proxy.count("GET", "a.bin"):
+        assert time.monotonic() < until, "nothing was asked for"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 6
+
+
 def test_server_killed_and_back(place: BucketPlace, source: Path) -> None:
     """For two seconds nobody answers: the run waits, and nothing is lost."""
     assert place.proxy is not None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from brim.engine.executor import Driver
 from brim.engine.ledger import Receipt
+from brim.objects.reading import interrupted_by
 from brim.plans.cut import Shard
 from brim.sinks.sink import Put, Sink
 
@@ -30,7 +31,7 @@ class LocalExecutor:
         watcher = _Watcher(driver)
 
         def bring(shard: Shard) -> tuple[Receipt, Put]:
-            with driver.slice(shard).splice() as splice:
+            with interrupted_by(watcher.look), driver.slice(shard).splice() as splice:
                 put = sink.put(shard.name, splice, driver.known(shard), watcher)
                 size = splice.size
             return driver.done(shard, size, put), put
@@ -61,13 +62,13 @@ class _Watcher:
         self._driver = driver
 
     def hashed(self, size: int) -> None:
-        self._look()
+        self.look()
         self._driver.hashed(size)
 
     def sent(self, size: int) -> None:
-        self._look()
+        self.look()
         self._driver.sent(size)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         if self.abort.is_set():
             raise Dropped

@@ -24,6 +24,7 @@ from brim.engine.shard import Slice
 from brim.engine.stop import Stop
 from brim.errors import DestinationError, PlanChanged, SinkFailed
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
+from brim.objects.reading import interrupted_by
 from brim.plans.cut import Shard
 from brim.progress import Progress
 from brim.sinks import sink as sinks
@@ -209,12 +210,16 @@ class Run:
         return changed
 
     def _hash(self, shard: Shard) -> str:
-        def sent(size: int) -> None:
+        def look() -> None:
             if self._abort.is_set():
                 raise Dropped
-            self.sent(size)
+            self.look()
 
-        with self.content.slice(shard).splice() as splice:
+        def sent(size: int) -> None:
+            look()
+            self.progress.advance(size)
+
+        with interrupted_by(look), self.content.slice(shard).splice() as splice:
             return splice.sha256(sent)
 
     def _need_room(self, todo: list[Shard]) -> None:

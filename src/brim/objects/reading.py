@@ -7,11 +7,13 @@ names the ETag that was planned: an object that became another one is noticed by
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +31,26 @@ AHEAD_BYTES = 2 * PIECE_BYTES  # asked for and not taken yet, by one reader
 _AHEAD_REQUESTS = 16  # small objects: their number is what counts
 _WAITS_S = (0.2, 1.0, 3.0)
 _LOOK_S = 0.2
+
+
+class _Here(threading.local):
+    check: Callable[[], None] = staticmethod(lambda: None)
+
+
+_HERE = _Here()
+
+
+@contextmanager
+def interrupted_by(check: Callable[[], None]) -> Iterator[None]:
+    """Whoever waits for a store in this thread calls `check` now and then, and it may raise to end the waiting.
+
+    A setting of the thread, because readers of files in between know nothing of waiting.
+    """
+    before, _HERE.check = _HERE.check, check
+    try:
+        yield
+    finally:
+        _HERE.check = before
 
 
 class Changed(Exception):
@@ -53,26 +75,19 @@ class Piece:
         return PIECE_BYTES // 4 if self.stop == TO_END else self.stop - self.start
 
 
-def fetch(address: ObjectAddress, piece: Piece, check: Callable[[], None] = lambda: None) -> bytes:
+def fetch(address: ObjectAddress, piece: Piece) -> bytes:
     """The bytes of one piece."""
-    return next(iter(ahead(address, [piece], check)))[1]
+    return next(iter(ahead(address, [piece])))[1]
 
 
 def ahead(
-    address: ObjectAddress,
-    pieces: Iterable[Piece],
-    check: Callable[[], None] = lambda: None,
-    *,
-    requests: int = _AHEAD_REQUESTS,
-    raw: bool = False,
+    address: ObjectAddress, pieces: Iterable[Piece], *, requests: int = _AHEAD_REQUESTS, raw: bool = False
 ) -> Iterator[tuple[Piece, bytes]]:
     """The bytes of pieces in order; `raw`, as a buffer that came from the line, and not a copy of it.
 
-    `check` is called while one is waited for, and may raise to end it.
-
     `requests` is how many are under way at most, if they are so small that their bytes set no limit.
     """
-    run = Run(address, pieces, check, requests=requests, raw=raw)
+    run = Run(address, pieces, requests=requests, raw=raw)
     try:
         while (taken := run.take()) is not None:
             yield taken
@@ -87,13 +102,12 @@ class Run:
         self,
         address: ObjectAddress,
         pieces: Iterable[Piece],
-        check: Callable[[], None] = lambda: None,
         *,
         requests: int = _AHEAD_REQUESTS,
         most_bytes: int = AHEAD_BYTES,
         raw: bool = False,
     ) -> None:
-        self._address, self._check, self._raw = address, check, raw
+        self._address, self._raw = address, raw
         self._most_bytes, self._requests = most_bytes, requests
         self._pieces = iter(pieces)
         self._next = next(self._pieces, None)
@@ -114,7 +128,7 @@ class Run:
         if not self._waiting:
             return None
         piece, future = self._waiting.popleft()
-        data = b"" if future is None else _result(future, self._address, piece, self._check, self._raw)
+        data = b"" if future is None else _result(future, self._address, piece, self._raw)
         self._asked -= piece.weight
         return piece, data
 
@@ -148,10 +162,10 @@ async def _get(address: ObjectAddress, piece: Piece, raw: bool) -> Any:
     return data if raw else bytes(data)
 
 
-def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, check: Callable[[], None], raw: bool) -> bytes:
+def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, raw: bool) -> bytes:
     for wait_s in (*_WAITS_S, None):
         try:
-            data = _waited(future, check)
+            data = _waited(future)
         except Changed:
             raise
         except Exception as error:
@@ -166,12 +180,12 @@ def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, check: 
                 return data
             if wait_s is None:
                 raise Changed(piece.key)
-        _pause(wait_s, check)
+        _pause(wait_s)
         future = submit(_get(address, piece, raw))
     raise AssertionError("the last try returns or raises")
 
 
-def _waited(future: Future[bytes], check: Callable[[], None]) -> bytes:
+def _waited(future: Future[bytes]) -> bytes:
     while True:
         try:
             return future.result(_LOOK_S)
@@ -179,7 +193,7 @@ def _waited(future: Future[bytes], check: Callable[[], None]) -> bytes:
             if future.done():
                 raise
             try:
-                check()
+                _HERE.check()
             except BaseException:
                 future.cancel()
                 raise
@@ -187,10 +201,10 @@ def _waited(future: Future[bytes], check: Callable[[], None]) -> bytes:
             raise SourceError("A request to an object store was dropped.") from error
 
 
-def _pause(seconds: float, check: Callable[[], None]) -> None:
+def _pause(seconds: float) -> None:
     until = time.monotonic() + seconds
     while (left_s := until - time.monotonic()) > 0:
-        check()
+        _HERE.check()
         time.sleep(min(left_s, _LOOK_S))
 
 
