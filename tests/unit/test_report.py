@@ -19,6 +19,7 @@ from brim.memory.limit import Limit
 from brim.report import story
 from brim.report.log import MOST_SAMPLES, read_run
 from brim.report.page import render, write_page
+from brim.report.progress import Bar
 from brim.report.recording import Recording, recorded
 from brim.report.thin import Sample, thin
 from tests.generators import memory_log
@@ -368,6 +369,37 @@ class Heard:
 
     def finish(self) -> None:
         self.calls.append("finish")
+
+
+def test_nodes_of_a_cluster_count(tmp_path: Path) -> None:
+    """The verdict and the figures are about the fullest machine, not about the driver alone."""
+    nodes = [{"name": "10.0.0.7", "peak_bytes": GB}, {"name": "10.0.0.8", "peak_bytes": int(3.4 * GB)}]
+    entries = [memory_log.head(4 * GB), memory_log.sample(1, 90e6, nodes=nodes)]
+    entries.append(memory_log.end(2, entries))
+    run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
+    verdict = story.verdict_of(run, NOW)
+    assert (verdict.grade, "fullest of its machines held 3.40 GB" in verdict.sentence) == ("near", True)
+    told = {figure.label: (figure.value, figure.detail) for figure in story.figures_of(run)}
+    assert told["fullest node"] == ("3.40 GB", "10.0.0.8, of 2")
+    assert told["of the limit"] == ("85 %", "600 MB left at the peak")
+    page = render(run, NOW)
+    Page(page)
+    assert page.index('id="over-time"') < page.index('id="nodes"') < page.index("<footer")
+
+
+def test_a_narrow_bar_has_room_for_nodes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In 80 columns there is a bar, and no number is cut off."""
+    for name, value in (("COLUMNS", "80"), ("FORCE_COLOR", "1"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    bar = Bar()
+    bar.start("publish", 1_200_000_000, 30, 10 * GB)
+    bar.advance(286_000_000)
+    bar.nodes({"10.0.0.7": 134_000_000, "10.0.0.8": 101_000_000})
+    bar.shard("data/train-00000-of-00030.parquet", 5, "ab", "written")
+    bar.finish()
+    last = capsys.readouterr().err
+    assert re.search("━.* of 1.20 GB .* left .*node max 134 MB", last)
+    assert bar.node_peak_bytes == 134_000_000
 
 
 def test_a_recording_tells_and_writes(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from brim.cli.options import (
     Storing,
     Watching,
 )
-from brim.cli.output import emit, page_path, print_lines, progress_for
+from brim.cli.output import emit, memory_held, page_path, print_lines, progress_for
 from brim.cli.plan import planned, show
 from brim.cli.saved import PlanOption, need, opened, refuse_given
 from brim.errors import InputError
@@ -112,7 +112,8 @@ def build(
     from brim.report.recording import recorded
 
     page = None if report is None else page_path(report)
-    takes = {"low_bytes": job.forecast.total, "high_bytes": job.forecast.total}
+    # The forecast is for this machine: it says nothing about the nodes of a cluster.
+    takes = {} if scaling.engine == "ray" else dict.fromkeys(("low_bytes", "high_bytes"), job.forecast.total)
     command = redact_command(["brim", *sys.argv[1:]])
     with recorded(progress_for(showing.json, watching.quiet), page, command, job.limit, takes) as progress:
         for warning in job.plan.table.warnings if part is None else ():
@@ -132,9 +133,7 @@ def build(
     ]
     if result.proved:
         lines.append(("proved", result.proved))
-    peak = getattr(progress, "peak_bytes", 0)
-    if peak:
-        lines.append(("memory", f"{format_size(peak)} at most, of {format_size(job.limit.bytes)}"))
+    lines += memory_held(progress, job.limit.bytes)
     if result.left_out:
         lines.append(("left out", f"{len(result.left_out)} file(s) too large for the format, listed in README.md"))
     if job.plan.format == "parquet":

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from brim.cli.options import Computing, Keeping, Publishing, Rows, Running, Scaling, Showing, Storing, Watching
-from brim.cli.output import emit, page_path, print_lines, progress_for
+from brim.cli.output import emit, memory_held, page_path, print_lines, progress_for
 from brim.sizes import format_size, parse_size
 
 
@@ -103,6 +103,5 @@ def tell(computed: Any, progress: Any, job: Any, showing: Showing, more: Sequenc
         lines.append(("left out", f"{outcome.bad_rows:,} rows that failed{where}"))
     if built.proved:
         lines.append(("proved", built.proved))
-    if peak:
-        lines.append(("memory", f"{format_size(peak)} at most, of {format_size(job.limit.bytes)}"))
+    lines += memory_held(progress, job.limit.bytes, outcome.peak_bytes)
     print_lines(lines)

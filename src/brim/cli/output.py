@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import BrimError, InputError
+from brim.sizes import format_size
 
 
 def emit(event: str, **facts: Any) -> None:
@@ -51,6 +52,16 @@ def print_lines(lines: list[tuple[str, str]]) -> None:
     width = max((len(label) for label, _ in lines), default=0)
     for label, text in lines:
         print(wrapped(f"{label:>{width}}  {text}", width + 2))
+
+
+def memory_held(progress: Any, limit_bytes: int, seen_bytes: int = 0) -> list[tuple[str, str]]:
+    """What a job held at most, here and on the nodes of a cluster; nothing if nobody looked."""
+    here, limit = getattr(progress, "peak_bytes", 0), format_size(limit_bytes)
+    if node := getattr(progress, "node_peak_bytes", 0):
+        told = f"{format_size(here)} at most here, {format_size(node)} on the fullest node; limit {limit} on each"
+        return [("memory", told)]
+    peak = max(here, seen_bytes)
+    return [("memory", f"{format_size(peak)} at most, of {limit}")] if peak else []
 
 
 def wrapped(line: str, indent: int) -> str:

@@ -28,5 +28,5 @@ class Scaling:
         if "://" in str(self.address) or not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise InputError(
                 f"--address takes auto or HOST:PORT, not {self.address!r}.",
-                hint="`ray status` shows the address of a running cluster.",
+                hint="`ray start --head` prints it; auto takes the cluster that this machine is part of.",
             )

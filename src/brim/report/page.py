@@ -68,7 +68,8 @@ def render(run: RunLog, now: float) -> str:
         forecast=_forecast(run),
         postmortem=_postmortem(story.postmortem_of(run, now)),
         events=_events(run),
-        processes=_nodes(run) + _processes(run),
+        nodes=_nodes(run),
+        processes=_processes(run),
         remarks=_remarks(story.remarks_of(run)),
         footer=_footer(run),
         css=_part("page.css"),
@@ -186,15 +187,25 @@ def _nodes(run: RunLog) -> str:
     """What the job held on the nodes of a cluster."""
     if not run.node_peaks:
         return ""
+    limit, top = run.head.limit_bytes, max(*run.node_peaks.values(), 1)
     rows = "".join(
-        f'<tr><td class="name">{escape(name)}</td><td class="number">{format_size(peak)}</td></tr>'
+        f'<tr><td class="name">{escape(name)}</td><td class="number">{format_size(peak)}</td>{_bar(peak, top)}'
+        f'<td class="number">{story.percent(peak / limit) if limit else "–"}</td></tr>'
         for name, peak in sorted(run.node_peaks.items(), key=lambda pair: -pair[1])
     )
     return f"""<section aria-labelledby="nodes"><h2 id="nodes">Nodes</h2>
-<div class="scroll" tabindex="0"><table><thead><tr><th>node</th><th class="number">peak</th></tr></thead>
+<div class="scroll" tabindex="0"><table><thead><tr><th>node</th><th class="number">peak</th><th class="bar"></th>
+<th class="number">of the limit</th></tr></thead>
 <tbody>{rows}</tbody></table></div>
-<p class="note">What this job's tasks held on each, looked at twice a second. The curve is the driver's own.</p>
+<p class="note">What this job's tasks held on each, looked at twice a second. The curve above is the driver's own.</p>
 </section>"""
+
+
+def _bar(part: int, whole: int) -> str:
+    return (
+        f'<td class="bar"><svg width="100%" height="10" aria-hidden="true">'
+        f'<rect class="fact" width="{100 * part / whole:.1f}%" height="10"/></svg></td>'
+    )
 
 
 def _processes(run: RunLog) -> str:
@@ -204,8 +215,7 @@ def _processes(run: RunLog) -> str:
     top = max(shown[0].peak_bytes, 1)
     rows = "".join(
         f'<tr><td class="number">{process.pid}</td><td class="name">{escape(process.name)}</td>'
-        f'<td class="number">{format_size(process.peak_bytes)}</td><td class="bar"><svg width="100%" height="10" '
-        f'aria-hidden="true"><rect class="fact" width="{100 * process.peak_bytes / top:.1f}%" height="10"/></svg></td>'
+        f'<td class="number">{format_size(process.peak_bytes)}</td>{_bar(process.peak_bytes, top)}'
         f'<td class="number">{story.stamp(process.peak_x)}</td>'
         f'<td class="number">{format_size(process.last_bytes) if process.last_bytes is not None else "–"}</td></tr>'
         for process in shown

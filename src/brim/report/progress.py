@@ -109,7 +109,7 @@ class PlainLines:
         self._shards = self._shards_done = 0
         self._began = self._said = 0.0
         self._nodes: Mapping[str, int] = {}
-        self.peak_bytes = 0
+        self.peak_bytes = self.node_peak_bytes = 0
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         self._what, self._total, self._shards, self._limit = what, total_bytes, shards, limit_bytes
@@ -156,7 +156,7 @@ class PlainLines:
         _say(self._out, f"brim: {text}")
 
     def nodes(self, held: Mapping[str, int]) -> None:
-        self._nodes = held
+        self._nodes, self.node_peak_bytes = held, max([self.node_peak_bytes, *held.values()])
         self.advance(0)
 
     def finish(self) -> None:
@@ -190,7 +190,7 @@ class Bar:
         self._done = self._total = self._limit = self._shards = self._shards_done = self._hashed = self._commits = 0
         self._began = self._drawn = 0.0
         self._nodes: Mapping[str, int] = {}
-        self.peak_bytes = 0
+        self.peak_bytes = self.node_peak_bytes = 0
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         if self._task is not None:
@@ -232,8 +232,9 @@ class Bar:
             amount += f"  {format_size(self._hashed)} hashed" if self._hashed else ""
             amount += f"  {self._shards_done}/{self._shards} shards" if self._shards else ""
             amount += f"  {self._commits} commits" if self._commits else ""
-            gauge += f" of {format_size(self._limit)}"
-        gauge += _nodes_text(self._nodes)
+            gauge += f" of {format_size(self._limit)}{_nodes_text(self._nodes)}"
+        elif self._nodes:
+            gauge = f"node max {format_size(max(self._nodes.values()))}"  # both do not fit
         completed = min(self._done, self._total) if self._total else self._done
         self._progress.update(self._task, completed=completed, amount=amount, memory=gauge)
         self._progress.refresh()
@@ -247,7 +248,7 @@ class Bar:
         self._progress.console.print(text, markup=False, highlight=False)
 
     def nodes(self, held: Mapping[str, int]) -> None:
-        self._nodes = held
+        self._nodes, self.node_peak_bytes = held, max([self.node_peak_bytes, *held.values()])
         self.advance(0)
 
     def finish(self) -> None:

@@ -80,6 +80,10 @@ class Recording:
     def peak_bytes(self) -> int:
         return max(self._peak[0], getattr(self._inner, "peak_bytes", 0))
 
+    @property
+    def node_peak_bytes(self) -> int:
+        return max(self._nodes.values(), default=0)
+
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         self._inner.start(what, total_bytes, shards, limit_bytes)
         self._event("start", f"{what}: {format_size(total_bytes)}{f' in {shards:,} shards' if shards else ''}")

@@ -62,6 +62,11 @@ def peak_of(run: RunLog) -> tuple[int, float | None]:
     return (seen.total_bytes, seen.t) if seen else (0, None)
 
 
+def most_held(run: RunLog) -> int:
+    """By any of its machines: the one that the log is of, or a node of a cluster."""
+    return max([peak_of(run)[0], *run.node_peaks.values()])
+
+
 def verdict_of(run: RunLog, now: float) -> Verdict:
     end = run.end
     if end is None:
@@ -91,34 +96,39 @@ def _cut_text(run: RunLog, now: float) -> str:
 
 
 def _peak_text(run: RunLog) -> str:
-    peak, _ = peak_of(run)
+    peak, limit = most_held(run), run.head.limit_bytes
     if not peak:
         return "No memory was seen." if not run.sample_count else ""
-    limit = run.head.limit_bytes
+    who = "The fullest of its machines" if run.node_peaks else "It"
     if limit is None:
-        return f"It held {format_size(peak)} at most."
+        return f"{who} held {format_size(peak)} at most."
     over = f", {format_size(peak - limit)} over" if peak > limit else ""
-    return f"It held {format_size(peak)} at most, {percent(peak / limit)} of its limit{over}."
+    return f"{who} held {format_size(peak)} at most, {percent(peak / limit)} of its limit{over}."
 
 
 def _share(run: RunLog) -> float:
-    return peak_of(run)[0] / run.head.limit_bytes if run.head.limit_bytes else 0.0
+    return most_held(run) / run.head.limit_bytes if run.head.limit_bytes else 0.0
 
 
 def figures_of(run: RunLog) -> Iterator[Figure]:
     head, (peak, peak_t) = run.head, peak_of(run)
     if run.peak is not None:
         at = clock(peak_t or run.peak.t)
-        yield Figure("peak", format_size(peak), f"{stamp(run.peak.x)} in, at {at if run.seconds > _DAY_S else at[11:]}")
+        label = "driver's peak" if run.node_peaks else "peak"
+        yield Figure(label, format_size(peak), f"{stamp(run.peak.x)} in, at {at if run.seconds > _DAY_S else at[11:]}")
+    if run.node_peaks:
+        name, most = max(run.node_peaks.items(), key=lambda node: node[1])
+        yield Figure("fullest node", format_size(most), f"{name}, of {len(run.node_peaks):,}")
     if head.limit_bytes is not None:
         over = run.end.overshoot_bytes if run.end else max(peak - head.limit_bytes, 0)
         held = f"held by the kernel ({head.enforced})" if head.enforced.startswith("cgroup") else head.enforced
-        details = [head.limit_why, held, f"exceeded by {format_size(over)}" if over else ""]
+        everywhere = "on every node" if run.node_peaks else ""
+        details = [head.limit_why, everywhere, held, f"exceeded by {format_size(over)}" if over else ""]
         yield Figure("limit", format_size(head.limit_bytes), "; ".join(filter(None, details)))
         if run.peak is not None:
-            left = head.limit_bytes - peak
+            left = head.limit_bytes - most_held(run)
             detail = f"{format_size(left)} left at the peak" if left >= 0 else f"{format_size(-left)} over"
-            yield Figure("of the limit", percent(peak / head.limit_bytes), detail)
+            yield Figure("of the limit", percent(_share(run)), detail)
     yield Figure("took", took(run.seconds), f"{run.sample_count:,} sample{'' if run.sample_count == 1 else 's'}")
     if run.sample_count > 1:
         slope = run.trend.floor_bytes_per_min
