@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 Advance = Callable[[int], None]
+_SLOW_S = 10.0
+
+
+@contextmanager
+def told_if_slow(say: Callable[[str], None], text: str) -> Iterator[None]:
+    """Say something if what is inside takes long: for a wait that comes before there is progress to show."""
+    timer = threading.Timer(_SLOW_S, say, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Progress(Protocol):

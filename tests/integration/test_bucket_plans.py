@@ -101,7 +101,7 @@ def test_unfinished_place(server: S3Server, s3_prefix: str, source: Path, tmp_pa
     server.delete(PRIVATE, f"{s3_prefix}out/.brim/default/train.jsonl")
     with pytest.raises(DamageFound, match="the build is not finished") as found:
         library.verify(dest)
-    assert "Run the same command again" in found.value.hint
+    assert "Run the command that built it again" in found.value.hint
     assert "the build is not finished" in brim("unpack", dest, tmp_path / "files").stderr
     library.build(source, dest)
     assert library.verify(dest, source).rows == len(FILES)

@@ -33,11 +33,12 @@ from brim.sizes import format_size
 HELP = """Package files into shards at DEST: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX.
 
 Writes Parquet (or WebDataset) shards and a card, so that `load_dataset("DEST")` works and decodes, in
-about 60 MB of memory (100 MB to the Hub) however large the files are. Run the same command again after a
-crash, a kill or Ctrl-C: it does what is missing and nothing else.
+about 60 MB of memory (100 MB to the Hub, up to 200 MB from or to a bucket) however large the files are.
+Run the same command again after a crash, a kill or Ctrl-C: it does what is missing and nothing else.
 
-To the Hub nothing is written to disk but a ledger, and readers see the old version or the new one, never
-a part. The token comes from `hf auth login` or HF_TOKEN.
+To the Hub or a bucket nothing is written to disk but a ledger. Readers of the Hub see the old version or the
+new one, never a part. The token comes from `hf auth login` or HF_TOKEN, keys of a bucket from the
+environment, AWS_PROFILE or the machine's role.
 
 With --plan, a plan that `brim plan --save` wrote is built: a part of it with --part I/N, on any machine that
 sees the source; --finish publishes what all parts brought; without either, all that is missing is done here.
@@ -48,11 +49,14 @@ sees the source; --finish publishes what all parts brought; without either, all 
   brim build scans.csv out/ --files t1w:nifti --files masks:nifti --memory 1GB
   brim build photos/ out/ --label-from parent --shard-size 1GB
   brim build ds004884/ out/ --recipe arc
-  brim build photos/ out/ --update        (files were added: keep unchanged shards)
+  brim build photos/ out/ --update       (files were added)
   brim build ds004884/ hf://datasets/me/arc --recipe arc
+  brim build s3://openneuro.org/ds004884 hf://datasets/me/arc --recipe arc \\
+      --anonymous
+  brim build scans/ s3://lab/scans --endpoint-url https://minio.lab.example
+  brim build scans/ hf://datasets/me/scans --engine ray
   brim build --plan shared/arc.plan --part 3/100
   brim build --plan shared/arc.plan --finish
-  brim build s3://openneuro.org/ds004884 hf://datasets/me/arc --recipe arc --anonymous
 """
 
 
@@ -167,7 +171,7 @@ def _part_lines(result: Any) -> list[tuple[str, str]]:
     return [
         ("part", f"{result.part} of {result.parts}, at {result.destination}"),
         ("shards", f"{result.shards:,} ({result.written:,} brought{kept}), {format_size(result.bytes)}"),
-        ("next", f"{result.next}  (when all {result.parts:,} parts are done)"),
+        ("next", f"{result.next}{f'  (when all {result.parts:,} parts are done)' if result.parts > 1 else ''}"),
     ]
 
 

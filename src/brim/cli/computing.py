@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from brim.cli.options import Computing, Keeping, Publishing, Rows, Running, Scaling, Showing, Storing, Watching
-from brim.cli.output import emit, memory_held, page_path, print_lines, progress_for
+from brim.cli.output import count, emit, memory_held, page_path, print_lines, progress_for
 from brim.sizes import format_size, parse_size
 
 
@@ -85,17 +85,13 @@ def tell(computed: Any, progress: Any, job: Any, showing: Showing, more: Sequenc
         emit("done", **(facts | counted), quarantine=computed.quarantine)
         return
     lines = [("done", f"{built.destination}{f' ({built.visibility})' if built.visibility else ''}")]
-    lines.append(("holds", f"{built.rows:,} rows, {format_size(built.bytes)} in {built.shards:,} shards"))
+    lines.append(("holds", f"{built.rows:,} rows, {format_size(built.bytes)} in {count(built.shards, 'shard')}"))
     lines += more
     if units:
         kept = units - outcome.computed
         again = f", {outcome.retries} tried again" if outcome.retries else ""
-        lines.append(
-            (
-                "units",
-                f"{outcome.computed:,} done{f', {kept:,} kept' if kept else ''}{again}, {outcome.workers} workers",
-            )
-        )
+        done = f"{outcome.computed:,} done{f', {kept:,} kept' if kept else ''}{again}"
+        lines.append(("units", f"{done}, {count(outcome.workers, 'worker')}"))
     else:
         lines.append(("units", "nothing to do: it was all there"))
     if outcome.bad_rows:

@@ -9,20 +9,24 @@ import typer
 
 from brim.cli.computing import job_options, row_options, run_job, tell
 from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Scaling, Showing, Storing, Watching
+from brim.cli.output import waiting_for
 from brim.errors import InputError
 
 HELP = """Put rows through an embedding model and write their vectors, without ever holding them.
 
 SOURCE is rows (JSONL, CSV, Parquet, Arrow, text; also .gz and .zst) or a folder of images; s3://BUCKET/PREFIX is a
-folder too. DEST ends in .safetensors, .npy or .parquet, or is a folder or hf://datasets/ORG/NAME for Parquet shards.
-Vectors go to disk as they come, in the order of the rows; run the same command again after a crash. docs/embed.md has
-models, formats and promises.
+folder too. DEST ends in .safetensors, .npy or .parquet, or is a folder, hf://datasets/ORG/NAME or s3://BUCKET/PREFIX
+for Parquet shards. Vectors go to disk as they come, in the order of the rows; run the same command again after a
+crash. docs/embed.md has models, formats and promises.
 
 [bold]Examples[/bold]
 
-  brim embed captions.parquet emb.safetensors --model sentence-transformers/all-MiniLM-L6-v2 --column caption
-  brim embed photos/ emb.npy --model openai/clip-vit-large-patch14 --image image --keep image
-  brim embed pairs.jsonl vectors/ --model mine:factory --column caption --image path --keep id --memory 8GB
+  brim embed captions.parquet emb.safetensors --column caption \\
+      --model sentence-transformers/all-MiniLM-L6-v2
+  brim embed photos/ emb.npy --image image --keep image \\
+      --model openai/clip-vit-large-patch14
+  brim embed pairs.jsonl vectors/ --model mine:factory --column caption \\
+      --image path --keep id --memory 8GB
 """
 
 
@@ -90,7 +94,8 @@ def embed(
     from brim.compute.finish import RowsFinisher
     from brim.compute.job import ComputedJob
 
-    rows_of, root = open_source(source, image, row_options(rows, storing))
+    with waiting_for(source):
+        rows_of, root = open_source(source, image, row_options(rows, storing))
     options = EmbedOptions(
         model=model,
         column=column,

@@ -18,13 +18,9 @@ the verdict; 2 if the forecast cannot be made.
 [bold]Examples[/bold]
 
   brim forecast concat --rows 2857545 --dims 768 --dims 1024 --memory 64GB
-
   brim forecast embed-files scans/
-
   brim forecast map --row-bytes 200KB --workers 8
-
   brim forecast pid 4242 --adds 19GB
-
   brim forecast sampled --point 1/32=1.2GB --point 1/8=3.4GB
 """
 
@@ -33,14 +29,12 @@ EMBED_FILES = """Files read into a table and then written as Parquet, shard by s
 With SOURCE, the shards are those that `datasets` would make, by the true size of the files.
 
   brim forecast embed-files scans/ --memory 32GB
-
   brim forecast embed-files --shard-bytes 3.6GB --largest-file 300MB --workers 4
 """
 
 MAP = """`datasets.map`, or tokenising: batches in, batches out.
 
   brim forecast map --row-bytes 200KB --batch-size 1000 --workers 8
-
   brim forecast map --row-bytes 5KB --output-bytes 40KB --per-worker 500MB
 """
 
@@ -57,9 +51,7 @@ PID = """A process that runs: what it holds, what its next step adds, what other
 SAMPLED = """A command that was run on parts of its data, extrapolated to all of it.
 
   brim run --fraction 1/32 --log a.jsonl -- python job.py …
-
   brim run --fraction 1/8 --log b.jsonl -- python job.py …
-
   brim forecast sampled a.jsonl b.jsonl --memory 64GB
 """
 

@@ -16,11 +16,8 @@ Prints its memory step by step, a chart, and in two sentences what was seen with
 [bold]Examples[/bold]
 
   brim lab leak
-
   brim lab embed-list --rows 100000
-
   brim lab push --files 40
-
   brim lab map --mode shard --interrupt-after 3
 """
 
@@ -42,7 +39,6 @@ PUSH = """Files embedded into a table and then written, and the same files splic
 MAP = """`datasets.map` over big texts, interrupted after some shards and run again.
 
   brim lab map --mode shard --num-files 8 --interrupt-after 3
-
   brim lab map --mode basic --num-proc 2 --interrupt-after 1
 """
 

@@ -6,6 +6,7 @@ import typer
 
 from brim.cli.computing import job_options, row_options, run_job, tell
 from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Scaling, Showing, Storing, Watching
+from brim.cli.output import waiting_for
 
 HELP = """Apply a function to every row (or batch) of SOURCE, and write the results to DEST.
 
@@ -18,9 +19,11 @@ finished units are not done again.
 [bold]Examples[/bold]
 
   brim map docs.jsonl out/ --fn mymodule:clean --memory 4GB
-  brim map 'logs/*.jsonl.zst' out/ --fn steps.py:parse --batched --batch-size 500
-  brim map 's3://archive/logs/**/*.jsonl.zst' out/ --fn steps.py:parse --anonymous
-  brim map table.parquet hf://datasets/me/clean --fn mymodule:add_columns --remove-columns html
+  brim map 'logs/*.jsonl.zst' out/ --fn steps.py:parse --batched
+  brim map 's3://archive/**/*.jsonl.zst' out/ --fn steps.py:parse --anonymous
+  brim map table.parquet hf://datasets/me/clean --fn mymodule:add_columns \\
+      --remove-columns html
+  brim map pages.jsonl /shared/out --fn steps:clean --memory 8GB --engine ray
 """
 
 
@@ -79,7 +82,8 @@ def map(
             splittable=splittable or None,
         ),
     )
-    rows_of = open_rows(source, row_options(rows, storing))
+    with waiting_for(source):
+        rows_of = open_rows(source, row_options(rows, storing))
     step.options.check(rows_of.schema)
     finisher = RowsFinisher(format, rows_per_shard, split)  # type: ignore[arg-type]
     job = ComputedJob(

@@ -183,7 +183,7 @@ class Running:
         str | None, _run("--memory", metavar="SIZE", help="The limit, like 2GB. (default: half of what is available)")
     ] = None
     workers: Annotated[
-        int | None, _run("--workers", metavar="N", help="Shards at a time. (default: as many as help and fit)")
+        int | None, _run("--workers", metavar="N", help="Shards or units at a time. (default: as many as help and fit)")
     ] = None
 
 
@@ -226,20 +226,26 @@ class Publishing:
 
 
 @dataclass(frozen=True)
-class Storing:
-    """How buckets are reached. Credentials come from the environment, never from an option."""
+class Fetching:
+    """How the bucket of DEST is reached. Credentials come from the environment, never from an option."""
 
     endpoint_url: Annotated[
         str | None,
         _objects("--endpoint-url", metavar="URL", help="The S3 store. (default: AWS_ENDPOINT_URL, or Amazon)"),
     ] = None
+    anonymous: Annotated[bool, _objects("--anonymous", help="Read without credentials, as public archives allow.")] = (
+        False
+    )
+
+
+@dataclass(frozen=True)
+class Storing(Fetching):
+    """How the buckets of SOURCE and DEST are reached."""
+
     source_endpoint_url: Annotated[
         str | None,
         _objects("--source-endpoint-url", metavar="URL", help="That of SOURCE, if it is not that of DEST."),
     ] = None
-    anonymous: Annotated[bool, _objects("--anonymous", help="Read without credentials, as public archives allow.")] = (
-        False
-    )
 
     @property
     def source(self) -> Access:
@@ -249,10 +255,6 @@ class Storing:
     def dest(self) -> Access:
         """Of a DEST that is written to: never without credentials."""
         return Access(self.endpoint_url)
-
-    @property
-    def dest_to_read(self) -> Access:
-        return Access(self.endpoint_url, self.anonymous)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,13 @@ import os
 import shutil
 import sys
 import textwrap
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from brim.errors import BrimError, InputError
+from brim.objects.address import is_object_address
+from brim.progress import told_if_slow
 from brim.sizes import format_size
 
 
@@ -47,11 +50,22 @@ def progress_for(as_json: bool, quiet: bool) -> Any:
     return Bar() if sys.stderr.isatty() else PlainLines()
 
 
-def print_lines(lines: list[tuple[str, str]]) -> None:
+def waiting_for(source: str) -> AbstractContextManager[None]:
+    """Reading a source; of a bucket that takes long to tell what it holds, or does not answer, it is said."""
+    if not is_object_address(source):
+        return nullcontext()
+    return told_if_slow(lambda text: print(f"brim: {text}", file=sys.stderr, flush=True), f"still waiting for {source}")
+
+
+def print_lines(lines: list[tuple[str, str]], width: int = 0) -> None:
     """Labels in a column of their own; in a terminal, long texts are wrapped beside them."""
-    width = max((len(label) for label, _ in lines), default=0)
+    width = max([width, *(len(label) for label, _ in lines)])
     for label, text in lines:
         print(wrapped(f"{label:>{width}}  {text}", width + 2))
+
+
+def count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def memory_held(progress: Any, limit_bytes: int, seen_bytes: int = 0) -> list[tuple[str, str]]:

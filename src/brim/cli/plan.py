@@ -111,4 +111,5 @@ def plan(
         emit("saved", path=save, fingerprint=job.plan.fingerprint)
     else:
         part = shlex.join(["brim", "build", "--plan", save, "--part"])
-        print_lines([("saved", save), ("next", f"{part} I/N  (I from 1 to N, on any machine)")])
+        width = max(len(label) for label, _ in job.lines)
+        print_lines([("saved", save), ("next", f"{part} I/N  (I from 1 to N, on any machine)")], width)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from brim.cli.options import Bids, Reading, Storing
+from brim.cli.output import waiting_for
 
 
 def read(source: str, reading: Reading, bids: Bids, storing: Storing | None = None, lenient: bool = False) -> Any:
@@ -35,4 +36,5 @@ def read(source: str, reading: Reading, bids: Bids, storing: Storing | None = No
             bidsignore=not bids.no_bidsignore,
         ),
     )
-    return read_source(source, options)
+    with waiting_for(source):
+        return read_source(source, options)

@@ -15,7 +15,6 @@ With NAME, prints that recipe: a file to start your own from.
 [bold]Examples[/bold]
 
   brim recipes
-
   brim recipes arc > mine.toml
 """
 

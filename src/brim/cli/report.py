@@ -17,7 +17,6 @@ alone, after a run that was killed too, or while one still runs.
 [bold]Examples[/bold]
 
   brim report run.jsonl
-
   brim report ~/.local/state/brim/runs/NAME.jsonl night.html
 """
 

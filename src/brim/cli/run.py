@@ -24,11 +24,8 @@ code are the command's; brim writes to stderr. Exits 4 if the command was ended 
 [bold]Examples[/bold]
 
   brim run -- python train.py
-
   brim run --memory 40GB --stop-file run/stop -- python train.py --epochs 8
-
   brim run --memory 300MB --log run.jsonl --report run.html -- ./job.sh
-
   brim run --fraction 1/32 -- python embed.py     (then `brim forecast sampled`)
 """
 

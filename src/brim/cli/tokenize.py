@@ -8,7 +8,7 @@ import typer
 
 from brim.cli.computing import job_options, row_options, run_job, tell
 from brim.cli.options import Computing, Keeping, Many, Publishing, Rows, Running, Scaling, Showing, Storing, Watching
-from brim.cli.output import progress_for
+from brim.cli.output import progress_for, waiting_for
 
 _UNIT_BYTES = 4 << 20  # encoding is slow: small units keep all cores busy to the end
 
@@ -21,9 +21,11 @@ the formats.
 
 [bold]Examples[/bold]
 
-  brim tokenize corpus.jsonl.zst tokens/ --tokenizer tokenizer.json --memory 2GB
-  brim tokenize 'books/*.parquet' blocks/ --tokenizer gpt2 --eos '<|endoftext|>' --pack 2048 --shuffle 7
-  brim tokenize corpus.jsonl flat/ --tokenizer gpt2 --eos '<|endoftext|>' --format bin --split 0.99/0.01
+  brim tokenize corpus.jsonl.zst tokens/ --tokenizer gpt2.json --memory 2GB
+  brim tokenize 'books/*.parquet' blocks/ --tokenizer gpt2 --pack 2048
+  brim tokenize corpus.jsonl flat/ --tokenizer gpt2 --eos '<|endoftext|>' \\
+      --format bin --split 0.99/0.01
+  brim tokenize 's3://lab/texts/*.jsonl.zst' s3://lab/tokens --tokenizer gpt2
 """
 
 
@@ -127,7 +129,9 @@ def tokenize(
         progress_for(showing.json, watching.quiet).note(
             f"the tokenizer has its own {' and '.join(loaded.switched_off)}; switched off for this job"
         )
-    rows_of = open_rows(source, replace(row_options(rows, storing), as_text=(column,), least_unit_bytes=_UNIT_BYTES))
+    options = replace(row_options(rows, storing), as_text=(column,), least_unit_bytes=_UNIT_BYTES)
+    with waiting_for(source):
+        rows_of = open_rows(source, options)
     step.output_schema(rows_of.schema)
     header = {
         "vocab_size": vocabulary,

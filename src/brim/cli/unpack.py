@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.options import Keeping, Showing, Storing, Watching
+from brim.cli.options import Fetching, Keeping, Showing, Watching
 from brim.cli.output import emit, print_lines, progress_for
-from brim.errors import InputError
 from brim.sizes import format_size
 
 HELP = """Write the original files back, byte for byte, under their relative paths.
@@ -17,9 +16,7 @@ alone, so a stopped run can be continued. Paths that would leave the folder are 
 [bold]Examples[/bold]
 
   brim unpack out/ files/
-
   brim unpack hf://datasets/me/arc files/
-
   brim unpack s3://lab/arc files/
 """
 
@@ -33,20 +30,17 @@ def unpack(
     ],
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the files go.")],
     keeping: Keeping,
-    storing: Storing,
+    fetching: Fetching,
     showing: Showing,
     watching: Watching,
 ) -> None:
     import brim
 
-    if storing.source_endpoint_url:
-        raise InputError("unpack has no SOURCE.", hint="Name the store of DEST with --endpoint-url.")
     result = brim.unpack(
         dest,
         folder,
         state=keeping.state,
-        endpoint_url=storing.endpoint_url,
-        anonymous=storing.anonymous,
+        **vars(fetching),
         progress=progress_for(showing.json, watching.quiet),
     )
     if showing.json:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from brim.cli.options import Keeping, Showing, Storing, Watching
-from brim.cli.output import emit, print_lines, progress_for
+from brim.cli.output import count, emit, print_lines, progress_for
 from brim.sizes import format_size
 
 HELP = """Prove that what is at DEST is whole.
@@ -21,10 +21,9 @@ In a bucket, sizes and ETags take the place of SHA-256.
 [bold]Examples[/bold]
 
   brim verify out/
-
   brim verify out/ scans/
-
   brim verify hf://datasets/me/arc ds004884/
+  brim verify s3://lab/scans scans/
 """
 
 
@@ -50,7 +49,7 @@ def verify(
     if showing.json:
         emit("verified", **vars(result))
         return
-    lines = [("whole", f"{result.shards:,} shards, {result.rows:,} rows, {format_size(result.bytes)}")]
+    lines = [("whole", f"{count(result.shards, 'shard')}, {result.rows:,} rows, {format_size(result.bytes)}")]
     if result.files_compared:
         lines.append(("source", f"{result.files_compared:,} files are inside, byte for byte"))
     lines += [("not proved", what) for what in result.unproved]

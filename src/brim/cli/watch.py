@@ -23,11 +23,8 @@ one; ends nothing unless told to with --act. Ctrl-C ends the watch, not what is 
 [bold]Examples[/bold]
 
   brim watch 4711
-
   brim watch --match train.py --memory 40GB --background
-
   brim watch 4711 --memory 40GB --act --stop-file run/stop
-
   brim watch --system --alert-system 85%
 """
 

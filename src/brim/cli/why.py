@@ -19,11 +19,8 @@ sure that is and on which lines it rests, and one thing to do about it. What cou
 [bold]Examples[/bold]
 
   brim why
-
   brim why 1540763 --since 3d
-
   brim why --log /var/log/kern.log.1 --log slurm-191.out
-
   brim why --boot -1 --json
 """
 

@@ -103,10 +103,7 @@ class Build:
     @property
     def lines(self) -> list[tuple[str, str]]:
         """The plan for people, as (label, text)."""
-        lines = plan_lines(self.plan, self.forecast, self.limit)
-        if self._is_remote:
-            none = "0 B: shards are sent as they are made"
-            lines = [(label, none if label == "temporary disk" else text) for label, text in lines]
+        lines = plan_lines(self.plan, self.forecast, self.limit, self._is_remote)
         if self.destination is not None:
             lines.append(("destination", self._destination_text(self.destination)))
         return lines

@@ -305,7 +305,8 @@ class SavedBuild:
         """The plan and how far it is, for people."""
         told = self.progress
         count, missing, unfinished = told["parts"], told["missing_parts"], told["unfinished_parts"]
-        lines = [*plan_lines(self.plan, self.forecast, self.limit), ("destination", told["destination"])]
+        remote = isinstance(self.destination, Address | ObjectAddress)
+        lines = [*plan_lines(self.plan, self.forecast, self.limit, remote), ("destination", told["destination"])]
         if told["finished"]:
             return [*lines, ("parts", "finished: it is published")]
         if count is None:

@@ -136,7 +136,7 @@ class PublishedObjects:
 
     remote = True
     unproved: Sequence[str] = (
-        "content: only ETags were compared with those noted when it was sent; --deep reads everything back",
+        "content: not read back; sizes and ETags are those noted when it was sent (--deep reads everything)",
     )
 
     def __init__(self, address: ObjectAddress, state: str | os.PathLike[str] | None) -> None:

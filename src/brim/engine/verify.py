@@ -90,7 +90,8 @@ def verify(
         count = len(check.result.findings)
         raise DamageFound(
             f"{count} problem{'s' if count != 1 else ''} found:\n" + "\n".join(f"  {f}" for f in check.result.findings),
-            hint="Run the same command again: it makes what is missing or of another size. --fresh starts over."
+            hint="Run the command that built it again: it makes what is missing or of another size. With --update it "
+            "takes over what has changed in the source; --fresh starts over."
             if check.told.jobs or check.told.unfinished
             else "It was not built by brim. `brim build SOURCE DEST --fresh` replaces it by what the source holds.",
             findings=check.result.findings,

@@ -63,7 +63,8 @@ def parse_object_address(text: str, access: Access | None = None) -> ObjectAddre
     scheme, _, rest = text.partition("://")
     bucket, _, prefix = rest.partition("/")
     if scheme not in SCHEMES or not _BUCKET.fullmatch(bucket) or ".." in bucket:
-        raise InputError(f"{_without_user(text)!r} names no bucket.", hint=f"Write {scheme}://BUCKET/PREFIX.")
+        hint = f"Write {scheme}://BUCKET/PREFIX; a bucket's name has 3 to 63 letters, digits, dots, dashes."
+        raise InputError(f"{_without_user(text)!r} names no bucket.", hint=hint)
     parts = prefix.strip("/").split("/")
     if "" in parts and prefix.strip("/"):
         raise InputError(f"{text!r} has an empty name in its path.", hint="Write one slash between names.")

@@ -64,8 +64,8 @@ def plan_facts(plan: Plan, forecast: Forecast, limit: Limit) -> dict[str, Any]:
     }
 
 
-def plan_lines(plan: Plan, forecast: Forecast, limit: Limit) -> list[tuple[str, str]]:
-    """The plan as (label, text) lines."""
+def plan_lines(plan: Plan, forecast: Forecast, limit: Limit, remote: bool = False) -> list[tuple[str, str]]:
+    """The plan as (label, text) lines; `remote` if it is sent somewhere."""
     facts = plan_facts(plan, forecast, limit)
     table, shards, memory = plan.table, facts["shards"], facts["memory"]
     lines = [
@@ -86,8 +86,10 @@ def plan_lines(plan: Plan, forecast: Forecast, limit: Limit) -> list[tuple[str, 
     workers = f"{memory['workers']} worker" + ("s" if memory["workers"] != 1 else "")
     lines.append(("memory", f"about {format_size(memory['need_bytes'])} with {workers}; limit {limit}"))
     temporary = facts["temporary_disk_bytes"]
-    text = f"up to {format_size(temporary)}: values" if temporary else "0 B: shards are written once, in place"
-    lines.append(("temporary disk", f"{text} that do not fit memory" if temporary else text))
+    none = f"0 B: shards are {'sent as they are made' if remote else 'written once, in place'}"
+    lines.append(
+        ("temporary disk", f"up to {format_size(temporary)}: values that do not fit memory" if temporary else none)
+    )
     if facts["files"]:
         lines.append(("in one go", _one_go(facts)))
     if facts["rows_viewer_refuses"]:

@@ -17,6 +17,7 @@ from brim.objects.failures import explained
 from brim.objects.listing import ObjectStat, list_objects, read_small, stat_object
 from brim.objects.sending import PART_BYTES, copy_object, delete_objects, send_small
 from brim.objects.uploads import CannotTell, abort_uploads
+from brim.progress import told_if_slow
 from brim.sinks.objects.carrier import CHECKS, ObjectCarrier
 from brim.sinks.objects.lease import Lease
 from brim.sinks.room import Room
@@ -56,7 +57,8 @@ class ObjectSink:
         self._there: dict[str, ObjectStat] = {}
 
     def open(self, fingerprint: str) -> None:
-        self._look()
+        with told_if_slow(self._listener.note, f"still waiting for {self.address}"):
+            self._look()
         if self._mine is None:
             self._lease.take(self._check)
         self._abort_left()
@@ -165,7 +167,7 @@ class ObjectSink:
         self._write(CARD, self._card(publication.card))
         count = len(publication.pieces)
         shards = "the shard" if count == 1 else f"all {count:,} shards"
-        return f"the bucket lists {shards} with the size and ETag that were noted when it was sent"
+        return f"the bucket lists {shards} with the size and ETag noted when sent"
 
     def _card(self, maker: CardMaker) -> bytes:
         existing = read_small(self.address, CARD, reading=False)
