@@ -75,7 +75,8 @@ def explain(error: BaseException, address: ObjectAddress, *, reading: bool = Fal
     status, code, kind = status_of(error), code_of(error), type(error).__name__
     bucket = f"{address.scheme}://{address.bucket}"
     if code == "NoSuchBucket" or (is_missing(error) and "NoSuchBucket" in str(error)):
-        return wrong(f"There is no bucket {bucket}.", hint="Make it first; brim makes no buckets.")
+        make = "" if reading else " Or make it; brim makes no buckets."
+        return wrong(f"There is no bucket {bucket}.", hint=f"Check its name and the store (--endpoint-url).{make}")
     if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
         return wrong(f"{bucket} does not accept the credentials ({code}).", hint=_CREDENTIALS)
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
