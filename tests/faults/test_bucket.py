@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -120,6 +121,19 @@ def test_server_killed_and_back(place: BucketPlace, source: Path) -> None:
     place.server.restart()
     assert process.wait(60) == 0
     is_whole(place, source)
+
+
+def test_ctrl_c_while_a_store_is_silent(place: BucketPlace) -> None:
+    """A store that takes connections and says nothing is waited for, but not against the user's will."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = start(place, "plan", "s3://private/raw", "--endpoint-url", address)
+        silent.settimeout(30)
+        line, _ = silent.accept()
+        with line:
+            line.recv(1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 6
 
 
 def test_server_that_stays_away(place: BucketPlace, source: Path) -> None:

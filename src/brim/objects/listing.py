@@ -11,7 +11,7 @@ from typing import Any
 
 from brim.objects.address import ObjectAddress
 from brim.objects.failures import explained, is_missing, is_object_error
-from brim.objects.loop import submit
+from brim.objects.loop import submit, wait
 from brim.objects.store import store_of
 
 _PAGE = 1000
@@ -43,7 +43,12 @@ def list_objects(address: ObjectAddress, *, reading: bool = True) -> Iterator[tu
     skip = len(address.prefix) + 1 if address.prefix else 0
     prefix = f"{address.prefix}/" if address.prefix else None
     with explained(address, reading=reading):
-        for page in obstore.list(store, prefix, chunk_size=_PAGE):
+        pages = obstore.list(store, prefix, chunk_size=_PAGE)
+
+        async def next_page() -> Any:
+            return await anext(pages, None)
+
+        while (page := wait(next_page())) is not None:
             for found in page:
                 name = found["path"][skip:]
                 if name and not (name.endswith("/") and not found["size"]):
@@ -55,35 +60,18 @@ def stat_object(address: ObjectAddress, *, reading: bool = True) -> ObjectStat |
     if not address.prefix:
         return None
     store = store_of(address)
-    import obstore
-
     with explained(address, reading=reading):
-        try:
-            return _stat(obstore.head(store, address.prefix))
-        except Exception as error:
-            if is_object_error(error) and is_missing(error):
-                return None
-            raise
+        return wait(_asked(store, address.prefix))
 
 
 def stat_objects(address: ObjectAddress, names: Iterable[str]) -> Iterator[ObjectStat | None]:
     """What is known of each of these objects below the address, in order; None for one that is not there."""
     store = store_of(address)
-    import obstore
-
-    async def ask(key: str) -> ObjectStat | None:
-        try:
-            return _stat(await obstore.head_async(store, key))
-        except Exception as error:
-            if is_object_error(error) and is_missing(error):
-                return None
-            raise
-
     waiting: deque[Future[ObjectStat | None]] = deque()
     try:
         with explained(address, reading=True):
             for name in names:
-                waiting.append(submit(ask(address.key(name))))
+                waiting.append(submit(_asked(store, address.key(name))))
                 if len(waiting) == _REQUESTS:
                     yield waiting.popleft().result()
             while waiting:
@@ -91,6 +79,17 @@ def stat_objects(address: ObjectAddress, names: Iterable[str]) -> Iterator[Objec
     finally:
         for future in waiting:
             future.cancel()
+
+
+async def _asked(store: Any, key: str) -> ObjectStat | None:
+    import obstore
+
+    try:
+        return _stat(await obstore.head_async(store, key))
+    except Exception as error:
+        if is_object_error(error) and is_missing(error):
+            return None
+        raise
 
 
 def _stat(found: Any) -> ObjectStat:
@@ -103,10 +102,13 @@ def read_small(address: ObjectAddress, name: str = "", *, reading: bool = True) 
     store = store_of(address)
     import obstore
 
-    key = address.key(name) if name else address.prefix
+    async def read() -> bytes:
+        found = await obstore.get_async(store, address.key(name) if name else address.prefix)
+        return bytes(await found.bytes_async())
+
     with explained(address, reading=reading):
         try:
-            return bytes(obstore.get(store, key).bytes())
+            return wait(read())
         except Exception as error:
             if is_object_error(error) and is_missing(error):
                 return None

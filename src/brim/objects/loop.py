@@ -28,6 +28,15 @@ def submit(request: Coroutine[Any, Any, T]) -> Future[T]:
     return asyncio.run_coroutine_threadsafe(request, _loop())
 
 
+def wait(request: Coroutine[Any, Any, T]) -> T:
+    """What a request brings. obstore's own waiting does not hear Ctrl-C until it is over; this does."""
+    future = submit(request)
+    try:
+        return future.result()
+    finally:
+        future.cancel()
+
+
 def _loop() -> asyncio.AbstractEventLoop:
     import asyncio
 
