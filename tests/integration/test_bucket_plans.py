@@ -107,6 +107,18 @@ def test_unfinished_place(server: S3Server, s3_prefix: str, source: Path, tmp_pa
     assert library.verify(dest, source).rows == len(FILES)
 
 
+def test_large_shards_have_large_parts(
+    server: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload never has more parts than S3 allows, whatever the size of the shard."""
+    monkeypatch.setattr("brim.objects.sending._MOST_PARTS", 2)
+    library.build(
+        write_files(tmp_path / "large", {"a.bin": random_bytes(20_000_000, 1)}), f"s3://private/{s3_prefix}out"
+    )
+    [(_, etag)] = server.objects(PRIVATE, f"{s3_prefix}out/data/").values()
+    assert etag.strip('"').endswith("-2")
+
+
 def test_options_of_the_hub(source: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--via is for the Hub"):
         library.plan(source, tmp_path / "out", via="xet")

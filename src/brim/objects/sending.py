@@ -31,9 +31,12 @@ def part_bytes(size: int) -> int:
 
 
 def send_parts(
-    address: ObjectAddress, key: str, parts: Iterable[memoryview], in_flight: int, check: Callable[[], None]
+    address: ObjectAddress, key: str, parts: Iterable[memoryview], size: int, in_flight: int, check: Callable[[], None]
 ) -> str:
-    """Send parts in order as one object, and return its ETag. `check` may raise to drop it."""
+    """Send parts of `size` bytes (the last may be smaller) in order as one object, and return its ETag.
+
+    `check` may raise to drop it.
+    """
     import asyncio
 
     queue: asyncio.Queue[memoryview | None] = asyncio.Queue()
@@ -50,7 +53,7 @@ def send_parts(
     async def hand_over(part: memoryview | None) -> None:
         queue.put_nowait(part)
 
-    upload = submit(_put(address, key, given(), in_flight))
+    upload = submit(_put(address, key, given(), size, in_flight))
     try:
         for part in itertools.chain(parts, [None]):
             while not wanted.acquire(timeout=_LOOK_S):
@@ -69,11 +72,12 @@ def send_parts(
         raise
 
 
-async def _put(address: ObjectAddress, key: str, parts: AsyncIterator[memoryview], in_flight: int) -> Any:
+async def _put(address: ObjectAddress, key: str, parts: AsyncIterator[memoryview], size: int, in_flight: int) -> Any:
     import obstore
 
+    # obstore cuts what it is given into parts of chunk_size: another size here would send another number of them.
     return await obstore.put_async(
-        store_of(address), key, parts, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=in_flight
+        store_of(address), key, parts, use_multipart=True, chunk_size=size, max_concurrency=in_flight
     )
 
 

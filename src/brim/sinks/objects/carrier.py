@@ -70,7 +70,7 @@ class ObjectCarrier:
         if splice.size <= size:
             etag = send_small(self.address, key, next(iter(list(parts())), memoryview(b"")))
         else:
-            etag = send_parts(self.address, key, parts(), self.in_flight, lambda: watcher.sent(0))
+            etag = send_parts(self.address, key, parts(), size, self.in_flight, lambda: watcher.sent(0))
         there = stat_object(self.address.below(name), reading=False)
         if there is None or there.st_size != splice.size:
             raise ValueError(f"{name} was sent with {splice.size} bytes and is not there like that")
