@@ -387,18 +387,28 @@ def test_nodes_of_a_cluster_count(tmp_path: Path) -> None:
     assert page.index('id="over-time"') < page.index('id="nodes"') < page.index("<footer")
 
 
-def test_a_narrow_bar_has_room_for_nodes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """In 80 columns there is a bar, and no number is cut off."""
-    for name, value in (("COLUMNS", "80"), ("FORCE_COLOR", "1"), ("TERM", "xterm")):
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (80, "286 MB of 1.20 GB .* left .*node max 134 MB"),
+        (120, "286 MB of 1.20 GB .* left  1/30 shards .*memory .*, 2 nodes up to 134 MB"),
+        (160, "286 MB of 1.20 GB .* left  1/30 shards  300 MB hashed .*memory .* of 10.0 GB, 2 nodes up to 134 MB"),
+    ],
+)
+def test_a_bar_shows_what_fits(
+    columns: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is always a bar, no number is cut off, and the fullest node of a cluster is told of."""
+    for name, value in (("COLUMNS", str(columns)), ("FORCE_COLOR", "1"), ("TERM", "xterm")):
         monkeypatch.setenv(name, value)
     bar = Bar()
     bar.start("publish", 1_200_000_000, 30, 10 * GB)
     bar.advance(286_000_000)
+    bar.hashed(300_000_000)
     bar.nodes({"10.0.0.7": 134_000_000, "10.0.0.8": 101_000_000})
     bar.shard("data/train-00000-of-00030.parquet", 5, "ab", "written")
     bar.finish()
-    last = capsys.readouterr().err
-    assert re.search("━.* of 1.20 GB .* left .*node max 134 MB", last)
+    assert re.search(f"━.* {shown}", capsys.readouterr().err)
     assert bar.node_peak_bytes == 134_000_000
 
 

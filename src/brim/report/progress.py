@@ -19,6 +19,7 @@ _PLAIN_EVERY_S = 10.0
 _JSON_EVERY_S = 1.0
 _GAUGE_EVERY_S = 0.5
 _WIDE_COLUMNS = 110
+_BAR_COLUMNS = 17  # a short bar, the percentage, and what stands between columns
 
 
 class JsonLines:
@@ -172,7 +173,7 @@ class Bar:
         from rich.table import Column
 
         console = Console(stderr=True)
-        self._wide = console.width >= _WIDE_COLUMNS
+        self._columns = console.width
         fixed = Column(no_wrap=True, overflow="ellipsis")
         self._progress = Progress(
             TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=7)),
@@ -187,6 +188,7 @@ class Bar:
         )
         self._lock = threading.Lock()
         self._task: Any = None
+        self._what = ""
         self._done = self._total = self._limit = self._shards = self._shards_done = self._hashed = self._commits = 0
         self._began = self._drawn = 0.0
         self._nodes: Mapping[str, int] = {}
@@ -195,6 +197,7 @@ class Bar:
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         if self._task is not None:
             self._progress.remove_task(self._task)
+        self._what = f"{what:<7}"
         self._done = self._shards_done = self._hashed = 0
         self._total, self._shards, self._limit = total_bytes, shards, limit_bytes
         self._began = time.monotonic()
@@ -227,17 +230,30 @@ class Bar:
         done = f"{format_size(min(self._done, self._total))} of {format_size(self._total)}"
         left = f" {_clock_text(rest / rate)} left" if rate > 1 and rest else ""
         amount = f"{done if self._total else format_size(self._done)} {format_size(rate)}/s{left}"
-        gauge = f"memory {format_size(memory)}"
-        if self._wide:
-            amount += f"  {format_size(self._hashed)} hashed" if self._hashed else ""
-            amount += f"  {self._shards_done}/{self._shards} shards" if self._shards else ""
-            amount += f"  {self._commits} commits" if self._commits else ""
-            gauge += f" of {format_size(self._limit)}{_nodes_text(self._nodes)}"
-        elif self._nodes:
-            gauge = f"node max {format_size(max(self._nodes.values()))}"  # both do not fit
+        amount, gauge = self._fitted(amount, f"memory {format_size(memory)}")
         completed = min(self._done, self._total) if self._total else self._done
         self._progress.update(self._task, completed=completed, amount=amount, memory=gauge)
         self._progress.refresh()
+
+    def _fitted(self, amount: str, gauge: str) -> tuple[str, str]:
+        """With as much more as there is room for, what matters most first."""
+        room = self._columns - _BAR_COLUMNS - len(self._what) - len(amount) - len(gauge)
+        nodes = _nodes_text(self._nodes)
+        if self._columns < _WIDE_COLUMNS or len(nodes) > room:
+            return amount, f"node max {format_size(max(self._nodes.values()))}" if nodes else gauge
+        room -= len(nodes)
+        limit = f" of {format_size(self._limit)}"
+        more = (
+            f"  {self._shards_done}/{self._shards} shards" if self._shards else "",
+            limit,
+            f"  {format_size(self._hashed)} hashed" if self._hashed else "",
+            f"  {self._commits} commits" if self._commits else "",
+        )
+        for text in more:
+            if len(text) <= room:
+                room -= len(text)
+                amount, gauge = (amount, gauge + text) if text is limit else (amount + text, gauge)
+        return amount, gauge + nodes
 
     def shard(self, name: str, size: int, sha256: str, how: str) -> None:
         with self._lock:
