@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import tempfile
@@ -19,7 +20,7 @@ from brim.memory.limit import Limit
 from brim.report import story
 from brim.report.log import MOST_SAMPLES, read_run
 from brim.report.page import render, write_page
-from brim.report.progress import Bar
+from brim.report.progress import Bar, PlainLines
 from brim.report.recording import Recording, recorded
 from brim.report.thin import Sample, thin
 from tests.generators import memory_log
@@ -385,6 +386,20 @@ def test_nodes_of_a_cluster_count(tmp_path: Path) -> None:
     page = render(run, NOW)
     Page(page)
     assert page.index('id="over-time"') < page.index('id="nodes"') < page.index("<footer")
+
+
+def test_a_peak_between_two_lines_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log has a line every ten seconds; memory is looked at more often than that."""
+    held = iter([60, 130, 60, 60])
+    now = iter([0.0, 1.0, 2.0, 3.0])
+    monkeypatch.setattr("brim.report.progress.tree_bytes", lambda: next(held))
+    out = io.StringIO()
+    lines = PlainLines(out, lambda: next(now))
+    lines.start("build", 100, 1, GB)
+    for _ in range(3):
+        lines.advance(10)
+    lines.finish()
+    assert (lines.peak_bytes, out.getvalue()) == (130, "")
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ class PlainLines:
         self._what = ""
         self._done = self._total = self._limit = self._hashed = self._commits = 0
         self._shards = self._shards_done = 0
-        self._began = self._said = 0.0
+        self._began = self._said = self._looked = 0.0
         self._nodes: Mapping[str, int] = {}
         self.peak_bytes = self.node_peak_bytes = 0
 
@@ -121,6 +121,9 @@ class PlainLines:
         with self._lock:
             self._done += size
             now = self._clock()
+            if now - self._looked >= _GAUGE_EVERY_S:
+                self._looked = now
+                self.peak_bytes = max(self.peak_bytes, tree_bytes())
             if now - self._said >= _PLAIN_EVERY_S:
                 self._said = now
                 self._line(now)
