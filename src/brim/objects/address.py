@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from urllib.parse import urlsplit
 
 from brim.errors import InputError
 
 # gs:// and az:// go through the same code; only s3:// is tested.
 SCHEMES = ("s3", "gs", "az")
+_ENDPOINT = re.compile(r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._~%/-]*)?")
+_LAST_PORT = 65535
 _BUCKET = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{1,61}[A-Za-z0-9])")
 
 
@@ -21,18 +22,21 @@ class Access:
     anonymous: bool = False
 
     def __post_init__(self) -> None:
-        if self.endpoint is None:
-            return
-        parts = urlsplit(self.endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError(
-                f"--endpoint-url takes an address like https://s3.example.org, not {_without_user(self.endpoint)!r}."
-            )
-        if parts.username or parts.password:
-            raise InputError(
-                "The address of --endpoint-url holds a name or a password.",
-                hint="Give credentials by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or by a profile.",
-            )
+        if self.endpoint is not None:
+            checked_endpoint(self.endpoint, "--endpoint-url")
+
+
+def checked_endpoint(said: str, where: str) -> str:
+    """The address of a store, if it is one: obstore ends the whole process over some that are none."""
+    if "@" in said:
+        raise InputError(
+            f"The address of {where} holds a name or a password.",
+            hint="Give credentials by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or by a profile.",
+        )
+    match = _ENDPOINT.fullmatch(said)
+    if match is None or int(match["port"] or 0) > _LAST_PORT:
+        raise InputError(f"{where} takes an address like https://s3.example.org, not {said!r}.")
+    return said.rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)

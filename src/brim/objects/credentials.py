@@ -8,12 +8,15 @@ botocore's, if it is installed. Nothing of this is ever printed or stored.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from brim.errors import InputError, MissingExtra
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ROLES = ("role_arn", "sso_session", "sso_start_url")  # they come before keys, which may be those to ask with
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
@@ -25,6 +28,13 @@ class Keys:
     secret: str = field(repr=False)
     token: str | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        if any(_CONTROL.search(text) for text in (self.access, self.secret, self.token or "")):
+            raise InputError(
+                "The credentials hold a line break or another character that none has.",
+                hint="Set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile, without it.",
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -35,8 +45,15 @@ class Profile:
 
     @property
     def keys(self) -> Keys | None:
+        if any(name in self.values for name in _ROLES):
+            return None
         access, secret = self.values.get("aws_access_key_id"), self.values.get("aws_secret_access_key")
         return Keys(access, secret, self.values.get("aws_session_token")) if access and secret else None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it says where else its keys come from."""
+        return any(name in self.values for name in (*_ROLES, "credential_process"))
 
     @property
     def region(self) -> str | None:
@@ -47,18 +64,24 @@ class Profile:
         return self.values.get("endpoint_url")
 
 
+def known_keys(profile: Profile | None) -> Keys | None:
+    """Those of the environment, else those of the profile: the order of the AWS tools."""
+    return environment_keys() or (profile.keys if profile is not None else None)
+
+
 def environment_keys() -> Keys | None:
     access, secret = (os.environ.get(name) for name in _KEYS)
+    if bool(access) != bool(secret):
+        here, missing = _KEYS if access else _KEYS[::-1]
+        raise InputError(f"{here} is set, and {missing} is not.", hint="Set both, or none of them.")
     return Keys(access, secret, os.environ.get("AWS_SESSION_TOKEN")) if access and secret else None
 
 
 def chosen_profile() -> Profile | None:
-    """The profile that AWS_PROFILE names; without it `default`, if there is one and no keys are in the environment."""
+    """The profile that AWS_PROFILE names; without it `default`, if there is one."""
     import configparser
 
-    named = os.environ.get("AWS_PROFILE")
-    if named is None and environment_keys() is not None:
-        return None
+    named = os.environ.get("AWS_PROFILE") or None
     name = named or "default"
     values: dict[str, str] = {}
     for path, section in (

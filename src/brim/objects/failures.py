@@ -8,16 +8,19 @@ from contextlib import contextmanager
 
 from brim.errors import BrimError, DestinationError, SinkFailed, SourceError
 from brim.objects.address import ObjectAddress
+from brim.objects.store import endpoint_of
 
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>([^<]{1,60})</Code>")
 _BAD_KEY = re.compile(r'object with invalid path: Error parsing Path "(.*?)": ', re.DOTALL)
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
 _GARBLED = {"BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "RequestTimeout"}  # on the way
-_CREDENTIALS = (
-    "Credentials come from the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), AWS_PROFILE, or the role of "
-    "the machine."
-)
+_CREDENTIALS = {
+    "s3": "Credentials come from the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), AWS_PROFILE, or the "
+    "role of the machine.",
+    "gs": "Credentials come from the environment (GOOGLE_APPLICATION_CREDENTIALS), or the role of the machine.",
+    "az": "Credentials come from the environment (AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY).",
+}
 
 
 def is_object_error(error: BaseException) -> bool:
@@ -73,21 +76,21 @@ def explained(address: ObjectAddress, *, reading: bool = False) -> Iterator[None
 def explain(error: BaseException, address: ObjectAddress, *, reading: bool = False) -> BrimError:
     wrong = SourceError if reading else DestinationError
     status, code, kind = status_of(error), code_of(error), type(error).__name__
-    bucket = f"{address.scheme}://{address.bucket}"
+    bucket, credentials = f"{address.scheme}://{address.bucket}", _CREDENTIALS[address.scheme]
     if code == "NoSuchBucket" or (is_missing(error) and "NoSuchBucket" in str(error)):
         make = "" if reading else " Or make it; brim makes no buckets."
         return wrong(f"There is no bucket {bucket}.", hint=f"Check its name and the store (--endpoint-url).{make}")
+    if "169.254.169.254" in str(error):  # where the role of a machine is asked for
+        anonymous = " A public bucket can be read with --anonymous." if reading else ""
+        return wrong(f"There are no credentials for {bucket}.", hint=credentials + anonymous)
     if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
-        return wrong(f"{bucket} does not accept the credentials ({code}).", hint=_CREDENTIALS)
+        return wrong(f"{bucket} does not accept the credentials ({code}).", hint=credentials)
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
         what = "read" if reading else "write to"
         anonymous = " A public bucket can be read with --anonymous." if reading and not address.access.anonymous else ""
-        return wrong(f"You may not {what} {address} ({code or status or 'refused'}).", hint=_CREDENTIALS + anonymous)
+        return wrong(f"You may not {what} {address} ({code or status or 'refused'}).", hint=credentials + anonymous)
     if status in (301, 307) or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
         return wrong(f"{bucket} is in another region.", hint="Set AWS_REGION to the one it is in.")
-    if "metadata" in str(error) and "169.254" in str(error):
-        anonymous = " A public bucket can be read with --anonymous." if reading else ""
-        return wrong(f"There are no credentials for {bucket}.", hint=_CREDENTIALS + anonymous)
     if (bad := _BAD_KEY.search(str(error))) is not None:
         return wrong(
             f"{bucket} holds a key that obstore cannot name: {bad[1]!r}.",
@@ -99,10 +102,15 @@ def explain(error: BaseException, address: ObjectAddress, *, reading: bool = Fal
         return wrong(f"There is nothing at {address}.")
     if is_changed(error):
         return SinkFailed(f"{address} was changed by somebody else meanwhile.", hint="Run the same command again.")
+    endpoint = endpoint_of(address.access) if address.scheme == "s3" else None
     if is_passing(error):
         what = f"answered {status}{f' ({code})' if code else ''}" if status else "does not answer"
+        where = f" at {endpoint}" if endpoint else ""
+        if "InvalidContentType" in str(error):
+            where += ", which may speak http only,"
         return SinkFailed(
-            f"{bucket} {what}, although it was asked again and again.",
+            f"{bucket}{where} {what}, although it was asked again and again.",
             hint="Run the same command to continue; what is finished stays finished.",
         )
-    return wrong(f"{bucket} refuses the request ({code or status or kind}).")
+    hint = f"Is {endpoint} the address of an S3 store?" if endpoint and not code else ""
+    return wrong(f"{bucket} refuses the request ({code or status or kind}).", hint=hint)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from brim.errors import InputError, MissingExtra
-from brim.objects.address import Access, ObjectAddress
-from brim.objects.credentials import Keys, chosen_profile, environment_keys, provider
+from brim.objects.address import Access, ObjectAddress, checked_endpoint
+from brim.objects.credentials import Keys, chosen_profile, known_keys, provider
 
 _ANSWER_S = 60.0  # without a byte of an answer
 _REQUEST_S = 3600.0  # for all of it: on a slow line, pieces that come together take minutes
 _CONNECT_S = 10.0
 _RETRIES = 100  # patience ends first
 _PAUSE_S = 5.0  # at most, between tries
+_REGION = re.compile(r"[A-Za-z0-9._-]+")
 _PATIENCE_S = 180.0  # for one request, all its tries together; obstore signs it once
 
 _STORES: dict[tuple[str, str, Access, str], Any] = {}
@@ -47,13 +49,17 @@ def patience_s() -> float:
     """How long a request that fails is tried again."""
     said = os.environ.get("BRIM_STALL_SECONDS")
     try:
-        return min(float(said), _PATIENCE_S) if said else _PATIENCE_S
-    except ValueError as error:
-        raise InputError(f"BRIM_STALL_SECONDS is a number of seconds, not {said!r}.") from error
+        seconds = float(said) if said else _PATIENCE_S
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise InputError(f"BRIM_STALL_SECONDS is a number of seconds above zero, not {said!r}.")
+    return min(seconds, _PATIENCE_S)
 
 
 def _open(address: ObjectAddress) -> Any:
     try:
+        import obstore.exceptions
         import obstore.store as stores
     except ImportError as error:
         raise MissingExtra(
@@ -76,10 +82,18 @@ def _open(address: ObjectAddress) -> Any:
             },
         },
     }
-    if address.scheme != "s3":
-        store: Any = {"gs": stores.GCSStore, "az": stores.AzureStore}[address.scheme]
-        return store(address.bucket, **({"skip_signature": True} if address.access.anonymous else {}), **shared)
-    return stores.S3Store(address.bucket, **_s3_options(address.access, shared["client_options"]), **shared)
+    store: Any = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[address.scheme]
+    if address.scheme == "s3":
+        shared |= _s3_options(address.access, shared["client_options"])
+    elif address.access.anonymous:
+        shared["skip_signature"] = True
+    try:
+        return store(address.bucket, **shared)
+    except obstore.exceptions.BaseError as error:
+        raise InputError(
+            f"obstore refuses the settings for {address.scheme}://: {str(error).splitlines()[0]}",
+            hint="They come from the environment.",
+        ) from None
 
 
 def _s3_options(access: Access, client: dict[str, Any]) -> dict[str, Any]:
@@ -95,40 +109,41 @@ def _s3_options(access: Access, client: dict[str, Any]) -> dict[str, Any]:
         options["unsigned_payload"] = True
     if access.anonymous:
         return options | {"skip_signature": True}
-    if profile is None:
-        return options
-    if profile.keys is None:
-        if os.environ.get("AWS_PROFILE") is None and "sso_session" not in profile.values:
-            return options  # a default profile that sets a region only: obstore looks for the role of the machine
+    if (keys := known_keys(profile)) is not None:
+        options |= {"access_key_id": keys.access, "secret_access_key": keys.secret}
+        return options | ({"session_token": keys.token} if keys.token else {})
+    if profile is not None and profile.elsewhere:
         return options | {"credential_provider": provider(profile)}
-    options |= {"access_key_id": profile.keys.access, "secret_access_key": profile.keys.secret}
-    return options | ({"session_token": profile.keys.token} if profile.keys.token else {})
+    return options  # obstore looks for the role of the machine
 
 
 def endpoint_of(access: Access) -> str | None:
     """Where requests go: the option, the environment, the profile; None is Amazon."""
     if access.endpoint:
         return access.endpoint.rstrip("/")
-    said = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
-    if not said:
-        profile = chosen_profile()
-        said = profile.endpoint if profile else None
-    return said.rstrip("/") if said else None
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        if said := os.environ.get(name):
+            return checked_endpoint(said, name)
+    profile = chosen_profile()
+    if profile is None or not profile.endpoint:
+        return None
+    return checked_endpoint(profile.endpoint, f"endpoint_url of the profile {profile.name!r}")
 
 
 def region_of() -> str:
     profile = chosen_profile()
     said = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    return said or (profile.region if profile else None) or "us-east-1"
+    region = said or (profile.region if profile else None) or "us-east-1"
+    if not _REGION.fullmatch(region):
+        raise InputError(f"{region!r} is no region.", hint="Set AWS_REGION to a name like us-east-1.")
+    return region
 
 
 def account_of(access: Access) -> S3Account:
     """For the few requests that obstore does not make."""
-    keys = environment_keys() if os.environ.get("AWS_PROFILE") is None else None
     profile = chosen_profile()
-    if keys is None and profile is not None:
-        keys = profile.keys
-        if keys is None and (os.environ.get("AWS_PROFILE") or "sso_session" in profile.values):
-            told = provider(profile)()
-            keys = Keys(told["access_key_id"], told["secret_access_key"], told["token"])
+    keys = known_keys(profile)
+    if keys is None and profile is not None and profile.elsewhere:
+        told = provider(profile)()
+        keys = Keys(told["access_key_id"], told["secret_access_key"], told["token"])
     return S3Account(endpoint_of(access), region_of(), keys)

@@ -1,0 +1,109 @@
+"""Which credentials, endpoints and regions of S3 are taken, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from brim.errors import InputError
+from brim.objects.address import Access
+from brim.objects.credentials import chosen_profile, known_keys
+from brim.objects.store import endpoint_of, patience_s, region_of
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".aws").mkdir()
+
+
+def _write(tmp_path: Path, config: str = "", credentials: str = "") -> None:
+    (tmp_path / ".aws" / "config").write_text(config)
+    (tmp_path / ".aws" / "credentials").write_text(credentials)
+
+
+def test_environment_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of the environment win over those of a profile; its region and endpoint are taken all the same."""
+    keys = "aws_access_key_id = file\naws_secret_access_key = f\n"
+    _write(tmp_path, "[default]\nregion = eu-west-1\nendpoint_url = https://s3.example.org/\n", f"[default]\n{keys}")
+    profile = chosen_profile()
+    assert profile is not None
+    assert known_keys(profile) == profile.keys
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "environment")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "e")
+    found = known_keys(chosen_profile())
+    assert found is not None
+    assert found.access == "environment"
+    assert (region_of(), endpoint_of(Access())) == ("eu-west-1", "https://s3.example.org")
+
+
+@pytest.mark.parametrize("says", ["role_arn = arn:x", "sso_start_url = https://x", "credential_process = x"])
+def test_keys_elsewhere(tmp_path: Path, says: str) -> None:
+    """A role, single sign-on or a program is asked, also if it is the default profile that says so."""
+    _write(tmp_path, f"[default]\n{says}\n")
+    profile = chosen_profile()
+    assert profile is not None
+    assert profile.elsewhere
+    assert profile.keys is None
+
+
+def test_nothing_but_a_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile without credentials leaves them to the role of the machine."""
+    _write(tmp_path, "[profile lab]\nregion = eu-west-1\n")
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    profile = chosen_profile()
+    assert profile is not None
+    assert not profile.elsewhere
+    assert known_keys(profile) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["localhost:9000", "localhost", "ftp://x", "http://", "http://[", "http://a:99999", "http://a b", "http://a?x=1"],
+)
+def test_no_endpoint(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    """What is no address is refused wherever it is said: obstore would end the process."""
+    with pytest.raises(InputError, match="--endpoint-url takes an address"):
+        Access(said)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", said)
+    with pytest.raises(InputError, match="AWS_ENDPOINT_URL takes an address"):
+        endpoint_of(Access())
+
+
+def test_password_in_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password in the address is refused and not shown."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://me:secret@s3.example.org")
+    with pytest.raises(InputError, match="AWS_ENDPOINT_URL_S3 holds a name or a password") as caught:
+        endpoint_of(Access())
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("said", ["http://127.0.0.1:9000", "https://a-b.example.org/some/path/", "http://[::1]:80"])
+def test_endpoint(said: str) -> None:
+    assert endpoint_of(Access(said)) == said.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "a"}, "AWS_SECRET_ACCESS_KEY is not"),
+        ({"AWS_SECRET_ACCESS_KEY": "s3cret"}, "AWS_ACCESS_KEY_ID is not"),
+        ({"AWS_ACCESS_KEY_ID": "a\n", "AWS_SECRET_ACCESS_KEY": "s3cret"}, "line break"),
+        ({"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s3cret\r"}, "line break"),
+        ({"AWS_REGION": "us east\n"}, "is no region"),
+        ({"BRIM_STALL_SECONDS": "-1"}, "above zero"),
+        ({"BRIM_STALL_SECONDS": "nan"}, "above zero"),
+    ],
+)
+def test_unusable_environment(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], says: str) -> None:
+    """What no request can be made with is an error of its own, without the secret."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=says) as caught:
+        (region_of(), patience_s(), known_keys(chosen_profile()))
+    assert "s3cret" not in str(caught.value)
