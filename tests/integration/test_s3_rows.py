@@ -82,6 +82,7 @@ def contents() -> dict[str, bytes]:
         "jsonl/README.md": b"# about",
         "jsonl/built/.brim/ledger.jsonl": b"not rows",
         "jsonl/built/e.jsonl": json_lines(ROWS[:5]),
+        "s*r [x]/a.jsonl": json_lines(),
         "gz/a.jsonl.gz": squeezed(json_lines(), "gzip"),
         "zst/a.jsonl.zst": squeezed(json_lines(), "zstd"),
         "zst/b.jsonl.zst": squeezed(json_lines(ROWS[:999]), "zstd"),
@@ -157,6 +158,7 @@ def known(source: str, options: RowOptions, spool: Path) -> dict[str, Any]:
         ("jsonl/a.jsonl", {}),
         ("jsonl/**/*.jsonl", {"limit": 6500}),
         ("jsonl/sub*/*.jsonl", {"columns": ("s", "n")}),
+        ("s*r [x]", {}),
         ("gz", {}),
         ("zst/*.zst", {}),
         ("csv", {}),
@@ -182,6 +184,14 @@ def test_the_same_rows_and_units_as_from_a_copy(
     remote = known(f"{places.address}/{source}", reading, tmp_path / "b")
     assert remote == local
     assert len(local["units"]) > 1 or "text" in options
+
+
+def test_marks_of_folders(s3: S3Server, s3_prefix: str) -> None:
+    """An empty object with the name of a folder is none of its rows, whatever is listed between the two."""
+    for name in ("at", "at/part.jsonl", "at/part.jsonl.old", "at/part.jsonl/a.jsonl"):
+        s3.write(PRIVATE, s3_prefix + name, json_lines(ROWS[:5]) if name.endswith("a.jsonl") else b"")
+    source = open_rows(f"s3://{PRIVATE}/{s3_prefix}at")
+    assert table_of(source, list(source.units(1)))["n"].to_pylist() == [*range(5)]
 
 
 def test_many_small_objects_wait_together(places: Places, s3_proxy: FaultProxy) -> None:

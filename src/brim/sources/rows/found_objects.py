@@ -49,19 +49,22 @@ def common_root(roots: list[ObjectAddress]) -> ObjectAddress:
 def resolve_objects(source: str, options: RowOptions) -> Resolved:
     address = parse_object_address(source, options.access)
     folder, _, name = address.prefix.rpartition("/")
-    if not source.endswith("/") and (own := stat_object(address)) is not None:
+    own = None if source.endswith("/") else stat_object(address)
+    if own is not None and own.st_size:
+        return Resolved(_at(address, folder), [(name, own)])
+    found = dict(_without_marks(list_objects(address)))
+    if found:  # a folder, also one that has a * in its name or an empty object for its mark
+        return _in_folder(address, found, options)
+    if own is not None:
         return Resolved(_at(address, folder), [(name, own)])
     wild = WILD.search(address.prefix)
     if wild is not None:
         root = _at(address, address.prefix[: wild.start()].rpartition("/")[0])
         pattern = address.prefix[len(root.prefix) + 1 if root.prefix else 0 :]
         return Resolved(root, _matching(root, pattern))
-    found = dict(_without_marks(list_objects(address)))
-    if not found:
-        raise InputError(
-            f"There is nothing at {source!r}.", hint="Give an object, a prefix (a folder) or a glob of objects."
-        )
-    return _in_folder(address, found, options)
+    raise InputError(
+        f"There is nothing at {source!r}.", hint="Give an object, a prefix (a folder) or a glob of objects."
+    )
 
 
 def _at(address: ObjectAddress, prefix: str) -> ObjectAddress:
@@ -153,16 +156,18 @@ def _rows(found: dict[str, ObjectStat], options: RowOptions) -> list[tuple[str, 
 
 
 def _without_marks(listed: Iterable[tuple[str, ObjectStat]]) -> Iterator[tuple[str, ObjectStat]]:
-    """Without the empty objects that only mark a folder, like `data.parquet/`: what is in it follows them."""
-    empty: tuple[str, ObjectStat] | None = None
+    """Without the empty objects that only mark a folder, like `data.parquet/`. Other empty ones come last."""
+    empty: dict[str, ObjectStat] = {}
     for name, stat in listed:
-        if empty is not None and not name.startswith(f"{empty[0]}/"):
-            yield empty
-        empty = None if stat.st_size else (name, stat)
-        if empty is None:
+        if empty:  # what is in a folder is listed behind its mark, sooner or later
+            folder = name
+            while folder := folder.rpartition("/")[0]:
+                empty.pop(folder, None)
+        if stat.st_size:
             yield name, stat
-    if empty is not None:
-        yield empty
+        else:
+            empty[name] = stat
+    yield from empty.items()
 
 
 def _read_json(address: ObjectAddress, name: str) -> dict[str, Any]:
