@@ -21,7 +21,7 @@ from brim.compute.setup import OnError, Writing
 from brim.compute.step import Step
 from brim.compute.workplace import Workplace, workplace
 from brim.engine.deliver import Built, Delivery, at_destination, check_hub_options, deliver, state_of
-from brim.engine.destination import Destination, new_destination
+from brim.engine.destination import Destination, new_destination, refuse_source
 from brim.engine.ledger import Ledger
 from brim.engine.run import refuse_strangers
 from brim.engine.scaling import Scaling
@@ -35,6 +35,7 @@ from brim.objects.address import Access
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress, Silent
 from brim.sinks.folder import FolderSink
+from brim.sinks.hub.address import Address
 from brim.sinks.hub.options import HubOptions
 from brim.sources.rows.unit import RowSource
 
@@ -92,7 +93,18 @@ class ComputedJob:
         self.what, self.source, self.step, self.finisher, self.options = what, source, step, finisher, options
         self.destination: Destination = new_destination(destination, options.access)
         check_hub_options(options.hub, self.destination)
+        self._refuse_source()
         self.limit: Limit = effective_limit(options.memory)
+
+    def _refuse_source(self) -> None:
+        """What was stopped while its own source was being replaced could not go on."""
+        reading = self.source.reading.options
+        if "root" not in reading or isinstance(self.destination, Address):
+            return
+        access, folder, shards = Access(*reading.get("access", ())), self.options.hub.folder, self.destination
+        shards = shards / folder if isinstance(shards, Path) else shards.below(folder)
+        refuse_source(self.destination, self.source.name, access)
+        refuse_source(shards, reading["root"], access)
 
     @cached_property
     def facts(self) -> dict[str, Any]:

@@ -21,13 +21,13 @@ from brim.engine.deliver import (
     state_of,
     usual_workers,
 )
-from brim.engine.destination import Destination, new_destination
+from brim.engine.destination import Destination, new_destination, refuse_source
 from brim.engine.ledger import Ledger
 from brim.engine.parts import job_facts
 from brim.engine.plan_place import receipts_at, save_to
 from brim.engine.run import versions
 from brim.engine.scaling import Scaling
-from brim.errors import DestinationError, InputError
+from brim.errors import InputError
 from brim.formats.parquet import MAX_CELL_BYTES
 from brim.memory.limit import Limit, effective_limit
 from brim.objects.address import Access, ObjectAddress
@@ -182,20 +182,13 @@ class Build:
     def _need_destination(self) -> Destination:
         if self.destination is None:
             raise InputError("This plan has no destination.", hint="Give one to brim.plan(source, destination).")
-        if _is_source(self.destination, self.plan.table):
-            raise DestinationError("The destination is the source itself.", hint="Give another place.")
+        files = self.plan.table.files
+        refuse_source(self.destination, files.root, files.bucket.access if files.bucket is not None else Access())
         return self.destination
 
     def _sight(self) -> Sight:
         """What every node of a cluster has to see of the source."""
         return Sight(files=sample_of(self.plan.table.files))
-
-
-def _is_source(destination: Destination, table: FileTable) -> bool:
-    """Whether a table's files lie where its shards would go."""
-    if table.files.bucket is not None:
-        return str(destination) == str(table.files.bucket)
-    return isinstance(destination, Path) and os.path.realpath(destination) == os.path.realpath(table.files.root)
 
 
 def _with_split(options: BuildOptions, table: FileTable) -> BuildOptions:

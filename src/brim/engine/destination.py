@@ -41,6 +41,16 @@ def new_destination(destination: str | os.PathLike[str], access: Access | None =
     return parse_destination(destination, access)
 
 
+def refuse_source(destination: Destination, place: str, access: Access) -> None:
+    """A dataset is not built where its source lies (`place`, which is reached with `access`)."""
+    if isinstance(destination, ObjectAddress):
+        same = str(destination) == place.rstrip("/") and endpoint_of(destination.access) == endpoint_of(access)
+    else:
+        same = isinstance(destination, Path) and os.path.realpath(destination) == os.path.realpath(place)
+    if same:
+        raise DestinationError("The destination is the source itself.", hint="Give another place.")
+
+
 def state_folder(destination: Destination, state: str | os.PathLike[str] | None, scope: str = "") -> Path:
     """Where the ledger of a destination is: inside a folder, else with the user's state; or where the user says.
 

@@ -49,6 +49,10 @@ def unpack(
 
     No file appears before its shard is proved: one on disk is hashed first, one on the Hub as it streams.
     """
+    if "://" in os.fspath(out):
+        raise InputError(
+            f"Files are unpacked to a folder, and {os.fspath(out)!r} is none.", hint="Give a local folder."
+        )
     target = Path(out)
     progress = progress or Silent()
     if target.exists() and not target.is_dir():
