@@ -376,3 +376,13 @@ def test_tokenize_from_a_bucket(places: Places, tmp_path: Path, s3: S3Server) ->
     brim("tokenize", glob, tmp_path / "remote", *common, "--endpoint-url", s3.endpoint, env=without)
     brim("tokenize", f"{places.folder}/zst/*.jsonl.zst", tmp_path / "local", *common)
     assert tree_digest(tmp_path / "remote/data") == tree_digest(tmp_path / "local/data")
+
+
+def test_no_rows(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
+    """A dataset without rows has no shards: it is whole all the same, and not made again."""
+    s3.write(PRIVATE, f"{s3_prefix}none.parquet", parquet(1, TABLE.slice(0, 0)))
+    (tmp_path / "steps.py").write_text("def same(row):\n    return row\n")
+    source, made = f"s3://{PRIVATE}/{s3_prefix}none.parquet", f"s3://{PRIVATE}/{s3_prefix}made"
+    for _ in range(2):
+        brim("map", source, made, "--fn", f"{tmp_path}/steps.py:same", "--state", tmp_path / "state")
+    assert "0 rows" in brim("verify", made).stdout

@@ -107,6 +107,11 @@ def test_the_card_is_held_against_the_shards(many_files: Callable[..., Path], tm
     assert "README.md" in brim("verify", out, check=3).stderr
     card.unlink()
     assert "README.md: is missing" in brim("verify", out, check=3).stderr
+    card.write_text(text)
+    shutil.rmtree(out / ".brim")
+    for shard in (out / "data").iterdir():
+        shard.unlink()
+    assert "the shards are of (none)" in brim("verify", out, check=3).stderr
 
 
 def test_without_a_ledger(many_files: Callable[..., Path], tmp_path: Path) -> None:

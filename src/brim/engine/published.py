@@ -13,7 +13,7 @@ from brim.engine.destination import parse_destination, state_folder
 from brim.engine.hashing import sha256_of
 from brim.engine.ledger import Job, Ledger, Receipt
 from brim.errors import DestinationError, InputError
-from brim.formats.card import CARD, UNFINISHED, card_folders, read_card
+from brim.formats.card import BEGIN, CARD, UNFINISHED, card_folders, read_card
 from brim.formats.readable import LocalFile, Readable
 from brim.objects.address import Access, ObjectAddress
 from brim.objects.listing import ObjectStat, list_objects, read_small
@@ -149,12 +149,14 @@ class PublishedObjects:
         if not told.jobs:  # a build that goes on has its ledger on the machine that builds
             here = Ledger(state_folder(address, state, "default/*"))
             told = Told(here.receipts, () if here.job is None else (here.job,))
+        card = self._read(CARD) or b""
         # On other machines the card tells that it goes on.
-        self.told = replace(told, unfinished=UNFINISHED.encode() in (self._read(CARD) or b""))
+        self.told = replace(told, unfinished=UNFINISHED.encode() in card)
         self.sizes: Mapping[str, int] = {
             name: stat.st_size for name, stat in sorted(self._there.items()) if name.startswith("data/")
         }
-        if not self.sizes and not self.told.receipts:
+        # A dataset without rows has a card and nothing else.
+        if not self.sizes and not self.told.receipts and BEGIN.encode() not in card:
             raise InputError(f"{address} holds no dataset: there is nothing below data/.", hint="Give what brim built.")
 
     def _read(self, name: str) -> bytes | None:

@@ -224,7 +224,7 @@ class _Verification:
             return
         if self.result.findings:
             return  # with shards missing, the card cannot agree
-        rows: dict[str, dict[str, int]] = {}
+        rows: dict[str, dict[str, int]] = {} if self.rows_of else {"data": {}}
         for name, count in self.rows_of.items():
             match = _NAME.fullmatch(name)
             if match:

@@ -18,7 +18,7 @@ from brim.sizes import format_size
 
 CARD = "README.md"
 _KEY = re.compile(r"^([A-Za-z_][\w-]*|'[^']+'|\"[^\"]+\")\s*:", re.MULTILINE)
-_BEGIN, _END = "<!-- brim:begin -->", "<!-- brim:end -->"
+BEGIN, _END = "<!-- brim:begin -->", "<!-- brim:end -->"  # around what is brim's own
 _FRONT = re.compile(r"\A---\s*\n(.*?)^---\s*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 # Names a file that never exists, so that loading a dataset that is still being built is an error and not
 # a smaller dataset.
@@ -239,7 +239,7 @@ def card_folders(fields: dict[str, Any]) -> set[str]:
 
 def _merge(fields: dict[str, Any], text: str, existing: str | None) -> str:
     """An existing card with our fields and our text in it, and every other line as it was."""
-    ours = f"{_BEGIN}\n{text}{_END}\n"
+    ours = f"{BEGIN}\n{text}{_END}\n"
     if existing is None:
         return f"---\n{_dump({k: v for k, v in fields.items() if v not in ([], {})})}---\n{ours}"
     existing = existing.removeprefix("\ufeff")
@@ -248,8 +248,8 @@ def _merge(fields: dict[str, Any], text: str, existing: str | None) -> str:
         match = None  # a text between two rules, and no fields
     front = _set_fields(match[1] if match else "", fields)
     body = existing[match.end() :] if match else existing
-    if _BEGIN in body and _END in body:
-        before, _, rest = body.partition(_BEGIN)
+    if BEGIN in body and _END in body:
+        before, _, rest = body.partition(BEGIN)
         body = before + ours + rest.partition(_END)[2].removeprefix("\n")
     elif not body.strip():
         body = ours
