@@ -98,6 +98,11 @@ def explain(error: BaseException, address: ObjectAddress, *, reading: bool = Fal
             "prefix that does not hold it.",
             key=bad[1],
         )
+    if code == "NoSuchUpload":
+        return SinkFailed(
+            f"An upload to {address} was aborted by somebody else, or by a rule of the bucket.",
+            hint="Run the same command to continue.",
+        )
     if is_missing(error):
         return wrong(f"There is nothing at {address}.")
     if is_changed(error):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -10,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from brim.objects.address import ObjectAddress
-from brim.objects.failures import explained, is_missing, is_object_error
+from brim.objects.failures import explain, explained, is_missing, is_object_error
 from brim.objects.loop import submit, wait
 from brim.objects.store import store_of
+from brim.objects.tries import Tries
 
 _PAGE = 1000
 _REQUESTS = 64  # at a time, of those that have no body
@@ -36,23 +38,44 @@ class ObjectStat:
 
 
 def list_objects(address: ObjectAddress, *, reading: bool = True) -> Iterator[tuple[str, ObjectStat]]:
-    """(name below the address, stat) of every object, in the order of the store (by key). Folder marks are left out."""
+    """(name below the address, stat) of every object, in the order of the store (by key). Folder marks are left out.
+
+    If the line breaks, it begins again: then some come twice. Stores sort in several ways, so none can be passed over.
+    """
+    tries = Tries()
+    while True:
+        try:
+            yield from _listed(address)
+            return
+        except Exception as error:
+            if not is_object_error(error):
+                raise
+            _wait(tries, error, address, reading)
+
+
+def _listed(address: ObjectAddress) -> Iterator[tuple[str, ObjectStat]]:
     store = store_of(address)
     import obstore
 
     skip = len(address.prefix) + 1 if address.prefix else 0
     prefix = f"{address.prefix}/" if address.prefix else None
-    with explained(address, reading=reading):
-        pages = obstore.list(store, prefix, chunk_size=_PAGE)
+    pages = obstore.list(store, prefix, chunk_size=_PAGE)
 
-        async def next_page() -> Any:
-            return await anext(pages, None)
+    async def next_page() -> Any:
+        return await anext(pages, None)
 
-        while (page := wait(next_page())) is not None:
-            for found in page:
-                name = found["path"][skip:]
-                if name and not (name.endswith("/") and not found["size"]):
-                    yield name, _stat(found)
+    while (page := wait(next_page())) is not None:
+        for found in page:
+            name = found["path"][skip:]
+            if name and not (name.endswith("/") and not found["size"]):
+                yield name, _stat(found)
+
+
+def _wait(tries: Tries, error: Exception, address: ObjectAddress, reading: bool) -> None:
+    """Before the same is asked again; or raise what ends it."""
+    if (wait_s := tries.after(error)) is None:
+        raise explain(error, address, reading=reading) from None
+    time.sleep(wait_s)
 
 
 def stat_object(address: ObjectAddress, *, reading: bool = True) -> ObjectStat | None:
@@ -106,10 +129,13 @@ def read_small(address: ObjectAddress, name: str = "", *, reading: bool = True) 
         found = await obstore.get_async(store, address.key(name) if name else address.prefix)
         return bytes(await found.bytes_async())
 
-    with explained(address, reading=reading):
+    tries = Tries()
+    while True:
         try:
             return wait(read())
         except Exception as error:
-            if is_object_error(error) and is_missing(error):
+            if not is_object_error(error):
+                raise
+            if is_missing(error):
                 return None
-            raise
+            _wait(tries, error, address, reading)

@@ -19,17 +19,17 @@ from typing import Any
 
 from brim.errors import SourceError
 from brim.objects.address import ObjectAddress
-from brim.objects.failures import explain, is_changed, is_missing, is_object_error, is_passing
+from brim.objects.failures import explain, is_changed, is_missing, is_object_error
 from brim.objects.listing import DATED
 from brim.objects.loop import submit
 from brim.objects.store import store_of
+from brim.objects.tries import Tries
 from brim.remote import ForwardFile, WindowFile
 
 PIECE_BYTES = 8 << 20
 TO_END = 1 << 62
 AHEAD_BYTES = 2 * PIECE_BYTES  # asked for and not taken yet, by one reader
 _AHEAD_REQUESTS = 16  # small objects: their number is what counts
-_WAITS_S = (0.2, 1.0, 3.0)
 _LOOK_S = 0.2
 
 
@@ -163,7 +163,8 @@ async def _get(address: ObjectAddress, piece: Piece, raw: bool) -> Any:
 
 
 def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, raw: bool) -> bytes:
-    for wait_s in (*_WAITS_S, None):
+    tries = Tries()
+    while True:
         try:
             data = _waited(future)
         except Changed:
@@ -173,16 +174,15 @@ def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, raw: bo
                 raise Changed(piece.key) from None
             if not is_object_error(error):
                 raise
-            if wait_s is None or not is_passing(error):
+            if (wait_s := tries.after(error)) is None:
                 raise explain(error, replace(address, prefix=piece.key), reading=True) from None
         else:
             if piece.stop == TO_END or len(data) == piece.stop - piece.start:
                 return data
-            if wait_s is None:
+            if (wait_s := tries.next_s()) is None:
                 raise Changed(piece.key)
         _pause(wait_s)
         future = submit(_get(address, piece, raw))
-    raise AssertionError("the last try returns or raises")
 
 
 def _waited(future: Future[bytes]) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -47,7 +48,11 @@ def list_uploads(address: ObjectAddress, prefix: str) -> list[Upload]:
     uploads: list[Upload] = []
     marks: dict[str, str] = {}
     for _ in range(_PAGES):
-        root = ElementTree.fromstring(_request(account, address, "GET", "", {"uploads": "", "prefix": prefix, **marks}))
+        answer = _request(account, address, "GET", "", {"uploads": "", "prefix": prefix, **marks})
+        try:
+            root = ElementTree.fromstring(answer)
+        except ElementTree.ParseError as error:
+            raise CannotTell("the store does not list unfinished uploads as S3 does") from error
         for element in root.iter():
             if element.tag.rpartition("}")[2] == "Upload":
                 facts = {child.tag.rpartition("}")[2]: child.text or "" for child in element}
@@ -84,7 +89,7 @@ def _request(account: S3Account, address: ObjectAddress, method: str, key: str, 
         if method == "DELETE" and error.code == 404:
             return b""  # somebody was faster
         raise CannotTell(f"the store does not list unfinished uploads ({error.code})") from None
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise CannotTell("the store does not answer") from error
 
 
