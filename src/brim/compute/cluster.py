@@ -69,6 +69,7 @@ class ClusterComputation:
         self._seen: dict[int, int] = {}  # bytes of units that were told of
         self._base = INTERPRETER_BYTES + _WORKER_BYTES
         self._taken: deque[int] = deque(maxlen=_SEEN)  # what units took above what their worker holds at rest
+        self._start_bytes = 0  # what a worker needed before its first row, and did not have
         self._bad_starts = 0
         self._nodes_at = 0.0
         self._nodes: list[Node] = []
@@ -119,16 +120,21 @@ class ClusterComputation:
     # Nodes
 
     def _look_at_nodes(self) -> None:
-        """What they offer, and what a task asks of it. Nodes may come and go."""
+        """What they offer. Nodes may come and go."""
         self._nodes_at = time.monotonic()
         nodes = self._cluster.need_nodes()
         if self._checked and (new := [n for n in nodes if n.id not in {node.id for node in self._nodes}]):
             check_nodes(self._cluster, new, self._sight(None))
         self._nodes = nodes
         self._gauges.watch(nodes)
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """What a task asks of a node, as far as it is known what units take."""
+        nodes = self._nodes
         self._largest = max(nodes, key=lambda node: (node.gpus if self._wants_gpu() else 0, node.cpus))
         usual = sorted(self._taken)[3 * len(self._taken) // 4] if self._taken else _WORK_BYTES
-        need = self._base + max(round(1.1 * usual), _WORK_BYTES // 2)
+        need = max(self._base + max(round(1.1 * usual), _WORK_BYTES // 2), self._start_bytes)
         self._cpus = cpus_for(self._largest.cpus, need, self.options.limit_bytes)
         self._gpus = 0
         if self.options.whole_node and self.options.workers is None:
@@ -266,6 +272,7 @@ class ClusterComputation:
             self.progress.note(text)
         if answer.base_bytes:
             self._base = answer.base_bytes
+            self._share_out()
         if not answer.ready and answer.kind != "error":
             self._did_not_start(attempt, answer)
         elif isinstance(answer.message, Done):
@@ -297,13 +304,25 @@ class ClusterComputation:
     # What goes wrong
 
     def _did_not_start(self, attempt: Attempt, answer: Answer) -> None:
-        if answer.kind == "memory" and answer.whole:
+        if answer.kind == "memory":
+            self._did_not_load(attempt, answer)
+            return
+        self._bad_starts += 1
+        if self._bad_starts > _BAD_STARTS or answer.code != -signal.SIGKILL:
+            raise does_not_start(answer.code, answer.words)
+        self._waiting.append(attempt)
+
+    def _did_not_load(self, attempt: Attempt, answer: Answer) -> None:
+        """Its imports took more than its share. One shows with a node to itself what they take; others wait for it."""
+        if answer.whole:
             room = replace(self._room(), worker_bytes=max(answer.peak_bytes - INTERPRETER_BYTES, 0))
             raise too_small(room, known=False)
-        self._bad_starts += 1
-        if self._bad_starts > _BAD_STARTS or (answer.kind == "died" and answer.code != -signal.SIGKILL):
-            raise does_not_start(answer.code, answer.words)
-        self._waiting.append(replace(attempt, alone=answer.kind == "memory"))
+        self._start_bytes = max(self._start_bytes, answer.peak_bytes)
+        self._share_out()
+        if any(waiting.alone for waiting in self._waiting):
+            self._waiting.append(attempt)
+        else:
+            self._waiting.appendleft(replace(attempt, alone=True))
 
     def _out_of_memory(self, attempt: Attempt, answer: Answer) -> None:
         was_alone = attempt.alone or answer.whole

@@ -57,6 +57,14 @@ class RayExecutor:
     def __init__(
         self, cluster: Cluster, sight: Sight, need_bytes: int, limit_bytes: int, workers: int | None = None
     ) -> None:
+        if need_bytes > limit_bytes:
+            raise DoesNotFit(
+                f"A task of Ray takes about {format_size(need_bytes)} of memory with its interpreter, and all of a node "
+                f"may take {format_size(limit_bytes)} (--memory).",
+                hint=f"Raise it with --memory {-(-need_bytes // 10**6)}MB, or leave --engine ray out.",
+                need_bytes=need_bytes,
+                limit_bytes=limit_bytes,
+            )
         self._cluster, self._sight, self._need, self._limit = cluster, sight, need_bytes, limit_bytes
         self._workers = workers
 
