@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.engine.ledger import LEDGER, Job, Ledger, Receipt
+from brim.engine.ledger import LEDGER, Job, Ledger, Receipt, finished_ledger
 from brim.engine.packed import Receipts
 from brim.errors import DestinationError
 
@@ -56,6 +56,15 @@ def test_a_damaged_line_counts_as_not_written(tmp_path: Path, at: int) -> None:
     (tmp_path / LEDGER).write_bytes(bytes(data))
     ledger = Ledger(tmp_path)
     assert len(ledger.receipts) + (ledger.job is not None) == 2
+
+
+@pytest.mark.parametrize(
+    "harm", [{"name": "../a"}, {"name": "/tmp/a"}, {"name": "data/../../a"}, {"sha256": "../../a"}]
+)
+def test_a_line_that_reaches_outside_counts_as_not_written(tmp_path: Path, harm: dict[str, str]) -> None:
+    """A folder may come from a stranger, and what is no longer needed is removed by the names in its ledger."""
+    (tmp_path / LEDGER).write_bytes(finished_ledger(JOB, [replace(ONE, **harm), TWO]))
+    assert Ledger(tmp_path).names == {"data/b"}
 
 
 def test_finishing_forgets_the_way_there(tmp_path: Path) -> None:
