@@ -24,7 +24,7 @@ from brim.engine.receipts import Part, PartReceipts, divide
 from brim.engine.shard import splice_of
 from brim.errors import DestinationError, InputError, PlanChanged, SourceChanged, SourceError
 from brim.plans.plan import Plan
-from brim.plans.saved import load_plan
+from brim.plans.saved import load_plan, save_plan
 from brim.sinks.hub.options import HubOptions
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.hub import TestHub
@@ -262,6 +262,14 @@ def test_a_file_that_is_no_plan(plan: Path, harm: Callable[[bytes], bytes], word
     plan.write_bytes(harm(plan.read_bytes()))
     with pytest.raises(InputError, match=words):
         load_plan(plan)
+
+
+def test_a_plan_of_another_version(plan: Path, tmp_path: Path) -> None:
+    """What this version does not know is said to be another version's, with its number."""
+    saved = load_plan(plan)
+    save_plan(tmp_path / "new.plan", saved.plan, {**saved.job, "hub": {"unheard_of": True}}, {"brim": "9"})
+    with pytest.raises(InputError, match="was made by brim 9"):
+        SavedBuild(tmp_path / "new.plan")
 
 
 def test_words_that_do_not_go_together(plan: Path, source: Path) -> None:

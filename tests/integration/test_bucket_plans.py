@@ -12,7 +12,7 @@ import brim as library
 from brim.engine.parts import SavedBuild, SavedOptions
 from brim.engine.plan_place import open_place
 from brim.engine.receipts import Part
-from brim.errors import DamageFound, InputError
+from brim.errors import DamageFound, DestinationError, InputError
 from brim.formats.card import write_unfinished_card
 from brim.objects.address import Access
 from tests.conftest import brim, random_bytes, write_files
@@ -50,6 +50,18 @@ def test_parts_that_start_together(server: S3Server, s3_prefix: str, source: Pat
     (copy,) = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
     copy.write_bytes(b"")
     assert open_place(plan).path.read_bytes() == saved
+
+
+def test_a_machine_that_keeps_nothing(
+    server: S3Server, s3_prefix: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch nodes may have no home: what to set is said."""
+    plan = f"s3://private/{s3_prefix}a.plan"
+    library.plan(source, f"s3://private/{s3_prefix}out").save(plan)
+    monkeypatch.setenv("XDG_STATE_HOME", str(source / "0.bin"))
+    with pytest.raises(DestinationError, match="cannot be used") as refused:
+        SavedBuild(plan)
+    assert "XDG_STATE_HOME" in refused.value.hint
 
 
 def test_messages_about_a_plan_in_a_bucket(

@@ -181,7 +181,7 @@ class Build:
 
     def _need_destination(self) -> Destination:
         if self.destination is None:
-            raise InputError("This plan has no destination.", hint="Give one to brim.plan(source, destination).")
+            raise InputError("This plan has no destination.", hint="Give DEST: brim.plan(source, destination).")
         files = self.plan.table.files
         refuse_source(self.destination, files.root, files.bucket.access if files.bucket is not None else Access())
         return self.destination

@@ -36,7 +36,7 @@ from brim.plans.cut import Shard
 from brim.plans.describe import plan_facts, plan_lines
 from brim.plans.forecast import Forecast, forecast_build
 from brim.plans.plan import Plan
-from brim.plans.saved import Saved, load_plan, moved
+from brim.plans.saved import Saved, load_plan, moved, understood
 from brim.progress import Progress, Silent
 from brim.sinks.folder import make_folder
 from brim.sinks.hub.address import Address
@@ -101,6 +101,8 @@ class SavedBuild:
         self.place = open_place(path, self.options.access)
         try:
             self.saved: Saved = load_plan(self.place.path)
+            with understood(self.place.path, self.saved.versions):
+                self.hub = HubOptions(**self.saved.job["hub"])
         except InputError as error:
             raise InputError(
                 error.message.replace(str(self.place.path), self.place.shown), hint=error.hint, **error.facts
@@ -109,7 +111,6 @@ class SavedBuild:
         self.destination: Destination = parse_destination(
             self.saved.job["destination"], Access(self.saved.job.get("endpoint"))
         )
-        self.hub = HubOptions(**self.saved.job["hub"])
         self.receipts = self.place.receipts
         self.limit: Limit = effective_limit(self.options.memory)
         workers = self.options.workers or usual_workers(self.destination)

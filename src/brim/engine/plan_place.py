@@ -20,7 +20,7 @@ from brim.engine.destination import state_home
 from brim.engine.ledger import LEDGER, Ledger
 from brim.engine.lock import locked, owner_of
 from brim.engine.receipts import Part, PartReceipts
-from brim.errors import InputError
+from brim.errors import DestinationError, InputError
 from brim.formats.whole import FileSplice
 from brim.objects.address import Access, ObjectAddress, is_object_address, parse_object_address
 from brim.objects.failures import explained
@@ -59,7 +59,7 @@ def open_place(plan: str | os.PathLike[str], access: Access | None = None) -> Pl
         bucket = replace(address, prefix="")
         stream = ObjectStream(bucket, address.prefix, stat.st_size, stat.etag)
         try:
-            with open(temporary, "wb") as file, closing(stream):
+            with _usable(path.parent), open(temporary, "wb") as file, closing(stream):
                 for at in range(0, stat.st_size, _CHUNK):
                     file.write(stream.read_at(at, _CHUNK))
             os.chmod(temporary, 0o600)
@@ -107,8 +107,20 @@ def _local(text: str) -> Path:
 def _home(address: ObjectAddress) -> Path:
     """Where this machine keeps what it knows of a plan in a bucket."""
     home = state_home("plans", f"{address} {address.access.endpoint or ''}", address.prefix)
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _usable(home):
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
     return home
+
+
+@contextmanager
+def _usable(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DestinationError(
+            f"The folder that this machine keeps plans of buckets in, {str(home)!r}, cannot be used: {error.strerror}.",
+            hint="Name another one for all that brim keeps: set XDG_STATE_HOME.",
+        ) from error
 
 
 class _Nobody:

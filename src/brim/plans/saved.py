@@ -73,6 +73,16 @@ def load_plan(path: Path) -> Saved:
     return _read(path, trusting=True)
 
 
+@contextmanager
+def understood(path: Path, versions: Mapping[str, str]) -> Iterator[None]:
+    """What is in a whole plan, and not as this version knows it, was written by another."""
+    try:
+        yield
+    except (KeyError, TypeError) as error:
+        what = f"was made by brim {versions['brim']} and says what this version does not know"
+        raise _not_a_plan(path, what) from error
+
+
 def moved(plan: Plan, root: str, shards: Sequence[Shard]) -> tuple[Plan, int]:
     """The plan with its source at another place, for reading `shards`; and how many files have other dates there.
 
@@ -214,8 +224,9 @@ def _read(path: Path, *, trusting: bool) -> Saved:
     header: dict[str, Any] = json.loads(bytes(view[start : start + length]))
     if header["facts"]["format"] != f"{header['format']} {FORMAT_VERSION}":
         raise _not_a_plan(path, "was made by a version of brim that writes other shards")
-    sections = {name: whole.slice(*place) for name, place in header["sections"].items()}
-    plan = _plan_of(header, {name: pa.ipc.open_stream(data).read_all() for name, data in sections.items()})
+    with understood(path, header["versions"]):
+        sections = {name: whole.slice(*place) for name, place in header["sections"].items()}
+        plan = _plan_of(header, {name: pa.ipc.open_stream(data).read_all() for name, data in sections.items()})
     if trusting:
         plan = _with_facts(plan, header["facts"])
         if plan.fingerprint != header["fingerprint"]:
