@@ -45,6 +45,17 @@ def hungry(batch):
     return {"n": [len(text) for text in batch["text"]]}
 """
 
+HEAVY = """
+import os
+
+held = b"x" * (300_000_000 if os.environ.get("ON_A_NODE") else 1)
+
+def fn(row):
+    if row["id"] == 30 and not os.path.exists("mended"):
+        raise ValueError
+    return {"n": len(row["text"])}
+"""
+
 # brim with less patience.
 HASTY = """
 from brim.cli import main
@@ -264,6 +275,20 @@ def test_memory(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
     )
     assert "does not fit" in too_much.events[-1]["message"]
     assert "The batch of 50 rows" in too_much.events[-1]["message"]
+    none = run("build", work, tmp_path / "none", "--memory", "100MB", *cluster.options, cwd=work, code=4)
+    assert "A task of Ray takes about" in none.events[-1]["message"]
+    assert not (tmp_path / "none").exists()
+
+
+def test_imports_that_break_a_share(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
+    """Many workers that start at once with too little each are no reason to give up: they start with more."""
+    write_files(work, {"heavy.py": HEAVY.encode()})
+    words = ("map", "rows.jsonl", tmp_path / "out", "--fn", "heavy.py:fn", "--unit-size", "2KB", "--memory", "700MB")
+    run(*words, *cluster.options, cwd=work, code=2)
+    (work / "mended").touch()  # the types are known now, and nobody waits for the first unit
+    done = run(*words, *cluster.options, cwd=work)
+    assert done.events[-1]["rows"] == 400
+    assert max(done.nodes.values()) < 700_000_000
 
 
 def test_memory_monitor(many_files: Callable[..., Path], tmp_path: Path) -> None:

@@ -284,9 +284,15 @@ class ClusterComputation:
         elif answer.kind == "memory":
             self._out_of_memory(attempt, answer)
         elif answer.message is not None:
-            raise answer.message
+            raise answer.message if answer.ready else self._on(answer.node, answer.message)
         else:
             self._died(attempt, answer)
+
+    def _on(self, node: str, error: BrimError) -> BrimError:
+        """The error of a node that cannot load what this machine could: a function, a tokenizer, a model."""
+        name = next((each.name for each in self._nodes if each.id == node), node)
+        hint = error.hint or "Keep it on a disk that every node sees under the same path, or install it everywhere."
+        return type(error)(f"On the Ray node {name}: {error.message}", hint=hint, **error.facts)
 
     def _is_done(self, attempt: Attempt, answer: Answer, done: Done) -> None:
         unit = attempt.unit

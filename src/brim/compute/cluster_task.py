@@ -54,6 +54,7 @@ class Answer:
     peak_bytes: int = 0
     whole: bool = False  # whether it had the whole limit for itself
     notes: tuple[str, ...] = ()
+    node: str = ""  # its id
 
 
 class _Child:
@@ -77,7 +78,7 @@ class _Child:
 
 
 _CHILDREN: list[_Child] = []  # one at most
-_CPUS: list[float] = []  # of this node
+_NODE: list[tuple[str, float]] = []  # once it was asked for
 
 
 def do_unit(setup: bytes, asked: Asked) -> Answer:
@@ -108,7 +109,7 @@ class _Watch:
 
     def __init__(self, child: _Child, asked: Asked, telling: Telling) -> None:
         self._child, self._worker, self._asked, self._telling = child, child.worker, asked, telling
-        share = min(asked.cpus / _node_cpus(), 1.0)
+        share = min(asked.cpus / _node()[1], 1.0)
         self._share, self._whole = round(asked.limit_bytes * share), share == 1.0
         self._at: At | None = None
         self._peak = 0
@@ -171,7 +172,7 @@ class _Watch:
         if message is None:
             facts |= {"code": self._worker.wait(_END_S), "words": self._worker.last_words()}
         self._tell_lines()
-        facts["notes"] = self._telling.untold()
+        facts |= {"notes": self._telling.untold(), "node": _node()[0]}
         if isinstance(message, Done):
             return Answer("done", message, **facts)
         if isinstance(message, Probed):
@@ -184,10 +185,11 @@ class _Watch:
         return Answer("memory" if memory else "died", **facts)
 
 
-def _node_cpus() -> float:
-    if not _CPUS:
+def _node() -> tuple[str, float]:
+    """The id of this node, and its CPUs."""
+    if not _NODE:
         import ray
 
-        here = ray.get_runtime_context().get_node_id()
-        _CPUS.extend(float(node["Resources"].get("CPU", 1)) for node in ray.nodes() if node["NodeID"] == here)
-    return _CPUS[0]
+        here = str(ray.get_runtime_context().get_node_id())
+        _NODE.extend((here, float(node["Resources"].get("CPU", 1))) for node in ray.nodes() if node["NodeID"] == here)
+    return _NODE[0]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from brim.engine.cluster.connect import Cluster, Node
-from brim.errors import BrimError, DestinationError, InputError, SourceError
+from brim.errors import BrimError, DestinationError, InputError, SourceChanged, SourceError
 from brim.fileset import FileSet
 from brim.formats.reading import open_source
 from brim.objects.address import Access, ObjectAddress, is_object_address, parse_object_address
@@ -24,6 +24,7 @@ from brim.sinks.sink import Carrier
 
 _ANSWER_S = 60.0
 _SAMPLE = 5
+_SHARED = "Keep it on a disk that every node sees under the same path."
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Sight:
         """On a node; a BrimError says what it does not see."""
         if self.files is not None and self.files.bucket is None:
             for number in range(len(self.files)):
-                os.close(open_source(self.files, number))
+                _open(self.files, number)
         elif self.files is not None and self.files.bucket is not None:
             _see(self.files.bucket, [self.files.path(number) for number in range(len(self.files))])
         for path in self.paths:
@@ -49,7 +50,7 @@ class Sight:
             elif not os.access(path, os.R_OK):
                 raise SourceError(
                     f"The source {path!r} is not there, or may not be read.",
-                    hint="Keep it on a disk that every node sees under the same path.",
+                    hint=_SHARED,
                 )
         if self.mark and not os.path.exists(self.mark):
             raise DestinationError(
@@ -58,6 +59,14 @@ class Sight:
             )
         if self.carrier is not None:
             self.carrier.check()
+
+
+def _open(files: FileSet, number: int) -> None:
+    try:
+        os.close(open_source(files, number))
+    except SourceChanged as error:
+        what = "is not there, may not be read, or is not what the driver sees"
+        raise SourceError(f"The source file {files.full_path(number)!r} {what}.", hint=_SHARED) from error
 
 
 def _see(bucket: ObjectAddress, names: list[str]) -> None:
