@@ -122,11 +122,12 @@ def test_unfinished_place(server: S3Server, s3_prefix: str, source: Path, tmp_pa
 def test_large_shards_have_large_parts(
     server: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An upload never has more parts than S3 allows, whatever the size of the shard."""
+    """An upload never has more parts than S3 allows, whatever the size of the shard; the forecast knows their size."""
     monkeypatch.setattr("brim.objects.sending._MOST_PARTS", 2)
-    library.build(
-        write_files(tmp_path / "large", {"a.bin": random_bytes(20_000_000, 1)}), f"s3://private/{s3_prefix}out"
-    )
+    source = write_files(tmp_path / "large", {"a.bin": random_bytes(20_000_000, 1)})
+    job = library.plan(source, f"s3://private/{s3_prefix}out")
+    assert job.forecast.worker > 3 * (10 << 20)
+    job.run()
     [(_, etag)] = server.objects(PRIVATE, f"{s3_prefix}out/data/").values()
     assert etag.strip('"').endswith("-2")
 

@@ -12,7 +12,7 @@ from brim.errors import DoesNotFit
 from brim.memory.forecast.shapes import EMBED_FACTORS
 from brim.memory.limit import Limit
 from brim.objects.reading import AHEAD_BYTES
-from brim.objects.sending import PART_BYTES
+from brim.objects.sending import PART_BYTES, part_bytes
 from brim.plans.plan import Plan
 from brim.plans.weights import metadata_bytes
 from brim.sizes import format_size
@@ -72,15 +72,15 @@ def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False,
     numbers = sum(int(table.rows.column(name).nbytes) for name in table.columns)
     in_shard = table.file_count() * PER_FILE_BYTES + 3 * paths + 3 * numbers
     # To a bucket: a part that is made, one that waits and one on its way.
-    moving = reader + 3 * PART_BYTES * bucket
-    worker = WORKER_BYTES + moving + int(share * in_shard) + per_row * most_rows + _values_bytes(plan)
+    parts = 3 * part_bytes(int(plan.shards.file_bytes.max())) * bucket
+    worker = WORKER_BYTES + reader + parts + int(share * in_shard) + per_row * most_rows + _values_bytes(plan)
     fit = max((limit.bytes - base) // worker, 0)
     if fit < 1:
         need = base + worker
         raise DoesNotFit(
             f"The build needs about {format_size(need)} of memory and may take {limit}.",
             hint=f"Raise it with --memory {-(-need // 1_000_000)}MB"
-            + (", or cut smaller shards." if worker - moving > 2 * WORKER_BYTES else "."),
+            + (", or cut smaller shards." if worker - reader - 3 * PART_BYTES * bucket > 2 * WORKER_BYTES else "."),
             need_bytes=need,
             limit_bytes=limit.bytes,
         )

@@ -13,7 +13,7 @@ from brim.formats.splice import Splice
 from brim.objects.address import ObjectAddress
 from brim.objects.failures import explain, explained, is_object_error, is_passing
 from brim.objects.listing import stat_object
-from brim.objects.sending import delete_objects, part_bytes, send_parts, send_small
+from brim.objects.sending import PART_BYTES, delete_objects, part_bytes, send_parts, send_small
 from brim.objects.store import patience_s
 from brim.objects.uploads import CannotTell, abort_uploads
 from brim.sinks.sink import Put, Watcher
@@ -70,7 +70,8 @@ class ObjectCarrier:
         if splice.size <= size:
             etag = send_small(self.address, key, next(iter(list(parts())), memoryview(b"")))
         else:
-            etag = send_parts(self.address, key, parts(), size, self.in_flight, lambda: watcher.sent(0))
+            in_flight = max(1, self.in_flight * PART_BYTES // size)
+            etag = send_parts(self.address, key, parts(), size, in_flight, lambda: watcher.sent(0))
         there = stat_object(self.address.below(name), reading=False)
         if there is None or there.st_size != splice.size:
             raise ValueError(f"{name} was sent with {splice.size} bytes and is not there like that")
