@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from brim.errors import BrimError
+from brim.errors import BrimError, SinkFailed
 from brim.formats.buffers import Buffers
 from brim.formats.splice import Splice
 from brim.objects.address import ObjectAddress
@@ -74,7 +74,11 @@ class ObjectCarrier:
             etag = send_parts(self.address, key, parts(), size, in_flight, lambda: watcher.sent(0))
         there = stat_object(self.address.below(name), reading=False)
         if there is None or there.st_size != splice.size:
-            raise ValueError(f"{name} was sent with {splice.size} bytes and is not there like that")
+            there_are = "is not there" if there is None else f"has {there.st_size:,} there"
+            raise SinkFailed(
+                f"{self.address.below(name)} was sent with {splice.size:,} bytes and {there_are}.",
+                hint="Somebody else may be writing to the same place. Run the same command again.",
+            )
         return Put(digest.hexdigest(), etag=etag or there.etag)
 
     def _drop(self, name: str) -> None:
