@@ -300,9 +300,9 @@ def test_memory_monitor(many_files: Callable[..., Path], tmp_path: Path) -> None
 
 
 def test_nodes_that_cannot_work(
-    cluster: TestCluster, machine: Machine, many_files: Callable[..., Path], tmp_path: Path
+    cluster: TestCluster, machine: Machine, many_files: Callable[..., Path], work: Path, tmp_path: Path
 ) -> None:
-    """A node that does not reach the destination, or has another brim, is named before the first byte."""
+    """A node that does not reach the destination, or has another brim, is named before the first byte or unit."""
     words = ("build", many_files(2), DEST, *cluster.options)
     nowhere = "http://127.0.0.1:9"
     with cluster.node(
@@ -311,6 +311,10 @@ def test_nodes_that_cannot_work(
         failed = run(*words, cwd=tmp_path, environment=machine.environment, code=5).events[-1]["message"]
         assert f"({node.node_id[:6]})" in failed
         assert "connection to the Hub failed" in failed
+        mapping = ("map", "rows.jsonl", DEST, "--fn", "functions.py:slow", "--state", tmp_path / "map")
+        computed = run(*mapping, *cluster.options, cwd=work, environment=machine.environment, code=5)
+        assert f"({node.node_id[:6]})" in computed.events[-1]["message"]
+        assert not computed.shards
     other = write_files(tmp_path / "other", {"brim/__init__.py": b'__version__ = "0.0.1"'})
     with cluster.node(environment={"PYTHONPATH": str(other)}) as node:
         failed = run(*words, cwd=tmp_path, environment=machine.environment, code=2).events[-1]["message"]

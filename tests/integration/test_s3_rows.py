@@ -386,3 +386,18 @@ def test_no_rows(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
     for _ in range(2):
         brim("map", source, made, "--fn", f"{tmp_path}/steps.py:same", "--state", tmp_path / "state")
     assert "0 rows" in brim("verify", made).stdout
+
+
+@pytest.mark.parametrize(
+    ("dest", "said"), [("s3://nowhere/out", "no bucket"), ("hf://datasets/ada/out", "no token for the Hub")]
+)
+def test_a_destination_that_cannot_be_used(dest: str, said: str, s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
+    """Said before the first unit is computed, and not after the last."""
+    source = (
+        write_files(tmp_path, {"rows.jsonl": b'{"text": "a"}\n', "fn.py": b"def same(row): return row"}) / "rows.jsonl"
+    )
+    own = {"HF_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+    environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"} | s3.environment | own
+    done = brim("map", source, dest, "--fn", "fn.py:same", "--json", check=2, env=environment, cwd=tmp_path)
+    assert said in done.stdout
+    assert "computed" not in done.stdout

@@ -35,6 +35,7 @@ from brim.engine.stop import Stop
 from brim.errors import BrimError, DoesNotFit, SinkFailed
 from brim.objects.address import Access
 from brim.progress import Progress
+from brim.sinks.sink import Carrier
 from brim.sources.rows.unit import RowSource, Unit
 
 _LISTEN_S, _FIRST_S = 0.1, 0.01
@@ -49,6 +50,7 @@ class ClusterComputation:
     def __init__(
         self,
         cluster: Cluster,
+        carrier: Carrier | None,
         source: RowSource,
         step: Step,
         writing: Writing,
@@ -62,7 +64,7 @@ class ClusterComputation:
         self.ledger, self.folder, self.progress, self.stop = ledger, folder.absolute(), progress, stop
         self.outcome = Outcome()
         self.done = DoneUnits(ledger, folder, writing.format)
-        self._cluster, self._gauges = cluster, Gauges(cluster)
+        self._cluster, self._carrier, self._gauges = cluster, carrier, Gauges(cluster)
         self._remote = cluster.ray.remote(do_unit)
         self._waiting: deque[Attempt] = deque()
         self._running: dict[Any, Attempt] = {}
@@ -159,6 +161,7 @@ class ClusterComputation:
         access = self.source.reading.options.get("access")
         return Sight(
             paths=tuple(map(str, paths)),
+            carrier=self._carrier,
             mark=str(self.folder / f".{self._gauges.run}.tmp"),
             access=Access(*access) if access else Access(),
         )

@@ -23,6 +23,7 @@ from brim.compute.workplace import Workplace, workplace
 from brim.engine.deliver import Built, Delivery, at_destination, check_hub_options, deliver, state_of
 from brim.engine.destination import Destination, new_destination, refuse_source
 from brim.engine.ledger import Ledger
+from brim.engine.reach import reachable
 from brim.engine.run import refuse_strangers
 from brim.engine.scaling import Scaling
 from brim.engine.stop import Stop
@@ -175,7 +176,8 @@ class ComputedJob:
             whole_node=self.what == "embed",
         )  # fmt: skip
         writing = self.finisher.writing
-        outcome = place.compute(self.source, self.step, writing, units, folder, options, progress, stop).run()
+        compute = place.compute(reachable(self.destination, self.options.hub, progress, stop))
+        outcome = compute(self.source, self.step, writing, units, folder, options, progress, stop).run()
         shutil.rmtree(folder / "made", ignore_errors=True)
         total = sum(receipt.size for receipt in outcome.receipts)
         progress.start("finish", total, 0, self.limit.bytes)

@@ -20,6 +20,7 @@ from brim.engine.executor import Executor
 from brim.engine.scaling import Scaling
 from brim.plans.forecast import WORKER_BYTES
 from brim.sinks.hub.options import HubOptions
+from brim.sinks.sink import Carrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,9 @@ class Workplace:
 
     cluster: Cluster | None = None
 
-    @property
-    def compute(self) -> Maker:
-        """What makes the executor of the job's units."""
-        return Computation if self.cluster is None else functools.partial(ClusterComputation, self.cluster)
+    def compute(self, carrier: Carrier | None = None) -> Maker:
+        """What makes the executor of the job's units. Nodes try `carrier` first, if they bring what becomes of them."""
+        return Computation if self.cluster is None else functools.partial(ClusterComputation, self.cluster, carrier)
 
     def executor(
         self, folder: Path, destination: Destination, hub: HubOptions, limit_bytes: int, workers: int | None

@@ -117,7 +117,7 @@ class VectorFileJob:
                 self.limit.bytes, workers, self.options.on_error, batch_rows, "embed", whole_node=True
             )
             writing = Writing("arrow", self.step.batch_rows or 1000)
-            outcome = place.compute(self.source, self.step, writing, units, folder, compute, progress, stop).run()
+            outcome = place.compute()(self.source, self.step, writing, units, folder, compute, progress, stop).run()
             receipts = [receipt for receipt in outcome.receipts if receipt.rows]
             progress.start("finish", sum(receipt.size for receipt in receipts), 0, self.limit.bytes)
             finished = finish_vectors(

@@ -84,6 +84,14 @@ class HubClient:
     def create(self, private: bool) -> None:
         persistently(lambda: self.api.create_repo(**self.repo, private=private, exist_ok=True))
 
+    def need_token(self) -> str:
+        if not self.token:
+            raise DestinationError(
+                "There is no token for the Hub.",
+                hint="Log in with `hf auth login`, or set HF_TOKEN to a token that may write.",
+            )
+        return self.token
+
     def need_write(self) -> None:
         """Raises what the Hub answers to a token that may not write here."""
         persistently(lambda: self.api.auth_check(**self.repo, write=True))

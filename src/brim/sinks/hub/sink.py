@@ -80,12 +80,7 @@ class HubSink:
         self._open.enter_context(hub_session(self._note, self._check))
         with self._explained():
             self.client = HubClient(self.address, self.options.token)
-            token = self.client.token
-            if not token:
-                raise DestinationError(
-                    "There is no token for the Hub.",
-                    hint="Log in with `hf auth login`, or set HF_TOKEN to a token that may write.",
-                )
+            token = self.client.need_token()
             self._need_repository()
             self._lfs = Lfs(self.address, token)
             self._commits = Commits(self.client, self._lfs, self._listener.committed)

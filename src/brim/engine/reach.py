@@ -1,0 +1,32 @@
+"""Whether shards can be brought to a destination, found out before hours of computing and not after."""
+
+from __future__ import annotations
+
+from brim.engine.destination import Destination
+from brim.engine.stop import Stop
+from brim.objects.address import ObjectAddress
+from brim.progress import Progress
+from brim.sinks.hub.address import Address
+from brim.sinks.hub.carrier import HubCarrier
+from brim.sinks.hub.client import HubClient
+from brim.sinks.hub.options import HubOptions
+from brim.sinks.hub.session import explained, hub_session
+from brim.sinks.objects.carrier import ObjectCarrier
+from brim.sinks.sink import Carrier
+
+
+def reachable(destination: Destination, hub: HubOptions, progress: Progress, stop: Stop) -> Carrier | None:
+    """What brings shards there, for other machines to try too. None for a folder, and a repository yet to be made."""
+    if isinstance(destination, ObjectAddress):
+        bucket = ObjectCarrier(destination)
+        bucket.check()
+        return bucket
+    if not isinstance(destination, Address):
+        return None
+    with hub_session(progress.note, stop.check), explained(destination.repo, begun=False):
+        client = HubClient(destination, hub.token)
+        token = client.need_token()
+        if client.visibility() is None:
+            return None
+        client.need_write()
+        return HubCarrier(destination, client.api.endpoint, token)
