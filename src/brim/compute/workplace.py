@@ -18,7 +18,8 @@ from brim.engine.cluster.opened import carrying_bytes
 from brim.engine.destination import Destination
 from brim.engine.executor import Executor
 from brim.engine.scaling import Scaling
-from brim.plans.forecast import WORKER_BYTES
+from brim.objects.address import ObjectAddress
+from brim.plans.forecast import WORKER_BYTES, sending_bytes
 from brim.sinks.hub.options import HubOptions
 from brim.sinks.sink import Carrier
 
@@ -40,6 +41,7 @@ class Workplace:
         if self.cluster is None:
             return None
         need = INTERPRETER_BYTES + WORKER_BYTES + carrying_bytes(destination, hub)
+        need += sending_bytes(0) if isinstance(destination, ObjectAddress) else 0
         return RayExecutor(self.cluster, Sight(paths=(str(folder.absolute()),)), need, limit_bytes, workers)
 
 

@@ -12,7 +12,7 @@ from brim.errors import DoesNotFit
 from brim.memory.forecast.shapes import EMBED_FACTORS
 from brim.memory.limit import Limit
 from brim.objects.reading import AHEAD_BYTES
-from brim.objects.sending import PART_BYTES, part_bytes
+from brim.objects.sending import part_bytes
 from brim.plans.plan import Plan
 from brim.plans.weights import metadata_bytes
 from brim.sizes import format_size
@@ -71,8 +71,7 @@ def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False,
     per_row = PER_TAR_ROW_BYTES if plan.format == "webdataset" else 0
     numbers = sum(int(table.rows.column(name).nbytes) for name in table.columns)
     in_shard = table.file_count() * PER_FILE_BYTES + 3 * paths + 3 * numbers
-    # To a bucket: a part that is made, one that waits and one on its way.
-    parts = 3 * part_bytes(int(plan.shards.file_bytes.max())) * bucket
+    parts = sending_bytes(int(plan.shards.file_bytes.max())) * bucket
     worker = WORKER_BYTES + reader + parts + int(share * in_shard) + per_row * most_rows + _values_bytes(plan)
     fit = max((limit.bytes - base) // worker, 0)
     if fit < 1:
@@ -80,11 +79,16 @@ def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False,
         raise DoesNotFit(
             f"The build needs about {format_size(need)} of memory and may take {limit}.",
             hint=f"Raise it with --memory {-(-need // 1_000_000)}MB"
-            + (", or cut smaller shards." if worker - reader - 3 * PART_BYTES * bucket > 2 * WORKER_BYTES else "."),
+            + (", or cut smaller shards." if worker - reader - sending_bytes(0) * bucket > 2 * WORKER_BYTES else "."),
             need_bytes=need,
             limit_bytes=limit.bytes,
         )
     return Forecast(base, worker, int(min(workers, fit, len(plan.shards))))
+
+
+def sending_bytes(size: int) -> int:
+    """Of a shard of this size to a bucket: a part that is made, one that waits and one on its way."""
+    return 3 * part_bytes(size)
 
 
 def _values_bytes(plan: Plan) -> int:
