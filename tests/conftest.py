@@ -6,6 +6,7 @@ import hashlib
 import os
 import secrets
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -98,6 +99,18 @@ def s3_prefix(s3: S3Server) -> str:
 def s3_proxy(s3: S3Server) -> Iterator[FaultProxy]:
     with FaultProxy(s3.endpoint) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def s3_https(s3: S3Server, tmp_path: Path) -> Iterator[tuple[FaultProxy, Path]]:
+    """The server by https, and the certificate of an authority that nobody knows."""
+    import trustme
+
+    authority, tls = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    with FaultProxy(s3.endpoint, tls) as proxy:
+        yield proxy, tmp_path / "authority.pem"
 
 
 @pytest.fixture(autouse=True)

@@ -147,6 +147,29 @@ def test_server_that_stays_away(place: BucketPlace, source: Path) -> None:
     place.server.restart()
 
 
+def test_https(place: BucketPlace, s3_https: tuple[FaultProxy, Path], source: Path) -> None:
+    """Over https payloads are not signed and all is the same; an authority of one's own is trusted if it is named."""
+    proxy, authority = s3_https
+    environment = {**place.environment, "AWS_ENDPOINT_URL": proxy.endpoint, "BRIM_STALL_SECONDS": "1"}
+    unknown = brim("build", source, place.address, *LARGE, check=2, env=environment)
+    assert "certificate" in unknown.stderr
+    assert "AWS_CA_BUNDLE" in unknown.stderr
+    environment["AWS_CA_BUNDLE"] = str(authority)
+    proxy.slow(4_000_000, method="PUT", contains="partNumber")
+    command = [sys.executable, "-m", "brim", "build", str(source), place.address, "--quiet", *LARGE]
+    process = subprocess.Popen(command, env=environment)
+    until_it_sends(place)
+    process.kill()
+    process.wait()
+    proxy.clear()
+    environment.pop("BRIM_STALL_SECONDS")
+    done = brim("build", source, place.address, *LARGE, env=environment)
+    assert "never finished" in done.stderr
+    is_whole(place, source)
+    none = brim("verify", place.address, check=2, env={**environment, "AWS_CA_BUNDLE": str(source / "0.bin")})
+    assert "AWS_CA_BUNDLE" in none.stderr
+
+
 def test_two_runs_at_once(place: BucketPlace, source: Path, tmp_path: Path) -> None:
     """Another machine sees that somebody is at it, by an object that changes."""
     assert place.proxy is not None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -89,10 +90,11 @@ class _Head:
 
 
 class FaultProxy(Rules):
-    """The switches are those of `Rules`; `requests` is the log."""
+    """The switches are those of `Rules`; `requests` is the log. With `tls`, clients speak https to it."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, tls: ssl.SSLContext | None = None) -> None:
         super().__init__()
+        self._tls = tls
         parts = urlsplit(target)
         self.target = (parts.hostname or "", parts.port or 80)
         self.requests: list[Exchange] = []
@@ -102,7 +104,7 @@ class FaultProxy(Rules):
         self._lock_counters = threading.Lock()
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.endpoint = f"{'https' if tls else 'http'}://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -140,6 +142,8 @@ class FaultProxy(Rules):
     def _serve(self, client: socket.socket) -> None:
         ends = [client]
         try:
+            if self._tls is not None:
+                client = ends[0] = self._tls.wrap_socket(client, server_side=True)
             ends.append(socket.create_connection(self.target, timeout=60))
             with self._lock_counters:
                 self._open.update(ends)

@@ -108,6 +108,11 @@ def explain(error: BaseException, address: ObjectAddress, *, reading: bool = Fal
     if is_changed(error):
         return SinkFailed(f"{address} was changed by somebody else meanwhile.", hint="Run the same command again.")
     endpoint = endpoint_of(address.access) if address.scheme == "s3" else None
+    if "InvalidCertificate" in str(error):
+        return wrong(
+            f"The certificate of {endpoint or bucket} is not one that this machine trusts.",
+            hint="Set AWS_CA_BUNDLE to a file with the certificate of the authority that signed it.",
+        )
     if is_passing(error):
         what = f"answered {status}{f' ({code})' if code else ''}" if status else "does not answer"
         where = f" at {endpoint}" if endpoint else ""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from brim.errors import InputError, MissingExtra
@@ -32,6 +34,7 @@ class S3Account:
     endpoint: str | None
     region: str
     keys: Keys | None
+    authorities: str | None  # certificates, beside those that the system knows
 
 
 def store_of(address: ObjectAddress) -> Any:
@@ -105,6 +108,8 @@ def _s3_options(access: Access, client: dict[str, Any]) -> dict[str, Any]:
         options |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
         client["allow_http"] = endpoint.startswith("http://")
     if endpoint is None or endpoint.startswith("https://"):
+        if (trusted := authorities()) is not None:
+            client["root_certificate"] = trusted
         # The line itself keeps bytes as they are: no need for a SHA-256 of each part in its signature as well.
         options["unsigned_payload"] = True
     if access.anonymous:
@@ -139,6 +144,23 @@ def region_of() -> str:
     return region
 
 
+def authorities() -> str | None:
+    """Certificates of authorities that are trusted beside those of the system, as a private store needs them."""
+    profile = chosen_profile()
+    path = os.environ.get("AWS_CA_BUNDLE") or (profile.values.get("ca_bundle") if profile else None)
+    if not path:
+        return None
+    try:
+        found = Path(path).expanduser().read_text()
+        ssl.create_default_context(cadata=found)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"AWS_CA_BUNDLE (or ca_bundle of a profile) is {path!r}, which holds no certificates that can be read.",
+            hint="Name a file of certificates in PEM format.",
+        ) from error
+    return found
+
+
 def account_of(access: Access) -> S3Account:
     """For the few requests that obstore does not make."""
     profile = chosen_profile()
@@ -146,4 +168,6 @@ def account_of(access: Access) -> S3Account:
     if keys is None and profile is not None and profile.elsewhere:
         told = provider(profile)()
         keys = Keys(told["access_key_id"], told["secret_access_key"], told["token"])
-    return S3Account(endpoint_of(access), region_of(), keys)
+    endpoint = endpoint_of(access)
+    plain = endpoint is not None and endpoint.startswith("http://")
+    return S3Account(endpoint, region_of(), keys, None if plain else authorities())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import http.client
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -82,8 +83,11 @@ def _request(account: S3Account, address: ObjectAddress, method: str, key: str, 
     parts = urlsplit(base)
     headers = sign(method, parts.netloc, path, asked, account.region, account.keys, datetime.now(UTC))
     request = urllib.request.Request(f"{parts.scheme}://{parts.netloc}{path}?{asked}", headers=headers, method=method)
+    trusted = ssl.create_default_context()
+    if account.authorities is not None:
+        trusted.load_verify_locations(cadata=account.authorities)
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=trusted) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         if method == "DELETE" and error.code == 404:
