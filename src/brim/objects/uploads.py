@@ -83,8 +83,8 @@ def _request(account: S3Account, address: ObjectAddress, method: str, key: str, 
     parts = urlsplit(base)
     headers = sign(method, parts.netloc, path, asked, account.region, account.keys, datetime.now(UTC))
     request = urllib.request.Request(f"{parts.scheme}://{parts.netloc}{path}?{asked}", headers=headers, method=method)
-    trusted = ssl.create_default_context()
-    if account.authorities is not None:
+    trusted = ssl.create_default_context() if parts.scheme == "https" else None
+    if trusted is not None and account.authorities is not None:
         trusted.load_verify_locations(cadata=account.authorities)
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=trusted) as answer:
