@@ -323,7 +323,7 @@ class ClusterComputation:
 
     def _did_not_load(self, attempt: Attempt, answer: Answer) -> None:
         """Its imports took more than its share. One shows with a node to itself what they take; others wait for it."""
-        if answer.whole:
+        if attempt.alone or answer.whole:
             room = replace(self._room(), worker_bytes=max(answer.peak_bytes - INTERPRETER_BYTES, 0))
             raise too_small(room, known=False)
         self._start_bytes = max(self._start_bytes, answer.peak_bytes)
