@@ -10,7 +10,7 @@ import pytest
 from brim.errors import InputError
 from brim.objects.address import Access
 from brim.objects.credentials import chosen_profile, known_keys
-from brim.objects.store import endpoint_of, patience_s, region_of
+from brim.objects.store import authorities, endpoint_of, patience_s, region_of
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,7 @@ def test_endpoint(said: str) -> None:
         ({"AWS_ACCESS_KEY_ID": "a\n", "AWS_SECRET_ACCESS_KEY": "s3cret"}, "line break"),
         ({"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s3cret\r"}, "line break"),
         ({"AWS_REGION": "us east\n"}, "is no region"),
+        ({"AWS_CA_BUNDLE": os.devnull}, "holds no certificates"),
         ({"BRIM_STALL_SECONDS": "-1"}, "above zero"),
         ({"BRIM_STALL_SECONDS": "nan"}, "above zero"),
     ],
@@ -105,5 +106,5 @@ def test_unusable_environment(monkeypatch: pytest.MonkeyPatch, environment: dict
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=says) as caught:
-        (region_of(), patience_s(), known_keys(chosen_profile()))
+        (region_of(), patience_s(), authorities(), known_keys(chosen_profile()))
     assert "s3cret" not in str(caught.value)

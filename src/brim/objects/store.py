@@ -152,7 +152,7 @@ def authorities() -> str | None:
         return None
     try:
         found = Path(path).expanduser().read_text()
-        ssl.create_default_context(cadata=found)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found)
     except (OSError, ValueError) as error:
         raise InputError(
             f"AWS_CA_BUNDLE (or ca_bundle of a profile) is {path!r}, which holds no certificates that can be read.",
