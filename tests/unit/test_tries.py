@@ -16,7 +16,11 @@ def test_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_never_when_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """obstore has had all of it: a store that stays away is not waited for several times over."""
     monkeypatch.setenv("BRIM_STALL_SECONDS", "1e-9")
-    assert Tries().next_s() is None
+    tries = Tries()
+    assert tries.next_s() is None
+    monkeypatch.delenv("BRIM_STALL_SECONDS")
+    tries.begin()  # the next page of a listing, however long those before took
+    assert tries.next_s() == 0.2
 
 
 def test_only_what_may_succeed_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def list_objects(address: ObjectAddress, *, reading: bool = True) -> Iterator[tu
     tries = Tries()
     while True:
         try:
-            yield from _listed(address)
+            yield from _listed(address, tries)
             return
         except Exception as error:
             if not is_object_error(error):
@@ -53,7 +53,7 @@ def list_objects(address: ObjectAddress, *, reading: bool = True) -> Iterator[tu
             _wait(tries, error, address, reading)
 
 
-def _listed(address: ObjectAddress) -> Iterator[tuple[str, ObjectStat]]:
+def _listed(address: ObjectAddress, tries: Tries) -> Iterator[tuple[str, ObjectStat]]:
     store = store_of(address)
     import obstore
 
@@ -69,6 +69,7 @@ def _listed(address: ObjectAddress) -> Iterator[tuple[str, ObjectStat]]:
             name = found["path"][skip:]
             if name and not (name.endswith("/") and not found["size"]):
                 yield name, _stat(found)
+        tries.begin()
 
 
 def _wait(tries: Tries, error: Exception, address: ObjectAddress, reading: bool) -> None:

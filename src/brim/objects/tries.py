@@ -15,6 +15,10 @@ class Tries:
 
     def __init__(self) -> None:
         self._waits = iter(_WAITS_S)
+        self.begin()
+
+    def begin(self) -> None:
+        """What took long was answered: the next part of it has obstore's patience anew."""
         self._until = time.monotonic() + patience_s() / 2
 
     def next_s(self) -> float | None:
