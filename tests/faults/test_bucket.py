@@ -125,11 +125,23 @@ def test_server_killed_and_back(place: BucketPlace, source: Path) -> None:
     is_whole(place, source)
 
 
-def test_ctrl_c_while_a_store_is_silent(place: BucketPlace) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "s3://private/raw"),
+        ("build", "rows", "s3://private/out"),
+        ("map", "rows", "s3://private/out", "--fn", "fn.py:same"),
+    ],
+)
+def test_ctrl_c_while_a_store_is_silent(
+    words: tuple[str, ...], place: BucketPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A store that takes connections and says nothing is waited for, but not against the user's will."""
+    write_files(tmp_path, {"rows/a.jsonl": b'{"n": 1}\n', "fn.py": b"def same(row): return row"})
+    monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        process = start(place, "plan", "s3://private/raw", "--endpoint-url", address)
+        process = start(place, *words, "--endpoint-url", address)
         silent.settimeout(30)
         line, _ = silent.accept()
         with line:

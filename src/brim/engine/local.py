@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from brim.engine.executor import Driver
 from brim.engine.ledger import Receipt
-from brim.objects.reading import interrupted_by
+from brim.objects.loop import interrupted_by
 from brim.plans.cut import Shard
 from brim.sinks.sink import Put, Sink
 

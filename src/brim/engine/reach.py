@@ -5,7 +5,8 @@ from __future__ import annotations
 from brim.engine.destination import Destination
 from brim.engine.stop import Stop
 from brim.objects.address import ObjectAddress
-from brim.progress import Progress
+from brim.objects.loop import interrupted_by
+from brim.progress import Progress, told_if_slow
 from brim.sinks.hub.address import Address
 from brim.sinks.hub.carrier import HubCarrier
 from brim.sinks.hub.client import HubClient
@@ -19,7 +20,8 @@ def reachable(destination: Destination, hub: HubOptions, progress: Progress, sto
     """What brings shards there, for other machines to try too. None for a folder, and a repository yet to be made."""
     if isinstance(destination, ObjectAddress):
         bucket = ObjectCarrier(destination)
-        bucket.check()
+        with told_if_slow(progress.note, f"still waiting for {destination}"), interrupted_by(stop.check):
+            bucket.check()
         return bucket
     if not isinstance(destination, Address):
         return None

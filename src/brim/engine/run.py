@@ -24,7 +24,7 @@ from brim.engine.shard import Slice
 from brim.engine.stop import Stop
 from brim.errors import DestinationError, PlanChanged, SinkFailed
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
-from brim.objects.reading import interrupted_by
+from brim.objects.loop import interrupted_by
 from brim.plans.cut import Shard
 from brim.progress import Progress
 from brim.sinks import sink as sinks

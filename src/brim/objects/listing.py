@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -12,7 +11,7 @@ from typing import Any
 
 from brim.objects.address import ObjectAddress
 from brim.objects.failures import explain, explained, is_missing, is_object_error
-from brim.objects.loop import submit, wait
+from brim.objects.loop import pause, submit, wait
 from brim.objects.store import store_of
 from brim.objects.tries import Tries
 
@@ -76,7 +75,7 @@ def _wait(tries: Tries, error: Exception, address: ObjectAddress, reading: bool)
     """Before the same is asked again; or raise what ends it."""
     if (wait_s := tries.after(error)) is None:
         raise explain(error, address, reading=reading) from None
-    time.sleep(wait_s)
+    pause(wait_s)
 
 
 def stat_object(address: ObjectAddress, *, reading: bool = True) -> ObjectStat | None:

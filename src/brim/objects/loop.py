@@ -6,8 +6,10 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_CHECK_S = 0.2
 _DROP_S, _REST_S = 5.0, 2.0
 _LOOKS, _LOOK_S = 4, 0.01
 _LOCK = threading.Lock()
@@ -28,13 +31,50 @@ def submit(request: Coroutine[Any, Any, T]) -> Future[T]:
     return asyncio.run_coroutine_threadsafe(request, _loop())
 
 
+class _Here(threading.local):
+    check: Callable[[], None] = staticmethod(lambda: None)
+
+
+_HERE = _Here()
+
+
+@contextmanager
+def interrupted_by(check: Callable[[], None]) -> Iterator[None]:
+    """Whoever waits for a store in this thread calls `check` now and then, and it may raise to end the waiting.
+
+    A setting of the thread, because readers of files in between know nothing of waiting.
+    """
+    before, _HERE.check = _HERE.check, check
+    try:
+        yield
+    finally:
+        _HERE.check = before
+
+
 def wait(request: Coroutine[Any, Any, T]) -> T:
     """What a request brings. obstore's own waiting does not hear Ctrl-C until it is over; this does."""
-    future = submit(request)
+    return result_of(submit(request))
+
+
+def result_of(future: Future[T]) -> T:
+    """What a request that was started brings; it is dropped if the waiting ends."""
     try:
-        return future.result()
+        while True:
+            try:
+                return future.result(_CHECK_S)
+            except NotYet:
+                if future.done():
+                    raise
+                _HERE.check()
     finally:
         future.cancel()
+
+
+def pause(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (left_s := until - time.monotonic()) > 0:
+        _HERE.check()
+        time.sleep(min(left_s, _CHECK_S))
 
 
 def _loop() -> asyncio.AbstractEventLoop:
@@ -53,7 +93,6 @@ def _loop() -> asyncio.AbstractEventLoop:
 def _end(process: int, loop: asyncio.AbstractEventLoop) -> None:
     """Drop what is under way before Python ends: obstore's threads would come back to it, and abort the process."""
     import asyncio
-    from concurrent.futures import TimeoutError as NotYet
 
     async def drop() -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}

@@ -7,13 +7,9 @@ names the ETag that was planned: an object that became another one is noticed by
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as NotYet
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +17,7 @@ from brim.errors import SourceError
 from brim.objects.address import ObjectAddress
 from brim.objects.failures import explain, is_changed, is_missing, is_object_error
 from brim.objects.listing import DATED
-from brim.objects.loop import submit
+from brim.objects.loop import pause, result_of, submit
 from brim.objects.store import store_of
 from brim.objects.tries import Tries
 from brim.remote import ForwardFile, WindowFile
@@ -30,27 +26,6 @@ PIECE_BYTES = 8 << 20
 TO_END = 1 << 62
 AHEAD_BYTES = 2 * PIECE_BYTES  # asked for and not taken yet, by one reader
 _AHEAD_REQUESTS = 16  # small objects: their number is what counts
-_LOOK_S = 0.2
-
-
-class _Here(threading.local):
-    check: Callable[[], None] = staticmethod(lambda: None)
-
-
-_HERE = _Here()
-
-
-@contextmanager
-def interrupted_by(check: Callable[[], None]) -> Iterator[None]:
-    """Whoever waits for a store in this thread calls `check` now and then, and it may raise to end the waiting.
-
-    A setting of the thread, because readers of files in between know nothing of waiting.
-    """
-    before, _HERE.check = _HERE.check, check
-    try:
-        yield
-    finally:
-        _HERE.check = before
 
 
 class Changed(Exception):
@@ -166,9 +141,11 @@ def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, raw: bo
     tries = Tries()
     while True:
         try:
-            data = _waited(future)
+            data = result_of(future)
         except Changed:
             raise
+        except CancelledError as error:
+            raise SourceError("A request to an object store was dropped.") from error
         except Exception as error:
             if is_changed(error) or is_missing(error):
                 raise Changed(piece.key) from None
@@ -181,31 +158,8 @@ def _result(future: Future[bytes], address: ObjectAddress, piece: Piece, raw: bo
                 return data
             if (wait_s := tries.next_s()) is None:
                 raise Changed(piece.key)
-        _pause(wait_s)
+        pause(wait_s)
         future = submit(_get(address, piece, raw))
-
-
-def _waited(future: Future[bytes]) -> bytes:
-    while True:
-        try:
-            return future.result(_LOOK_S)
-        except NotYet:
-            if future.done():
-                raise
-            try:
-                _HERE.check()
-            except BaseException:
-                future.cancel()
-                raise
-        except CancelledError as error:
-            raise SourceError("A request to an object store was dropped.") from error
-
-
-def _pause(seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while (left_s := until - time.monotonic()) > 0:
-        _HERE.check()
-        time.sleep(min(left_s, _LOOK_S))
 
 
 def cut(key: str, start: int, stop: int, etag: str | None, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:

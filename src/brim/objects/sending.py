@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import wait
+from concurrent import futures
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from brim.objects.address import ObjectAddress
 from brim.objects.failures import is_missing, is_object_error
-from brim.objects.loop import submit
+from brim.objects.loop import submit, wait
 from brim.objects.store import store_of
 
 PART_BYTES = 8 << 20
@@ -64,7 +64,7 @@ def send_parts(
                 upload.result()  # it failed: that is raised here
                 raise AssertionError("an upload ended before its last part")
             submit(hand_over(part))
-        while not wait([upload], _LOOK_S).done:
+        while not futures.wait([upload], _LOOK_S).done:
             check()
         return str(upload.result()["e_tag"] or "")
     except BaseException:
@@ -86,7 +86,10 @@ def send_small(address: ObjectAddress, key: str, data: bytes | memoryview) -> st
     store = store_of(address)
     import obstore
 
-    return str(obstore.put(store, key, data, use_multipart=False)["e_tag"] or "")
+    async def put() -> Any:
+        return await obstore.put_async(store, key, data, use_multipart=False)
+
+    return str(wait(put())["e_tag"] or "")
 
 
 @dataclass(frozen=True, slots=True)

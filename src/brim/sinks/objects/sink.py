@@ -15,6 +15,7 @@ from brim.formats.splice import Splice
 from brim.objects.address import ObjectAddress
 from brim.objects.failures import explained
 from brim.objects.listing import ObjectStat, list_objects, read_small, stat_object
+from brim.objects.loop import interrupted_by
 from brim.objects.sending import PART_BYTES, copy_object, delete_objects, send_small
 from brim.objects.uploads import CannotTell, abort_uploads
 from brim.progress import told_if_slow
@@ -57,7 +58,7 @@ class ObjectSink:
         self._there: dict[str, ObjectStat] = {}
 
     def open(self, fingerprint: str) -> None:
-        with told_if_slow(self._listener.note, f"still waiting for {self.address}"):
+        with told_if_slow(self._listener.note, f"still waiting for {self.address}"), interrupted_by(self._check):
             self._look()
         if self._mine is None:
             self._lease.take(self._check)
