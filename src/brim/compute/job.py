@@ -175,8 +175,11 @@ class ComputedJob:
             self.limit.bytes, self.options.workers, self.options.on_error, self.step.batch_rows or 1, self.what,
             whole_node=self.what == "embed",
         )  # fmt: skip
-        writing = self.finisher.writing
-        compute = place.compute(reachable(self.destination, self.options.hub, progress, stop))
+        writing, hub, local = self.finisher.writing, self.options.hub, isinstance(self.destination, Path)
+        # First: whether shards can be brought, and within the limit, is known before hours of work and not after.
+        workers = self.options.workers
+        executor = None if local else place.executor(folder, self.destination, hub, self.limit.bytes, workers)
+        compute = place.compute(reachable(self.destination, hub, progress, stop))
         outcome = compute(self.source, self.step, writing, units, folder, options, progress, stop).run()
         shutil.rmtree(folder / "made", ignore_errors=True)
         total = sum(receipt.size for receipt in outcome.receipts)
@@ -185,7 +188,6 @@ class ComputedJob:
         watched = _Watched(progress, stop)
         finished = self.finisher.finish(what, self.options.hub.folder, watched)
         outcome.peak_bytes = max(outcome.peak_bytes, watched.peak_bytes)
-        local = isinstance(self.destination, Path)
         content = ComputedContent(self.facts, finished.card, finished.made, linked=local)
         delivery = Delivery(
             self.limit,
@@ -193,10 +195,8 @@ class ComputedJob:
             max(self.limit.bytes - tree_bytes(), 0),
             # Whether another job's output may go was settled when this one began.
             fresh=self.options.fresh or (ledger.job is not None and ledger.job.fingerprint != self.fingerprint),
-            hub=self.options.hub,
-            executor=None
-            if local
-            else place.executor(folder, self.destination, self.options.hub, self.limit.bytes, self.options.workers),
+            hub=hub,
+            executor=executor,
         )
         quarantine = self._quarantine(folder)  # first: once all is delivered, nothing is done again
         built = deliver(content, self.destination, delivery, ledger, progress, stop)
