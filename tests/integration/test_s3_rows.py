@@ -389,15 +389,21 @@ def test_no_rows(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dest", "said"), [("s3://nowhere/out", "no bucket"), ("hf://datasets/ada/out", "no token for the Hub")]
+    ("dest", "verb", "said"),
+    [
+        ("s3://nowhere/out", ("map", "--fn", "fn.py:same"), "no bucket"),
+        ("hf://datasets/ada/out", ("map", "--fn", "fn.py:same"), "no token for the Hub"),
+        ("s3://nowhere/out.npy", ("embed", "--model", "fn.py:model", "--column", "text"), "no bucket"),
+    ],
 )
-def test_a_destination_that_cannot_be_used(dest: str, said: str, s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
+def test_a_destination_that_cannot_be_used(
+    dest: str, verb: tuple[str, ...], said: str, s3: S3Server, s3_prefix: str, tmp_path: Path
+) -> None:
     """Said before the first unit is computed, and not after the last."""
-    source = (
-        write_files(tmp_path, {"rows.jsonl": b'{"text": "a"}\n', "fn.py": b"def same(row): return row"}) / "rows.jsonl"
-    )
+    functions = b"import numpy\ndef same(row): return row\ndef model(): return lambda given: numpy.ones((1, 1))\n"
+    source = write_files(tmp_path, {"rows.jsonl": b'{"text": "a"}\n', "fn.py": functions}) / "rows.jsonl"
     own = {"HF_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
     environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"} | s3.environment | own
-    done = brim("map", source, dest, "--fn", "fn.py:same", "--json", check=2, env=environment, cwd=tmp_path)
+    done = brim(verb[0], source, dest, *verb[1:], "--json", check=2, env=environment, cwd=tmp_path)
     assert said in done.stdout
     assert "computed" not in done.stdout

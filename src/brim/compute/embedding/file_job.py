@@ -27,6 +27,7 @@ from brim.engine.destination import parse_destination, state_folder
 from brim.engine.hashing import sha256_of
 from brim.engine.ledger import Job, Ledger, Receipt
 from brim.engine.lock import locked
+from brim.engine.reach import reachable
 from brim.engine.run import versions
 from brim.engine.stop import Stop, stoppable
 from brim.errors import DestinationError
@@ -107,6 +108,8 @@ class VectorFileJob:
             return Computed(self._built(list(ledger.receipts.values()), written=0), Outcome())
         if self._exists() and ledger.job is None and not self.options.fresh:
             raise DestinationError(f"{self} exists, and brim did not write it.", hint="--fresh replaces it at the end.")
+        if self.bucket is not None:
+            reachable(self._beside, self.options.hub, progress, stop)
         folder = state / "units"
         wanted = Wanted(fingerprint, self.facts, self.options.fresh, self.options.keep_done)
         units = open_units(folder, wanted, ledger)
