@@ -112,6 +112,20 @@ def test_stopped_while_a_source_does_not_answer(place: BucketPlace, tmp_path: Pa
     assert process.wait(10) == 6
 
 
+def test_ctrl_c_while_shards_are_read_back(place: BucketPlace, tmp_path: Path) -> None:
+    """`verify --deep` reads with several threads, and none of them waits on."""
+    assert place.proxy is not None
+    built(place, write_files(tmp_path / "few", {"a.bin": random_bytes(1_000_000)}))
+    place.proxy.stall(60.0, after_bytes=1000, times=None, method="GET", contains=".parquet")
+    process = start(place, "verify", place.address, "--deep", "--quiet")
+    until = time.monotonic() + 20
+    while not place.proxy.count("GET", ".parquet"):
+        assert time.monotonic() < until, "nothing was asked for"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 6
+
+
 def test_server_killed_and_back(place: BucketPlace, source: Path) -> None:
     """For two seconds nobody answers: the run waits, and nothing is lost."""
     assert place.proxy is not None

@@ -27,6 +27,7 @@ from brim.formats.splice import SpliceBuilder
 from brim.memory.cores import usable_cores
 from brim.memory.limit import effective_limit
 from brim.objects.address import Access, is_object_address
+from brim.objects.loop import interrupted_by
 from brim.plans.cut import CutOptions, shard_name
 from brim.plans.plan import Plan, make_plan
 from brim.progress import Advance, Progress, Silent
@@ -179,12 +180,13 @@ class _Verification:
             self.found(f"{name}: is empty")
             return None
         try:
-            digest = self.published.sha256(name, self.deep, self._advance)
+            with interrupted_by(self._look):
+                digest = self.published.sha256(name, self.deep, self._advance)
             if receipt is not None and digest != receipt.sha256:
                 was, now = receipt.sha256[:12], "is not listed" if digest is None else f"{digest[:12]}…"
                 self.found(f"{name}: its content changed (SHA-256 {now} instead of {was}…)")
                 return None
-            with closing(self.published.open(name)) as shard:
+            with interrupted_by(self._look), closing(self.published.open(name)) as shard:
                 rows = count_rows(shard)
                 hollow = hollow_columns(shard)
         except (pa.ArrowException, DamageFound) as error:
@@ -206,9 +208,12 @@ class _Verification:
         self.progress.shard(name, size, digest or "", "verified")
         return rows, size
 
-    def _advance(self, size: int) -> None:
+    def _look(self) -> None:
         if self._stopped.is_set():
             raise Stopped("Stopped.")
+
+    def _advance(self, size: int) -> None:
+        self._look()
         self.progress.advance(size)
 
     def card(self) -> None:
