@@ -87,6 +87,27 @@ def test_killed_run_leaves_nothing_to_pay_for(place: BucketPlace, source: Path) 
     is_whole(place, source)
 
 
+def test_vectors_in_one_file(place: BucketPlace, tmp_path: Path) -> None:
+    """Killed while it sends them: the same command ends with the file, and leaves no upload behind."""
+    model = "import numpy as np\ndef make():\n    return lambda batch: np.ones((len(batch['text']), 300_000), 'f4')\n"
+    write_files(tmp_path, {"rows.jsonl": b'{"text": "a"}\n' * 20, "ones.py": model.encode()})
+    command = ("embed", tmp_path / "rows.jsonl", f"{place.address}/v.npy", "--model", "ones:make", "--column", "text")
+    environment = place.environment | {"PYTHONPATH": f"{tmp_path}:{place.environment.get('PYTHONPATH', '')}"}
+    assert place.proxy is not None
+    place.proxy.slow(2_000_000, method="PUT", contains="partNumber")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "brim", *map(str, command), "--quiet"], env=environment, stdout=subprocess.DEVNULL
+    )
+    until_it_sends(place)
+    process.kill()
+    process.wait()
+    place.proxy.clear()
+    done = brim(*command, env=environment)
+    assert "1 kept" in done.stdout
+    assert place.server.uploads("private", place.prefix) == []
+    assert {name: len(data) for name, data in place.content().items()} == {"v.npy": 24_000_128}
+
+
 def test_stopped_run_aborts_its_uploads(place: BucketPlace, source: Path) -> None:
     assert place.proxy is not None
     place.proxy.slow(2_000_000, method="PUT", contains="partNumber")

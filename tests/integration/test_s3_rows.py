@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import brim as library
 from brim.compute.embedding.options import EmbedOptions
 from brim.compute.embedding.step import EmbedStep
 from brim.compute.step import BadRow, Batch
@@ -362,6 +363,18 @@ def test_map_from_a_bucket(places: Places, tmp_path: Path) -> None:
     assert tree_digest(tmp_path / "remote/data") == tree_digest(tmp_path / "local/data")
 
 
+def test_map_in_python(places: Places, tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    options: dict[str, Any] = {"remove_columns": ["l", "s"], "cache_dir": tmp_path, "memory": "1GB"}
+    remote = library.map(f"{places.address}/parquet", _longer, endpoint_url=s3.endpoint, **options)
+    assert remote.to_list() == library.map(str(places.folder / "parquet"), _longer, **options).to_list()
+
+
+def _longer(row: dict[str, Any]) -> dict[str, Any]:
+    return {"m": row["text"] + "!"}
+
+
 def test_tokenize_from_a_bucket(places: Places, tmp_path: Path, s3: S3Server) -> None:
     """The real command over compressed objects, by --endpoint-url: token ids are the same bytes."""
     tokenizers = pytest.importorskip("tokenizers")
@@ -389,21 +402,49 @@ def test_no_rows(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dest", "verb", "said"),
+    ("command", "dest", "said"),
     [
-        ("s3://nowhere/out", ("map", "--fn", "fn.py:same"), "no bucket"),
-        ("hf://datasets/ada/out", ("map", "--fn", "fn.py:same"), "no token for the Hub"),
-        ("s3://nowhere/out.npy", ("embed", "--model", "fn.py:model", "--column", "text"), "no bucket"),
+        (("map", "--fn", "fn.py:same"), "s3://nowhere/out", "no bucket"),
+        (("map", "--fn", "fn.py:same"), "hf://datasets/ada/out", "no token for the Hub"),
+        (("map", "--fn", "fn.py:same"), f"s3://{PRIVATE}/PREFIX", "that brim did not write there"),
+        (("embed", "--model", "fn:same", "--column", "text"), "s3://nowhere/out.npy", "no bucket"),
     ],
 )
 def test_a_destination_that_cannot_be_used(
-    dest: str, verb: tuple[str, ...], said: str, s3: S3Server, s3_prefix: str, tmp_path: Path
+    command: tuple[str, ...], dest: str, said: str, s3: S3Server, s3_prefix: str, tmp_path: Path
 ) -> None:
     """Said before the first unit is computed, and not after the last."""
-    functions = b"import numpy\ndef same(row): return row\ndef model(): return lambda given: numpy.ones((1, 1))\n"
-    source = write_files(tmp_path, {"rows.jsonl": b'{"text": "a"}\n', "fn.py": functions}) / "rows.jsonl"
+    source = (
+        write_files(tmp_path, {"rows.jsonl": b'{"text": "a"}\n', "fn.py": b"def same(row): return row"}) / "rows.jsonl"
+    )
+    s3.write(PRIVATE, f"{s3_prefix}data/mine.parquet", b"not brim's")
     own = {"HF_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
     environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"} | s3.environment | own
-    done = brim(verb[0], source, dest, *verb[1:], "--json", check=2, env=environment, cwd=tmp_path)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tmp_path), environment.get("PYTHONPATH")]))
+    verb, *options = command
+    dest = dest.replace("PREFIX", s3_prefix.rstrip("/"))
+    done = brim(verb, source, dest, *options, "--json", check=2, env=environment, cwd=tmp_path)
     assert said in done.stdout
     assert "computed" not in done.stdout
+
+
+def test_what_others_published_since(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
+    """The bucket tells what it holds, and not the machine: found again there, and refused if it is another's."""
+    files = {"rows.jsonl": b'{"text": "a"}\n', "fn.py": b"def same(row): return row\ndef bad(row): 1 / 0"}
+    source, made = write_files(tmp_path, files) / "rows.jsonl", f"s3://{PRIVATE}/{s3_prefix}made"
+
+    def at(machine: str, *options: str, check: int = 0) -> str:
+        own = {**os.environ, **s3.environment, "XDG_STATE_HOME": str(tmp_path / machine)}
+        done = brim("map", source, made, *options, "--json", check=check, env=own, cwd=tmp_path)
+        return done.stdout
+
+    at("first", "--fn", "fn.py:bad", check=2)  # begun, and not ended
+    at("second", "--fn", "fn.py:same")
+    assert '"computed": 0' in at("third", "--fn", "fn.py:same")
+    for machine in ("first", "first", "fourth"):
+        said = at(machine, "--fn", "fn.py:bad", check=2)
+        assert "holds another dataset" in said
+        assert "--update" not in said
+    assert "1 rows," in brim("verify", made, env=os.environ | s3.environment).stdout
+    assert "was computed" in brim("verify", made, source, check=2, env=os.environ | s3.environment).stderr
+    assert "was computed" in brim("unpack", made, tmp_path / "out", check=2, env=os.environ | s3.environment).stderr

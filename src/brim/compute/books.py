@@ -9,9 +9,11 @@ from typing import Any
 
 from brim.compute.changes import changes_between
 from brim.engine.ledger import Job, Ledger
-from brim.engine.run import versions
+from brim.engine.run import refuse_strangers, versions
 from brim.errors import PlanChanged
+from brim.objects.address import ObjectAddress
 from brim.plans.fingerprint import digest_json
+from brim.sinks.objects.sink import published_in
 
 _FUNCTION = ("function", "fn_kwargs")
 
@@ -26,6 +28,21 @@ class Wanted:
     keep_done: bool = False
 
 
+def agree_with_bucket(address: ObjectAddress, wanted: Wanted, finished: Ledger) -> None:
+    """What is published in a bucket counts, and not what this machine remembers. Refused before hours of work."""
+    there = published_in(address)
+    published = b"".join(there.manifests)
+    theirs, ours = Ledger.of(published).job, finished.job
+    under_way = ours is not None and not finished.done
+    if theirs is not None and not wanted.fresh and not under_way:
+        known = {wanted.fingerprint, *([] if ours is None else [ours.fingerprint])}
+        if theirs.fingerprint not in known:  # somebody else's, since
+            raise _another(theirs, wanted)
+    finished.agree_with(published)
+    if finished.job is None and not there.unfinished:
+        refuse_strangers(there.shards, staged=False)
+
+
 def open_units(folder: Path, wanted: Wanted, finished: Ledger) -> Ledger:
     """The receipts of the units that are done. `finished` is the ledger of what the destination holds."""
     if wanted.fresh:
@@ -34,9 +51,7 @@ def open_units(folder: Path, wanted: Wanted, finished: Ledger) -> Ledger:
     units = Ledger(folder)
     if units.job is None:
         if finished.job is not None and finished.job.fingerprint != wanted.fingerprint and not wanted.fresh:
-            raise _changed(
-                "another dataset", finished.job, wanted, "--fresh starts over; or choose another destination."
-            )
+            raise _another(finished.job, wanted)
         units.begin(Job(wanted.fingerprint, wanted.facts, versions()))
     elif units.job.fingerprint != wanted.fingerprint:
         _adopt(units, units.job, wanted)
@@ -70,6 +85,10 @@ def without_function(facts: dict[str, Any]) -> dict[str, Any]:
     """What decides the units of a job, whichever the function."""
     step = {name: value for name, value in facts.get("step", {}).items() if name not in _FUNCTION}
     return facts | {"step": step}
+
+
+def _another(before: Job, wanted: Wanted) -> PlanChanged:
+    return _changed("another dataset", before, wanted, "--fresh starts over; or choose another destination.")
 
 
 def _changed(what: str, before: Job, wanted: Wanted, hint: str) -> PlanChanged:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from brim.compute.books import Wanted, open_units
+from brim.compute.books import Wanted, agree_with_bucket, open_units
 from brim.compute.content import ComputedContent
 from brim.compute.executor import ComputeOptions, Outcome
 from brim.compute.features import unified
@@ -32,12 +32,13 @@ from brim.errors import DamageFound, InputError
 from brim.memory.cores import usable_cores
 from brim.memory.limit import Limit, effective_limit
 from brim.memory.meter import process_bytes, tree_bytes
-from brim.objects.address import Access
+from brim.objects.address import Access, ObjectAddress
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress, Silent
 from brim.sinks.folder import FolderSink
 from brim.sinks.hub.address import Address
 from brim.sinks.hub.options import HubOptions
+from brim.sinks.sink import Carrier
 from brim.sources.rows.unit import RowSource
 
 _VERSION = 1  # raise it when the same job would give other rows or bytes
@@ -130,14 +131,17 @@ class ComputedJob:
             at_destination(self.destination, state, options.stop_file, progress, fresh=options.fresh) as (ledger, stop),
         ):
             folder = state / _UNITS
+            if isinstance(self.destination, ObjectAddress):
+                agree_with_bucket(self.destination, wanted, ledger)
             if not options.fresh and self._is_there(ledger, progress):
                 shutil.rmtree(folder, ignore_errors=True)  # a run that was killed at its very end
                 return Computed(self._as_it_was(ledger), Outcome())
             if isinstance(self.destination, Path) and ledger.job is None:  # before hours of work, not after
                 refuse_strangers(list(FolderSink(self.destination).shards()), staged=False)
+            carrier = reachable(self.destination, options.hub, progress, stop)
             units = open_units(folder, wanted, ledger)
             try:
-                done = self._run(place, ledger, units, folder, progress, stop)
+                done = self._run(place, carrier, ledger, units, folder, progress, stop)
             finally:
                 units.close()
             shutil.rmtree(folder)
@@ -169,18 +173,24 @@ class ComputedJob:
         )
 
     def _run(
-        self, place: Workplace, ledger: Ledger, units: Ledger, folder: Path, progress: Progress, stop: Stop
+        self,
+        place: Workplace,
+        carrier: Carrier | None,
+        ledger: Ledger,
+        units: Ledger,
+        folder: Path,
+        progress: Progress,
+        stop: Stop,
     ) -> Computed:
         options = ComputeOptions(
             self.limit.bytes, self.options.workers, self.options.on_error, self.step.batch_rows or 1, self.what,
             whole_node=self.what == "embed",
         )  # fmt: skip
         writing, hub, local = self.finisher.writing, self.options.hub, isinstance(self.destination, Path)
-        # First: whether shards can be brought, and within the limit, is known before hours of work and not after.
+        # First: whether the limit allows to bring shards is known before hours of work and not after.
         workers = self.options.workers
         executor = None if local else place.executor(folder, self.destination, hub, self.limit.bytes, workers)
-        compute = place.compute(reachable(self.destination, hub, progress, stop))
-        outcome = compute(self.source, self.step, writing, units, folder, options, progress, stop).run()
+        outcome = place.compute(carrier)(self.source, self.step, writing, units, folder, options, progress, stop).run()
         shutil.rmtree(folder / "made", ignore_errors=True)
         total = sum(receipt.size for receipt in outcome.receipts)
         progress.start("finish", total, 0, self.limit.bytes)

@@ -40,6 +40,15 @@ class Told:
     def job(self) -> Job | None:
         return self.jobs[0] if len(self.jobs) == 1 else None
 
+    @property
+    def computed(self) -> bool:
+        return bool(self.jobs) and all(map(is_computed, self.jobs))
+
+
+def is_computed(job: Job) -> bool:
+    """Whether a job computed its rows (map, tokenize, embed); others hold the files of their source."""
+    return "recipe" not in job.facts
+
 
 class Published(Protocol):
     """`sha256` without a full read (`deep`) is what the destination says of itself, where it says anything."""

@@ -142,9 +142,11 @@ class _Unpacking:
         self.result.bytes += found.size
 
     def finish(self) -> Unpacked:
-        if self.result.unproved and not self.result.files + self.result.already_there:
+        computed = self.published.told.computed
+        if (self.result.unproved or computed) and not self.result.files + self.result.already_there:
+            why = "was computed" if computed else "was not built by brim, and its columns are encoded"
             raise InputError(
-                "There are no files that brim packed: the dataset was not built by brim, and its columns are encoded.",
+                f"There are no files that brim packed: the dataset {why}.",
                 hint="Read it with datasets.load_dataset.",
             )
         return self.result

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from brim.engine.ledger import Job
-from brim.engine.published import Published, opened
+from brim.engine.published import Published, is_computed, opened
 from brim.engine.run import versions
 from brim.engine.shard import count_rows, hollow_columns, locate, splice_of
-from brim.errors import BrimError, DamageFound, Stopped
+from brim.errors import BrimError, DamageFound, InputError, Stopped
 from brim.fileset import Ints
 from brim.formats.card import CARD, card_rows, card_splits, read_card
 from brim.formats.found import Found
@@ -79,6 +79,11 @@ def verify(
     nameless = anonymous and not _in_another_bucket(source, destination, other_store)
     with opened(destination, state, progress.note, Access(endpoint_url, nameless)) as published:
         check = _Verification(published, deep, progress)
+        if source is not None and published.told.computed:
+            raise InputError(
+                f"What is at {os.fspath(destination)!r} was computed, so its source cannot be found inside.",
+                hint="Leave SOURCE out. The command that computed it, run again, says whether anything has changed.",
+            )
         try:
             check.shards()
             check.card()
@@ -252,6 +257,8 @@ class _Verification:
         # Several configs or splits, each published from a source of its own: prove those that this one gives.
         given = False
         for job in self.told.jobs:
+            if is_computed(job):
+                continue
             try:
                 table = self._table(source, root, job, access)
                 same = not table.refused and self._plan(table, job).facts["content"] == job.facts["content"]

@@ -150,8 +150,10 @@ class VectorFileJob:
         if self.bucket is None:
             sha256 = sha256_of(path, progress.advance)
         else:
+            carrier = ObjectCarrier(self._beside)
+            carrier.drop(path.name)  # what a killed run began to send
             with FileSplice(path) as splice:
-                put = ObjectCarrier(self._beside).put(path.name, splice, None, _Sent(progress, stop))
+                put = carrier.put(path.name, splice, None, _Sent(progress, stop))
             sha256, etag = put.sha256, put.etag
         return Receipt(path.name, "", rows, size, sha256, fingerprint, "", fingerprint[:16], etag=etag)
 

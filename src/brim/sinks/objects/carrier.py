@@ -44,14 +44,14 @@ class ObjectCarrier:
                 return self._put(name, splice, _Told(watcher, quiet=attempt > 0))
             except Exception as error:
                 if isinstance(error, BrimError) or not is_object_error(error):
-                    self._drop(name)
+                    self.drop(name)
                     raise
                 # obstore has tried again what it may. What it may not, like a part whose answer was lost, is sent anew.
                 if not is_passing(error) or attempt + 1 == _TRIES or time.monotonic() - began > patience_s():
-                    self._drop(name)
+                    self.drop(name)
                     raise explain(error, self.address) from None
             except BaseException:
-                self._drop(name)
+                self.drop(name)
                 raise
             time.sleep(_WAIT_S)
         raise AssertionError("the last try returns or raises")
@@ -81,7 +81,7 @@ class ObjectCarrier:
             )
         return Put(digest.hexdigest(), etag=etag or there.etag)
 
-    def _drop(self, name: str) -> None:
+    def drop(self, name: str) -> None:
         """What was begun and will not be finished."""
         key = self.address.key(name)
         try:

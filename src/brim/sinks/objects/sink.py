@@ -8,9 +8,10 @@ been sent, and what the bucket lists at the end must agree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from brim.errors import DestinationError, SinkFailed
-from brim.formats.card import CARD
+from brim.formats.card import CARD, UNFINISHED
 from brim.formats.splice import Splice
 from brim.objects.address import ObjectAddress
 from brim.objects.failures import explained
@@ -66,10 +67,7 @@ class ObjectSink:
         self._look()
 
     def _look(self) -> None:
-        self._there = {}
-        for folder in (self.folder, MANIFESTS):
-            for name, stat in list_objects(self.address.below(folder), reading=False):
-                self._there[f"{folder}/{name}"] = stat
+        self._there = _listed(self.address, self.folder)
 
     def _abort_left(self) -> None:
         """Uploads that a killed run has begun. Whoever holds the lease is the only one to have any."""
@@ -90,15 +88,13 @@ class ObjectSink:
 
     def manifests(self) -> list[bytes]:
         """What earlier builds left about themselves."""
-        names = [n for n in sorted(self._there) if n.startswith(f"{MANIFESTS}/{_CONFIG}/") and n.endswith(".jsonl")]
-        found = (read_small(self.address, name, reading=False) for name in names)
-        return [data for data in found if data is not None]
+        return _manifests(self.address, self._there)
 
     def carrier(self) -> ObjectCarrier:
         return self._carrier
 
     def shards(self) -> Iterable[str]:
-        return [name for name in sorted(self._there) if name.startswith(f"{self.folder}/")]
+        return _shards(self._there, self.folder)
 
     def holds(self, piece: Piece) -> bool:
         return _is(self._there.get(piece.name), piece)
@@ -188,3 +184,36 @@ class ObjectSink:
 def _is(there: ObjectStat | None, piece: Piece) -> bool:
     """Whether what is there is the shard: by size, and by its ETag where one was noted."""
     return there is not None and there.st_size == piece.size and piece.etag in ("", there.etag)
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """What lies at a place. `unfinished`: a build has not ended, so shards may be there that no manifest names."""
+
+    manifests: Sequence[bytes]
+    shards: Sequence[str]
+    unfinished: bool
+
+
+def published_in(address: ObjectAddress, folder: str = "data") -> There:
+    """What is there, without a lock and without changing anything."""
+    there, card = _listed(address, folder), read_small(address, CARD, reading=False) or b""
+    return There(_manifests(address, there), _shards(there, folder), UNFINISHED.encode() in card)
+
+
+def _listed(address: ObjectAddress, shards: str) -> dict[str, ObjectStat]:
+    there = {}
+    for folder in (shards, MANIFESTS):
+        for name, stat in list_objects(address.below(folder), reading=False):
+            there[f"{folder}/{name}"] = stat
+    return there
+
+
+def _manifests(address: ObjectAddress, there: Iterable[str]) -> list[bytes]:
+    names = [name for name in sorted(there) if name.startswith(f"{MANIFESTS}/{_CONFIG}/") and name.endswith(".jsonl")]
+    found = (read_small(address, name, reading=False) for name in names)
+    return [data for data in found if data is not None]
+
+
+def _shards(there: Iterable[str], folder: str) -> list[str]:
+    return [name for name in sorted(there) if name.startswith(f"{folder}/")]
