@@ -18,6 +18,7 @@ from brim.compute.setup import OnError, Writing
 from brim.dropin.progress import bar_or_notes
 from brim.memory.limit import effective_limit
 from brim.memory.meter import process_bytes
+from brim.objects.address import Access
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
 from brim.sources.rows import open_rows
@@ -50,14 +51,17 @@ def map(
     memory: str | int | float | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     name: str | None = None,
+    endpoint_url: str | None = None,
+    anonymous: bool = False,
     progress: Progress | None = None,
 ) -> Any:
     """Apply a function to every row or batch: the arguments and the results of `Dataset.map`, within `memory`.
 
     `dataset` is a datasets.Dataset or DatasetDict, the path of JSONL, CSV, Parquet, Arrow or text files, or an
-    iterator of dicts (or a function that makes one). The result is a Dataset that is memory-mapped from `cache_dir`.
-    Called again, it is read from there; after a crash, finished units are not done again. An iterator is known
-    again by `name`.
+    iterator of dicts (or a function that makes one). Files may lie in a bucket, s3://BUCKET/PREFIX: `endpoint_url` is
+    the store if it is not Amazon's, `anonymous` reads without credentials. The result is a Dataset that is
+    memory-mapped from `cache_dir`. Called again, it is read from there; after a crash, finished units are not done
+    again. An iterator is known again by `name`.
 
     `memory` is for the job: what this process holds when it calls is not counted.
 
@@ -69,7 +73,7 @@ def map(
     progress = progress or bar_or_notes()
 
     def one(part: Any) -> Any:
-        source = open_rows(part, RowOptions(name=name))
+        source = open_rows(part, RowOptions(name=name, access=Access(endpoint_url, anonymous)))
         options = MapOptions(
             batched=batched,
             batch_size=batch_size,
