@@ -133,18 +133,24 @@ def test_stopped_while_a_source_does_not_answer(place: BucketPlace, tmp_path: Pa
     assert process.wait(10) == 6
 
 
-def test_ctrl_c_while_shards_are_read_back(place: BucketPlace, tmp_path: Path) -> None:
-    """`verify --deep` reads with several threads, and none of them waits on."""
+def test_stopped_while_the_destination_is_silent(place: BucketPlace, tmp_path: Path) -> None:
+    """While a small shard is sent, and while it is read back."""
     assert place.proxy is not None
-    built(place, write_files(tmp_path / "few", {"a.bin": random_bytes(1_000_000)}))
-    place.proxy.stall(60.0, after_bytes=1000, times=None, method="GET", contains=".parquet")
-    process = start(place, "verify", place.address, "--deep", "--quiet")
-    until = time.monotonic() + 20
-    while not place.proxy.count("GET", ".parquet"):
-        assert time.monotonic() < until, "nothing was asked for"
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 6
+    files = write_files(tmp_path / "in", {"a.bin": random_bytes(100_000)})
+    for method, command in (
+        ("PUT", ("build", files, place.address)),
+        ("GET", ("verify", place.address, "--deep")),
+    ):
+        place.proxy.stall(60.0, after_bytes=1000, times=None, method=method, contains="/data/")
+        process = start(place, *command, "--quiet")
+        until = time.monotonic() + 20
+        while not place.proxy.count(method, "/data/"):
+            assert time.monotonic() < until, "nothing was asked for"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 6
+        place.proxy.clear()
+        run(place, "build", files, place.address, "--quiet")
 
 
 def test_server_killed_and_back(place: BucketPlace, source: Path) -> None:
