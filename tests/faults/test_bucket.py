@@ -88,10 +88,11 @@ def test_killed_run_leaves_nothing_to_pay_for(place: BucketPlace, source: Path) 
 
 
 def test_vectors_in_one_file(place: BucketPlace, tmp_path: Path) -> None:
-    """Killed while it sends them: the same command ends with the file, and leaves no upload behind."""
+    """Killed while it sends them, the same command leaves no upload behind; another, nothing of the former files."""
     model = "import numpy as np\ndef make():\n    return lambda batch: np.ones((len(batch['text']), 300_000), 'f4')\n"
     write_files(tmp_path, {"rows.jsonl": b'{"text": "a"}\n' * 20, "ones.py": model.encode()})
-    command = ("embed", tmp_path / "rows.jsonl", f"{place.address}/v.npy", "--model", "ones:make", "--column", "text")
+    plain = ("embed", tmp_path / "rows.jsonl", f"{place.address}/v.npy", "--model", "ones:make", "--column", "text")
+    command = (*plain, "--keep", "text")
     environment = place.environment | {"PYTHONPATH": f"{tmp_path}:{place.environment.get('PYTHONPATH', '')}"}
     assert place.proxy is not None
     place.proxy.slow(2_000_000, method="PUT", contains="partNumber")
@@ -105,6 +106,8 @@ def test_vectors_in_one_file(place: BucketPlace, tmp_path: Path) -> None:
     done = brim(*command, env=environment)
     assert "1 kept" in done.stdout
     assert place.server.uploads("private", place.prefix) == []
+    assert sorted(place.content()) == ["v.npy", "v.npy.rows.parquet"]
+    brim(*plain, "--fresh", env=environment)
     assert {name: len(data) for name, data in place.content().items()} == {"v.npy": 24_000_128}
 
 

@@ -34,7 +34,9 @@ from brim.errors import DestinationError
 from brim.formats.whole import FileSplice
 from brim.memory.limit import Limit, effective_limit
 from brim.objects.address import ObjectAddress
+from brim.objects.failures import explained
 from brim.objects.listing import stat_object
+from brim.objects.sending import delete_objects
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress, Silent
 from brim.sinks.objects.carrier import ObjectCarrier
@@ -132,6 +134,10 @@ class VectorFileJob:
         finally:
             units.close()
         made = [self._receipt(path, finished.rows, fingerprint, progress, stop) for path in finished.files]
+        if self.bucket is not None:
+            gone = ledger.receipts.keys() - {receipt.name for receipt in made}
+            with explained(self.bucket):
+                delete_objects(self.bucket, [self._beside.key(name) for name in sorted(gone)])
         ledger.begin(Job(fingerprint, self.facts, versions()))
         ledger.finish(made)
         for left in (folder, state / "work", *([self.target.parent] if self.bucket else [])):
