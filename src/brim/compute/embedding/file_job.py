@@ -133,7 +133,8 @@ class VectorFileJob:
             )
         finally:
             units.close()
-        made = [self._receipt(path, finished.rows, fingerprint, progress, stop) for path in finished.files]
+        vectors_last = reversed(finished.files)
+        made = [self._receipt(path, finished.rows, fingerprint, progress, stop) for path in vectors_last]
         if self.bucket is not None:
             gone = ledger.receipts.keys() - {receipt.name for receipt in made}
             with explained(self.bucket):
