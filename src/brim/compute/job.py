@@ -23,7 +23,7 @@ from brim.compute.workplace import Workplace, workplace
 from brim.engine.deliver import Built, Delivery, at_destination, check_hub_options, deliver, state_of
 from brim.engine.destination import Destination, new_destination, refuse_source
 from brim.engine.ledger import Ledger
-from brim.engine.reach import reachable
+from brim.engine.reach import reachable, waited_for
 from brim.engine.run import refuse_strangers
 from brim.engine.scaling import Scaling
 from brim.engine.stop import Stop
@@ -132,7 +132,8 @@ class ComputedJob:
         ):
             folder = state / _UNITS
             if isinstance(self.destination, ObjectAddress):
-                agree_with_bucket(self.destination, wanted, ledger)
+                with waited_for(self.destination, progress, stop):
+                    agree_with_bucket(self.destination, wanted, ledger)
             if not options.fresh and self._is_there(ledger, progress):
                 shutil.rmtree(folder, ignore_errors=True)  # a run that was killed at its very end
                 return Computed(self._as_it_was(ledger), Outcome())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from brim.engine.destination import Destination
 from brim.engine.stop import Stop
 from brim.objects.address import ObjectAddress
@@ -16,11 +19,18 @@ from brim.sinks.objects.carrier import ObjectCarrier
 from brim.sinks.sink import Carrier
 
 
+@contextmanager
+def waited_for(bucket: ObjectAddress, progress: Progress, stop: Stop) -> Iterator[None]:
+    """A bucket that takes long to answer: it is said, and a stop is heard."""
+    with told_if_slow(progress.note, f"still waiting for {bucket}"), interrupted_by(stop.check):
+        yield
+
+
 def reachable(destination: Destination, hub: HubOptions, progress: Progress, stop: Stop) -> Carrier | None:
     """What brings shards there, for other machines to try too. None for a folder, and a repository yet to be made."""
     if isinstance(destination, ObjectAddress):
         bucket = ObjectCarrier(destination)
-        with told_if_slow(progress.note, f"still waiting for {destination}"), interrupted_by(stop.check):
+        with waited_for(destination, progress, stop):
             bucket.check()
         return bucket
     if not isinstance(destination, Address):
