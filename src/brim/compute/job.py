@@ -22,6 +22,7 @@ from brim.compute.step import Step
 from brim.compute.workplace import Workplace, workplace
 from brim.engine.deliver import Built, Delivery, at_destination, check_hub_options, deliver, state_of
 from brim.engine.destination import Destination, new_destination, refuse_source
+from brim.engine.executor import Executor
 from brim.engine.ledger import Ledger
 from brim.engine.reach import reachable, waited_for
 from brim.engine.run import refuse_strangers
@@ -139,10 +140,14 @@ class ComputedJob:
                 return Computed(self._as_it_was(ledger), Outcome())
             if isinstance(self.destination, Path) and ledger.job is None:  # before hours of work, not after
                 refuse_strangers(list(FolderSink(self.destination).shards()), staged=False)
+            # Whether shards can be brought, and within the limit: before hours of work too.
+            executor = None
+            if not isinstance(self.destination, Path):
+                executor = place.executor(folder, self.destination, options.hub, self.limit.bytes, options.workers)
             carrier = reachable(self.destination, options.hub, progress, stop)
             units = open_units(folder, wanted, ledger)
             try:
-                done = self._run(place, carrier, ledger, units, folder, progress, stop)
+                done = self._run(place, carrier, executor, ledger, units, folder, progress, stop)
             finally:
                 units.close()
             shutil.rmtree(folder)
@@ -177,6 +182,7 @@ class ComputedJob:
         self,
         place: Workplace,
         carrier: Carrier | None,
+        executor: Executor | None,
         ledger: Ledger,
         units: Ledger,
         folder: Path,
@@ -187,10 +193,7 @@ class ComputedJob:
             self.limit.bytes, self.options.workers, self.options.on_error, self.step.batch_rows or 1, self.what,
             whole_node=self.what == "embed",
         )  # fmt: skip
-        writing, hub, local = self.finisher.writing, self.options.hub, isinstance(self.destination, Path)
-        # First: whether the limit allows to bring shards is known before hours of work and not after.
-        workers = self.options.workers
-        executor = None if local else place.executor(folder, self.destination, hub, self.limit.bytes, workers)
+        writing = self.finisher.writing
         outcome = place.compute(carrier)(self.source, self.step, writing, units, folder, options, progress, stop).run()
         shutil.rmtree(folder / "made", ignore_errors=True)
         total = sum(receipt.size for receipt in outcome.receipts)
@@ -199,14 +202,14 @@ class ComputedJob:
         watched = _Watched(progress, stop)
         finished = self.finisher.finish(what, self.options.hub.folder, watched)
         outcome.peak_bytes = max(outcome.peak_bytes, watched.peak_bytes)
-        content = ComputedContent(self.facts, finished.card, finished.made, linked=local)
+        content = ComputedContent(self.facts, finished.card, finished.made, linked=isinstance(self.destination, Path))
         delivery = Delivery(
             self.limit,
             min(usable_cores() + 1, 4),
             max(self.limit.bytes - tree_bytes(), 0),
             # Whether another job's output may go was settled when this one began.
             fresh=self.options.fresh or (ledger.job is not None and ledger.job.fingerprint != self.fingerprint),
-            hub=hub,
+            hub=self.options.hub,
             executor=executor,
         )
         quarantine = self._quarantine(folder)  # first: once all is delivered, nothing is done again
