@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 import brim
-from brim.compute.cache import list_caches
+from brim.jobs.caches import list_caches
 from tests.conftest import brim as run_brim
 from tests.conftest import tree_digest
 from tests.hub import TestHub

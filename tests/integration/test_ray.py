@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.engine.ledger import Ledger
+from brim.state.ledger import Ledger
 from tests.clusters import Run, TestCluster, cluster_of, run, until
 from tests.conftest import brim, tree_digest, write_files
 from tests.hub import TestHub

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from brim.buckets.bucket_address import Access
+from brim.buckets.bucket_client import authorities, chosen_profile, endpoint_of, known_keys, patience_s, region_of
 from brim.errors import InputError
-from brim.objects.address import Access
-from brim.objects.credentials import chosen_profile, known_keys
-from brim.objects.store import authorities, endpoint_of, patience_s, region_of
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from brim.compute.job import ComputedJob, JobOptions
-from brim.engine.destination import parse_destination, refuse_source
-from brim.engine.unpack import unpack
+from brim.buckets.bucket_address import Access
 from brim.errors import DestinationError, InputError
-from brim.objects.address import Access
-from brim.sources.rows.source import open_rows
+from brim.jobs.computed_job import ComputedJob, JobOptions
+from brim.jobs.unpack import unpack
+from brim.rows.open_rows import open_rows
+from brim.stores.destination import parse_destination, refuse_source
 
 
 def test_another_store_is_another_place() -> None:

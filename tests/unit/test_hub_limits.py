@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from brim.engine.build import Build, BuildOptions
 from brim.errors import InputError
-from brim.fileset import FileSetBuilder
-from brim.plans.cut import CutOptions
-from brim.sinks.hub.limits import check_shards
-from brim.sources.filetable import FileColumn, FileTable, Split
+from brim.file_set import FileSetBuilder
+from brim.jobs.build_job import Build, BuildOptions
+from brim.plans.cut_shards import CutOptions
+from brim.sources.file_table import FileColumn, FileTable, Split
+from brim.stores.hub_options import check_shards
 
 GB, TB = 10**9, 10**12
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from brim.formats.seekable import Seekable
@@ -11,6 +12,17 @@ from brim.formats.splice import copy_range
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """`row` counts within the shard; `offset` and `size` are the bytes of the shard that are the file."""
+
+    column: str
+    row: int
+    path: str | None
+    offset: int
+    size: int
 
 
 class Readable(Protocol):

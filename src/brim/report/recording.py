@@ -20,12 +20,12 @@ from typing import Any
 
 from brim.errors import BrimError, InputError
 from brim.memory.limit import Limit
-from brim.memory.system import blind_spots, boot_id, machine_facts, machine_now, versions
-from brim.memory.watch.log import LogWriter
-from brim.memory.watch.tree import TreeMeter
+from brim.memory.machine import blind_spots, boot_id, machine_facts, machine_now, versions
+from brim.memory.tree_meter import TreeMeter
 from brim.progress import Progress
 from brim.report.page import write_page
 from brim.sizes import format_size
+from brim.watching.run_log import LogWriter
 
 _EVERY_S = 0.5
 _PROCESSES_EVERY_S = 5.0

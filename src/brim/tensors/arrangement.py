@@ -19,12 +19,9 @@ from typing import Any
 
 from brim.errors import InputError
 from brim.formats.splice import copy_range, write_all
-from brim.tensors.body import Body
-from brim.tensors.npy import NpyLayout, npy_path
-from brim.tensors.parquet import Column, check_columns, write_parquet
-from brim.tensors.safetensors import SafetensorsLayout
-from brim.tensors.spec import Tensor
-from brim.tensors.streams import Files, Place, Span, sync_file
+from brim.tensors.tensor_files import NpyLayout, SafetensorsLayout, VectorColumn, check_columns, npy_path, write_parquet
+from brim.tensors.tensor_spec import Body, Tensor
+from brim.tensors.tensor_stream import Files, FileSpan, Place, sync_file
 
 SUFFIXES = (".safetensors", ".npy", ".parquet")
 
@@ -58,7 +55,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FileGroup:
     """The tensors that share a file."""
 
     target: Path
@@ -69,7 +66,7 @@ class Group:
 class Arrangement:
     """`places` are the streams of each tensor."""
 
-    def __init__(self, request: Request, groups: Sequence[Group]) -> None:
+    def __init__(self, request: Request, groups: Sequence[FileGroup]) -> None:
         self._request = request
         self._groups = groups
         self._direct = request.rows is not None or request.shard_rows is not None
@@ -150,14 +147,14 @@ class Arrangement:
             self._bodies[key] = self._groups[number].layout.body(rows)
         return self._bodies[key]
 
-    def _direct_place(self, number: int, tensor: Tensor, start: int, size: int) -> Iterator[Span]:
+    def _direct_place(self, number: int, tensor: Tensor, start: int, size: int) -> Iterator[FileSpan]:
         shard_rows = self._request.shard_rows
         while size > 0:
             shard, inside = (0, start) if shard_rows is None else divmod(start, shard_rows * tensor.row_bytes)
             planned = self._planned(shard)
             body = self._body(number, planned)
             step = min(size, planned[tensor.name] * tensor.row_bytes - inside)
-            yield Span(_part_name(shard, number), body.starts[tensor.name] + inside, step, body.size)
+            yield FileSpan(_part_name(shard, number), body.starts[tensor.name] + inside, step, body.size)
             start, size = start + step, size - step
 
 
@@ -195,7 +192,7 @@ class ParquetArrangement:
         for tensor in self._request.tensors:
             for name in self._files[tensor.name]:
                 files.descriptor(name)  # a column without rows has a file too
-            columns.append(Column(tensor, tuple(files.folder / name for name in self._files[tensor.name])))
+            columns.append(VectorColumn(tensor, tuple(files.folder / name for name in self._files[tensor.name])))
         whole = files.folder / "whole"
         write_parquet(whole, columns, counts.pop(), self._request.metadata)
         sync_file(whole)
@@ -215,9 +212,9 @@ def arrangement_for(request: Request) -> Arrangement | ParquetArrangement:
         return ParquetArrangement(request)
     if suffix == ".safetensors":
         layout = SafetensorsLayout(request.tensors, request.metadata)
-        return Arrangement(request, [Group(path, request.tensors, layout)])
+        return Arrangement(request, [FileGroup(path, request.tensors, layout)])
     alone = len(request.tensors) == 1
-    groups = [Group(npy_path(path, one.name, alone), (one,), NpyLayout(one)) for one in request.tensors]
+    groups = [FileGroup(npy_path(path, one.name, alone), (one,), NpyLayout(one)) for one in request.tensors]
     return Arrangement(request, groups)
 
 
@@ -242,9 +239,9 @@ def _side_name(number: int, kind: str = "rows") -> str:
 
 
 def _growing(number: int, kind: str = "rows") -> Place:
-    def place(start: int, size: int) -> Iterator[Span]:
+    def place(start: int, size: int) -> Iterator[FileSpan]:
         if size:
-            yield Span(_side_name(number, kind), start, size)
+            yield FileSpan(_side_name(number, kind), start, size)
 
     return place
 

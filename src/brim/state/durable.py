@@ -1,0 +1,125 @@
+"""Writes that last through a power cut, and the system's errors about them as brim's.
+
+Records that must survive any crash are lines of JSON, each with a checksum of its own (`record_line`,
+`append_line`): a torn or damaged line is as if it had not been written.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from brim.errors import DestinationError, SinkFailed
+from brim.sizes import format_size
+
+BUFFER_BYTES = 1024 * 1024  # fits the second-level cache: read, hash and write touch memory once
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename or a new file in `folder` last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give a file its name, for good. What had the name before is gone."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source.replace(target)
+    for folder in {source.parent, target.parent}:
+        sync_folder(folder)
+
+
+def write_whole(target: Path, data: bytes | Iterable[bytes], mark: str = "") -> None:
+    """A file that appears whole or not at all, from its bytes or from its lines.
+
+    Where several write it at a time, each has a `mark` of its own.
+    """
+    temporary = target.with_name(f".{target.name}{mark}.tmp")
+    with open(temporary, "wb") as file:
+        file.writelines([data] if isinstance(data, bytes) else data)
+        file.flush()
+        os.fsync(file.fileno())
+    rename(temporary, target)
+
+
+def record_line(record: dict[str, Any]) -> bytes:
+    body = json.dumps(record, sort_keys=True)
+    return f"{zlib.crc32(body.encode()):08x} {body}\n".encode()
+
+
+def record_of(line: bytes) -> dict[str, Any] | None:
+    """What a line says, or None if it is torn or damaged."""
+    checksum, _, body = line.partition(b" ")
+    if not body or checksum != b"%08x" % zlib.crc32(body):
+        return None
+    record = json.loads(body)
+    return record if isinstance(record, dict) else None
+
+
+def end_torn_line(descriptor: int) -> None:
+    """A line that a crash has cut stays a line of its own."""
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        os.write(descriptor, b"\n")
+
+
+def append_line(descriptor: int, line: bytes) -> None:
+    """A whole line on disk, or none and an error."""
+    if (written := os.write(descriptor, line)) != len(line):
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(descriptor)
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Room on the disk, or None where the file system does not say."""
+    usage = os.statvfs(folder)
+    return usage.f_bavail * usage.f_frsize if usage.f_blocks else None
+
+
+@contextmanager
+def failures(root: Path, again: str = "run the same command to continue") -> Iterator[None]:
+    """Here the system's errors about a destination become brim's. `again` says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            free = free_bytes(root) if root.exists() else None
+            left = f" ({format_size(free)} left)" if free is not None else ""
+            raise SinkFailed(
+                f"The disk of the destination is full{left}; what is finished is kept.",
+                hint=f"Make room, then {again}.",
+            ) from error
+        if error.errno in _UNUSABLE:
+            raise DestinationError(
+                f"The destination {str(root)!r} cannot be used: {error.strerror}.",
+                hint="Choose another folder, or give yourself the right to write there.",
+            ) from error
+        raise SinkFailed(
+            f"Writing to the destination failed: {error.strerror or error}.", hint=f"{again[0].upper()}{again[1:]}."
+        ) from error
+
+
+def sha256_of(path: Path, advance: Callable[[int], None]) -> str:
+    """`advance` is told of bytes, and may raise to stop."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            digest.update(buffer[:size])
+            advance(size)
+    return digest.hexdigest()
