@@ -9,10 +9,38 @@ import brim
 
 SOURCE = Path(brim.__file__).parent
 # Imports lead from left to right, and never back.
-ORDER = (
-    "__main__ cli lab brim api report jobs schedule outputs steps tensors plans rows sources stores formats forecasts "
-    "oom watching cuts file_set buckets remote_file tarball state memory redact progress sizes errors"
-).split()
+ORDER = [
+    "__main__",
+    "cli",
+    "lab",
+    "brim",
+    "api",
+    "report",
+    "jobs",
+    "schedule",
+    "outputs",
+    "steps",
+    "tensors",
+    "plans",
+    "rows",
+    "sources",
+    "stores",
+    "formats",
+    "forecasts",
+    "oom",
+    "watching",
+    "cuts",
+    "file_set",
+    "buckets",
+    "remote_file",
+    "tarball",
+    "state",
+    "memory",
+    "redact",
+    "progress",
+    "sizes",
+    "errors",
+]
 MOST_LINES = 650
 
 
