@@ -1,7 +1,5 @@
 """brim build: package files into shards."""
 
-from __future__ import annotations
-
 import functools
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """brim check: look at every file before a long run."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

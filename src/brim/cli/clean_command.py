@@ -1,7 +1,5 @@
 """brim clean: what brim.map has cached, and room for more."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

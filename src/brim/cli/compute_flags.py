@@ -1,7 +1,5 @@
 """What the verbs that compute share: reading rows, running the job, and saying what came of it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any

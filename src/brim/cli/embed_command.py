@@ -1,7 +1,5 @@
 """brim embed: vectors of texts and images, within a limit."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

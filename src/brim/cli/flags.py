@@ -4,8 +4,6 @@ A verb takes the dataclasses as parameters; `flat` spreads their fields out for 
 again for the verb, so that twenty options travel as three values.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

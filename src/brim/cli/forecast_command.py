@@ -1,7 +1,5 @@
 """brim forecast: will it fit, with the arithmetic; a command for each shape of work."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 

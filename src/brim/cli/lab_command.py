@@ -1,7 +1,5 @@
 """brim lab: see how common patterns use memory, beside brim's; a command for each experiment."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 

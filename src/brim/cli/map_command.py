@@ -1,7 +1,5 @@
 """brim map: a function over rows, within a limit."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """brim plan: what would be built."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence

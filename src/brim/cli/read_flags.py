@@ -1,7 +1,5 @@
 """From the command line's words to a file table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from brim.cli.flags import BidsFlags, ReadingFlags, StoringFlags

@@ -1,7 +1,5 @@
 """brim recipes: the built-in recipes, and what they expect."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

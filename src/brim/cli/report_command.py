@@ -1,7 +1,5 @@
 """brim report: the page about a run, from its log."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

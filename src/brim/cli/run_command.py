@@ -1,7 +1,5 @@
 """brim run: any command under watch."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

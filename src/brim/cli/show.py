@@ -1,7 +1,5 @@
 """What every verb prints alike: results, errors, and the progress that fits where it is shown."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """brim tokenize: a column of text as token ids, within a limit."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """brim unpack: the original files back."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """brim verify: prove what is at a destination."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

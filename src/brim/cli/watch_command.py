@@ -1,7 +1,5 @@
 """brim watch: something that runs already."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

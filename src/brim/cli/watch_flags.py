@@ -1,7 +1,5 @@
 """Options that `brim run` and `brim watch` share: the limit, the ladder, where it is written down."""
 
-from __future__ import annotations
-
 import functools
 import math
 import sys

@@ -1,7 +1,5 @@
 """brim why: find out-of-memory kills and explain them."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from typing import Annotated
