@@ -8,7 +8,20 @@ from pathlib import Path
 import brim
 
 SOURCE = Path(brim.__file__).parent
-LEAVES = {"errors", "progress", "sizes", "fileset", "cuts", "tarball", "durable", "memory", "objects", "remote"}
+LEAVES = {
+    "errors",
+    "progress",
+    "sizes",
+    "fileset",
+    "cuts",
+    "tarball",
+    "durable",
+    "memory",
+    "objects",
+    "remote",
+    "wording",
+    "choices",
+}
 MAY_IMPORT = {
     "sources": {"sources"},
     "plans": {"plans", "sources"},

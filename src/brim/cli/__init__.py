@@ -28,6 +28,7 @@ from brim.cli import (
 from brim.cli.options import flat, help_text
 from brim.cli.output import fail, nobody_listens
 from brim.errors import BrimError, Stopped
+from brim.wording import speak_of_flags
 
 HELP = """Datasets bigger than memory, built under a memory limit that you set.
 
@@ -105,6 +106,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def main() -> None:
     """The `brim` command."""
+    speak_of_flags()
     _settle_streams()
     sys.meta_path.insert(0, _NoPandas())
     arguments, command = _split(sys.argv[1:])

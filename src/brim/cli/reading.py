@@ -1,17 +1,20 @@
 """From the command line's words to a file table."""
 
-from typing import Any
+from typing import Any, get_args
 
+from brim.choices import one_of
 from brim.cli.options import Bids, Reading, Storing
 from brim.cli.output import waiting_for
 
 
 def read(source: str, reading: Reading, bids: Bids, storing: Storing | None = None, lenient: bool = False) -> Any:
     """The file table of SOURCE, read as the options say."""
+    from brim.plans.checks import Oversize
     from brim.sources import read_source, recipe_text
     from brim.sources.bids.options import BidsOptions
     from brim.sources.options import SourceOptions
 
+    one_of("oversize", reading.oversize, get_args(Oversize))  # before the source is looked at
     options = SourceOptions(
         files=tuple(reading.files or ()),
         include=tuple(reading.include or ()),

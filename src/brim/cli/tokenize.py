@@ -103,13 +103,6 @@ def tokenize(
     from brim.errors import InputError
     from brim.sources.rows import open_rows
 
-    for option, value, allowed in (
-        ("--format", format, ("parquet", "arrow", "bin")),
-        ("--pack-tail", pack_tail, ("drop", "keep")),
-        ("--long-documents", long_documents, ("cut", "refuse")),
-    ):
-        if value not in allowed:
-            raise InputError(f"{option} takes {' or '.join(allowed)}, not {value!r}.")
     if keep and (pack is not None or format == "bin"):
         raise InputError(
             "--keep needs rows that are documents, and those of --pack and bin are not.", hint="Leave out one of them."

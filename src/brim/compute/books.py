@@ -10,7 +10,7 @@ from typing import Any
 from brim.compute.changes import changes_between
 from brim.engine.ledger import Job, Ledger
 from brim.engine.run import refuse_strangers, versions
-from brim.errors import PlanChanged
+from brim.errors import InputError, PlanChanged
 from brim.objects.address import ObjectAddress
 from brim.plans.fingerprint import digest_json
 from brim.sinks.objects.sink import published_in
@@ -26,6 +26,12 @@ class Wanted:
     facts: dict[str, Any]
     fresh: bool = False
     keep_done: bool = False
+
+
+def refuse_both(fresh: bool, keep_done: bool) -> None:
+    """What was done goes, or it stays."""
+    if fresh and keep_done:
+        raise InputError("Choose one of --fresh (start over) and --keep-done (keep what is done).")
 
 
 def agree_with_bucket(address: ObjectAddress, wanted: Wanted, finished: Ledger) -> None:
@@ -47,11 +53,11 @@ def open_units(folder: Path, wanted: Wanted, finished: Ledger) -> Ledger:
     """The receipts of the units that are done. `finished` is the ledger of what the destination holds."""
     if wanted.fresh:
         shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(exist_ok=True)
     units = Ledger(folder)
     if units.job is None:
         if finished.job is not None and finished.job.fingerprint != wanted.fingerprint and not wanted.fresh:
             raise _another(finished.job, wanted)
+        folder.mkdir(exist_ok=True)
         units.begin(Job(wanted.fingerprint, wanted.facts, versions()))
     elif units.job.fingerprint != wanted.fingerprint:
         _adopt(units, units.job, wanted)

@@ -294,8 +294,8 @@ class ClusterComputation:
     def _on(self, node: str, error: BrimError) -> BrimError:
         """The error of a node that cannot load what this machine could: a function, a tokenizer, a model."""
         name = next((each.name for each in self._nodes if each.id == node), node)
-        hint = error.hint or "Keep it on a disk that every node sees under the same path, or install it everywhere."
-        return type(error)(f"On the Ray node {name}: {error.message}", hint=hint, **error.facts)
+        hint = error.words[1] or "Keep it on a disk that every node sees under the same path, or install it everywhere."
+        return type(error)(f"On the Ray node {name}: {error.words[0]}", hint=hint, **error.facts)
 
     def _is_done(self, attempt: Attempt, answer: Answer, done: Done) -> None:
         unit = attempt.unit

@@ -148,7 +148,7 @@ class Computation:
             if line.own_bytes:
                 raise DoesNotFit(
                     "This process itself holds more than the limit, without any work.",
-                    hint="Give it more with --memory (memory=), or let it hold less.",
+                    hint="Give it more with --memory, or let it hold less.",
                     limit_bytes=self.options.limit_bytes,
                     need_bytes=line.own_bytes,
                 )

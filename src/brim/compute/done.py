@@ -49,7 +49,7 @@ class DoneUnits:
             if unit.spooled and not all(os.path.exists(span.path) for span in unit.spans):
                 raise SourceChanged(
                     f"The source gives other rows than in the run that is continued (unit {unit.number}).",
-                    hint="Start over with --fresh (load_from_cache_file=False).",
+                    hint="Start over with --fresh.",
                 )
             self._ledger.forget(receipt.name)  # before its file becomes another one
             return False

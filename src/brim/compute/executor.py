@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
+from brim.choices import at_least, one_of
 from brim.compute.setup import OnError, Writing
 from brim.compute.step import Step
 from brim.engine.ledger import Ledger, Receipt
@@ -27,6 +28,10 @@ class ComputeOptions:
     align: int = 1
     what: str = "map"
     whole_node: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("on-error", self.on_error, get_args(OnError))
+        at_least("workers", self.workers, 1)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
+from brim.choices import at_least, one_of
 from brim.compute.content import named
 from brim.compute.features import features_of, metadata
 from brim.compute.made import Made, cut_shards, make_shards, settle
@@ -67,10 +68,8 @@ class RowsFinisher:
     writer_batch_rows: int | None = None
 
     def __post_init__(self) -> None:
-        if self.format not in EXTENSIONS:
-            raise InputError(f"--format takes {' or '.join(EXTENSIONS)}, not {self.format!r}.")
-        if self.rows_per_shard is not None and self.rows_per_shard < 1:
-            raise InputError("--rows-per-shard takes a number above zero.")
+        one_of("format", self.format, EXTENSIONS)
+        at_least("rows-per-shard", self.rows_per_shard, 1)
 
     @property
     def _shards(self) -> Writing:

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from brim.compute.books import Wanted, agree_with_bucket, open_units
+from brim.choices import at_least, one_of
+from brim.compute.books import Wanted, agree_with_bucket, open_units, refuse_both
 from brim.compute.content import ComputedContent
 from brim.compute.executor import ComputeOptions, Outcome
 from brim.compute.features import unified
@@ -21,7 +22,7 @@ from brim.compute.setup import OnError, Writing
 from brim.compute.step import Step
 from brim.compute.workplace import Workplace, workplace
 from brim.engine.deliver import Built, Delivery, at_destination, check_hub_options, deliver, state_of
-from brim.engine.destination import Destination, new_destination, refuse_source
+from brim.engine.destination import UNITS, Destination, new_destination, refuse_source
 from brim.engine.executor import Executor
 from brim.engine.ledger import Ledger
 from brim.engine.reach import reachable, waited_for
@@ -43,7 +44,6 @@ from brim.sinks.sink import Carrier
 from brim.sources.rows.unit import RowSource
 
 _VERSION = 1  # raise it when the same job would give other rows or bytes
-_UNITS = "units"
 _LOOK_S = 0.1
 
 
@@ -63,12 +63,9 @@ class JobOptions:
     scaling: Scaling = field(default_factory=Scaling)
 
     def __post_init__(self) -> None:
-        if self.on_error not in ("stop", "skip", "quarantine"):
-            raise InputError(f"--on-error takes stop, skip or quarantine, not {self.on_error!r}.")
-        if self.workers is not None and self.workers < 1:
-            raise InputError("--workers takes a number above zero.")
-        if self.fresh and self.keep_done:
-            raise InputError("Choose one of --fresh (start over) and --keep-done (keep what is done).")
+        one_of("on-error", self.on_error, get_args(OnError))
+        at_least("workers", self.workers, 1)
+        refuse_both(self.fresh, self.keep_done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +76,13 @@ class Computed:
     outcome: Outcome
     quarantine: Path | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+
+
+def check_applies(what: str, options: JobOptions, destination: Destination) -> None:
+    """Options that have no meaning for this verb or destination are an error, not silence."""
+    check_hub_options(options.hub, destination)
+    if options.keep_done and what != "map":
+        raise InputError(f"--keep-done is for a function of yours that has changed, and {what} has none.")
 
 
 class ComputedJob:
@@ -95,7 +99,7 @@ class ComputedJob:
     ) -> None:
         self.what, self.source, self.step, self.finisher, self.options = what, source, step, finisher, options
         self.destination: Destination = new_destination(destination, options.access)
-        check_hub_options(options.hub, self.destination)
+        check_applies(what, options, self.destination)
         self._refuse_source()
         self.limit: Limit = effective_limit(options.memory)
 
@@ -131,7 +135,7 @@ class ComputedJob:
             workplace(options.scaling) as place,
             at_destination(self.destination, state, options.stop_file, progress, fresh=options.fresh) as (ledger, stop),
         ):
-            folder = state / _UNITS
+            folder = state / UNITS
             if isinstance(self.destination, ObjectAddress):
                 with waited_for(self.destination, progress, stop):
                     agree_with_bucket(self.destination, wanted, ledger)

@@ -51,7 +51,7 @@ def settle(folder: Path, units: Sequence[Receipt], format: str, empty: pa.Schema
     except InputError as error:
         numbers = ", ".join(str(int(name.split(".")[0])) for name in list(names.values())[:3])
         raise InputError(
-            f"The function gave values of types that do not go together (seen in units {numbers}): {error.message}",
+            f"The function gave values of types that do not go together (seen in units {numbers}): {error.words[0]}",
             hint="Let it return one type for each column, or give the types with features=.",
         ) from error
 

@@ -90,6 +90,7 @@ class Worker:
     def do(self, order: Any) -> None:
         from brim.compute.outfile import EXTENSIONS, UnitFile
         from brim.compute.setup import Done, Failed
+        from brim.durable import failures
         from brim.memory.meter import process_bytes
         from brim.memory.release import release
 
@@ -102,9 +103,11 @@ class Worker:
         bad = _Bad(target.with_name(f"{target.stem}.bad.arrow"), order.unit.number, order.unit.first_row)
         try:
             for table in self._results(order, bad):
-                out.write(table)
-            rows, size, sha256 = out.finish()
-            bad.close()
+                with failures(target.parent):
+                    out.write(table)
+            with failures(target.parent):
+                rows, size, sha256 = out.finish()
+                bad.close()
         except BaseException as error:  # noqa: BLE001  whatever it is, the parent has to know
             out.abandon()
             bad.abandon()
@@ -275,17 +278,10 @@ def _travelling(error: BaseException) -> Exception:
     """An error that can be sent: brim's own as they are, others as text."""
     import traceback
 
-    from brim.durable import failures
     from brim.errors import BrimError, InputError
 
     if isinstance(error, BrimError):
         return error
-    if isinstance(error, OSError):
-        try:
-            with failures(Path(".")):
-                raise error
-        except BrimError as known:
-            return known
     text = "".join(traceback.format_exception(error))
     return InputError(f"A worker failed: {type(error).__name__}: {error}".rstrip(), traceback=text)
 

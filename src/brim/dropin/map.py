@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from brim.compute.books import Wanted, without_function
+from brim.compute.books import Wanted, refuse_both, without_function
 from brim.compute.cache import cache_home, open_cache
 from brim.compute.dataset_out import open_dataset
 from brim.compute.executor import ComputeOptions
@@ -16,6 +17,7 @@ from brim.compute.mapping import MapStep
 from brim.compute.options import InputKind, MapOptions
 from brim.compute.setup import OnError, Writing
 from brim.dropin.progress import bar_or_notes
+from brim.errors import named
 from brim.memory.limit import effective_limit
 from brim.memory.meter import process_bytes
 from brim.objects.address import Access
@@ -25,6 +27,7 @@ from brim.sources.rows import open_rows
 from brim.sources.rows.options import RowOptions
 from brim.sources.rows.unit import RowSource
 
+_NAMES = {"workers": "num-proc", "fresh": "load_from_cache_file=False"}
 _VERSION = 1  # raise it when the same call would give other rows
 
 
@@ -71,9 +74,12 @@ def map(
     although the function has changed since.
     """
     progress = progress or bar_or_notes()
+    fresh = not load_from_cache_file
 
     def one(part: Any) -> Any:
-        source = open_rows(part, RowOptions(name=name, access=Access(endpoint_url, anonymous)))
+        # What was said is looked at before the source is.
+        compute = ComputeOptions(effective_limit(memory).bytes, num_proc, on_error, what=desc or "map")
+        refuse_both(fresh, keep_done)
         options = MapOptions(
             batched=batched,
             batch_size=batch_size,
@@ -88,14 +94,15 @@ def map(
             splittable=splittable,
             **_format_of(part),
         )
+        source = open_rows(part, RowOptions(name=name, access=Access(endpoint_url, anonymous)))
         options.check(source.schema)
         step = MapStep(function, options)
         if not step.digest.stable:
             progress.note("brim cannot tell whether this function has changed, so its result will not be found again")
         # What this process holds already is the caller's: the limit is for the job.
-        limit_bytes = effective_limit(memory).bytes + process_bytes(os.getpid())
-        compute = ComputeOptions(limit_bytes, num_proc, on_error, step.batch_rows or 1, desc or "map")
-        kept = _computed(source, step, compute, cache_home(cache_dir), not load_from_cache_file, keep_done, progress)
+        limit_bytes = compute.limit_bytes + process_bytes(os.getpid())
+        compute = replace(compute, limit_bytes=limit_bytes, align=step.batch_rows or 1)
+        kept = _computed(source, step, compute, cache_home(cache_dir), fresh, keep_done, progress)
         made = open_dataset(
             kept.files,
             kept.schema,
@@ -105,9 +112,10 @@ def map(
         )
         return _with_format_of(part, made)
 
-    if hasattr(dataset, "items") and hasattr(dataset, "values"):
-        return type(dataset)({split: one(part) for split, part in dataset.items()})
-    return one(dataset)
+    with named(_NAMES):
+        if hasattr(dataset, "items") and hasattr(dataset, "values"):
+            return type(dataset)({split: one(part) for split, part in dataset.items()})
+        return one(dataset)
 
 
 def _computed(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from brim.dropin.progress import bar_or_notes
 from brim.engine.build import Build, BuildOptions
 from brim.engine.deliver import Built
-from brim.errors import InputError
+from brim.errors import InputError, named
 from brim.plans.checks import CheckOptions
 from brim.plans.cut import CutOptions
 from brim.progress import Progress
@@ -20,6 +21,13 @@ from brim.sinks.hub.client import own_name
 from brim.sinks.hub.options import HubOptions, Via
 from brim.sizes import parse_size
 from brim.sources.dataset import dataset_source
+
+_NAMES = {
+    "workers": "num-proc",
+    "shard-size": "max-shard-size",
+    "config": "config-name",
+    "public": "private=False",
+}
 
 
 def push_to_hub(
@@ -51,13 +59,7 @@ def push_to_hub(
     where it was. Unlike the original, a new repository is private unless you say `private=False`; `num_proc` is
     how many shards are on their way at a time.
     """
-    progress = progress or bar_or_notes()
-    destination = str(_address(repo_id, revision, token))
-    many = hasattr(dataset, "values") and hasattr(dataset, "items")
-    with tempfile.TemporaryDirectory(prefix="brim-spill-") as spill:
-        table = dataset_source(
-            dataset, split=split, embed_external_files=embed_external_files, spill=Path(spill), note=progress.note
-        )
+    with named(_NAMES):
         options = BuildOptions(
             cut=CutOptions(None if max_shard_size is None else parse_size(max_shard_size), num_shards),
             checks=CheckOptions(allow_empty=True),
@@ -68,7 +70,6 @@ def push_to_hub(
             hub=HubOptions(
                 config=config_name,
                 data_dir=data_dir,
-                split=None if many else table.splits[0].name,
                 message=commit_message,
                 description=commit_description,
                 public=private is False,
@@ -79,7 +80,26 @@ def push_to_hub(
                 token=token,
             ),
         )
-        return Build(table, destination, options).run(progress)
+        return _push(dataset, repo_id, revision, split, embed_external_files, options, progress or bar_or_notes())
+
+
+def _push(
+    dataset: Any,
+    repo_id: str,
+    revision: str | None,
+    split: str | None,
+    embed_external_files: bool,
+    options: BuildOptions,
+    progress: Progress,
+) -> Built:
+    destination = str(_address(repo_id, revision, options.hub.token))
+    many = hasattr(dataset, "values") and hasattr(dataset, "items")
+    with tempfile.TemporaryDirectory(prefix="brim-spill-") as spill:
+        table = dataset_source(
+            dataset, split=split, embed_external_files=embed_external_files, spill=Path(spill), note=progress.note
+        )
+        hub = replace(options.hub, split=None if many else table.splits[0].name)
+        return Build(table, destination, replace(options, hub=hub)).run(progress)
 
 
 def _address(repo_id: str, revision: str | None, token: str | None) -> Address:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from brim.choices import at_least, one_of
 from brim.engine.cluster.checks import Sight, sample_of
 from brim.engine.cluster.opened import carrying_bytes, opened
 from brim.engine.content import PlanContent
@@ -62,10 +63,8 @@ class BuildOptions:
     scaling: Scaling = field(default_factory=Scaling)
 
     def __post_init__(self) -> None:
-        if self.format not in EXTENSIONS:
-            raise InputError(f"--format takes {' or '.join(EXTENSIONS)}, not {self.format!r}.")
-        if self.workers is not None and self.workers < 1:
-            raise InputError("--workers takes a number above zero.")
+        one_of("format", self.format, EXTENSIONS)
+        at_least("workers", self.workers, 1)
         if self.fresh and self.update:
             raise InputError("Choose one of --fresh (start over) and --update (keep what is unchanged).")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from brim.durable import failures
 from brim.engine.content import Content
-from brim.engine.destination import Destination, make_state, state_folder
+from brim.engine.destination import Destination, Footprints, make_state, state_folder
 from brim.engine.executor import Executor
 from brim.engine.ledger import STATE, Ledger, Receipt
 from brim.engine.lock import locked, owner_of
 from brim.engine.run import Others, Run, RunOptions, refuse_another
 from brim.engine.stop import Stop, stoppable
-from brim.errors import InputError, Stopped
+from brim.errors import DestinationError, InputError, Stopped
 from brim.formats.card import CardFacts
 from brim.memory.cores import usable_cores
 from brim.memory.limit import Limit
@@ -76,22 +76,37 @@ def at_destination(
     """The destination's ledger, for this run alone; and whether somebody asked to stop."""
     extra = Path(stop_file) if stop_file else None
     if extra is not None and extra.is_dir():
-        raise InputError(f"--stop-file {str(extra)!r} is a folder.", hint="Give the name of a file.")
-    if isinstance(destination, Path):
-        make_folder(destination)
-    make_state(destination, state)
-    with locked(state), stoppable(state / "stop", *([extra] if extra else [])) as stop:
+        raise InputError(f"--stop-file={str(extra)!r} is a folder.", hint="Give the name of a file.")
+    with (
+        _opened(destination, state),
+        stoppable(state / "stop", *([extra] if extra else [])) as stop,
+    ):
         ledger = Ledger(state)
         try:
             with failures(destination if isinstance(destination, Path) else state):
                 yield ledger, stop
         except Stopped as stopped:
             if fresh:
-                raise Stopped(stopped.message, hint="Run it again without --fresh to continue.") from stopped
+                raise Stopped(stopped.words[0], hint="Run it again without --fresh to continue.") from stopped
             raise
         finally:
             ledger.close()
             progress.finish()
+
+
+@contextmanager
+def _opened(destination: Destination, state: Path) -> Iterator[None]:
+    """The folders are there, and are this run's alone."""
+    footprints = Footprints(destination, state)
+    try:
+        if isinstance(destination, Path):
+            make_folder(destination)
+        make_state(destination, state)
+    except DestinationError:
+        footprints.sweep()
+        raise
+    with locked(state), footprints.removed_if_refused():
+        yield
 
 
 def deliver(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from brim.durable import sync_folder
-from brim.engine.ledger import LEDGER, STATE
-from brim.errors import DestinationError, InputError
+from brim.engine.ledger import LEDGER, STATE, Ledger
+from brim.errors import DestinationError, DoesNotFit, InputError
 from brim.objects.address import Access, ObjectAddress, is_object_address, parse_object_address
 from brim.objects.store import endpoint_of
 from brim.sinks.hub.address import SCHEME, Address, looks_like_repo, parse_address
 
 Destination = Path | Address | ObjectAddress
+UNITS = "units"  # the folder of the units of a computed job, beside its ledger
 
 
 def parse_destination(destination: str | os.PathLike[str], access: Access | None = None) -> Destination:
@@ -75,6 +79,42 @@ def state_home(kind: str, what: str, shown: str) -> Path:
     return Path(home) / "brim" / kind / name
 
 
+class Footprints:
+    """What a job makes at a destination before it begins. One that is refused takes it away again.
+
+    Made before anything else is. What was there before stays as it was.
+    """
+
+    def __init__(self, destination: Destination | None, state: Path) -> None:
+        folders = [state, *state.parents]
+        if isinstance(destination, Path):
+            folders += [destination / "data", destination / STATE, destination, *destination.parents]
+        self._state = state
+        self._folders = [folder for folder in dict.fromkeys(folders) if not folder.exists()]
+        self._books = [folder for folder in (state, state / UNITS) if not folder.exists()]
+        self._files = [state / name for name in ("lock", LEDGER) if not (state / name).exists()]
+
+    def sweep(self) -> None:
+        """Remove the folders that are empty."""
+        for folder in sorted(self._folders, key=lambda folder: len(folder.parts), reverse=True):
+            with suppress(OSError):  # it is not empty: somebody else's
+                folder.rmdir()
+
+    @contextmanager
+    def removed_if_refused(self) -> Iterator[None]:
+        """For whoever holds the lock: nothing stays of a job that is refused, or does not fit, with nothing done."""
+        try:
+            yield
+        except (InputError, DoesNotFit):
+            if Ledger(self._state).job is None and not Ledger(self._state / UNITS).receipts:
+                for folder in self._books:
+                    shutil.rmtree(folder, ignore_errors=True)
+                for file in self._files:
+                    file.unlink(missing_ok=True)
+                self.sweep()
+            raise
+
+
 def make_state(destination: Destination, folder: Path) -> None:
     """Make the folder of the ledger. In a built folder, .brim is made in any case: it marks what brim built."""
     try:
@@ -90,5 +130,5 @@ def make_state(destination: Destination, folder: Path) -> None:
     except OSError as error:
         raise DestinationError(
             f"The folder of the ledger, {str(folder)!r}, cannot be used: {error.strerror}.",
-            hint="Choose another one with --state DIR.",
+            hint="Choose another one with --state=DIR.",
         ) from error

@@ -60,7 +60,7 @@ class Ledger:
         except OSError as error:  # it belongs to somebody else, or is a folder
             raise DestinationError(
                 f"The ledger {str(self.path)!r} cannot be read: {error.strerror}.",
-                hint="Choose another folder for it with --state DIR.",
+                hint="Choose another folder for it with --state=DIR.",
             ) from error
 
     @classmethod

@@ -27,7 +27,7 @@ def locked(
         except OSError as error:
             raise DestinationError(
                 f"The file system of the ledger cannot lock files: {error.strerror}.",
-                hint="Keep the ledger on another disk with --state DIR.",
+                hint="Keep the ledger on another disk with --state=DIR.",
             ) from error
         yield
     finally:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from brim.choices import at_least
 from brim.durable import failures
 from brim.engine.content import PlanContent
 from brim.engine.deliver import Built, Delivery, at_destination, deliver, state_of, usual_workers
@@ -57,10 +58,9 @@ class SavedOptions:
     access: Access = field(default_factory=Access)  # to the bucket that the plan is in
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise InputError("--workers takes a number above zero.")
+        at_least("workers", self.workers, 1)
         if self.stop_file and os.path.isdir(self.stop_file):
-            raise InputError(f"--stop-file {self.stop_file!r} is a folder.", hint="Give the name of a file.")
+            raise InputError(f"--stop-file={self.stop_file!r} is a folder.", hint="Give the name of a file.")
         if self.root is not None and "://" in self.root:
             raise InputError(f"With --plan, --root is a folder of this machine, not {self.root!r}.")
 
@@ -105,7 +105,7 @@ class SavedBuild:
                 self.hub = HubOptions(**self.saved.job["hub"])
         except InputError as error:
             raise InputError(
-                error.message.replace(str(self.place.path), self.place.shown), hint=error.hint, **error.facts
+                error.words[0].replace(str(self.place.path), self.place.shown), hint=error.words[1], **error.facts
             ) from error
         self.plan: Plan = self.saved.plan
         self.destination: Destination = parse_destination(
@@ -141,6 +141,7 @@ class SavedBuild:
             ledger = Ledger(folder)
             self.receipts.check(part, ledger, self.plan.fingerprint)
             stack.callback(ledger.close)
+            content = self._content(mine, progress)  # before anything is made at the destination
             there: Iterable[Receipt] = ()
             if isinstance(self.destination, Path):
                 make_folder(self.destination)
@@ -151,7 +152,6 @@ class SavedBuild:
                 there = [r for s in mine if (r := built.get(s.name)) and r.job == self._job]
             names = frozenset(shard.name for shard in mine)
             others = Others(only=names, received=lambda: (r for r in there if r.name not in ledger.receipts))
-            content = self._content(mine, progress)
             done = self._delivered(content, self._delivery(others), ledger, progress, stop) if mine else None
         counts = {name: getattr(done, name, 0) for name in ("bytes", "shards", "written", "kept", "sent_bytes")}
         return PartDone(part.number, part.count, str(self.destination), **counts, next=self.command("--finish"))
@@ -204,7 +204,7 @@ class SavedBuild:
             return deliver(content, self.destination, delivery, *rest)
         except SourceChanged as error:
             raise SourceChanged(
-                error.message, hint="Restore it, or plan again: brim plan … --save PLAN.", **error.facts
+                error.words[0], hint="Restore it, or plan again: brim plan … --save PLAN.", **error.facts
             ) from error
 
     def _delivery(self, others: Others) -> Delivery:

@@ -44,7 +44,7 @@ def parse_part(text: str) -> Part:
     match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text)
     part = Part(int(match[1]), int(match[2])) if match else None
     if part is None or not 1 <= part.number <= part.count <= _MOST:
-        raise InputError(f"--part takes I/N, the I-th of N parts from 1, not {text!r}.", hint="Like --part 3/100.")
+        raise InputError(f"--part takes I/N, the I-th of N parts from 1, not {text!r}.", hint="Like --part=3/100.")
     return part
 
 
@@ -127,7 +127,7 @@ class PartReceipts:
         count = self.count()
         if count is not None and count != part.count:
             raise InputError(
-                f"This plan is done in {count} parts, and --part {part} is of another division.",
+                f"This plan is done in {count} parts, and --part={part} is of another division.",
                 hint=f"Use --part I/{count}; brim build --plan PLAN does the rest on one machine; or remove "
                 f"{self.shown!r} to divide anew.",
             )

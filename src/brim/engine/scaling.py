@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from brim.choices import one_of
 from brim.errors import InputError
 
 Engine = Literal["local", "ray"]
@@ -18,10 +19,9 @@ class Scaling:
     address: str | None = None
 
     def __post_init__(self) -> None:
-        if self.engine not in ("local", "ray"):
-            raise InputError(f"--engine takes local or ray, not {self.engine!r}.")
+        one_of("engine", self.engine, get_args(Engine))
         if self.address is not None and self.engine != "ray":
-            raise InputError("--address is for --engine ray.", hint="Add --engine ray, or leave --address out.")
+            raise InputError("--address is for --engine=ray.", hint="Add --engine=ray, or leave --address out.")
         if self.address in (None, "auto"):
             return
         host, _, port = str(self.address).rpartition(":")

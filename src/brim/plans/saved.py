@@ -98,7 +98,7 @@ def moved(plan: Plan, root: str, shards: Sequence[Shard]) -> tuple[Plan, int]:
         except OSError as error:
             raise SourceError(
                 f"The source file {files.path(number)!r} is not in {root!r}: {error.strerror}.",
-                hint="Give the folder that holds the source on this machine with --root DIR.",
+                hint="Give the folder that holds the source on this machine with --root=DIR.",
             ) from error
         if now.st_size != files.sizes[number]:
             raise there.changed(number, f"was {files.sizes[number]} bytes when planned and is {now.st_size} there")

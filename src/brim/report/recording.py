@@ -194,11 +194,11 @@ def recorded(
         return
     if html.is_dir() or not html.absolute().parent.is_dir():
         raise InputError(
-            f"--report {str(html)!r} cannot be written there.", hint="Name a file in a folder that exists."
+            f"--report={str(html)!r} cannot be written there.", hint="Name a file in a folder that exists."
         )
     log = html.with_suffix(".jsonl")
     if log == html:
-        raise InputError("--report takes the name of a page.", hint=f"Write --report {html.with_suffix('.html')}.")
+        raise InputError("--report takes the name of a page.", hint=f"Write --report={html.with_suffix('.html')}.")
     recording = Recording(inner, log, command, limit, forecast)
     exit_code, error = 1, None
     try:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from brim.choices import at_least, one_of
 from brim.errors import InputError
 from brim.objects.address import Access
 from brim.sources.bids.options import BidsOptions
@@ -37,10 +38,8 @@ class SourceOptions:
     access: Access = field(default_factory=Access)  # how a bucket is reached
 
     def __post_init__(self) -> None:
-        if self.limit is not None and not 0 < self.limit < 2**62:
-            raise InputError("--limit takes a number of rows above zero.")
-        if self.label_from not in (None, "parent"):
-            raise InputError(f"--label-from takes 'parent', not {self.label_from!r}.")
+        at_least("limit", self.limit, 1)
+        one_of("label-from", self.label_from, (None, "parent"))
         if self.split is not None:
             check_split(self.split)
         for glob in (*self.include, *self.exclude):

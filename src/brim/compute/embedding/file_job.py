@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +20,12 @@ from brim.compute.books import Wanted, open_units
 from brim.compute.embedding.finish import check_target, finish_vectors
 from brim.compute.embedding.step import EmbedStep
 from brim.compute.executor import ComputeOptions, Outcome
-from brim.compute.job import Computed, JobOptions
+from brim.compute.job import Computed, JobOptions, check_applies
 from brim.compute.setup import Writing
 from brim.compute.workplace import Workplace, workplace
 from brim.durable import failures
 from brim.engine.deliver import Built
-from brim.engine.destination import parse_destination, state_folder
+from brim.engine.destination import Footprints, parse_destination, state_folder
 from brim.engine.hashing import sha256_of
 from brim.engine.ledger import Job, Ledger, Receipt
 from brim.engine.lock import locked
@@ -60,6 +62,7 @@ class VectorFileJob:
             self.target = Path(os.path.abspath(destination))
             self.state = Path(options.state or self.target.with_name(f".{self.target.name}.brim"))
         check_target(self.target)
+        check_applies("embed", options, where)
         self.source, self.step, self.options = source, step, options
         self.limit: Limit = effective_limit(options.memory)
         if self.target.is_dir():
@@ -85,14 +88,10 @@ class VectorFileJob:
     def run(self, progress: Progress | None = None) -> Computed:
         progress, options = progress or Silent(), self.options
         state = self.state
-        with failures(self.target.parent):
-            state.mkdir(parents=True, exist_ok=True)
-            if self.bucket is not None:
-                self.target.parent.mkdir(exist_ok=True)
         stop_files = (state / "stop", *([Path(options.stop_file)] if options.stop_file else []))
         with (
             workplace(options.scaling) as place,
-            locked(state),
+            self._opened(),
             stoppable(*stop_files) as stop,
             failures(self.target.parent),
         ):
@@ -102,6 +101,18 @@ class VectorFileJob:
             finally:
                 ledger.close()
                 progress.finish()
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """The folder of the books is there, and is this run's alone."""
+        footprints = Footprints(None, self.state)
+        with failures(self.target.parent):
+            self.state.mkdir(parents=True, exist_ok=True)
+        with locked(self.state), footprints.removed_if_refused():
+            if self.bucket is not None:
+                with failures(self.target.parent):
+                    self.target.parent.mkdir(exist_ok=True)
+            yield
 
     def _run(self, place: Workplace, ledger: Ledger, state: Path, progress: Progress, stop: Stop) -> Computed:
         fingerprint = digest_json(self.facts)

@@ -51,7 +51,7 @@ class TokenFinisher:
         if need > limit_bytes // 2:
             raise DoesNotFit(
                 f"Rows of {self.options.pack:,} tokens are too long for a limit of {format_size(limit_bytes)}.",
-                hint=f"Give --memory {format_size(2 * need)}, a smaller --pack, or --format bin, which has no rows.",
+                hint=f"Give --memory={-(-2 * need // 10**6)}MB, a smaller --pack, or --format=bin, which has no rows.",
                 limit_bytes=limit_bytes,
                 need_bytes=2 * need,
             )

@@ -128,7 +128,7 @@ def _need(ray: Any, ref: Any, node: Node) -> None:
             )
     failure = pickle.loads(answer)
     if isinstance(failure, BrimError):
-        raise type(failure)(f"On the Ray node {node.name}: {failure.message}", hint=failure.hint, **failure.facts)
+        raise type(failure)(f"On the Ray node {node.name}: {failure.words[0]}", hint=failure.words[1], **failure.facts)
 
 
 def versions() -> dict[str, str]:

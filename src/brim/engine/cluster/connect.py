@@ -94,7 +94,7 @@ def need_ray() -> Any:
         import ray
     except ImportError as error:
         raise MissingExtra(
-            "--engine ray needs Ray.", hint="Install it on every node: pip install 'brim[ray]'", extra="ray"
+            "--engine=ray needs Ray.", hint="Install it on every node: pip install 'brim[ray]'", extra="ray"
         ) from error
     return ray
 

@@ -219,7 +219,7 @@ def prepare_log(path: Path, *, anew: bool) -> None:
 
 def _unwritable(path: Path, error: OSError) -> InputError:
     return InputError(
-        f"The log cannot be written to {str(path)!r}: {error.strerror}.", hint="Choose another: --log FILE."
+        f"The log cannot be written to {str(path)!r}: {error.strerror}.", hint="Choose another: --log=FILE."
     )
 
 

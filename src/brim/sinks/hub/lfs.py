@@ -53,7 +53,7 @@ class Lfs:
             return Put(piece.sha256, sent=True)
         raise SinkFailed(
             f"The Hub's storage refuses {name} (403), with {_TRIES} different URLs.",
-            hint="The line may be too slow for them: try smaller shards, or --via xet. Other shards are kept.",
+            hint="The line may be too slow for them: try smaller shards, or --via=xet. Other shards are kept.",
         ) from refusal
 
     def asked(self, pieces: list[Piece]) -> dict[str, dict[str, object]]:

@@ -21,7 +21,7 @@ def check_shards(count: int, largest_bytes: int, total_bytes: int) -> None:
         hint = "It is too large for one folder however it is cut: publish parts of it, each with a --config of its own."
     elif count > FOLDER_FILES:
         size = max(_USUAL_BYTES, total_bytes // _USUAL_SHARDS)
-        hint = f"Cut larger shards, for example with --shard-size {_round(size)} and no other number."
+        hint = f"Cut larger shards, for example with --shard-size={_round(size)} and no other number."
     else:
         hint = f"Cut smaller shards with --shard-size, or rows that each fit {format_size(FILE_BYTES)}."
     if count > FOLDER_FILES:

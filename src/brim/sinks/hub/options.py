@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
+from brim.choices import one_of
 from brim.errors import InputError
 
 Via = Literal["auto", "lfs", "xet"]
@@ -31,14 +32,13 @@ class HubOptions:
     token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.via not in ("auto", "lfs", "xet"):
-            raise InputError(f"--via takes auto, lfs or xet, not {self.via!r}.")
+        one_of("via", self.via, get_args(Via))
         if not _CONFIG.fullmatch(self.config) or self.config in ("data", "all"):
             raise InputError(f"{self.config!r} is not the name of a config.", hint="Use letters, digits, _ and -.")
         if self.data_dir is not None and not _FOLDER.fullmatch(self.data_dir):
             raise InputError(f"{self.data_dir!r} is not a folder for shards.", hint="Use a plain name, like data.")
         if self.direct and self.create_pull:
-            raise InputError("A pull request and --direct exclude each other.")
+            raise InputError("Choose one of --create-pr (a pull request) and --direct.")
 
     @property
     def folder(self) -> str:

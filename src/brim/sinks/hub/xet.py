@@ -46,7 +46,7 @@ class Xet:
             raise DoesNotFit(
                 f"Xet needs about {format_size(BASE_BYTES + LANE_BYTES)} beside the build, and "
                 f"{format_size(max(room.bytes, 0))} are left.",
-                hint="Use --via lfs, which needs none of it, or raise --memory.",
+                hint="Use --via=lfs, which needs none of it, or raise --memory.",
                 need_bytes=BASE_BYTES + LANE_BYTES,
                 limit_bytes=room.bytes,
             )
@@ -62,7 +62,7 @@ class Xet:
             except ConnectionError as error:  # what the library makes of every answer that it does not try again
                 raise SinkFailed(
                     f"Sending {name} by Xet failed: {scrubbed(str(error))}.",
-                    hint="Run the same command to continue; with --via lfs the bytes go another way.",
+                    hint="Run the same command to continue; with --via=lfs the bytes go another way.",
                 ) from error
             finally:
                 give_back_heap()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from brim.errors import InputError
+from brim.choices import one_of
+
+RowsOf = Literal["session", "subject", "file"]
+Sidecars = Literal["safe", "full", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class BidsOptions:
     """What the user asked for."""
 
-    rows: Literal["session", "subject", "file"] = "session"
-    sidecars: Literal["safe", "full", "none"] = "safe"
+    rows: RowsOf = "session"
+    sidecars: Sidecars = "safe"
     subjects: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
@@ -22,12 +25,8 @@ class BidsOptions:
     bidsignore: bool = True
 
     def __post_init__(self) -> None:
-        for option, value, allowed in (
-            ("--rows", self.rows, ("session", "subject", "file")),
-            ("--sidecars", self.sidecars, ("safe", "full", "none")),
-        ):
-            if value not in allowed:
-                raise InputError(f"{option} takes {', '.join(allowed)}, not {value!r}.")
+        one_of("rows", self.rows, get_args(RowsOf))
+        one_of("sidecars", self.sidecars, get_args(Sidecars))
 
     def wants_subject(self, folder: str) -> bool:
         return _wanted(folder, self.subjects, "sub-")

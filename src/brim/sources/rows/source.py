@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from brim.errors import InputError
+from brim.errors import InputError, SourceError
 from brim.sources.readers import as_table
 from brim.sources.rows.cut_rows import Layout, lay_out, row_units
 from brim.sources.rows.cut_text import text_units
@@ -59,7 +60,6 @@ def open_rows(source: Any, options: RowOptions | None = None) -> RowSource:
     often as wanted. A list of dicts, and a pandas, Polars or Arrow table, are iterables too.
     """
     options = options or RowOptions()
-    options.check()
     if isinstance(source, str | os.PathLike):
         return _open_files([os.fspath(source)], options)
     if isinstance(source, list | tuple) and all(isinstance(one, str | os.PathLike) for one in source):
@@ -158,7 +158,18 @@ def _rows(
             )
         schema = pa.schema([schema.field(column) for column in options.columns])
     how = Reading(schema.serialize().to_pybytes(), options.columns, reading)
-    return Rows(name, schema, facts, how, total_bytes, total_rows, cut)
+
+    def blamed(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
+        """Units, and what the system says of the source while they are cut: whoever asks may be writing."""
+        try:
+            yield from cut(align, indices, spool, skip)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of what is spooled
+                raise
+            where = error.filename if isinstance(error.filename, str) else name
+            raise SourceError(f"{where!r} cannot be read: {error.strerror or error}.", path=where) from error
+
+    return Rows(name, schema, facts, how, total_bytes, total_rows, blamed)
 
 
 def _open_dataset(dataset: Any, options: RowOptions) -> RowSource:
