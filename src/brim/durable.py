@@ -52,6 +52,14 @@ def write_whole(target: Path, data: bytes | Iterable[bytes], mark: str = "") -> 
     rename(temporary, target)
 
 
+def write_all(descriptor: int, data: memoryview | bytes, at: int | None = None) -> None:
+    """All of it, at the descriptor's position or at a place of the file: the system may take less at a time."""
+    view = memoryview(data)
+    while view:
+        written = os.write(descriptor, view) if at is None else os.pwrite(descriptor, view, at)
+        view, at = view[written:], None if at is None else at + written
+
+
 def record_line(record: dict[str, Any]) -> bytes:
     body = json.dumps(record, sort_keys=True)
     return f"{zlib.crc32(body.encode()):08x} {body}\n".encode()
@@ -70,14 +78,17 @@ def end_torn_line(descriptor: int) -> None:
     """A line that a crash has cut stays a line of its own."""
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
-        os.write(descriptor, b"\n")
+        write_all(descriptor, b"\n")
 
 
 def append_line(descriptor: int, line: bytes) -> None:
     """A whole line on disk, or none and an error."""
-    if (written := os.write(descriptor, line)) != len(line):
-        os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    size = os.fstat(descriptor).st_size
+    try:
+        write_all(descriptor, line)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
     os.fsync(descriptor)
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from brim.compute.changes import changes_between
+from brim.engine.destination import Destination, refuse_source
 from brim.engine.ledger import Job, Ledger
 from brim.engine.run import refuse_strangers, versions
 from brim.errors import InputError, PlanChanged
 from brim.objects.address import ObjectAddress
 from brim.plans.fingerprint import digest_json
 from brim.sinks.objects.sink import published_in
+from brim.sources.rows.unit import RowSource
 
 _FUNCTION = ("function", "fn_kwargs")
 
@@ -32,6 +35,14 @@ def refuse_both(fresh: bool, keep_done: bool) -> None:
     """What was done goes, or it stays."""
     if fresh and keep_done:
         raise InputError("Choose one of --fresh (start over) and --keep-done (keep what is done).")
+
+
+def refuse_rows(destination: Destination, source: RowSource, taken: Iterable[Destination]) -> None:
+    """The rows of a job are not in what it writes (`taken`)."""
+    if source.files is not None:
+        # The name of what is no path (a dataset that is open, a folder of images as rows) leads nowhere.
+        place = source.name if "root" in source.reading.options else source.files.root
+        refuse_source(destination, place, None, source.files, taken)
 
 
 def agree_with_bucket(address: ObjectAddress, wanted: Wanted, finished: Ledger) -> None:
@@ -62,6 +73,24 @@ def open_units(folder: Path, wanted: Wanted, finished: Ledger) -> Ledger:
     elif units.job.fingerprint != wanted.fingerprint:
         _adopt(units, units.job, wanted)
     return units
+
+
+def clear_scratch(folder: Path) -> None:
+    """What only a run that is under way needs beside the units, which stay: a killed one leaves it."""
+    for path in list(_scratch(folder)):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def has_scratch(folder: Path) -> bool:
+    return next(_scratch(folder), None) is not None
+
+
+def _scratch(folder: Path) -> Iterator[Path]:
+    patterns = ("spool", "made", "gate", "setup.pickle", ".*.tmp", "worker-*.log")
+    return (path for pattern in patterns for path in folder.glob(pattern))
 
 
 def _adopt(units: Ledger, before: Job, wanted: Wanted) -> None:

@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from brim.compute.books import clear_scratch, has_scratch
 from brim.durable import write_whole
 from brim.engine.ledger import LEDGER, Ledger
 from brim.engine.lock import locked
@@ -70,6 +72,14 @@ def _adopt(home: Path, name: str) -> None:
     if latest is not None:
         with locked(latest):
             latest.rename(home / name)
+
+
+def sweep_caches(home: Path) -> None:
+    """Take away what killed processes left in any cache, apart from the units that they finished."""
+    for folder in home.iterdir() if home.is_dir() else ():
+        if (folder / _ABOUT).is_file() and has_scratch(folder / "units"):
+            with suppress(DestinationError, FileNotFoundError), locked(folder):  # somebody is using it, or removed it
+                clear_scratch(folder / "units")
 
 
 def list_caches(home: Path) -> list[Cached]:

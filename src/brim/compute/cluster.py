@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from brim.compute.books import clear_scratch
 from brim.compute.cluster_task import Answer, Asked, do_unit
 from brim.compute.done import DoneUnits
 from brim.compute.executor import ComputeOptions, Outcome
@@ -79,9 +80,9 @@ class ClusterComputation:
         self._types: str | None = ledger.recall("types") if isinstance(step, Settles) else ""
 
     def run(self) -> Outcome:
-        self._clean()
+        clear_scratch(self.folder)
         spool = self.folder / "spool"
-        spool.mkdir(exist_ok=True)
+        spool.mkdir()
         self._look_at_nodes()
         if self.options.limit_bytes < INTERPRETER_BYTES + _WORK_BYTES:
             raise too_small(self._room(), known=False)
@@ -96,17 +97,10 @@ class ClusterComputation:
             self._drop()
             feed.close()
             self._gauges.end()
-            self._clean()
-            for left in spool.iterdir():
-                left.unlink(missing_ok=True)
-            spool.rmdir()
+            clear_scratch(self.folder)
         self.outcome.receipts, self.outcome.bad_rows = self.done.receipts, self.done.bad_rows
         self.outcome.peak_bytes = self._gauges.peak_bytes
         return self.outcome
-
-    def _clean(self) -> None:
-        for left in self.folder.glob(".*.tmp"):
-            left.unlink(missing_ok=True)
 
     def _put_setup(self) -> None:
         reading = self.source.reading

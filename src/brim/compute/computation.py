@@ -16,6 +16,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from brim.compute.books import clear_scratch
 from brim.compute.done import DoneUnits
 from brim.compute.executor import ComputeOptions, Outcome
 from brim.compute.failures import aborted_for_memory, crashed, does_not_fit, does_not_start, exit_words, too_small
@@ -74,12 +75,11 @@ class Computation:
         self._types: str | None = ledger.recall("types") if isinstance(step, Settles) else ""
 
     def run(self) -> Outcome:
-        for left in (*self.folder.glob(".*.tmp"), *self.folder.glob("worker-*.log")):
-            left.unlink()
+        clear_scratch(self.folder)
         if self.options.limit_bytes < self._room.smallest_bytes:
             raise too_small(self._room, known=False)
         spool = self.folder / "spool"
-        spool.mkdir(exist_ok=True)
+        spool.mkdir()
         gate = Gate(self.folder / "gate")
         self._write_setup(gate)
         self.progress.start(self.options.what, self.source.total_bytes or 0, 0, self.options.limit_bytes)
@@ -98,7 +98,7 @@ class Computation:
             self._end_workers(None)
             feed.close()
             gate.remove()
-            self._sweep(spool)
+            clear_scratch(self.folder)
         self.outcome.receipts = self.done.receipts
         self.outcome.bad_rows = self.done.bad_rows
         return self.outcome
@@ -119,12 +119,6 @@ class Computation:
         )
         self._threads = threads
         (self.folder / "setup.pickle").write_bytes(pickle.dumps(setup))
-
-    def _sweep(self, spool: Path) -> None:
-        for path in [*self.folder.glob(".*.tmp"), *self.folder.glob("worker-*.log"), *spool.iterdir()]:
-            path.unlink(missing_ok=True)
-        spool.rmdir()
-        (self.folder / "setup.pickle").unlink(missing_ok=True)
 
     def _end_workers(self, timeout_s: float | None) -> None:
         for worker in self._workers:

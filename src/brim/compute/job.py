@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 from brim.choices import at_least, one_of
-from brim.compute.books import Wanted, agree_with_bucket, open_units, refuse_both
+from brim.compute.books import Wanted, agree_with_bucket, open_units, refuse_both, refuse_rows
 from brim.compute.content import ComputedContent
 from brim.compute.executor import ComputeOptions, Outcome
-from brim.compute.features import unified
 from brim.compute.finish import Finisher, Units
-from brim.compute.outfile import read_rows, read_schema, write_rows
-from brim.compute.setup import OnError, Writing
+from brim.compute.made import write_bad_rows
+from brim.compute.setup import OnError
 from brim.compute.step import Step
 from brim.compute.workplace import Workplace, workplace
 from brim.engine.deliver import Built, Delivery, at_destination, check_hub_options, deliver, state_of
-from brim.engine.destination import UNITS, Destination, new_destination, refuse_source
+from brim.engine.destination import QUARANTINE, UNITS, Destination, new_destination, taken_by_dataset
 from brim.engine.executor import Executor
 from brim.engine.ledger import Ledger
 from brim.engine.reach import reachable, waited_for
@@ -38,7 +37,6 @@ from brim.objects.address import Access, ObjectAddress
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress, Silent
 from brim.sinks.folder import FolderSink
-from brim.sinks.hub.address import Address
 from brim.sinks.hub.options import HubOptions
 from brim.sinks.sink import Carrier
 from brim.sources.rows.unit import RowSource
@@ -74,7 +72,7 @@ class Computed:
 
     built: Built
     outcome: Outcome
-    quarantine: Path | None = None
+    quarantine: Path | str | None = None  # an address, where it is beside a file in a bucket
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -100,18 +98,8 @@ class ComputedJob:
         self.what, self.source, self.step, self.finisher, self.options = what, source, step, finisher, options
         self.destination: Destination = new_destination(destination, options.access)
         check_applies(what, options, self.destination)
-        self._refuse_source()
+        refuse_rows(self.destination, source, taken_by_dataset(self.destination, options.hub.folder))
         self.limit: Limit = effective_limit(options.memory)
-
-    def _refuse_source(self) -> None:
-        """What was stopped while its own source was being replaced could not go on."""
-        reading = self.source.reading.options
-        if "root" not in reading or isinstance(self.destination, Address):
-            return
-        access, folder, shards = Access(*reading.get("access", ())), self.options.hub.folder, self.destination
-        shards = shards / folder if isinstance(shards, Path) else shards.below(folder)
-        refuse_source(self.destination, self.source.name, access)
-        refuse_source(shards, reading["root"], access)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -199,7 +187,6 @@ class ComputedJob:
         )  # fmt: skip
         writing = self.finisher.writing
         outcome = place.compute(carrier)(self.source, self.step, writing, units, folder, options, progress, stop).run()
-        shutil.rmtree(folder / "made", ignore_errors=True)
         total = sum(receipt.size for receipt in outcome.receipts)
         progress.start("finish", total, 0, self.limit.bytes)
         what = Units(folder, outcome.receipts, self.limit.bytes, self.source.schema)
@@ -223,15 +210,13 @@ class ComputedJob:
     def _quarantine(self, folder: Path) -> Path | None:
         """Rows that the step could not do, in one file beside the dataset."""
         home = self.destination if isinstance(self.destination, Path) else folder.parent
-        target = home / "quarantine.parquet"
-        bad = sorted(folder.glob("*.bad.arrow"))
-        if not bad:
-            if self.options.fresh:
-                target.unlink(missing_ok=True)  # of the rows that were there before
-            return None
-        schema = unified([read_schema(path, "arrow") for path in bad])
-        write_rows(target, (t for path in bad for t in read_rows(path, "arrow")), schema, Writing("parquet"))
-        return target
+        target = home / QUARANTINE
+        target.with_name(f".{target.name}.tmp").unlink(missing_ok=True)  # of a run that was killed
+        if write_bad_rows(folder, target):
+            return target
+        if self.options.fresh:
+            target.unlink(missing_ok=True)  # of the rows that were there before
+        return None
 
 
 class _Watched:

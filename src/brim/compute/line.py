@@ -15,6 +15,7 @@ from pathlib import Path
 
 from brim.compute.pool import WorkerProcess
 from brim.compute.room import Room
+from brim.durable import write_all
 from brim.memory.guard import Guard, Level, Line
 from brim.memory.meter import process_bytes, tree
 from brim.memory.watch.sampler import Pace
@@ -37,7 +38,7 @@ class Gate:
     def close_for_now(self, short: bool) -> None:
         if short != self._closed:
             self._closed = short
-            os.pwrite(self._descriptor, b"\1" if short else b"\0", 0)
+            write_all(self._descriptor, b"\1" if short else b"\0", 0)
 
     def remove(self) -> None:
         os.close(self._descriptor)

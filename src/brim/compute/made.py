@@ -111,6 +111,15 @@ def cut_shards(
     return made
 
 
+def write_bad_rows(folder: Path, target: Path) -> bool:
+    """The rows that the step could not do, of all units, in one file; False if there are none."""
+    bad = sorted(folder.glob("*.bad.arrow"))
+    if bad:
+        schema = unified([read_schema(path, "arrow") for path in bad])
+        write_rows(target, (t for path in bad for t in read_rows(path, "arrow")), schema, Writing("parquet"))
+    return bool(bad)
+
+
 def _tables(
     folder: Path, units: Sequence[Receipt], format: str, schema: pa.Schema, advance: Advance
 ) -> Iterator[pa.Table]:

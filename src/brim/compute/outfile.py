@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from brim.compute.features import unified
 from brim.compute.setup import Writing
-from brim.durable import rename
+from brim.durable import rename, write_all
 from brim.sources.rows.schemas import cast
 
 EXTENSIONS = {"arrow": ".arrow", "parquet": ".parquet"}
@@ -38,9 +38,7 @@ class HashedFile:
         view = memoryview(data).cast("B")
         if self._digest is not None:
             self._digest.update(view)
-        at = 0
-        while at < len(view):
-            at += self._file.write(view[at:])
+        write_all(self._file.fileno(), view)
         self.size += len(view)
         if self.size - self._synced >= _SYNC_BYTES:
             os.fdatasync(self._file.fileno())

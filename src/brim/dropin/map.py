@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from brim.compute.books import Wanted, refuse_both, without_function
-from brim.compute.cache import cache_home, open_cache
+from brim.compute.books import Wanted, refuse_both, refuse_rows, without_function
+from brim.compute.cache import cache_home, open_cache, sweep_caches
 from brim.compute.dataset_out import open_dataset
 from brim.compute.executor import ComputeOptions
 from brim.compute.kept import Kept, compute_kept
@@ -135,6 +135,8 @@ def _computed(
     # The first part is the same for every version of the function, so that another one can go on.
     folder_name = f"{digest_json(without_function(facts))[:12]}-{wanted.fingerprint[:12]}"
     about = {"what": step.function.name, "source": source.name}
+    refuse_rows(home, source, [home / folder_name])
+    sweep_caches(home)
     folder = open_cache(home, folder_name, about, adopt=keep_done)
     return compute_kept(
         folder, source, step, writing, wanted, options, progress, lambda had: step.empty_schema(source.schema, had)

@@ -22,7 +22,7 @@ from brim.engine.deliver import (
     state_of,
     usual_workers,
 )
-from brim.engine.destination import Destination, new_destination, refuse_source
+from brim.engine.destination import Destination, new_destination, refuse_source, taken_by_dataset
 from brim.engine.ledger import Ledger
 from brim.engine.parts import job_facts
 from brim.engine.plan_place import receipts_at, save_to
@@ -182,7 +182,8 @@ class Build:
         if self.destination is None:
             raise InputError("This plan has no destination.", hint="Give DEST: brim.plan(source, destination).")
         files = self.plan.table.files
-        refuse_source(self.destination, files.root, files.bucket.access if files.bucket is not None else Access())
+        taken = taken_by_dataset(self.destination, self.options.hub.folder)
+        refuse_source(self.destination, files.root, None, files, taken)
         return self.destination
 
     def _sight(self) -> Sight:

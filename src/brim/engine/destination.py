@@ -5,19 +5,24 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import numpy as np
 
 from brim.durable import sync_folder
 from brim.engine.ledger import LEDGER, STATE, Ledger
 from brim.errors import DestinationError, DoesNotFit, InputError
+from brim.fileset import FileSet, inode_of
+from brim.formats.card import CARD
 from brim.objects.address import Access, ObjectAddress, is_object_address, parse_object_address
 from brim.objects.store import endpoint_of
 from brim.sinks.hub.address import SCHEME, Address, looks_like_repo, parse_address
 
 Destination = Path | Address | ObjectAddress
 UNITS = "units"  # the folder of the units of a computed job, beside its ledger
+QUARANTINE = "quarantine.parquet"
 
 
 def parse_destination(destination: str | os.PathLike[str], access: Access | None = None) -> Destination:
@@ -45,14 +50,98 @@ def new_destination(destination: str | os.PathLike[str], access: Access | None =
     return parse_destination(destination, access)
 
 
-def refuse_source(destination: Destination, place: str, access: Access) -> None:
-    """A dataset is not built where its source lies (`place`, which is reached with `access`)."""
-    if isinstance(destination, ObjectAddress):
-        same = str(destination) == place.rstrip("/") and endpoint_of(destination.access) == endpoint_of(access)
-    else:
-        same = isinstance(destination, Path) and os.path.realpath(destination) == os.path.realpath(place)
-    if same:
+def refuse_source(
+    destination: Destination,
+    place: str,
+    access: Access | None = None,
+    files: FileSet | None = None,
+    taken: Iterable[Destination] = (),
+) -> None:
+    """A source is never its own destination: what was stopped while it replaced its source could not go on.
+
+    The source is `place`, which is reached with `access` (as `files` are), and the `files` found there. `taken` are the
+    files and folders that the job writes or replaces: none of them is a file of the source or holds one, whatever their
+    paths are called. Files are compared by device and inode.
+    """
+    if access is None:
+        access = files.bucket.access if files is not None and files.bucket is not None else Access()
+    if _is_place(destination, place, access):
         raise DestinationError("The destination is the source itself.", hint="Give another place.")
+    for one in taken:
+        found = None if files is None else _found_in(one, files)
+        if found is not None:
+            raise DestinationError(
+                f"The destination is the source itself: the job would take the place of {found!r}.",
+                hint="Give another place.",
+                path=found,
+            )
+
+
+def taken_by_dataset(destination: Destination, folder: str) -> list[Destination]:
+    """Where a job that makes a dataset writes: its shards (in `folder`), its card, what it left out, its books."""
+    names = [folder, CARD, QUARANTINE, STATE]
+    if isinstance(destination, Address):
+        return []
+    return [destination / name if isinstance(destination, Path) else destination.below(name) for name in names]
+
+
+def lies_in(path: Path, folder: Path) -> bool:
+    """Whether a path, which need not exist, is a folder or below it."""
+    whole = Path(os.path.realpath(path))
+    return any(_same_path(one, folder) for one in (whole, *whole.parents))
+
+
+def _is_place(destination: Destination, place: str, access: Access) -> bool:
+    if isinstance(destination, Path):
+        return "://" not in place and _same_path(destination, Path(place))
+    if isinstance(destination, Address):
+        return place.startswith(SCHEME) and parse_address(place).repo == destination.repo
+    if not is_object_address(place):
+        return False
+    source = parse_object_address(place, access)
+    return _same_bucket(destination, source) and destination.prefix == source.prefix
+
+
+def _same_bucket(one: ObjectAddress, other: ObjectAddress) -> bool:
+    alike = (one.scheme, one.bucket) == (other.scheme, other.bucket)
+    return alike and endpoint_of(one.access) == endpoint_of(other.access)
+
+
+def _same_path(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them is not there
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _found_in(place: Destination, files: FileSet) -> str | None:
+    """A file of the source that is `place`, or lies in it."""
+    if isinstance(place, Path):
+        return None if files.bucket is not None else _found_on_disk(place, files.on_disk)
+    if isinstance(place, Address) or files.bucket is None or not _same_bucket(place, files.bucket):
+        return None
+    for path in files.paths:  # a source in a bucket was listed just before: this is the smaller part
+        key = files.bucket.key(path.as_py())
+        if key == place.prefix or key.startswith(f"{place.prefix}/"):
+            return f"{place.scheme}://{place.bucket}/{key}"
+    return None
+
+
+def _found_on_disk(place: Path, files: FileSet) -> str | None:
+    """Every file there is looked for among the inodes of the source, so that no spelling of a path matters."""
+    there = {inode_of(os.stat(path)): path for path in _files_at(place)}
+    inodes = np.fromiter(there, np.int64, len(there))
+    for number in np.flatnonzero(np.isin(files.inodes, inodes)).tolist():
+        if _same_path(Path(files.full_path(number)), Path(there[int(files.inodes[number])])):
+            return files.full_path(number)
+    return None
+
+
+def _files_at(place: Path) -> Iterator[str]:
+    if place.is_file():
+        yield str(place)
+    for folder, _, names in os.walk(place, followlinks=False):
+        yield from (path for name in names if os.path.isfile(path := os.path.join(folder, name)))
 
 
 def state_folder(destination: Destination, state: str | os.PathLike[str] | None, scope: str = "") -> Path:

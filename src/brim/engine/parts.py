@@ -23,7 +23,7 @@ from brim.choices import at_least
 from brim.durable import failures
 from brim.engine.content import PlanContent
 from brim.engine.deliver import Built, Delivery, at_destination, deliver, state_of, usual_workers
-from brim.engine.destination import Destination, make_state, parse_destination
+from brim.engine.destination import Destination, make_state, parse_destination, refuse_source, taken_by_dataset
 from brim.engine.ledger import STATE, Ledger, Receipt
 from brim.engine.lock import locked
 from brim.engine.plan_place import open_place
@@ -200,6 +200,8 @@ class SavedBuild:
             return False
 
     def _delivered(self, content: PlanContent, delivery: Delivery, *rest: Any) -> Built:
+        files = content.plan.table.files
+        refuse_source(self.destination, files.root, None, files, taken_by_dataset(self.destination, self.hub.folder))
         try:
             return deliver(content, self.destination, delivery, *rest)
         except SourceChanged as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from brim.durable import failures
+from brim.engine.destination import lies_in, parse_destination, refuse_source
 from brim.engine.ledger import Receipt
 from brim.engine.published import Published, opened
 from brim.engine.shard import locate
@@ -57,6 +58,11 @@ def unpack(
     progress = progress or Silent()
     if target.exists() and not target.is_dir():
         raise InputError(f"{str(target)!r} is a file.", hint="Give a folder.")
+    source = parse_destination(destination, Access(endpoint_url, anonymous))
+    if isinstance(source, Path):
+        refuse_source(target, str(source))
+        if lies_in(target, source / "data"):
+            raise InputError(f"{str(target)!r} lies among the shards of the dataset.", hint="Unpack to another folder.")
     with opened(destination, state, progress.note, Access(endpoint_url, anonymous)) as published:
         receipts = published.told.receipts
         names = sorted(published.sizes)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from brim.durable import write_all
 from brim.fileset import FileSet, Ints
 from brim.formats.buffers import Buffers
 from brim.formats.reading import SourceReader, reader_of
@@ -259,13 +260,6 @@ class SpliceBuilder:
 def _page_aligned(size: int) -> memoryview:
     """A buffer that direct writes accept."""
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-
-def write_all(descriptor: int, data: memoryview | bytes) -> None:
-    """os.write, until everything is written."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def copy_range(source: int, at: int, size: int, target: int) -> None:

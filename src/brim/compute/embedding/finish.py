@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from brim.compute.embedding.model import Output
 from brim.compute.embedding.vectors import vectors_in
 from brim.durable import failures, rename
+from brim.engine.destination import QUARANTINE
 from brim.errors import DamageFound, InputError
 from brim.tensors.npy import npy_path
 from brim.tensors.streams import sync_file
@@ -40,6 +41,11 @@ class Finished:
 def rows_path(target: Path) -> Path:
     """Where the kept columns lie, beside a file that cannot hold them."""
     return target.with_name(f"{target.name}.rows.parquet")
+
+
+def quarantine_path(target: Path) -> Path:
+    """Where the rows lie that the model could not do."""
+    return target.with_name(f"{target.name}.{QUARANTINE}")
 
 
 def check_target(target: Path) -> None:

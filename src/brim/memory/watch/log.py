@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from brim.durable import write_all
 from brim.errors import InputError
 
 MAX_BYTES = 16 << 20
@@ -43,7 +44,7 @@ class LogWriter:
     def write(self, kind: str, facts: Mapping[str, Any]) -> None:
         line = _line({"type": kind, **facts})
         try:
-            os.write(self._descriptor, line)
+            write_all(self._descriptor, line)
         except OSError:
             self.lost_lines += 1
             return

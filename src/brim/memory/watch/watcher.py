@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from brim.durable import write_all
 from brim.memory.meter import started
 from brim.memory.system import machine_now, oom_kills
 from brim.memory.watch.alerts import Alerts
@@ -293,7 +294,7 @@ def _protect() -> None:
 def _reply(**facts: Any) -> None:
     """To the owner, if there still is one."""
     try:
-        os.write(1, json.dumps(facts).encode() + b"\n")
+        write_all(1, json.dumps(facts).encode() + b"\n")
     except OSError:
         pass
 

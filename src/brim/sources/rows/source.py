@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from brim.errors import InputError, SourceError
+from brim.fileset import FileSet, FileSetBuilder
 from brim.sources.readers import as_table
 from brim.sources.rows.cut_rows import Layout, lay_out, row_units
 from brim.sources.rows.cut_text import text_units
@@ -44,6 +45,7 @@ class Rows:
     total_bytes: int | None
     total_rows: int | None
     cut: _Cut
+    files: FileSet | None = None
 
     def units(
         self, align: int, *, indices: bool = False, spool: Path | None = None, skip: Skip = never
@@ -103,12 +105,15 @@ def _open_files(sources: list[str], options: RowOptions) -> RowSource:
     if found.codec:
         facts["codec"] = reading["codec"] = found.codec
     if found.kind in ("parquet", "arrow"):
-        return _laid_out(name, lay_out(found), facts, reading, options)
-    try:
-        schema = settle(found, options)
-    except OSError as error:
-        raise InputError(f"{name!r} cannot be read: {error.strerror or error}.") from error
-    return _open_text(name, found, schema, facts, reading, options)
+        rows = _laid_out(name, lay_out(found), facts, reading, options)
+    else:
+        try:
+            schema = settle(found, options)
+        except OSError as error:
+            raise InputError(f"{name!r} cannot be read: {error.strerror or error}.") from error
+        rows = _open_text(name, found, schema, facts, reading, options)
+    rows.files = found.files
+    return rows
 
 
 def _open_text(
@@ -182,7 +187,12 @@ def _open_dataset(dataset: Any, options: RowOptions) -> RowSource:
     if laid is not None:
         layout, stored = laid
 
-        return _laid_out("the dataset", layout, facts, {"stored": stored}, options)
+        rows = _laid_out("the dataset", layout, facts, {"stored": stored}, options)
+        files = FileSetBuilder("/")
+        for path, *_ in layout.names:
+            files.add(path, os.stat(path))
+        rows.files = files.finish()
+        return rows
     schema = dataset.features.arrow_schema
     return _spooled("the dataset", lambda: dataset_tables(dataset), schema, facts, len(dataset), options)
 
