@@ -33,7 +33,9 @@ def brim(
     """Run the brim command; unless `check` is None, its exit code must be that. `preload` is what LD_PRELOAD loads."""
     words = [os.fspath(argument) for argument in arguments]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as nothing:
-        code = _Zygote.mine(preload).run(words, dict(env or os.environ), os.fspath(cwd or os.getcwd()), [nothing, out, err])
+        code = _Zygote.mine(preload).run(
+            words, dict(env or os.environ), os.fspath(cwd or os.getcwd()), [nothing, out, err]
+        )
         texts = []
         for file in (out, err):
             file.seek(0)

@@ -6,8 +6,9 @@ Whoever inherits says how bytes are fetched: from the Hub, from a bucket.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
+
+from brim.durable import write_all
 
 _WINDOW_BYTES = 1 << 18  # a Parquet footer and what else is small
 _KEEP_BYTES = 8 << 20  # what a stream can go back: more than the largest page that is read whole
@@ -29,8 +30,7 @@ class _Remote:
             if not view:
                 raise ValueError(f"{self.name} is shorter than it says")
             offset, size = offset + len(view), size - len(view)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            write_all(descriptor, view)
 
 
 class WindowFile(_Remote):

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import random_bytes, write_files
-from tests.faults.injection import Fault, Job, Outcome, Shim, every_fault
+from tests.faults.injection import Job
 from tests.forked import brim
 
 STEPS = """

@@ -282,7 +282,7 @@ def _travelling(error: BaseException) -> Exception:
         return error
     if isinstance(error, OSError):
         try:
-            with failures(Path(".")):
+            with failures(Path(sys.argv[2]).parent):
                 raise error
         except BrimError as known:
             return known

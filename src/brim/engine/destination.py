@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from brim.durable import sync_folder
+from brim.durable import reason, sync_folder
 from brim.engine.ledger import LEDGER, STATE
 from brim.errors import DestinationError, InputError
 from brim.objects.address import Access, ObjectAddress, is_object_address, parse_object_address
@@ -89,6 +89,6 @@ def make_state(destination: Destination, folder: Path) -> None:
         sync_folder(folder)
     except OSError as error:
         raise DestinationError(
-            f"The folder of the ledger, {str(folder)!r}, cannot be used: {error.strerror}.",
+            f"The folder of the ledger, {str(folder)!r}, cannot be used: {reason(error)}.",
             hint="Choose another one with --state DIR.",
         ) from error

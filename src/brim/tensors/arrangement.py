@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from brim.durable import pwrite_all, write_all
 from brim.errors import InputError
-from brim.formats.splice import copy_range, write_all
+from brim.formats.splice import copy_range
 from brim.tensors.body import Body
 from brim.tensors.npy import NpyLayout, npy_path
 from brim.tensors.parquet import Column, check_columns, write_parquet
@@ -121,7 +122,7 @@ class Arrangement:
         part = _part_name(shard, number)
         if self._direct and self._body(number, self._planned(shard)) == body:
             descriptor = files.descriptor(part, body.size)
-            os.pwrite(descriptor, body.header, 0)
+            pwrite_all(descriptor, body.header, 0)
             os.fsync(descriptor)
             return part
         inside = f"{part}.whole"

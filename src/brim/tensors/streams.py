@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from brim.durable import pwrite_all
 from brim.formats.splice import BUFFER_BYTES
 
 _OPEN_FILES = 64
@@ -52,11 +53,8 @@ class Files:
         return self._open[name]
 
     def write(self, span: Span, data: memoryview) -> None:
-        descriptor, offset = self.descriptor(span.file, span.file_bytes), span.offset
         self._changed.add(span.file)
-        while data:
-            written = os.pwrite(descriptor, data, offset)
-            data, offset = data[written:], offset + written
+        pwrite_all(self.descriptor(span.file, span.file_bytes), data, span.offset)
 
     def crc(self, span: Span, crc: int) -> int | None:
         """The checksum goes on over a range; None if the file ends before."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from brim.durable import reason
 from brim.errors import InputError
 from brim.sources.readers import as_table
 from brim.sources.rows.cut_rows import Layout, lay_out, row_units
@@ -107,7 +108,7 @@ def _open_files(sources: list[str], options: RowOptions) -> RowSource:
     try:
         schema = settle(found, options)
     except OSError as error:
-        raise InputError(f"{name!r} cannot be read: {error.strerror or error}.") from error
+        raise InputError(f"{name!r} cannot be read: {reason(error)}.") from error
     return _open_text(name, found, schema, facts, reading, options)
 
 
