@@ -108,6 +108,7 @@ class FileSet:
             f"The source file {path!r} {what}; its shard was not written.",
             hint="Let the source come to rest, then run the same command again.",
             path=path,
+            what=what,
         )
 
     def packed(self) -> Bools:

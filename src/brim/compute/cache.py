@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.compute.books import clear_scratch, has_scratch
-from brim.durable import write_whole
+from brim.durable import reason, write_whole
 from brim.engine.ledger import LEDGER, Ledger
 from brim.engine.lock import locked
 from brim.errors import DestinationError, InputError
@@ -60,7 +60,7 @@ def open_cache(home: Path, name: str, about: dict[str, Any], *, adopt: bool = Fa
         write_whole(folder / _ABOUT, json.dumps(about).encode())
     except OSError as error:
         raise DestinationError(
-            f"The cache folder {str(folder)!r} cannot be used: {error.strerror}.",
+            f"The cache folder {str(folder)!r} cannot be used: {reason(error)}.",
             hint="Choose another one with cache_dir=, or set BRIM_CACHE.",
         ) from error
     return folder
@@ -114,7 +114,7 @@ def remove_cache(cached: Cached) -> bool:
     except DestinationError:
         return False
     except OSError as error:
-        raise InputError(f"The cache {str(cached.folder)!r} cannot be removed: {error.strerror}.") from error
+        raise InputError(f"The cache {str(cached.folder)!r} cannot be removed: {reason(error)}.") from error
     return True
 
 

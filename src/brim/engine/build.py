@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.choices import at_least, one_of
+from brim.durable import reason
 from brim.engine.cluster.checks import Sight, sample_of
 from brim.engine.cluster.opened import carrying_bytes, opened
 from brim.engine.content import PlanContent
@@ -114,7 +115,7 @@ class Build:
         try:
             Path(path).write_text(self.plan.table.saved, encoding="utf-8")
         except OSError as error:
-            raise InputError(f"The recipe cannot be written to {str(path)!r}: {error.strerror}.") from error
+            raise InputError(f"The recipe cannot be written to {str(path)!r}: {reason(error)}.") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, from which `brim build --plan` works on any machine that sees the source."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from brim.durable import sync_folder
+from brim.durable import reason, sync_folder
 from brim.engine.ledger import LEDGER, STATE, Ledger
 from brim.errors import DestinationError, DoesNotFit, InputError
 from brim.fileset import FileSet, inode_of
@@ -218,6 +218,6 @@ def make_state(destination: Destination, folder: Path) -> None:
         sync_folder(folder)
     except OSError as error:
         raise DestinationError(
-            f"The folder of the ledger, {str(folder)!r}, cannot be used: {error.strerror}.",
+            f"The folder of the ledger, {str(folder)!r}, cannot be used: {reason(error)}.",
             hint="Choose another one with --state=DIR.",
         ) from error

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from brim.durable import append_line, end_torn_line, record_line, record_of, write_whole
+from brim.durable import append_line, end_torn_line, reason, record_line, record_of, write_whole
 from brim.engine.packed import Receipt as Receipt
 from brim.engine.packed import Receipts
 from brim.errors import DestinationError
@@ -59,7 +59,7 @@ class Ledger:
             self._read(())
         except OSError as error:  # it belongs to somebody else, or is a folder
             raise DestinationError(
-                f"The ledger {str(self.path)!r} cannot be read: {error.strerror}.",
+                f"The ledger {str(self.path)!r} cannot be read: {reason(error)}.",
                 hint="Choose another folder for it with --state=DIR.",
             ) from error
 

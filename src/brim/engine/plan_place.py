@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from brim.durable import write_whole
+from brim.durable import reason, write_whole
 from brim.engine.destination import state_home
 from brim.engine.ledger import LEDGER, Ledger
 from brim.engine.lock import locked, owner_of
@@ -118,7 +118,7 @@ def _usable(home: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DestinationError(
-            f"The folder that this machine keeps plans of buckets in, {str(home)!r}, cannot be used: {error.strerror}.",
+            f"The folder that this machine keeps plans of buckets in, {str(home)!r}, cannot be used: {reason(error)}.",
             hint="Name another one for all that brim keeps: set XDG_STATE_HOME.",
         ) from error
 

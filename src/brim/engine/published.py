@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from brim.durable import reading
 from brim.engine.destination import parse_destination, state_folder
 from brim.engine.hashing import sha256_of
 from brim.engine.ledger import Job, Ledger, Receipt
@@ -82,7 +83,8 @@ class PublishedFolder:
         self.told = Told(
             ledger.receipts, () if ledger.job is None else (ledger.job,), ledger.job is not None and not ledger.done
         )
-        names = sorted(name for name in os.listdir(folder / "data") if not name.startswith("."))
+        with reading(str(folder / "data")):
+            names = sorted(name for name in os.listdir(folder / "data") if not name.startswith("."))
         here = {f"data/{name}": folder / "data" / name for name in names}
         self.sizes: Mapping[str, int] = {name: p.stat().st_size for name, p in here.items() if p.is_file()}
 
@@ -98,7 +100,8 @@ class PublishedFolder:
     stream = open
 
     def sha256(self, name: str, deep: bool, advance: Advance) -> str | None:
-        return sha256_of(self._folder / name, advance)
+        with reading(name):
+            return sha256_of(self._folder / name, advance)
 
 
 class PublishedRepository:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from brim import cuts
+from brim.durable import reason
 from brim.engine.ledger import LEDGER, Ledger, Receipt
 from brim.engine.lock import locked
 from brim.errors import DestinationError, InputError
@@ -160,7 +161,7 @@ class PartReceipts:
 
     def _unusable(self, error: OSError) -> DestinationError:
         return DestinationError(
-            f"The folder of the receipts, {str(self.root)!r}, cannot be used: {error.strerror}.",
+            f"The folder of the receipts, {str(self.root)!r}, cannot be used: {reason(error)}.",
             hint="Keep the plan in a folder that all machines can write to.",
         )
 

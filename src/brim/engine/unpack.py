@@ -103,16 +103,13 @@ class _Unpacking:
             self.result.unproved += 1
         elif not self.published.remote:
             self._prove(name, receipt, self.published.sha256(name, True, lambda _: None))
-        try:
-            with closing(self.published.stream(name)) as shard, closing(self.published.open(name)) as footer_of:
-                for found in locate(shard, footer_of):
-                    for file in _members(shard, found) if (found.path or "").endswith("/") else (found,):
-                        self._file(shard, file)
-                    self.progress.advance(found.size)
-                if isinstance(shard, Hashing) and receipt is not None:
-                    self._prove(name, receipt, shard.sha256())
-        except (PermissionError, IsADirectoryError) as error:
-            raise InputError(f"{name} cannot be read: {error.strerror}.") from error
+        with closing(self.published.stream(name)) as shard, closing(self.published.open(name)) as footer_of:
+            for found in locate(shard, footer_of):
+                for file in _members(shard, found) if (found.path or "").endswith("/") else (found,):
+                    self._file(shard, file)
+                self.progress.advance(found.size)
+            if isinstance(shard, Hashing) and receipt is not None:
+                self._prove(name, receipt, shard.sha256())
         for path, temporary in self._waiting.items():
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.rename(temporary, path)

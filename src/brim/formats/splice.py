@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 BUFFER_BYTES = 1024 * 1024  # fits the second-level cache: read, hash and write touch memory once
 _LITERAL, _SCRATCH = -1, -2
 _BLOCK = 16384  # segments turned into Python numbers at a time
-_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class Unreadable(OSError):
+    """What is copied cannot be read; where it goes is not to blame."""
 
 
 class Splice:
@@ -271,17 +275,20 @@ def copy_range(source: int, at: int, size: int, target: int) -> None:
             try:
                 step = os.copy_file_range(source, target, min(size, 1 << 30), at)
             except OSError as error:
-                if error.errno not in _NO_KERNEL_COPY:
+                if error.errno in _FULL:
                     raise
-                kernel = False
+                kernel = False  # it cannot, or something is wrong: read and written apart, it is known with which file
                 continue
             if step == 0:  # some file systems answer 0 instead of an error: the plain read decides
                 kernel = False
                 continue
         else:
             buffer = buffer or memoryview(bytearray(BUFFER_BYTES))
-            step = os.preadv(source, [buffer[: min(size, BUFFER_BYTES)]], at)
+            try:
+                step = os.preadv(source, [buffer[: min(size, BUFFER_BYTES)]], at)
+            except OSError as error:
+                raise Unreadable(error.errno, error.strerror) from error
             if step == 0:
-                raise OSError(errno.EIO, "the file is shorter than its recorded size")
+                raise Unreadable(errno.EIO, "the file is shorter than its recorded size")
             write_all(target, buffer[:step])
         at, size = at + step, size - step

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from brim.durable import reason
 from brim.errors import InputError
 from brim.memory.watch.trend import Trend, judge
 from brim.report.entries import End, Head, end_of, head_of, objects, size, text, texts, time_of_day
@@ -100,7 +101,7 @@ def read_run(path: Path) -> RunLog:
             else:
                 bad += 1
     except OSError as error:
-        raise InputError(f"The log {str(path)!r} cannot be read: {error.strerror}.") from error
+        raise InputError(f"The log {str(path)!r} cannot be read: {reason(error)}.") from error
     return run.finish(path, bad, good, earlier)
 
 

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from brim.durable import reason
 from brim.errors import BrimError, InputError
 from brim.memory.limit import Limit
 from brim.memory.system import blind_spots, boot_id, machine_facts, machine_now, versions
@@ -57,7 +58,7 @@ class Recording:
             log.unlink(missing_ok=True)
             self._log = LogWriter(log)
         except OSError as error:
-            raise InputError(f"The log {str(log)!r} cannot be written: {error.strerror}.") from error
+            raise InputError(f"The log {str(log)!r} cannot be written: {reason(error)}.") from error
         self._log.write("head", self._head(command, limit, forecast))
         self._thread = threading.Thread(target=self._write, name="brim-record", daemon=True)
         self._thread.start()

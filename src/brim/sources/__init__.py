@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 
+from brim.durable import reason
 from brim.errors import InputError, SourceError
 from brim.objects.address import is_object_address, parse_object_address
 from brim.sources.bids.columns import SCHEMA_KIND, read_schema
@@ -84,6 +85,6 @@ def recipe_text(recipe: str | None) -> str | None:
             return file.read() + "\n"
     except OSError as error:
         hint = "brim recipes lists the built-in ones."
-        raise InputError(f"The recipe {recipe!r} cannot be read: {error.strerror}.", hint=hint) from error
+        raise InputError(f"The recipe {recipe!r} cannot be read: {reason(error)}.", hint=hint) from error
     except UnicodeDecodeError as error:
         raise InputError(f"The recipe {recipe!r} is not UTF-8 text.", hint="Save it as UTF-8.") from error

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from brim.durable import pread_all
+
 _MAPS = "/proc/self/maps"
 _PROBE_BYTES = 4096
 
@@ -77,6 +79,6 @@ def _is_the_same(path: str, at: int, buffer: Any) -> bool:
     except OSError:
         return False
     try:
-        return os.pread(descriptor, size, at) == view[:size] and os.pread(descriptor, size, at + tail) == view[tail:]
+        return pread_all(descriptor, size, at) == view[:size] and pread_all(descriptor, size, at + tail) == view[tail:]
     finally:
         os.close(descriptor)

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from brim.durable import reason
 from brim.errors import InputError
 from brim.objects.listing import stat_object
 from brim.sources.filetable import FileColumn, FileTable, one_array
@@ -136,7 +137,7 @@ def load_recipe(name_or_path: str) -> Recipe:
         with open(name_or_path, encoding="utf-8-sig") as file:
             return parse_recipe(file.read(), shown)
     except OSError as error:
-        raise InputError(f"The recipe {name_or_path!r} cannot be read: {error.strerror}.") from error
+        raise InputError(f"The recipe {name_or_path!r} cannot be read: {reason(error)}.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"The recipe {shown!r} is not UTF-8 text (byte {error.start}).") from error
 

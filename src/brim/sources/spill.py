@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from brim.durable import reason
 from brim.errors import SinkFailed
 from brim.sizes import format_size
 
@@ -79,7 +80,7 @@ class Spill:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
                 raise
             raise SinkFailed(
-                f"{str(self.folder)!r}, the folder for temporary files, cannot take more: {error.strerror}.",
+                f"{str(self.folder)!r}, the folder for temporary files, cannot take more: {reason(error)}.",
                 hint="Make room there, or choose another folder.",
             ) from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from brim.durable import reason
 from brim.errors import SourceError
 from brim.fileset import Stat
 from brim.sources.filetable import Refused
@@ -43,7 +44,7 @@ class Walk:
         try:
             top = self._tree.top()
         except OSError as error:
-            raise SourceError(f"The source {self.root!r} cannot be read: {error.strerror}.") from error
+            raise SourceError(f"The source {self.root!r} cannot be read: {reason(error)}.") from error
         stack: list[tuple[str, Iterator[str], tuple[tuple[int, int] | None, ...]]] = [
             ("", self._names(""), (top.identity,))
         ]
@@ -72,7 +73,9 @@ class Walk:
         """What is in a folder and is not to be passed over, sorted."""
         try:
             names = self._tree.names(prefix)
-        except OSError:
+        except OSError as error:
+            if not prefix:
+                raise SourceError(f"The source {self.root!r} cannot be read: {reason(error)}.") from error
             self.refused.append(Refused("unreadable", prefix.rstrip("/") + "/"))
             return iter(())
         if prefix and ".brim" in names:

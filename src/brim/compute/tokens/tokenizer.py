@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from brim.durable import reason
 from brim.errors import InputError, MissingExtra, SourceChanged
 
 FILE = "tokenizer.json"
@@ -103,7 +104,7 @@ def _bytes_of(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"The tokenizer {str(path)!r} cannot be read: {error.strerror}.", path=str(path)) from error
+        raise InputError(f"The tokenizer {str(path)!r} cannot be read: {reason(error)}.", path=str(path)) from error
 
 
 def _from_hub(name: str) -> Path:

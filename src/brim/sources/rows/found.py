@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from brim.durable import reason
 from brim.errors import InputError
 from brim.fileset import FileSet, FileSetBuilder, Stat
 from brim.objects.address import is_object_address
@@ -150,7 +151,7 @@ def _stat(path: str) -> os.stat_result:
     try:
         return os.stat(path)
     except OSError as error:
-        raise InputError(f"{os.path.basename(path)!r} cannot be read: {error.strerror}.", path=path) from error
+        raise InputError(f"{os.path.basename(path)!r} cannot be read: {reason(error)}.", path=path) from error
 
 
 def _in_folder(folder: str, options: RowOptions) -> tuple[str, Iterator[tuple[str, Stat]]]:

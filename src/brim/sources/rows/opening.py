@@ -7,13 +7,13 @@ object that became another one is SourceChanged; nobody has to look before and a
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from brim.durable import pread_all
 from brim.errors import SourceChanged
 from brim.objects.address import Access, ObjectAddress
 from brim.objects.reading import Changed, ObjectFile, Piece, Run, cut
@@ -104,7 +104,7 @@ class _Local:
         self._number = self._file.fileno()
 
     def read_at(self, offset: int, size: int) -> bytes:
-        return os.pread(self._number, size, offset)
+        return pread_all(self._number, size, offset)
 
     def passed(self, offset: int) -> None:
         return None

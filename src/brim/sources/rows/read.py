@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
+from brim.durable import reason
 from brim.errors import BrimError, InputError
 from brim.objects.address import is_object_address
 from brim.sources.gather import row_bytes
@@ -41,7 +42,7 @@ def read_unit(reading: Reading, unit: Unit, block_bytes: int = BLOCK_BYTES) -> I
                     if table.num_rows:
                         yield cast(table, text.schema)
             except OSError as error:
-                raise InputError(f"{shown!r} cannot be read: {error.strerror or error}.", path=shown) from error
+                raise InputError(f"{shown!r} cannot be read: {reason(error)}.", path=shown) from error
             check_unchanged(unit, number, shown)
     finally:
         if ahead is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from brim.durable import reason
 from brim.errors import InputError, SourceError
 from brim.fileset import FileSet, FileSetBuilder
 from brim.sources.readers import as_table
@@ -110,7 +111,7 @@ def _open_files(sources: list[str], options: RowOptions) -> RowSource:
         try:
             schema = settle(found, options)
         except OSError as error:
-            raise InputError(f"{name!r} cannot be read: {error.strerror or error}.") from error
+            raise InputError(f"{name!r} cannot be read: {reason(error)}.") from error
         rows = _open_text(name, found, schema, facts, reading, options)
     rows.files = found.files
     return rows

@@ -7,6 +7,7 @@ import os
 import zlib
 from dataclasses import dataclass
 
+from brim.durable import reason
 from brim.sources.rows.opening import changed
 from brim.sources.rows.unit import Span, Unit
 
@@ -60,6 +61,6 @@ def check_unchanged(unit: Unit, number: int, shown: str) -> None:
         found = os.stat(unit.spans[number].path)
         what = "" if _stamp(found.st_size, found.st_mtime_ns) == expected else "was written to"
     except OSError as error:
-        what = f"cannot be read any more ({error.strerror})"
+        what = f"cannot be read any more ({reason(error)})"
     if what:
         raise changed(shown, what)
