@@ -30,9 +30,12 @@ from pathlib import Path
 from typing import Any
 
 import brim
+from tests.conftest import brim as brim_command
 from tests.generators import bids
-from tests.goldens import cases
+from tests.goldens import cases, hub_state
 from tests.goldens.cases import CASES, Case
+from tests.hub import TestHub
+from tests.publishing import DEST, REPO, Machine
 
 DATE_NS = 1_700_000_000_123_456_789
 TRIES = 40
@@ -136,6 +139,42 @@ def make_case(case: Case, work: Path) -> dict[str, Any]:
     return facts
 
 
+def make_hub(work: Path) -> dict[str, Any]:
+    """A publication that was finished, one killed while it sent, and a saved plan with one part of three done."""
+    source, kept = cases.inputs(work / "hub-inputs") / "files", work / "hub-kept"
+    told: dict[str, Any] = {}
+    for which in ("finished", "killed", "plan"):
+        with TestHub(work / f"hub-{which}") as hub:
+            machine = Machine(hub, work / f"machine-{which}")
+            if which == "finished":
+                machine.publish(source, *hub_state.WORDS)
+            elif which == "killed":
+                _kill_sending(hub, machine, source)
+            else:
+                plan = kept / which / "a.plan"
+                plan.parent.mkdir()
+                brim_command("plan", source, DEST, "--rows-per-shard", "1", "--save", plan, env=machine.environment)
+                brim_command("build", "--plan", plan, "--part", "1/3", env=machine.environment)
+            hub_state.keep(hub, machine, kept / which)
+            told[which] = {"objects": sorted(hub.repos.get("datasets", REPO).objects)}
+            if which == "finished":
+                told[which]["main"] = {name: sha256 for name, (_, sha256) in hub.files(REPO).items()}
+    for path in kept.rglob("*"):
+        os.utime(path, ns=(0, DATE_NS))
+    cases.pack(kept, cases.HOME / "hub.tar.xz")
+    return told
+
+
+def _kill_sending(hub: TestHub, machine: Machine, source: Path) -> None:
+    hub.faults.add("put", nth=6, times=None, action="stall", seconds=5)
+    process = machine.start(source, *hub_state.WORDS)
+    while not machine.ledgers or len(cases.receipts(machine.ledgers[0], cases.LEDGER)) < 4:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+
+
 def main() -> None:
     assert brim.__version__ == "0.1.0", "goldens are made by the version whose state they are"
     with tempfile.TemporaryDirectory(prefix="goldens-") as scratch:
@@ -153,6 +192,10 @@ def main() -> None:
             began = time.monotonic()
             facts["cases"][case.name] = made = make_case(case, work)
             print(f"{case.name}: {made['killed']}, {time.monotonic() - began:.1f} s", flush=True)  # noqa: T201
+            cases.FACTS.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+
+        if "hub" not in facts:
+            facts["hub"] = make_hub(work)
             cases.FACTS.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
 
 

@@ -19,8 +19,10 @@ import pytest
 
 from tests.conftest import brim as interpreted
 from tests.forked import brim
-from tests.goldens import cases
+from tests.goldens import cases, hub_state
 from tests.goldens.cases import CASES, Case
+from tests.hub import TestHub
+from tests.publishing import DEST, REPO, Machine
 
 GOLDENS = json.loads(cases.FACTS.read_text())
 SAME_ARROW = GOLDENS["versions"]["pyarrow"] == cases.versions()["pyarrow"]
@@ -178,3 +180,73 @@ def _rows_done(work: Path, pattern: str) -> int:
 def _stamps(out: Path) -> dict[str, int]:
     """When each file was written."""
     return {path.relative_to(out).as_posix(): path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+
+
+def hub_as_left(hub: TestHub, tmp_path: Path, which: str) -> tuple[Machine, Path, Path]:
+    """A machine and a Hub as the old version left them, the source, and the folder of what was kept."""
+    machine = Machine(hub, tmp_path / "machine")
+    left = cases.unpack(cases.HOME / "hub.tar.xz", tmp_path / "left") / which
+    hub_state.put_back(hub, machine, left)
+    return machine, cases.inputs(tmp_path / "elsewhere") / "files", left
+
+
+def published(hub: TestHub) -> dict[str, str]:
+    return {name: sha256 for name, (_, sha256) in hub.files(REPO).items() if not name.startswith(".brim/")}
+
+
+def manifests(hub: TestHub) -> dict[str, Any]:
+    names = [name for name in hub.files(REPO) if name.startswith(".brim/")]
+    return {name: list(cases.records(hub.read(REPO, name))) for name in names}
+
+
+def assert_is_published(hub: TestHub, left: Path) -> None:
+    """The names, receipts, card and, unless pyarrow differs, bytes of the golden publication."""
+    whole = left.parent / "finished" / "main"
+    expected = GOLDENS["hub"]["finished"]["main"]
+    assert sorted(hub.files(REPO)) == sorted(expected)
+    if SAME_ARROW:
+        assert published(hub) == {name: sha256 for name, sha256 in expected.items() if not name.startswith(".brim/")}
+        for name, found in manifests(hub).items():
+            assert found == list(cases.records(whole / name))
+
+
+def test_published(tmp_path: Path) -> None:
+    """A publication that was finished is known, with the machine's ledger and without: nothing is sent or committed."""
+    with TestHub(tmp_path / "hub") as hub:
+        machine, source, left = hub_as_left(hub, tmp_path, "finished")
+        head = hub.head(REPO)
+        for one in (machine, Machine(hub, tmp_path / "another")):
+            said = json.loads(one.publish(source, *hub_state.WORDS).stdout.splitlines()[-1])
+            assert (said["written"], said["kept"], said["commits"]) == (0, 12, 0)
+        assert (hub.head(REPO), hub.counters.puts) == (head, 0)
+        assert_is_published(hub, left)
+        brim("verify", DEST, source, "--quiet", env=machine.environment)
+        brim("unpack", DEST, tmp_path / "back", "--quiet", env=machine.environment)
+        names = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
+        assert {n: (source / n).read_bytes() for n in names} == {n: (tmp_path / "back" / n).read_bytes() for n in names}
+
+
+def test_killed_while_publishing(tmp_path: Path) -> None:
+    """A publication that was killed goes on: what the Hub has is not sent again, and the result is the same."""
+    with TestHub(tmp_path / "hub") as hub:
+        machine, source, left = hub_as_left(hub, tmp_path, "killed")
+        objects = GOLDENS["hub"]["killed"]["objects"]
+        machine.publish(source, *hub_state.WORDS)
+        assert [ledger.name for ledger in machine.ledgers] == [hub_state.state_name(hub)]
+        assert not set(objects) & hub.counters.bytes_by_oid.keys()
+        assert hub.counters.puts == 12 - len(objects)
+        assert_is_published(hub, left)
+
+
+def test_saved_plan(tmp_path: Path) -> None:
+    """A saved plan with one part done is read; the other parts and its end give the same publication."""
+    with TestHub(tmp_path / "hub") as hub:
+        machine, source, left = hub_as_left(hub, tmp_path, "plan")
+        plan, objects = left / "a.plan", GOLDENS["hub"]["plan"]["objects"]
+        for part in ("1/3", "2/3", "3/3"):
+            brim("build", "--plan", plan, "--root", source, "--part", part, "--quiet", env=machine.environment)
+            if part == "1/3":
+                assert hub.counters.puts == 0
+        brim("build", "--plan", plan, "--root", source, "--finish", "--quiet", env=machine.environment)
+        assert hub.counters.puts == 12 - len(objects) > 0
+        assert_is_published(hub, left)
