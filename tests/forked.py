@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 _HEADER = 16
 _TIMEOUT_S = 300.0
@@ -27,11 +28,14 @@ def brim(
     check: int | None = 0,
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
+    preload: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run the brim command; unless `check` is None, its exit code must be that."""
+    """Run the brim command; unless `check` is None, its exit code must be that. `preload` is what LD_PRELOAD loads."""
     words = [os.fspath(argument) for argument in arguments]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as nothing:
-        code = _Zygote.mine().run(words, dict(env or os.environ), os.fspath(cwd or os.getcwd()), [nothing, out, err])
+        code = _Zygote.mine(preload).run(
+            words, dict(env or os.environ), os.fspath(cwd or os.getcwd()), [nothing, out, err]
+        )
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -46,20 +50,23 @@ def brim(
 class _Zygote:
     """The process that forks, as this one sees it."""
 
-    _one: _Zygote | None = None
+    _all: ClassVar[dict[tuple[int, str], _Zygote]] = {}
 
     @classmethod
-    def mine(cls) -> _Zygote:
-        if cls._one is None or cls._one.owner != os.getpid():
-            cls._one = cls()
-        return cls._one
+    def mine(cls, preload: str) -> _Zygote:
+        mark = (os.getpid(), preload)
+        if mark not in cls._all:
+            cls._all[mark] = cls(preload)
+        return cls._all[mark]
 
-    def __init__(self) -> None:
-        self.owner = os.getpid()
+    def __init__(self, preload: str) -> None:
+        self._mark = (os.getpid(), preload)
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_TIMEOUT_S)
         root = str(Path(__file__).parent.parent)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+        if preload:
+            environment["LD_PRELOAD"] = preload
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.forked", str(theirs.fileno())], pass_fds=(theirs.fileno(),), env=environment
         )
@@ -75,7 +82,7 @@ class _Zygote:
             return int(self._socket.recv(_HEADER))
         except TimeoutError:
             self._process.kill()
-            _Zygote._one = None
+            del _Zygote._all[self._mark]
             raise
 
 

@@ -96,7 +96,7 @@ class FileSet:
             what = f"was {self.sizes[number]} bytes when planned and is {now.st_size} now"
         elif now.st_mtime_ns != self.mtimes_ns[number]:
             what = "was written to since the job was planned"
-        elif _inode(now) != self.inodes[number]:
+        elif inode_of(now) != self.inodes[number]:
             what = "was replaced by another file since the job was planned"
         else:
             return
@@ -108,6 +108,7 @@ class FileSet:
             f"The source file {path!r} {what}; its shard was not written.",
             hint="Let the source come to rest, then run the same command again.",
             path=path,
+            what=what,
         )
 
     def packed(self) -> Bools:
@@ -187,7 +188,7 @@ class FileSetBuilder:
     def add(self, path: str, stat: Stat) -> int:
         """Add a file and return its number."""
         etag = stat.etag if isinstance(stat, ObjectStat) else ""
-        return self._append(path, (stat.st_size, stat.st_mtime_ns, _inode(stat)), etag)
+        return self._append(path, (stat.st_size, stat.st_mtime_ns, inode_of(stat)), etag)
 
     def _append(self, path: str, stat: tuple[int, int, int], etag: str = "") -> int:
         self._paths.append(path)
@@ -256,5 +257,6 @@ class RangeSetBuilder:
         return FileSet("/", paths, sizes, unused, unused, ranges=ranges)
 
 
-def _inode(stat: Stat) -> int:
+def inode_of(stat: Stat) -> int:
+    """As it is kept in a FileSet."""
     return stat.st_ino & 0x7FFF_FFFF_FFFF_FFFF  # some network file systems use all 64 bits

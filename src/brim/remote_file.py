@@ -6,8 +6,9 @@ Whoever inherits says how bytes are fetched: from the Hub, from a bucket.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
+
+from brim.state.durable import write_all
 
 _WINDOW_BYTES = 1 << 18  # a Parquet footer and what else is small
 _KEEP_BYTES = 8 << 20  # what a stream can go back: more than the largest page that is read whole
@@ -25,12 +26,11 @@ class _Remote:
     def copy_to(self, descriptor: int, offset: int, size: int) -> None:
         """Write a range at the descriptor's position."""
         while size > 0:
-            view = memoryview(self.read_at(offset, min(size, _COPY_BYTES)))
-            if not view:
+            data = self.read_at(offset, min(size, _COPY_BYTES))
+            if not data:
                 raise ValueError(f"{self.name} is shorter than it says")
-            offset, size = offset + len(view), size - len(view)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            offset, size = offset + len(data), size - len(data)
+            write_all(descriptor, data)
 
 
 class WindowFile(_Remote):

@@ -426,7 +426,9 @@ def test_limit(tmp_path: Path) -> None:
 _PEAK = """
 import resource, sys
 import pyarrow as pa
-from brim.sources.rows import open_rows, read_unit, RowOptions
+from brim.rows.open_rows import open_rows
+from brim.rows.read_unit import read_unit
+from brim.rows.row_options import RowOptions
 source = open_rows(sys.argv[1], RowOptions())
 def used():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))

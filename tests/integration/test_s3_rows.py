@@ -304,7 +304,9 @@ def test_memory_does_not_grow_with_the_object(s3: S3Server, s3_prefix: str) -> N
     code = """
 import os, sys, threading
 from brim.memory.meter import process_bytes
-from brim.sources.rows import RowOptions, open_rows, read_unit
+from brim.rows.open_rows import open_rows
+from brim.rows.read_unit import read_unit
+from brim.rows.row_options import RowOptions
 def count(name):
     source = open_rows(sys.argv[1] + name, RowOptions(unit_bytes=1 << 30))
     return sum(table.num_rows for unit in source.units(1) for table in read_unit(source.reading, unit))

@@ -67,7 +67,7 @@ def test_nothing_but_a_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_no_endpoint(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     """What is no address is refused wherever it is said: obstore would end the process."""
-    with pytest.raises(InputError, match="--endpoint-url takes an address"):
+    with pytest.raises(InputError, match="endpoint_url= takes an address"):
         Access(said)
     monkeypatch.setenv("AWS_ENDPOINT_URL", said)
     with pytest.raises(InputError, match="AWS_ENDPOINT_URL takes an address"):

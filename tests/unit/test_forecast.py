@@ -185,11 +185,11 @@ def test_more_rows_never_take_less(rows: int, more: int, width: int, workers: in
     [
         ("nothing", {}, "embed-files, map, concat"),
         ("concat", {"row": 1}, "It takes: rows, dims"),
-        ("concat", {"rows": 0, "dims": 1}, "--rows takes a whole number"),
-        ("concat", {"rows": 1.5, "dims": 1}, "--rows takes a whole number"),
+        ("concat", {"rows": 0, "dims": 1}, "rows= takes a number above zero"),
+        ("concat", {"rows": 1.5, "dims": 1}, "rows= takes a number above zero"),
         ("concat", {"rows": 1, "dims": []}, "length of the vectors"),
-        ("concat", {"rows": 1, "dims": 1, "dtype": "x"}, "not a type of numbers"),
-        ("concat", {"rows": 1, "dims": 1, "copies": 1}, "2 or more"),
+        ("concat", {"rows": 1, "dims": 1, "dtype": "x"}, "dtype= takes"),
+        ("concat", {"rows": 1, "dims": 1, "copies": 1}, "copies= takes a number of at least 2"),
         ("map", {"row_bytes": "many"}, "not a size"),
         ("map", {"row_bytes": 1, "factor": 0}, "above zero"),
         ("map", {"row_bytes": 1, "factor": float("inf")}, "above zero"),
@@ -350,7 +350,7 @@ def test_a_log_gives_a_point(tmp_path: Path) -> None:
     ("entries", "words"),
     [
         ([], "not a log"),
-        ([{"type": "head", "fraction": None}, {"type": "end", "peak_bytes": 1}], "--point 1/32=1.2GB"),
+        ([{"type": "head", "fraction": None}, {"type": "end", "peak_bytes": 1}], "points='1/32=1.2GB'"),
         ([{"type": "head", "fraction": 0.5}], "cut off"),
     ],
 )

@@ -39,7 +39,9 @@ ORDER = [
     "redact",
     "progress",
     "sizes",
+    "choices",
     "errors",
+    "wording",
 ]
 MOST_LINES = 650
 

@@ -128,7 +128,7 @@ def test_splits_share_the_documents(tmp_path: Path) -> None:
 )
 def test_wrong_splits_are_refused(text: str) -> None:
     """Shares must be two or three, above zero, and make a whole."""
-    with pytest.raises(InputError, match="--split"):
+    with pytest.raises(InputError, match="split="):
         parse_split(text)
 
 
@@ -190,7 +190,7 @@ def test_kept_columns_travel(tmp_path: Path) -> None:
     rows = [row for made in done.made for row in pq.read_table(made.path).to_pylist()]
     assert len(rows) == 500
     assert all(documents[int(row["name"])] == row[IDS] for row in rows)
-    with pytest.raises(InputError, match="--keep name"):
+    with pytest.raises(InputError, match="keep='name'"):
         finish(units, tmp_path / "packed", pack=4)
 
 

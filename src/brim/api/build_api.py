@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from brim.buckets.bucket_address import Access
-from brim.errors import InputError
+from brim.choices import one_of
 from brim.jobs.build_job import Build, BuildOptions
 from brim.jobs.open_store import Built
 from brim.plans.cut_shards import CutOptions
-from brim.plans.file_checks import CheckOptions
+from brim.plans.file_checks import CheckOptions, Oversize
 from brim.plans.plan import Format
 from brim.progress import Progress
 from brim.schedule.scheduler import Engine, Scaling
@@ -153,7 +153,7 @@ def plan(
     rows_per_shard: int | None = None,
     shard_by: str | None = None,
     allow_empty: bool = False,
-    oversize: Literal["error", "skip"] = "error",
+    oversize: Oversize = "error",
     memory: str | int | float | None = None,
     workers: int | None = None,
     fresh: bool = False,
@@ -177,8 +177,7 @@ def plan(
     Hub. A bucket is reached at `endpoint_url`, one that is the source at `source_endpoint_url` if it is in another
     store; `anonymous` reads it without credentials. With engine="ray" shards are made by a running Ray at `address`.
     """
-    if oversize not in ("error", "skip"):
-        raise InputError(f"--oversize takes error or skip, not {oversize!r}.")
+    one_of("oversize", oversize, get_args(Oversize))
     options = BuildOptions(
         format=format,
         cut=CutOptions(None if shard_size is None else parse_size(shard_size), num_shards, rows_per_shard, shard_by),

@@ -6,15 +6,16 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from brim.buckets.bucket_address import Access
-from brim.errors import InputError
+from brim.errors import InputError, named
 from brim.jobs.build_job import Build, BuildOptions
-from brim.jobs.caches import Kept, cache_home, compute_kept, open_cache, open_dataset
+from brim.jobs.caches import Kept, cache_home, compute_kept, open_cache, open_dataset, sweep_caches
 from brim.jobs.open_store import Built
-from brim.jobs.units import Wanted, without_function
+from brim.jobs.units import Wanted, refuse_both, refuse_rows, without_function
 from brim.memory.limit import effective_limit
 from brim.memory.meter import process_bytes
 from brim.outputs.rows_file import Writing
@@ -33,6 +34,13 @@ from brim.steps.map_options import InputKind, MapOptions
 from brim.steps.map_step import MapStep
 from brim.stores.hub_client import own_name
 from brim.stores.hub_options import SCHEME, HubAddress, HubOptions, Via, parse_hub_address, repo_name_is_valid
+
+_NAMES = {
+    "workers": "num-proc",
+    "shard-size": "max-shard-size",
+    "config": "config-name",
+    "public": "private=False",
+}
 
 
 def push_to_hub(
@@ -64,13 +72,7 @@ def push_to_hub(
     where it was. Unlike the original, a new repository is private unless you say `private=False`; `num_proc` is
     how many shards are on their way at a time.
     """
-    progress = progress or bar_or_notes()
-    destination = str(_address(repo_id, revision, token))
-    many = hasattr(dataset, "values") and hasattr(dataset, "items")
-    with tempfile.TemporaryDirectory(prefix="brim-spill-") as spill:
-        table = dataset_source(
-            dataset, split=split, embed_external_files=embed_external_files, spill=Path(spill), note=progress.note
-        )
+    with named(_NAMES):
         options = BuildOptions(
             cut=CutOptions(None if max_shard_size is None else parse_size(max_shard_size), num_shards),
             checks=CheckOptions(allow_empty=True),
@@ -81,7 +83,6 @@ def push_to_hub(
             hub=HubOptions(
                 config=config_name,
                 data_dir=data_dir,
-                split=None if many else table.splits[0].name,
                 message=commit_message,
                 description=commit_description,
                 public=private is False,
@@ -92,7 +93,26 @@ def push_to_hub(
                 token=token,
             ),
         )
-        return Build(table, destination, options).run(progress)
+        return _push(dataset, repo_id, revision, split, embed_external_files, options, progress or bar_or_notes())
+
+
+def _push(
+    dataset: Any,
+    repo_id: str,
+    revision: str | None,
+    split: str | None,
+    embed_external_files: bool,
+    options: BuildOptions,
+    progress: Progress,
+) -> Built:
+    destination = str(_address(repo_id, revision, options.hub.token))
+    many = hasattr(dataset, "values") and hasattr(dataset, "items")
+    with tempfile.TemporaryDirectory(prefix="brim-spill-") as spill:
+        table = dataset_source(
+            dataset, split=split, embed_external_files=embed_external_files, spill=Path(spill), note=progress.note
+        )
+        hub = replace(options.hub, split=None if many else table.splits[0].name)
+        return Build(table, destination, replace(options, hub=hub)).run(progress)
 
 
 def _address(repo_id: str, revision: str | None, token: str | None) -> HubAddress:
@@ -107,6 +127,7 @@ def _address(repo_id: str, revision: str | None, token: str | None) -> HubAddres
     return HubAddress(repo, revision or "main")
 
 
+_NAMES = {"workers": "num-proc", "fresh": "load_from_cache_file=False"}
 _VERSION = 1  # raise it when the same call would give other rows
 
 
@@ -153,9 +174,12 @@ def map(
     although the function has changed since.
     """
     progress = progress or bar_or_notes()
+    fresh = not load_from_cache_file
 
     def one(part: Any) -> Any:
-        source = open_rows(part, RowOptions(name=name, access=Access(endpoint_url, anonymous)))
+        # What was said is looked at before the source is.
+        compute = ComputeOptions(effective_limit(memory).bytes, num_proc, on_error, what=desc or "map")
+        refuse_both(fresh, keep_done)
         options = MapOptions(
             batched=batched,
             batch_size=batch_size,
@@ -170,14 +194,15 @@ def map(
             splittable=splittable,
             **_format_of(part),
         )
+        source = open_rows(part, RowOptions(name=name, access=Access(endpoint_url, anonymous)))
         options.check(source.schema)
         step = MapStep(function, options)
         if not step.digest.stable:
             progress.note("brim cannot tell whether this function has changed, so its result will not be found again")
         # What this process holds already is the caller's: the limit is for the job.
-        limit_bytes = effective_limit(memory).bytes + process_bytes(os.getpid())
-        compute = ComputeOptions(limit_bytes, num_proc, on_error, step.batch_rows or 1, desc or "map")
-        kept = _computed(source, step, compute, cache_home(cache_dir), not load_from_cache_file, keep_done, progress)
+        limit_bytes = compute.limit_bytes + process_bytes(os.getpid())
+        compute = replace(compute, limit_bytes=limit_bytes, align=step.batch_rows or 1)
+        kept = _computed(source, step, compute, cache_home(cache_dir), fresh, keep_done, progress)
         made = open_dataset(
             kept.files,
             kept.schema,
@@ -187,9 +212,10 @@ def map(
         )
         return _with_format_of(part, made)
 
-    if hasattr(dataset, "items") and hasattr(dataset, "values"):
-        return type(dataset)({split: one(part) for split, part in dataset.items()})
-    return one(dataset)
+    with named(_NAMES):
+        if hasattr(dataset, "items") and hasattr(dataset, "values"):
+            return type(dataset)({split: one(part) for split, part in dataset.items()})
+        return one(dataset)
 
 
 def _computed(
@@ -209,6 +235,8 @@ def _computed(
     # The first part is the same for every version of the function, so that another one can go on.
     folder_name = f"{digest_json(without_function(facts))[:12]}-{wanted.fingerprint[:12]}"
     about = {"what": step.function.name, "source": source.name}
+    refuse_rows(home, source, [home / folder_name])
+    sweep_caches(home)
     folder = open_cache(home, folder_name, about, adopt=keep_done)
     return compute_kept(
         folder, source, step, writing, wanted, options, progress, lambda had: step.empty_schema(source.schema, had)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from brim.errors import InputError
+from brim.errors import InputError, named
 from brim.forecasts import measured, shapes
 from brim.forecasts.shapes import Forecast, Size
 from brim.jobs.build_job import Build, BuildOptions
@@ -46,7 +46,8 @@ def forecast(shape: Shape, **numbers: Any) -> Forecast:
     except TypeError as error:
         names = ", ".join(inspect.signature(function).parameters)
         raise InputError(f"The forecast {shape!r} cannot be made: {error}.", hint=f"It takes: {names}.") from error
-    return function(**numbers)
+    with named({"point": "points"}):
+        return function(**numbers)
 
 
 def embed_files(
@@ -66,7 +67,7 @@ def embed_files(
         if num_shards is not None:
             raise InputError("--num-shards needs a SOURCE to cut.", hint="Give --shard-bytes instead.")
         if shard_bytes is None:
-            raise InputError("Give a SOURCE, or how large a shard is.", hint="Write it like --shard-bytes 3.6GB.")
+            raise InputError("Give a SOURCE, or how large a shard is.", hint="Write it like --shard-bytes=3.6GB.")
         return shapes.embed_files(shard_bytes=shard_bytes, largest_file=largest_file, row_group=row_group, **rest)
     if shard_bytes is not None:
         raise InputError("Choose one of SOURCE and --shard-bytes.", hint="A source says how large its shards are.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from typing import NoReturn, TextIO
 
 import typer
 
@@ -26,8 +28,10 @@ from brim.cli import (
     why_command,
 )
 from brim.cli.flags import flat, help_text
-from brim.cli.show import fail, nobody_listens
-from brim.errors import BrimError, Stopped
+from brim.cli.show import Printed, fail
+from brim.errors import BrimError, SinkFailed, Stopped
+from brim.state.durable import reason
+from brim.wording import speak_of_flags
 
 HELP = """Datasets bigger than memory, built under a memory limit that you set.
 
@@ -81,6 +85,7 @@ def _brim(
 
 
 _INTERRUPTED = 130  # what typer makes of Ctrl-C
+_KEPT: list[TextIO] = []  # the interpreter's own streams: closing them would close the descriptors
 
 
 class _NoPandas:
@@ -92,11 +97,28 @@ class _NoPandas:
 
 
 def _settle_streams() -> None:
-    """Closed streams swallow what is printed; characters that a terminal cannot show become "?"."""
+    """Streams that are closed or fail swallow what is printed; what a terminal cannot show becomes "?"."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-        getattr(sys, name).reconfigure(errors="replace")
+        before = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115
+        before.flush()
+        raw = Printed(before.fileno(), "w", closefd=False)
+        lines = name == "stderr" or raw.isatty()
+        after = io.TextIOWrapper(io.BufferedWriter(raw), before.encoding, "replace", line_buffering=lines)
+        setattr(sys, name, after)
+        _KEPT.append(before)
+
+
+def _end(code: int) -> NoReturn:
+    """Exit; a result that could not be printed is no success."""
+    sys.stdout.flush()
+    failure = getattr(getattr(sys.stdout.buffer, "raw", None), "failure", None)  # Printed has one
+    if code == 0 and failure is not None:
+        lost = SinkFailed(
+            f"What brim prints cannot be written to stdout: {reason(failure)}.",
+            hint="Its work is done. Make room or print elsewhere, and run the same command again to see the result.",
+        )
+        code = fail(lost, as_json=False)
+    sys.exit(code)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -107,6 +129,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def main() -> None:
     """The `brim` command."""
+    speak_of_flags()
     _settle_streams()
     sys.meta_path.insert(0, _NoPandas())
     arguments, command = _split(sys.argv[1:])
@@ -117,16 +140,13 @@ def main() -> None:
         code = app(arguments + command, standalone_mode=False)
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
-        sys.exit(code if isinstance(code, int) else 0)
-    except BrokenPipeError:
-        nobody_listens()
-        sys.exit(0)
+        _end(code if isinstance(code, int) else 0)
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(fail(Stopped("Stopped by Ctrl-C.", hint="Run it again."), as_json))
+        _end(fail(Stopped("Stopped by Ctrl-C.", hint="Run it again."), as_json))
     except Exception as error:  # the last place: nobody should see a traceback unasked
         if hasattr(error, "show"):  # a usage error: the parser knows how to show it
             error.show()
-            sys.exit(2)
+            _end(2)
         if debug:
             raise
         if not isinstance(error, BrimError):
@@ -134,4 +154,4 @@ def main() -> None:
                 f"brim ran into a bug: {type(error).__name__}: {error}.",
                 hint="Nothing finished was lost. Run again with --debug and report what it prints.",
             )
-        sys.exit(fail(error, as_json))
+        _end(fail(error, as_json))

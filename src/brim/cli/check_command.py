@@ -51,25 +51,21 @@ def check(
         ),
     ] = None,
 ) -> None:
-    from brim.errors import InputError
     from brim.jobs.check_files import bids_validator
     from brim.jobs.check_files import check as check_table
 
-    if reading.oversize not in ("error", "skip"):
-        raise InputError(f"--oversize takes error or skip, not {reading.oversize!r}.")
     table = read(source, reading, bids, storing, lenient=True)
     progress = progress_for(showing.json, watching.quiet)
     for warning in table.warnings:
         progress.note(warning)
-    limit = {"max_cell_bytes": None} if reading.oversize == "skip" else {}
     report = check_table(
         table,
         sample_size=sample_size,
         everything=everything,
         allow_empty=reading.allow_empty,
         extra=[*expectations(table, source, bids.recipe, tolerance), *([bids_validator(source)] if validator else [])],
+        oversize=reading.oversize,  # type: ignore[arg-type]  # checked there
         progress=progress,
-        **limit,
     )
     show(report, showing.json, every_file)
 

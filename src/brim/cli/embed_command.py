@@ -136,10 +136,13 @@ def embed(
     job: Any
     how = (scaling, computing, keeping, publishing, storing)
     if not dest.startswith("hf://") and Path(dest).suffix in SUFFIXES:
+        if split != "train":
+            raise InputError("--split is for shards, and DEST is a file.", hint="Leave --split out.")
         job = VectorFileJob(rows_of, step, dest, job_options(running, *how))
     else:
         # A model takes all cores of a machine by itself.
-        once = RunningFlags(running.memory, running.workers or (1 if scaling.engine == "local" else None))
+        alone = running.workers is None and scaling.engine == "local"
+        once = RunningFlags(running.memory, 1 if alone else running.workers)
         finisher = RowsFinisher("parquet", None, split)
         job = ComputedJob("embed", rows_of, step, finisher, dest, job_options(once, *how))
     began = time.monotonic()

@@ -1,7 +1,8 @@
 """From the command line's words to a file table."""
 
-from typing import Any
+from typing import Any, get_args
 
+from brim.choices import one_of
 from brim.cli.flags import BidsFlags, ReadingFlags, StoringFlags
 from brim.cli.show import waiting_for
 
@@ -10,9 +11,11 @@ def read(
     source: str, reading: ReadingFlags, bids: BidsFlags, storing: StoringFlags | None = None, lenient: bool = False
 ) -> Any:
     """The file table of SOURCE, read as the options say."""
+    from brim.plans.file_checks import Oversize
     from brim.sources.open_source import read_source, recipe_text
     from brim.sources.source_options import BidsOptions, SourceOptions
 
+    one_of("oversize", reading.oversize, get_args(Oversize))  # before the source is looked at
     options = SourceOptions(
         files=tuple(reading.files or ()),
         include=tuple(reading.include or ()),

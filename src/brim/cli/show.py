@@ -1,5 +1,6 @@
 """What every verb prints alike: results, errors, and the progress that fits where it is shown."""
 
+import io
 import json
 import os
 import shutil
@@ -15,17 +16,29 @@ from brim.progress import told_if_slow
 from brim.sizes import format_size
 
 
+class Printed(io.FileIO):
+    """Where print goes. If that fails (`| head`, a full disk), the work goes on and the rest goes nowhere.
+
+    `failure` is what was lost of what somebody wanted to keep, not of what they stopped to read.
+    """
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                self.failure = error
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return len(data)
+
+
 def emit(event: str, **facts: Any) -> None:
     """One JSON object on stdout."""
-    try:
-        print(json.dumps({"event": event, **facts}, default=str), flush=True)
-    except BrokenPipeError:
-        nobody_listens()
-
-
-def nobody_listens() -> None:
-    """Whoever read stdout is gone (`| head`): the work goes on, and what is printed goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    print(json.dumps({"event": event, **facts}, default=str), flush=True)
 
 
 def fail(error: BrimError, as_json: bool) -> int:
@@ -44,7 +57,7 @@ def progress_for(as_json: bool, quiet: bool) -> Any:
     from brim.report.bars import Bar, JsonLines, NotesOnly, PlainLines
 
     if as_json:
-        return JsonLines(nobody_listens)
+        return JsonLines()
     if quiet:
         return NotesOnly()
     return Bar() if sys.stderr.isatty() else PlainLines()

@@ -113,13 +113,6 @@ def tokenize(
     from brim.steps.tokenize_step import TokenizeOptions, TokenizeStep, settle_dtype
     from brim.steps.tokenizers import LoadedTokenizer, find_tokenizer
 
-    for option, value, allowed in (
-        ("--format", format, ("parquet", "arrow", "bin")),
-        ("--pack-tail", pack_tail, ("drop", "keep")),
-        ("--long-documents", long_documents, ("cut", "refuse")),
-    ):
-        if value not in allowed:
-            raise InputError(f"{option} takes {' or '.join(allowed)}, not {value!r}.")
     if keep and (pack is not None or format == "bin"):
         raise InputError(
             "--keep needs rows that are documents, and those of --pack and bin are not.", hint="Leave out one of them."

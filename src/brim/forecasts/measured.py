@@ -356,7 +356,7 @@ def read_point(log: str | os.PathLike[str]) -> MeasuredPoint:
     if head.get("fraction") is None:
         raise InputError(
             f"{name} does not say what part of the data was run.",
-            hint="Run it with --fraction, or give the point as --point 1/32=1.2GB.",
+            hint="Run it with --fraction, or give the point as --point=1/32=1.2GB.",
         )
     if not isinstance(end.get("peak_bytes"), int) or end["peak_bytes"] < 1:
         raise InputError(f"{name} was cut off: its peak is not known.", hint="Run that part again, or leave it out.")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from brim.choices import at_least, one_of
 from brim.errors import InputError
 from brim.memory.limit import Limit, watch_limit
 from brim.sizes import format_both, format_size, parse_size
@@ -302,12 +303,10 @@ def concat(
     count = _count("rows", rows)
     widths = [dims] if isinstance(dims, int) else list(dims)
     if not widths:
-        raise InputError("Give the length of the vectors.", hint="Write it like --dims 768, once for each array.")
+        raise InputError("Give the length of the vectors.", hint="Write it like --dims=768, once for each array.")
     width = sum(_count("dims", number) for number in widths)
-    if dtype not in DTYPE_BYTES:
-        raise InputError(f"{dtype!r} is not a type of numbers.", hint=f"Use one of: {', '.join(DTYPE_BYTES)}.")
-    if _count("copies", copies) < 2:
-        raise InputError("--copies takes 2 or more.", hint="The pieces are one, the joined array is another.")
+    one_of("dtype", dtype, DTYPE_BYTES)
+    at_least("copies", copies, 2)  # the pieces are one, the joined array is another
     data = count * width * DTYPE_BYTES[dtype]
     shown = " + ".join(map(str, widths))
     shown = f"({shown})" if len(widths) > 1 else shown
@@ -360,6 +359,5 @@ def _span(factors: tuple[float, float]) -> str:
 
 
 def _count(name: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**53:
-        raise InputError(f"--{name} takes a whole number above zero, not {value!r}.")
+    at_least(name, value, 1, 2**53)
     return value

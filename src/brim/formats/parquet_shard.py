@@ -66,7 +66,7 @@ def write_skeleton(
         data = memoryview(sink.getvalue()).cast("B")
         return Skeleton(data, len(data))
     scratch = Scratch(folder)
-    with open(scratch.descriptor, "wb", buffering=0, closefd=False) as file:
+    with open(scratch.descriptor, "wb", closefd=False) as file:
         _write(file, table, groups, options)
         return Skeleton(scratch, file.tell())
 

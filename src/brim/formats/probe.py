@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, Literal
 
 from brim.errors import MissingExtra, SourceChanged
+from brim.state.durable import reason
 
 Look = Literal["NIfTI", "image", "PDF", "gzip"]
 
@@ -100,7 +101,7 @@ def _fault(opened: Callable[[], BinaryIO], look: Callable[[BinaryIO], object]) -
     except _Damage as damage:
         return str(damage)
     except OSError as error:
-        return f"cannot be read ({error.strerror})"
+        return f"cannot be read ({reason(error)})"
     except SourceChanged:
         return "is not the object that was listed, or is gone"
     return None

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from brim.formats.seekable import Seekable
-from brim.formats.splice import copy_range
+from brim.formats.splice import Unreadable, copy_range
+from brim.state.durable import pread_all, reading
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -49,18 +50,24 @@ class Hashing(Protocol):
 
 
 class LocalFile:
-    """A file on disk."""
+    """A file on disk. What cannot be read of it is DamageFound."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.path.basename(path)
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with reading(self.name):
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.size = os.fstat(self._descriptor).st_size
 
     def read_at(self, offset: int, size: int) -> bytes:
-        return os.pread(self._descriptor, size, offset)
+        with reading(self.name):
+            return pread_all(self._descriptor, size, offset)
 
     def copy_to(self, descriptor: int, offset: int, size: int) -> None:
-        copy_range(self._descriptor, offset, size, descriptor)
+        try:
+            copy_range(self._descriptor, offset, size, descriptor)
+        except Unreadable as error:
+            with reading(self.name):
+                raise error
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -25,6 +25,7 @@ from brim.buckets.read_object import Changed, ObjectFile, ObjectPiece, ahead, cu
 from brim.file_set import FileSet
 from brim.formats.seekable import Seekable
 from brim.memory.release import keep_heap_small
+from brim.state.durable import reason, refuse_more_files
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -116,7 +117,7 @@ class SourceReader:
                 self._ahead_size = os.preadv(self._descriptor, [self._buffer], at)
                 start, size = 0, min(size, self._ahead_size) or self._ended()
         except OSError as error:
-            raise self._files.changed(self._source, f"cannot be read ({error.strerror})") from error
+            raise self._files.changed(self._source, f"cannot be read ({reason(error)})") from error
         assert self._buffer is not None
         target[:size] = self._buffer[start : start + size]
         return size
@@ -211,7 +212,8 @@ def open_source(files: FileSet, number: int) -> int:
     try:
         descriptor = os.open(files.full_path(number), os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise files.changed(number, f"can no longer be opened ({error.strerror})") from error
+        refuse_more_files(error)
+        raise files.changed(number, f"can no longer be opened ({reason(error)})") from error
     try:
         files.check(number, os.fstat(descriptor))
     except BaseException:

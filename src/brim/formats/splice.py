@@ -26,7 +26,7 @@ from brim.file_set import FileSet, Ints
 from brim.formats.scratch import Scratch
 from brim.formats.seekable import Seekable
 from brim.formats.source_reader import Buffers, SourceReader, reader_of
-from brim.state.durable import BUFFER_BYTES
+from brim.state.durable import BUFFER_BYTES, write_all
 from brim.tarball import END, member_header, padding
 
 if TYPE_CHECKING:
@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 _LITERAL, _SCRATCH = -1, -2
 _BLOCK = 16384  # segments turned into Python numbers at a time
-_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class Unreadable(OSError):
+    """What is copied cannot be read; where it goes is not to blame."""
 
 
 class Splice:
@@ -263,13 +267,6 @@ def _page_aligned(size: int) -> memoryview:
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
-def write_all(descriptor: int, data: memoryview | bytes) -> None:
-    """os.write, until everything is written."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
 def copy_range(source: int, at: int, size: int, target: int) -> None:
     """Copy a range of one descriptor to the position of another, inside the kernel where it can."""
     kernel = hasattr(os, "copy_file_range")
@@ -279,18 +276,21 @@ def copy_range(source: int, at: int, size: int, target: int) -> None:
             try:
                 step = os.copy_file_range(source, target, min(size, 1 << 30), at)
             except OSError as error:
-                if error.errno not in _NO_KERNEL_COPY:
+                if error.errno in _FULL:
                     raise
-                kernel = False
+                kernel = False  # it cannot, or something is wrong: read and written apart, it is known with which file
                 continue
             if step == 0:  # some file systems answer 0 instead of an error: the plain read decides
                 kernel = False
                 continue
         else:
             buffer = buffer or memoryview(bytearray(BUFFER_BYTES))
-            step = os.preadv(source, [buffer[: min(size, BUFFER_BYTES)]], at)
+            try:
+                step = os.preadv(source, [buffer[: min(size, BUFFER_BYTES)]], at)
+            except OSError as error:
+                raise Unreadable(error.errno, error.strerror) from error
             if step == 0:
-                raise OSError(errno.EIO, "the file is shorter than its recorded size")
+                raise Unreadable(errno.EIO, "the file is shorter than its recorded size")
             write_all(target, buffer[:step])
         at, size = at + step, size - step
 

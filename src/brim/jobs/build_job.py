@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.buckets.bucket_address import Access, BucketAddress
+from brim.choices import at_least, one_of
 from brim.errors import InputError
 from brim.formats.parquet_shard import MAX_CELL_BYTES
 from brim.jobs.bring import versions
@@ -37,8 +38,9 @@ from brim.schedule.ray_cluster import Sight, sample_of
 from brim.schedule.scheduler import Scaling
 from brim.schedule.workplace import carrying_bytes, opened
 from brim.sources.file_table import FileTable
+from brim.state.durable import reason
 from brim.state.ledger import Ledger
-from brim.stores.destination import Destination, new_destination, refuse_source
+from brim.stores.destination import Destination, new_destination, refuse_source, taken_by_dataset
 from brim.stores.hub_options import HubAddress, HubOptions
 
 
@@ -60,10 +62,8 @@ class BuildOptions:
     scaling: Scaling = field(default_factory=Scaling)
 
     def __post_init__(self) -> None:
-        if self.format not in EXTENSIONS:
-            raise InputError(f"--format takes {' or '.join(EXTENSIONS)}, not {self.format!r}.")
-        if self.workers is not None and self.workers < 1:
-            raise InputError("--workers takes a number above zero.")
+        one_of("format", self.format, EXTENSIONS)
+        at_least("workers", self.workers, 1)
         if self.fresh and self.update:
             raise InputError("Choose one of --fresh (start over) and --update (keep what is unchanged).")
 
@@ -113,7 +113,7 @@ class Build:
         try:
             Path(path).write_text(self.plan.table.saved, encoding="utf-8")
         except OSError as error:
-            raise InputError(f"The recipe cannot be written to {str(path)!r}: {error.strerror}.") from error
+            raise InputError(f"The recipe cannot be written to {str(path)!r}: {reason(error)}.") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, from which `brim build --plan` works on any machine that sees the source."""
@@ -181,7 +181,8 @@ class Build:
         if self.destination is None:
             raise InputError("This plan has no destination.", hint="Give DEST: brim.plan(source, destination).")
         files = self.plan.table.files
-        refuse_source(self.destination, files.root, files.bucket.access if files.bucket is not None else Access())
+        taken = taken_by_dataset(self.destination, self.options.hub.folder)
+        refuse_source(self.destination, files.root, None, files, taken)
         return self.destination
 
     def _sight(self) -> Sight:

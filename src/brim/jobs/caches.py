@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from brim.outputs.rows_file import Writing, read_schema
 from brim.progress import Progress
 from brim.rows.unit import RowSource
 from brim.schedule.processes import Computation
-from brim.schedule.unit_work import ComputeOptions
-from brim.state.durable import failures, rename, write_whole
+from brim.schedule.unit_work import ComputeOptions, clear_scratch, has_scratch
+from brim.state.durable import failures, reason, rename, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked
 from brim.state.stop import stoppable
@@ -72,7 +73,7 @@ def open_cache(home: Path, name: str, about: dict[str, Any], *, adopt: bool = Fa
         write_whole(folder / _ABOUT, json.dumps(about).encode())
     except OSError as error:
         raise DestinationError(
-            f"The cache folder {str(folder)!r} cannot be used: {error.strerror}.",
+            f"The cache folder {str(folder)!r} cannot be used: {reason(error)}.",
             hint="Choose another one with cache_dir=, or set BRIM_CACHE.",
         ) from error
     return folder
@@ -84,6 +85,14 @@ def _adopt(home: Path, name: str) -> None:
     if latest is not None:
         with locked(latest):
             latest.rename(home / name)
+
+
+def sweep_caches(home: Path) -> None:
+    """Take away what killed processes left in any cache, apart from the units that they finished."""
+    for folder in home.iterdir() if home.is_dir() else ():
+        if (folder / _ABOUT).is_file() and has_scratch(folder / "units"):
+            with suppress(DestinationError, FileNotFoundError), locked(folder):  # somebody is using it, or removed it
+                clear_scratch(folder / "units")
 
 
 def list_caches(home: Path) -> list[Cached]:
@@ -118,7 +127,7 @@ def remove_cache(cached: Cached) -> bool:
     except DestinationError:
         return False
     except OSError as error:
-        raise InputError(f"The cache {str(cached.folder)!r} cannot be removed: {error.strerror}.") from error
+        raise InputError(f"The cache {str(cached.folder)!r} cannot be removed: {reason(error)}.") from error
     return True
 
 

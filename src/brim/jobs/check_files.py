@@ -20,21 +20,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from brim.buckets.bucket_address import Access
+from brim.choices import at_least, one_of
 from brim.errors import InputError, MissingExtra, Stopped
 from brim.file_set import Ints
 from brim.formats.parquet_shard import MAX_CELL_BYTES
 from brim.formats.probe import PROBED_NAMES, look_of, probe_gzip, probe_header
 from brim.formats.source_reader import open_file
 from brim.memory.limit import effective_limit, usable_cores
-from brim.plans.file_checks import REASONS, CheckOptions, check_files, check_paths_stay_home
+from brim.plans.file_checks import REASONS, CheckOptions, Oversize, check_files, check_paths_stay_home
 from brim.progress import Progress, Silent
 from brim.sources.file_table import FileTable, Reason, Refused, flat_numbers
+from brim.sources.open_source import read_source
+from brim.sources.source_options import SourceOptions
 
 _ABSENT: tuple[Reason, ...] = ("missing", "folder", "special", "unreadable", "url", "name", "twin")
 _REQUESTS = 16  # at a time, to a bucket
@@ -75,21 +79,33 @@ class CheckReport:
 
 
 def check(
-    table: FileTable,
+    source: str | os.PathLike[str] | FileTable,
     *,
     sample_size: int = 10,
     everything: bool = False,
     max_cell_bytes: int | None = MAX_CELL_BYTES,
+    oversize: Oversize = "error",
     allow_empty: bool = False,
     extra: Sequence[Check] = (),
+    endpoint_url: str | None = None,
+    anonymous: bool = False,
     progress: Progress | None = None,
 ) -> CheckReport:
     """Look at a source's files. `sample_size` headers a column, or all of them and the gzip streams too.
 
-    `max_cell_bytes` None: the format has no such limit. `extra` checks are part of the report.
+    The source is a folder, a BIDS dataset or a table that names files, by its path; or what `files`, `bids` and `table`
+    make of one. For a path in a bucket, `endpoint_url` and `anonymous` are as for `files`. `max_cell_bytes` None: the
+    format has no such limit; with oversize="skip" larger files are left out, so that they are no fault.
+    `extra` checks are part of the report.
     """
-    if sample_size < 0:
-        raise InputError(f"--sample-size takes a number of files, not {sample_size}.")
+    at_least("sample-size", sample_size, 0)
+    one_of("oversize", oversize, get_args(Oversize))
+    if oversize == "skip":
+        max_cell_bytes = None
+    if isinstance(source, FileTable):
+        table = source
+    else:
+        table = read_source(source, SourceOptions(lenient=True, access=Access(endpoint_url, anonymous)))
     at_home = _names_no_place(table)
     refused = check_files(table, CheckOptions(allow_empty=allow_empty), max_cell_bytes).refused
     total = len(table.files)

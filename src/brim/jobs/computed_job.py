@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from brim.buckets.bucket_address import Access, BucketAddress
+from brim.choices import at_least, one_of
 from brim.errors import DamageFound, InputError
 from brim.jobs.bring import refuse_strangers
 from brim.jobs.content import ComputedContent
@@ -25,12 +26,11 @@ from brim.jobs.open_store import (
     state_of,
     waited_for,
 )
-from brim.jobs.units import Wanted, agree_with_bucket, open_units
+from brim.jobs.units import Wanted, agree_with_bucket, open_units, refuse_both, refuse_rows
 from brim.jobs.verify import verify
 from brim.memory.limit import Limit, effective_limit, usable_cores
 from brim.memory.meter import process_bytes, tree_bytes
-from brim.outputs.output import Finisher, Units
-from brim.outputs.rows_file import Writing, read_rows, read_schema, write_rows
+from brim.outputs.output import Finisher, Units, write_bad_rows
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress, Silent
 from brim.rows.unit import RowSource
@@ -40,15 +40,13 @@ from brim.schedule.unit_work import ComputeOptions, Outcome
 from brim.schedule.workplace import Workplace, workplace
 from brim.state.ledger import Ledger
 from brim.state.stop import Stop
-from brim.steps.row_features import unified
 from brim.steps.step import Step
-from brim.stores.destination import Destination, new_destination, refuse_source
+from brim.stores.destination import QUARANTINE, UNITS, Destination, new_destination, taken_by_dataset
 from brim.stores.folder_store import FolderStore
-from brim.stores.hub_options import HubAddress, HubOptions
+from brim.stores.hub_options import HubOptions
 from brim.stores.store import Carrier
 
 _VERSION = 1  # raise it when the same job would give other rows or bytes
-_UNITS = "units"
 _LOOK_S = 0.1
 
 
@@ -68,12 +66,9 @@ class JobOptions:
     scaling: Scaling = field(default_factory=Scaling)
 
     def __post_init__(self) -> None:
-        if self.on_error not in ("stop", "skip", "quarantine"):
-            raise InputError(f"--on-error takes stop, skip or quarantine, not {self.on_error!r}.")
-        if self.workers is not None and self.workers < 1:
-            raise InputError("--workers takes a number above zero.")
-        if self.fresh and self.keep_done:
-            raise InputError("Choose one of --fresh (start over) and --keep-done (keep what is done).")
+        one_of("on-error", self.on_error, get_args(OnError))
+        at_least("workers", self.workers, 1)
+        refuse_both(self.fresh, self.keep_done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +77,15 @@ class Computed:
 
     built: Built
     outcome: Outcome
-    quarantine: Path | None = None
+    quarantine: Path | str | None = None  # an address, where it is beside a file in a bucket
     counts: Mapping[str, int] = field(default_factory=dict)
+
+
+def check_applies(what: str, options: JobOptions, destination: Destination) -> None:
+    """Options that have no meaning for this verb or destination are an error, not silence."""
+    check_hub_options(options.hub, destination)
+    if options.keep_done and what != "map":
+        raise InputError(f"--keep-done is for a function of yours that has changed, and {what} has none.")
 
 
 class ComputedJob:
@@ -100,19 +102,9 @@ class ComputedJob:
     ) -> None:
         self.what, self.source, self.step, self.finisher, self.options = what, source, step, finisher, options
         self.destination: Destination = new_destination(destination, options.access)
-        check_hub_options(options.hub, self.destination)
-        self._refuse_source()
+        check_applies(what, options, self.destination)
+        refuse_rows(self.destination, source, taken_by_dataset(self.destination, options.hub.folder))
         self.limit: Limit = effective_limit(options.memory)
-
-    def _refuse_source(self) -> None:
-        """What was stopped while its own source was being replaced could not go on."""
-        reading = self.source.reading.options
-        if "root" not in reading or isinstance(self.destination, HubAddress):
-            return
-        access, folder, shards = Access(*reading.get("access", ())), self.options.hub.folder, self.destination
-        shards = shards / folder if isinstance(shards, Path) else shards.below(folder)
-        refuse_source(self.destination, self.source.name, access)
-        refuse_source(shards, reading["root"], access)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -136,7 +128,7 @@ class ComputedJob:
             workplace(options.scaling) as place,
             at_destination(self.destination, state, options.stop_file, progress, fresh=options.fresh) as (ledger, stop),
         ):
-            folder = state / _UNITS
+            folder = state / UNITS
             if isinstance(self.destination, BucketAddress):
                 with waited_for(self.destination, progress, stop):
                     agree_with_bucket(self.destination, wanted, ledger)
@@ -200,7 +192,6 @@ class ComputedJob:
         )  # fmt: skip
         writing = self.finisher.writing
         outcome = place.compute(carrier)(self.source, self.step, writing, units, folder, options, progress, stop).run()
-        shutil.rmtree(folder / "made", ignore_errors=True)
         total = sum(receipt.size for receipt in outcome.receipts)
         progress.start("finish", total, 0, self.limit.bytes)
         what = Units(folder, outcome.receipts, self.limit.bytes, self.source.schema)
@@ -224,15 +215,13 @@ class ComputedJob:
     def _quarantine(self, folder: Path) -> Path | None:
         """Rows that the step could not do, in one file beside the dataset."""
         home = self.destination if isinstance(self.destination, Path) else folder.parent
-        target = home / "quarantine.parquet"
-        bad = sorted(folder.glob("*.bad.arrow"))
-        if not bad:
-            if self.options.fresh:
-                target.unlink(missing_ok=True)  # of the rows that were there before
-            return None
-        schema = unified([read_schema(path, "arrow") for path in bad])
-        write_rows(target, (t for path in bad for t in read_rows(path, "arrow")), schema, Writing("parquet"))
-        return target
+        target = home / QUARANTINE
+        target.with_name(f".{target.name}.tmp").unlink(missing_ok=True)  # of a run that was killed
+        if write_bad_rows(folder, target):
+            return target
+        if self.options.fresh:
+            target.unlink(missing_ok=True)  # of the rows that were there before
+        return None
 
 
 class _Watched:

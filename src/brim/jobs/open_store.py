@@ -10,7 +10,7 @@ from pathlib import Path
 
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.requests import interrupted_by
-from brim.errors import InputError, Stopped
+from brim.errors import DestinationError, InputError, Stopped
 from brim.formats.card import CardFacts
 from brim.jobs.bring import Others, Run, RunOptions, refuse_another
 from brim.jobs.content import Content
@@ -22,7 +22,7 @@ from brim.state.ledger import STATE, Ledger, Receipt
 from brim.state.lock import locked, owner_of
 from brim.state.stop import Stop, stoppable
 from brim.stores.bucket_store import BucketCarrier, BucketStore
-from brim.stores.destination import Destination, make_state, state_folder
+from brim.stores.destination import Destination, Footprints, make_state, state_folder
 from brim.stores.folder_store import FolderStore, make_folder
 from brim.stores.hub_client import HubClient
 from brim.stores.hub_options import HubAddress, HubOptions, check_shards
@@ -76,22 +76,37 @@ def at_destination(
     """The destination's ledger, for this run alone; and whether somebody asked to stop."""
     extra = Path(stop_file) if stop_file else None
     if extra is not None and extra.is_dir():
-        raise InputError(f"--stop-file {str(extra)!r} is a folder.", hint="Give the name of a file.")
-    if isinstance(destination, Path):
-        make_folder(destination)
-    make_state(destination, state)
-    with locked(state), stoppable(state / "stop", *([extra] if extra else [])) as stop:
+        raise InputError(f"--stop-file={str(extra)!r} is a folder.", hint="Give the name of a file.")
+    with (
+        _opened(destination, state),
+        stoppable(state / "stop", *([extra] if extra else [])) as stop,
+    ):
         ledger = Ledger(state)
         try:
             with failures(destination if isinstance(destination, Path) else state):
                 yield ledger, stop
         except Stopped as stopped:
             if fresh:
-                raise Stopped(stopped.message, hint="Run it again without --fresh to continue.") from stopped
+                raise Stopped(stopped.words[0], hint="Run it again without --fresh to continue.") from stopped
             raise
         finally:
             ledger.close()
             progress.finish()
+
+
+@contextmanager
+def _opened(destination: Destination, state: Path) -> Iterator[None]:
+    """The folders are there, and are this run's alone."""
+    footprints = Footprints(destination, state)
+    try:
+        if isinstance(destination, Path):
+            make_folder(destination)
+        make_state(destination, state)
+    except DestinationError:
+        footprints.sweep()
+        raise
+    with locked(state), footprints.removed_if_refused():
+        yield
 
 
 def deliver(

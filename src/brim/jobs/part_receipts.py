@@ -18,6 +18,7 @@ from brim import cuts
 from brim.errors import DestinationError, InputError
 from brim.file_set import Ints
 from brim.plans.cut_shards import Shard
+from brim.state.durable import reason
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked
 
@@ -44,7 +45,7 @@ def parse_part(text: str) -> Part:
     match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text)
     part = Part(int(match[1]), int(match[2])) if match else None
     if part is None or not 1 <= part.number <= part.count <= _MOST:
-        raise InputError(f"--part takes I/N, the I-th of N parts from 1, not {text!r}.", hint="Like --part 3/100.")
+        raise InputError(f"--part takes I/N, the I-th of N parts from 1, not {text!r}.", hint="Like --part=3/100.")
     return part
 
 
@@ -127,7 +128,7 @@ class PartReceipts:
         count = self.count()
         if count is not None and count != part.count:
             raise InputError(
-                f"This plan is done in {count} parts, and --part {part} is of another division.",
+                f"This plan is done in {count} parts, and --part={part} is of another division.",
                 hint=f"Use --part I/{count}; brim build --plan PLAN does the rest on one machine; or remove "
                 f"{self.shown!r} to divide anew.",
             )
@@ -160,7 +161,7 @@ class PartReceipts:
 
     def _unusable(self, error: OSError) -> DestinationError:
         return DestinationError(
-            f"The folder of the receipts, {str(self.root)!r}, cannot be used: {error.strerror}.",
+            f"The folder of the receipts, {str(self.root)!r}, cannot be used: {reason(error)}.",
             hint="Keep the plan in a folder that all machines can write to.",
         )
 

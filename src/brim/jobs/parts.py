@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from brim.buckets.bucket_address import Access, BucketAddress
+from brim.choices import at_least
 from brim.errors import InputError, SourceChanged
 from brim.jobs.bring import STAGED_S, Others, versions
 from brim.jobs.content import PlanContent
@@ -36,7 +37,7 @@ from brim.state.durable import failures
 from brim.state.ledger import STATE, Ledger, Receipt
 from brim.state.lock import locked
 from brim.state.stop import stoppable
-from brim.stores.destination import Destination, make_state, parse_destination
+from brim.stores.destination import Destination, make_state, parse_destination, refuse_source, taken_by_dataset
 from brim.stores.folder_store import make_folder
 from brim.stores.hub_options import HubAddress, HubOptions
 
@@ -55,10 +56,9 @@ class SavedOptions:
     access: Access = field(default_factory=Access)  # to the bucket that the plan is in
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise InputError("--workers takes a number above zero.")
+        at_least("workers", self.workers, 1)
         if self.stop_file and os.path.isdir(self.stop_file):
-            raise InputError(f"--stop-file {self.stop_file!r} is a folder.", hint="Give the name of a file.")
+            raise InputError(f"--stop-file={self.stop_file!r} is a folder.", hint="Give the name of a file.")
         if self.root is not None and "://" in self.root:
             raise InputError(f"With --plan, --root is a folder of this machine, not {self.root!r}.")
 
@@ -103,7 +103,7 @@ class SavedBuild:
                 self.hub = HubOptions(**self.saved.job["hub"])
         except InputError as error:
             raise InputError(
-                error.message.replace(str(self.place.path), self.place.shown), hint=error.hint, **error.facts
+                error.words[0].replace(str(self.place.path), self.place.shown), hint=error.words[1], **error.facts
             ) from error
         self.plan: Plan = self.saved.plan
         self.destination: Destination = parse_destination(
@@ -139,6 +139,7 @@ class SavedBuild:
             ledger = Ledger(folder)
             self.receipts.check(part, ledger, self.plan.fingerprint)
             stack.callback(ledger.close)
+            content = self._content(mine, progress)  # before anything is made at the destination
             there: Iterable[Receipt] = ()
             if isinstance(self.destination, Path):
                 make_folder(self.destination)
@@ -149,7 +150,6 @@ class SavedBuild:
                 there = [r for s in mine if (r := built.get(s.name)) and r.job == self._job]
             names = frozenset(shard.name for shard in mine)
             others = Others(only=names, received=lambda: (r for r in there if r.name not in ledger.receipts))
-            content = self._content(mine, progress)
             done = self._delivered(content, self._delivery(others), ledger, progress, stop) if mine else None
         counts = {name: getattr(done, name, 0) for name in ("bytes", "shards", "written", "kept", "sent_bytes")}
         return PartDone(part.number, part.count, str(self.destination), **counts, next=self.command("--finish"))
@@ -198,11 +198,13 @@ class SavedBuild:
             return False
 
     def _delivered(self, content: PlanContent, delivery: Delivery, *rest: Any) -> Built:
+        files = content.plan.table.files
+        refuse_source(self.destination, files.root, None, files, taken_by_dataset(self.destination, self.hub.folder))
         try:
             return deliver(content, self.destination, delivery, *rest)
         except SourceChanged as error:
             raise SourceChanged(
-                error.message, hint="Restore it, or plan again: brim plan … --save PLAN.", **error.facts
+                error.words[0], hint="Restore it, or plan again: brim plan … --save PLAN.", **error.facts
             ) from error
 
     def _delivery(self, others: Others) -> Delivery:

@@ -23,7 +23,7 @@ from brim.buckets.send_object import send_small
 from brim.errors import DestinationError, InputError
 from brim.formats.splice import FileSplice
 from brim.jobs.part_receipts import Part, PartReceipts
-from brim.state.durable import write_whole
+from brim.state.durable import reason, write_whole
 from brim.state.ledger import LEDGER, Ledger
 from brim.state.lock import locked, owner_of
 from brim.stores.bucket_lease import Lease
@@ -118,7 +118,7 @@ def _usable(home: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DestinationError(
-            f"The folder that this machine keeps plans of buckets in, {str(home)!r}, cannot be used: {error.strerror}.",
+            f"The folder that this machine keeps plans of buckets in, {str(home)!r}, cannot be used: {reason(error)}.",
             hint="Name another one for all that brim keeps: set XDG_STATE_HOME.",
         ) from error
 

@@ -16,7 +16,7 @@ from brim.errors import DestinationError, InputError
 from brim.formats.card import BEGIN, CARD, UNFINISHED, card_folders, read_card
 from brim.formats.readable import LocalFile, Readable
 from brim.progress import Advance
-from brim.state.durable import sha256_of
+from brim.state.durable import reading, sha256_of
 from brim.state.ledger import JobRecord, Ledger, Receipt
 from brim.stores.destination import parse_destination, state_folder
 from brim.stores.hub_client import HubClient, Snapshot
@@ -82,7 +82,8 @@ class PublishedFolder:
         self.told = DatasetRecord(
             ledger.receipts, () if ledger.job is None else (ledger.job,), ledger.job is not None and not ledger.done
         )
-        names = sorted(name for name in os.listdir(folder / "data") if not name.startswith("."))
+        with reading(str(folder / "data")):
+            names = sorted(name for name in os.listdir(folder / "data") if not name.startswith("."))
         here = {f"data/{name}": folder / "data" / name for name in names}
         self.sizes: Mapping[str, int] = {name: p.stat().st_size for name, p in here.items() if p.is_file()}
 
@@ -98,7 +99,8 @@ class PublishedFolder:
     stream = open
 
     def sha256(self, name: str, deep: bool, advance: Advance) -> str | None:
-        return sha256_of(self._folder / name, advance)
+        with reading(name):
+            return sha256_of(self._folder / name, advance)
 
 
 class PublishedRepository:

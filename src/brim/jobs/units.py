@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from brim.buckets.bucket_address import BucketAddress
-from brim.errors import PlanChanged
+from brim.errors import InputError, PlanChanged
 from brim.jobs.bring import refuse_strangers, versions
 from brim.jobs.content import computed_changes
 from brim.plans.fingerprint import digest_json
+from brim.rows.unit import RowSource
 from brim.state.ledger import JobRecord, Ledger
 from brim.stores.bucket_store import published_in
+from brim.stores.destination import Destination, refuse_source
 
 _FUNCTION = ("function", "fn_kwargs")
 
@@ -26,6 +29,20 @@ class Wanted:
     facts: dict[str, Any]
     fresh: bool = False
     keep_done: bool = False
+
+
+def refuse_both(fresh: bool, keep_done: bool) -> None:
+    """What was done goes, or it stays."""
+    if fresh and keep_done:
+        raise InputError("Choose one of --fresh (start over) and --keep-done (keep what is done).")
+
+
+def refuse_rows(destination: Destination, source: RowSource, taken: Iterable[Destination]) -> None:
+    """The rows of a job are not in what it writes (`taken`)."""
+    if source.files is not None:
+        # The name of what is no path (a dataset that is open, a folder of images as rows) leads nowhere.
+        place = source.name if "root" in source.reading.options else source.files.root
+        refuse_source(destination, place, None, source.files, taken)
 
 
 def agree_with_bucket(address: BucketAddress, wanted: Wanted, finished: Ledger) -> None:
@@ -47,11 +64,11 @@ def open_units(folder: Path, wanted: Wanted, finished: Ledger) -> Ledger:
     """The receipts of the units that are done. `finished` is the ledger of what the destination holds."""
     if wanted.fresh:
         shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(exist_ok=True)
     units = Ledger(folder)
     if units.job is None:
         if finished.job is not None and finished.job.fingerprint != wanted.fingerprint and not wanted.fresh:
             raise _another(finished.job, wanted)
+        folder.mkdir(exist_ok=True)
         units.begin(JobRecord(wanted.fingerprint, wanted.facts, versions()))
     elif units.job.fingerprint != wanted.fingerprint:
         _adopt(units, units.job, wanted)

@@ -20,6 +20,7 @@ from brim.plans.shard_bytes import locate
 from brim.progress import Progress, Silent
 from brim.state.durable import BUFFER_BYTES, failures
 from brim.state.ledger import Receipt
+from brim.stores.destination import lies_in, parse_destination, refuse_source
 
 _WAITING = ".brim-unpack"
 
@@ -55,6 +56,11 @@ def unpack(
     progress = progress or Silent()
     if target.exists() and not target.is_dir():
         raise InputError(f"{str(target)!r} is a file.", hint="Give a folder.")
+    source = parse_destination(destination, Access(endpoint_url, anonymous))
+    if isinstance(source, Path):
+        refuse_source(target, str(source))
+        if lies_in(target, source / "data"):
+            raise InputError(f"{str(target)!r} lies among the shards of the dataset.", hint="Unpack to another folder.")
     with opened(destination, state, progress.note, Access(endpoint_url, anonymous)) as published:
         receipts = published.told.receipts
         names = sorted(published.sizes)
@@ -95,16 +101,13 @@ class _Unpacking:
             self.result.unproved += 1
         elif not self.published.remote:
             self._prove(name, receipt, self.published.sha256(name, True, lambda _: None))
-        try:
-            with closing(self.published.stream(name)) as shard, closing(self.published.open(name)) as footer_of:
-                for found in locate(shard, footer_of):
-                    for file in _members(shard, found) if (found.path or "").endswith("/") else (found,):
-                        self._file(shard, file)
-                    self.progress.advance(found.size)
-                if isinstance(shard, Hashing) and receipt is not None:
-                    self._prove(name, receipt, shard.sha256())
-        except (PermissionError, IsADirectoryError) as error:
-            raise InputError(f"{name} cannot be read: {error.strerror}.") from error
+        with closing(self.published.stream(name)) as shard, closing(self.published.open(name)) as footer_of:
+            for found in locate(shard, footer_of):
+                for file in _members(shard, found) if (found.path or "").endswith("/") else (found,):
+                    self._file(shard, file)
+                self.progress.advance(found.size)
+            if isinstance(shard, Hashing) and receipt is not None:
+                self._prove(name, receipt, shard.sha256())
         for path, temporary in self._waiting.items():
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.rename(temporary, path)

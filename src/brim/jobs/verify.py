@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from brim.buckets.bucket_address import Access, is_bucket_address
 from brim.buckets.requests import interrupted_by
-from brim.errors import BrimError, DamageFound, InputError, Stopped
+from brim.errors import BrimError, DamageFound, InputError, SourceChanged, Stopped
 from brim.file_set import Ints
 from brim.formats.card import CARD, card_rows, card_splits, read_card
 from brim.formats.readable import Readable, ShardFile
@@ -192,13 +192,11 @@ class _Verification:
             with interrupted_by(self._look), closing(self.published.open(name)) as shard:
                 rows = count_rows(shard)
                 hollow = hollow_columns(shard)
-        except (pa.ArrowException, DamageFound) as error:
+        except pa.ArrowException as error:
             self.found(f"{name}: cannot be read as {Path(name).suffix[1:]} ({str(error).splitlines()[0]})")
             return None
-        except OSError as error:
-            if self.published.remote:
-                raise
-            self.found(f"{name}: cannot be read ({error.strerror or error})")
+        except DamageFound as error:
+            self._damaged(name, error)
             return None
         if rows is None:
             rows = 0 if receipt is None else receipt.rows
@@ -210,6 +208,10 @@ class _Verification:
                 self.found(f"{name}: the files of its column {column!r} are empty: {rows:,} rows hold paths alone")
         self.progress.shard(name, size, digest or "", "verified")
         return rows, size
+
+    def _damaged(self, name: str, error: DamageFound) -> None:
+        what = error.message.removeprefix(f"{name} ").removeprefix(f"{Path(name).name} ")
+        self.found(f"{name}: {what.splitlines()[0].rstrip('.')}")
 
     def _look(self) -> None:
         if self._stopped.is_set():
@@ -284,14 +286,18 @@ class _Verification:
         left_out = set(job.left_out) if job else set()
         names = self._names(job)
         self.progress.start("compare", int((expected * table.files.sizes).sum()), len(names), effective_limit().bytes)
+        compared = 0
         for name in names:
             try:
                 self._compare(name, table, number_of, seen)
-            except BrimError as error:
-                self.found(f"{name}: {error}")
+                compared += 1
+            except DamageFound as error:
+                self._damaged(name, error)
+            except SourceChanged as error:
+                self.found(f"source {error.facts['path']}: {error.facts['what']}")
             self.progress.shard(name, 0, "", "compared")
         self.result.files_compared += int(seen.sum())
-        if len(self.rows_of) < self.result.shards:
+        if len(self.rows_of) < self.result.shards or compared < len(names):
             return  # files of a damaged shard would all be reported once more
         for number in np.flatnonzero(seen != expected).tolist():
             path = table.files.path(number)

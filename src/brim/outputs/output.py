@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
+from brim.choices import at_least, one_of
 from brim.errors import InputError
 from brim.formats.card import CardFacts
 from brim.outputs.rows_file import EXTENSIONS, RowsFile, Writing, read_rows, read_schema, write_rows
@@ -67,7 +68,7 @@ def settle(folder: Path, units: Sequence[Receipt], format: str, empty: pa.Schema
     except InputError as error:
         numbers = ", ".join(str(int(name.split(".")[0])) for name in list(names.values())[:3])
         raise InputError(
-            f"The function gave values of types that do not go together (seen in units {numbers}): {error.message}",
+            f"The function gave values of types that do not go together (seen in units {numbers}): {error.words[0]}",
             hint="Let it return one type for each column, or give the types with features=.",
         ) from error
 
@@ -125,6 +126,15 @@ def cut_shards(
     if file is not None:
         close(file)
     return made
+
+
+def write_bad_rows(folder: Path, target: Path) -> bool:
+    """The rows that the step could not do, of all units, in one file; False if there are none."""
+    bad = sorted(folder.glob("*.bad.arrow"))
+    if bad:
+        schema = unified([read_schema(path, "arrow") for path in bad])
+        write_rows(target, (t for path in bad for t in read_rows(path, "arrow")), schema, Writing("parquet"))
+    return bool(bad)
 
 
 def _tables(
@@ -191,10 +201,8 @@ class RowsFinisher:
     writer_batch_rows: int | None = None
 
     def __post_init__(self) -> None:
-        if self.format not in EXTENSIONS:
-            raise InputError(f"--format takes {' or '.join(EXTENSIONS)}, not {self.format!r}.")
-        if self.rows_per_shard is not None and self.rows_per_shard < 1:
-            raise InputError("--rows-per-shard takes a number above zero.")
+        one_of("format", self.format, EXTENSIONS)
+        at_least("rows-per-shard", self.rows_per_shard, 1)
 
     @property
     def _shards(self) -> Writing:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.rows.schemas import cast
-from brim.state.durable import rename
+from brim.state.durable import rename, write_all
 from brim.steps.row_features import unified
 
 
@@ -52,9 +52,7 @@ class HashedFile:
         view = memoryview(data).cast("B")
         if self._digest is not None:
             self._digest.update(view)
-        at = 0
-        while at < len(view):
-            at += self._file.write(view[at:])
+        write_all(self._file.fileno(), view)
         self.size += len(view)
         if self.size - self._synced >= _SYNC_BYTES:
             os.fdatasync(self._file.fileno())

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from brim.choices import at_least, one_of
 from brim.errors import DoesNotFit, InputError
 from brim.formats.card import CardFacts
 from brim.outputs.output import Finished, MadeShard, Units, card_of, with_features
@@ -51,10 +52,12 @@ class FinishOptions:
     header: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.pack is not None and self.pack < 2:
-            raise InputError(f"--pack takes a length of 2 tokens or more, not {self.pack}.")
-        if self.rows_per_shard is not None and self.rows_per_shard < 1:
-            raise InputError(f"--rows-per-shard takes a number above zero, not {self.rows_per_shard}.")
+        one_of("format", self.format, ("parquet", "arrow", "bin"))
+        one_of("pack-tail", self.pack_tail, ("drop", "keep"))
+        at_least("pack", self.pack, 2)
+        if self.pack is None and self.pack_tail != "drop":
+            raise InputError("--pack-tail is for rows of --pack.", hint="Add --pack=N, or leave --pack-tail out.")
+        at_least("rows-per-shard", self.rows_per_shard, 1)
         if self.rows_per_shard is not None and self.format == "bin":
             raise InputError("A bin file is one file for each split.", hint="Leave --rows-per-shard out.")
 
@@ -211,7 +214,7 @@ def _refuse_kept(schema: pa.Schema) -> None:
     kept = [name for name in schema.names if name != IDS]
     if kept:
         raise InputError(
-            f"--keep {' '.join(kept)} needs rows that are documents.", hint="Leave out --keep, or --pack and bin."
+            f"--keep={' '.join(kept)} needs rows that are documents.", hint="Leave out --keep, or --pack and bin."
         )
 
 
@@ -271,7 +274,7 @@ class TokenFinisher:
         if need > limit_bytes // 2:
             raise DoesNotFit(
                 f"Rows of {self.options.pack:,} tokens are too long for a limit of {format_size(limit_bytes)}.",
-                hint=f"Give --memory {format_size(2 * need)}, a smaller --pack, or --format bin, which has no rows.",
+                hint=f"Give --memory={-(-2 * need // 10**6)}MB, a smaller --pack, or --format=bin, which has no rows.",
                 limit_bytes=limit_bytes,
                 need_bytes=2 * need,
             )

@@ -19,6 +19,7 @@ from brim.errors import DamageFound, InputError
 from brim.state.durable import failures, rename
 from brim.steps.embed_columns import vectors_in
 from brim.steps.models import Output
+from brim.stores.destination import QUARANTINE
 from brim.tensors.tensor_files import npy_path
 from brim.tensors.tensor_stream import sync_file
 from brim.tensors.tensor_writer import TensorWriter
@@ -40,6 +41,11 @@ class FinishedVectors:
 def rows_path(target: Path) -> Path:
     """Where the kept columns lie, beside a file that cannot hold them."""
     return target.with_name(f"{target.name}.rows.parquet")
+
+
+def quarantine_path(target: Path) -> Path:
+    """Where the rows lie that the model could not do."""
+    return target.with_name(f"{target.name}.{QUARANTINE}")
 
 
 def check_target(target: Path) -> None:

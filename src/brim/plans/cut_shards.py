@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from brim import cuts
+from brim.choices import at_least
 from brim.errors import InputError
 from brim.file_set import Ints
 from brim.sizes import format_size
@@ -50,8 +51,8 @@ class CutOptions:
         if len(chosen) > 1:
             raise InputError("Choose one of --shard-size, --num-shards and --rows-per-shard.")
         counts = [n for one in chosen for n in (one.values() if isinstance(one, Mapping) else [one])]
-        if any(not isinstance(n, int) or not 0 < n < 2**62 for n in counts):
-            raise InputError("--num-shards and --rows-per-shard take a number above zero.")
+        for count in counts:
+            at_least("num-shards" if self.num_shards is not None else "rows-per-shard", count, 1)
         if self.shard_by is not None and self.rows_per_shard is not None:
             raise InputError("--shard-by keeps all rows of a value together, so --rows-per-shard cannot hold.")
 
@@ -251,7 +252,7 @@ def _by_number(
             continue
         if count > rows:
             what = f"values of {options.shard_by}" if options.shard_by else "rows"
-            raise InputError(f"--num-shards {count} is more than the {rows} {what} of the split {split.name!r}.")
+            raise InputError(f"--num-shards={count} is more than the {rows} {what} of the split {split.name!r}.")
         found.append(edges[cuts.share(np.diff(total[edges]), count)])
     if isinstance(asked, Mapping):
         return found, "--num-shards " + ", ".join(f"{name}={count}" for name, count in asked.items())

@@ -79,7 +79,7 @@ def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False,
         need = base + worker
         raise DoesNotFit(
             f"The build needs about {format_size(need)} of memory and may take {limit}.",
-            hint=f"Raise it with --memory {-(-need // 1_000_000)}MB"
+            hint=f"Raise it with --memory={-(-need // 1_000_000)}MB"
             + (", or cut smaller shards." if worker - reader - sending_bytes(0) * bucket > 2 * WORKER_BYTES else "."),
             need_bytes=need,
             limit_bytes=limit.bytes,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -59,9 +60,12 @@ REASONS: dict[Reason, Words] = {
     "oversize": Words(
         "too large for one cell of a Parquet file, which holds just under 2 GiB per row and column",
         "too large for one cell of a Parquet file, which holds just under 2 GiB per row and column",
-        "Use --format webdataset, give each file a row of its own, or leave them out with --oversize skip.",
+        "Use --format=webdataset, give each file a row of its own, or leave them out with --oversize=skip.",
     ),
 }
+
+
+Oversize = Literal["error", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +206,7 @@ def _drop_bare_rows(table: FileTable) -> FileTable:
         if before[split.stop] > before[split.start]
     )
     if not splits:
-        raise SourceError("Every file is too large for the format.", hint="Use --format webdataset.")
+        raise SourceError("Every file is too large for the format.", hint="Use --format=webdataset.")
     return table.replace(rows=table.rows.filter(pa.array(keep)), splits=splits)
 
 
@@ -219,7 +223,7 @@ def check_paths_stay_home(table: FileTable) -> None:
             if any(pc.any(pc.match_substring(texts, f"{place}/")).as_py() for place in places):
                 raise InputError(
                     f"The column {field.name!r} holds absolute paths of this machine, which would be published.",
-                    hint=f"Leave it out with --drop {field.name}, package its files with --files {field.name}, "
+                    hint=f"Leave it out with --drop={field.name}, package its files with --files={field.name}, "
                     "or make its paths relative.",
                 )
 

@@ -219,7 +219,7 @@ def _check_schema(plan: Plan) -> None:
         except (pa.ArrowException, NotImplementedError) as error:
             raise SourceError(
                 f"The column {field.name!r} holds {field.type}, which Parquet cannot store.",
-                hint=f"Cast it to another type, or leave it out with --drop {field.name}.",
+                hint=f"Cast it to another type, or leave it out with --drop={field.name}.",
             ) from error
 
 

@@ -28,7 +28,7 @@ from brim.file_set import FileSet, Ints
 from brim.plans.cut_shards import CutOptions, Shard, Shards
 from brim.plans.plan import FORMAT_VERSION, Plan
 from brim.sources.file_table import FileColumn, FileTable, Split, flat_numbers
-from brim.state.durable import rename
+from brim.state.durable import reason, rename
 from brim.tarball import Bundle
 
 _SHARD_FACTS = ("folder", "extension", "splits", "counts")
@@ -97,8 +97,8 @@ def moved(plan: Plan, root: str, shards: Sequence[Shard]) -> tuple[Plan, int]:
             now = os.stat(there.full_path(number))
         except OSError as error:
             raise SourceError(
-                f"The source file {files.path(number)!r} is not in {root!r}: {error.strerror}.",
-                hint="Give the folder that holds the source on this machine with --root DIR.",
+                f"The source file {files.path(number)!r} is not in {root!r}: {reason(error)}.",
+                hint="Give the folder that holds the source on this machine with --root=DIR.",
             ) from error
         if now.st_size != files.sizes[number]:
             raise there.changed(number, f"was {files.sizes[number]} bytes when planned and is {now.st_size} there")
@@ -140,7 +140,7 @@ def _written(path: Path) -> Iterator[tuple[BufferedRandom, Path]]:
             raise
     except OSError as error:
         raise InputError(
-            f"The plan cannot be written to {str(path)!r}: {error.strerror}.", hint="Name a file in another folder."
+            f"The plan cannot be written to {str(path)!r}: {reason(error)}.", hint="Name a file in another folder."
         ) from error
 
 
@@ -243,7 +243,7 @@ def _mapped(path: Path) -> pa.Buffer:
             return mapped.read_buffer()
     except OSError as error:
         hint = "Save one with brim plan SOURCE DEST --save PLAN."
-        raise InputError(f"The plan {str(path)!r} cannot be read: {error.strerror or error}.", hint=hint) from error
+        raise InputError(f"The plan {str(path)!r} cannot be read: {reason(error)}.", hint=hint) from error
 
 
 def _plan_of(header: dict[str, Any], sections: dict[str, pa.Table]) -> Plan:

@@ -9,7 +9,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from brim.memory.meter import tree_bytes
@@ -25,8 +25,8 @@ _BAR_COLUMNS = 17  # a short bar, the percentage, and what stands between column
 class JsonLines:
     """One JSON object a line on stdout."""
 
-    def __init__(self, on_broken: Callable[[], None], out: TextIO | None = None) -> None:
-        self._out, self._on_broken = out or sys.stdout, on_broken
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
         self._lock, self._counting = threading.Lock(), threading.Lock()
         self._done = self._total = self._hashed = 0
         self._said = 0.0
@@ -34,11 +34,8 @@ class JsonLines:
 
     def emit(self, event: str, **facts: Any) -> None:
         with self._lock:
-            try:
-                self._out.write(json.dumps({"event": event, **facts}) + "\n")
-                self._out.flush()
-            except BrokenPipeError:
-                self._on_broken()
+            self._out.write(json.dumps({"event": event, **facts}) + "\n")
+            self._out.flush()
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         self._done, self._total, self._hashed, self._said = 0, total_bytes, 0, time.monotonic()

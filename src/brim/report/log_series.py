@@ -17,6 +17,7 @@ from typing import Any
 
 from brim.errors import InputError
 from brim.memory.guard import Trend, judge
+from brim.state.durable import reason
 from brim.watching.log_entries import End, Head, end_of, head_of, objects, size, text, texts, time_of_day
 
 
@@ -155,7 +156,7 @@ def read_run(path: Path) -> RunLog:
             else:
                 bad += 1
     except OSError as error:
-        raise InputError(f"The log {str(path)!r} cannot be read: {error.strerror}.") from error
+        raise InputError(f"The log {str(path)!r} cannot be read: {reason(error)}.") from error
     return run.finish(path, bad, good, earlier)
 
 

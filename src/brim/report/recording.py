@@ -25,6 +25,7 @@ from brim.memory.tree_meter import TreeMeter
 from brim.progress import Progress
 from brim.report.page import write_page
 from brim.sizes import format_size
+from brim.state.durable import reason
 from brim.watching.run_log import LogWriter
 
 _EVERY_S = 0.5
@@ -57,7 +58,7 @@ class Recording:
             log.unlink(missing_ok=True)
             self._log = LogWriter(log)
         except OSError as error:
-            raise InputError(f"The log {str(log)!r} cannot be written: {error.strerror}.") from error
+            raise InputError(f"The log {str(log)!r} cannot be written: {reason(error)}.") from error
         self._log.write("head", self._head(command, limit, forecast))
         self._thread = threading.Thread(target=self._write, name="brim-record", daemon=True)
         self._thread.start()
@@ -194,11 +195,11 @@ def recorded(
         return
     if html.is_dir() or not html.absolute().parent.is_dir():
         raise InputError(
-            f"--report {str(html)!r} cannot be written there.", hint="Name a file in a folder that exists."
+            f"--report={str(html)!r} cannot be written there.", hint="Name a file in a folder that exists."
         )
     log = html.with_suffix(".jsonl")
     if log == html:
-        raise InputError("--report takes the name of a page.", hint=f"Write --report {html.with_suffix('.html')}.")
+        raise InputError("--report takes the name of a page.", hint=f"Write --report={html.with_suffix('.html')}.")
     recording = Recording(inner, log, command, limit, forecast)
     exit_code, error = 1, None
     try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from brim.rows.open_files import changed
 from brim.rows.unit import Span, Unit
+from brim.state.durable import reason
 
 SPANS_PER_UNIT = 4096
 _MOST_BYTES, _PARTS = 128 << 20, 64
@@ -60,6 +61,6 @@ def check_unchanged(unit: Unit, number: int, shown: str) -> None:
         found = os.stat(unit.spans[number].path)
         what = "" if _stamp(found.st_size, found.st_mtime_ns) == expected else "was written to"
     except OSError as error:
-        what = f"cannot be read any more ({error.strerror})"
+        what = f"cannot be read any more ({reason(error)})"
     if what:
         raise changed(shown, what)

@@ -7,7 +7,6 @@ object that became another one is SourceChanged; nobody has to look before and a
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from brim.buckets.bucket_address import Access, BucketAddress
 from brim.buckets.read_object import Changed, ObjectFile, ObjectPiece, RangeRun, cut
 from brim.errors import InputError, SourceChanged
 from brim.rows.unit import Span
+from brim.state.durable import pread_all
 
 _BLOCK_BYTES = 1 << 20
 
@@ -126,7 +126,7 @@ class _Local:
         self._number = self._file.fileno()
 
     def read_at(self, offset: int, size: int) -> bytes:
-        return os.pread(self._number, size, offset)
+        return pread_all(self._number, size, offset)
 
     def passed(self, offset: int) -> None:
         return None

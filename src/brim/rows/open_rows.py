@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.errors import InputError
+from brim.errors import InputError, SourceError
+from brim.file_set import FileSet, FileSetBuilder
 from brim.rows.cut_tables import TableLayout, lay_out, of_arrow, row_units
 from brim.rows.cut_text import text_units
 from brim.rows.make_unit import unit_size
@@ -25,6 +27,7 @@ from brim.rows.text_schema import settle
 from brim.rows.unit import Reading, RowSource, Unit
 from brim.sources.dataset_source import batches_of
 from brim.sources.read_table import as_table
+from brim.state.durable import reason
 
 
 def pick_split(dataset: Any, options: RowOptions) -> Any:
@@ -128,6 +131,7 @@ class Rows:
     total_bytes: int | None
     total_rows: int | None
     cut: _Cut
+    files: FileSet | None = None
 
     def units(
         self, align: int, *, indices: bool = False, spool: Path | None = None, skip: Skip = never
@@ -144,7 +148,6 @@ def open_rows(source: Any, options: RowOptions | None = None) -> RowSource:
     often as wanted. A list of dicts, and a pandas, Polars or Arrow table, are iterables too.
     """
     options = options or RowOptions()
-    options.check()
     if isinstance(source, str | os.PathLike):
         return _open_files([os.fspath(source)], options)
     if isinstance(source, list | tuple) and all(isinstance(one, str | os.PathLike) for one in source):
@@ -188,12 +191,15 @@ def _open_files(sources: list[str], options: RowOptions) -> RowSource:
     if found.codec:
         facts["codec"] = reading["codec"] = found.codec
     if found.kind in ("parquet", "arrow"):
-        return _laid_out(name, lay_out(found), facts, reading, options)
-    try:
-        schema = settle(found, options)
-    except OSError as error:
-        raise InputError(f"{name!r} cannot be read: {error.strerror or error}.") from error
-    return _open_text(name, found, schema, facts, reading, options)
+        rows = _laid_out(name, lay_out(found), facts, reading, options)
+    else:
+        try:
+            schema = settle(found, options)
+        except OSError as error:
+            raise InputError(f"{name!r} cannot be read: {reason(error)}.") from error
+        rows = _open_text(name, found, schema, facts, reading, options)
+    rows.files = found.files
+    return rows
 
 
 def _open_text(
@@ -243,7 +249,18 @@ def _rows(
             )
         schema = pa.schema([schema.field(column) for column in options.columns])
     how = Reading(schema.serialize().to_pybytes(), options.columns, reading)
-    return Rows(name, schema, facts, how, total_bytes, total_rows, cut)
+
+    def blamed(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
+        """Units, and what the system says of the source while they are cut: whoever asks may be writing."""
+        try:
+            yield from cut(align, indices, spool, skip)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of what is spooled
+                raise
+            where = error.filename if isinstance(error.filename, str) else name
+            raise SourceError(f"{where!r} cannot be read: {error.strerror or error}.", path=where) from error
+
+    return Rows(name, schema, facts, how, total_bytes, total_rows, blamed)
 
 
 def _open_dataset(dataset: Any, options: RowOptions) -> RowSource:
@@ -256,7 +273,12 @@ def _open_dataset(dataset: Any, options: RowOptions) -> RowSource:
     if laid is not None:
         layout, stored = laid
 
-        return _laid_out("the dataset", layout, facts, {"stored": stored}, options)
+        rows = _laid_out("the dataset", layout, facts, {"stored": stored}, options)
+        files = FileSetBuilder("/")
+        for path, *_ in layout.names:
+            files.add(path, os.stat(path))
+        rows.files = files.finish()
+        return rows
     schema = dataset.features.arrow_schema
     return _spooled("the dataset", lambda: dataset_tables(dataset), schema, facts, len(dataset), options)
 

@@ -23,6 +23,7 @@ from brim.rows.read_text import TextReader, too_far
 from brim.rows.schemas import TypesDiffer, cast, merged
 from brim.rows.unit import Reading, Span, Unit
 from brim.sources.dataset_source import row_bytes
+from brim.state.durable import reason
 
 _MOST_ROWS = 8192
 
@@ -91,7 +92,7 @@ def read_unit(reading: Reading, unit: Unit, block_bytes: int = BLOCK_BYTES) -> I
                     if table.num_rows:
                         yield cast(table, text.schema)
             except OSError as error:
-                raise InputError(f"{shown!r} cannot be read: {error.strerror or error}.", path=shown) from error
+                raise InputError(f"{shown!r} cannot be read: {reason(error)}.", path=shown) from error
             check_unchanged(unit, number, shown)
     finally:
         if ahead is not None:

@@ -25,6 +25,7 @@ from brim.rows.row_objects import common_root, resolve_objects
 from brim.rows.row_options import RowOptions
 from brim.rows.unit import Kind, Span
 from brim.sources.folder_tree import Walk
+from brim.state.durable import reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def _stat(path: str) -> os.stat_result:
     try:
         return os.stat(path)
     except OSError as error:
-        raise InputError(f"{os.path.basename(path)!r} cannot be read: {error.strerror}.", path=path) from error
+        raise InputError(f"{os.path.basename(path)!r} cannot be read: {reason(error)}.", path=path) from error
 
 
 def _in_folder(folder: str, options: RowOptions) -> tuple[str, Iterator[tuple[str, Stat]]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from brim.buckets.bucket_address import Access
+from brim.choices import at_least, one_of
 from brim.errors import InputError
 
 FORMATS = ("jsonl", "csv", "tsv", "parquet", "arrow", "text")
@@ -29,18 +30,15 @@ class RowOptions:
     name: str | None = None  # of an iterator, which has none of its own
     access: Access = field(default_factory=Access)  # how a bucket is reached
 
-    def check(self) -> None:
-        if self.format is not None and self.format not in FORMATS:
-            raise InputError(f"{self.format!r} is not a format of rows.", hint=f"Use one of: {', '.join(FORMATS)}.")
-        if self.text not in ("lines", "document"):
-            raise InputError(f"{self.text!r} is not a way to read text.", hint="Use lines or document.")
+    def __post_init__(self) -> None:
+        one_of("input-format", self.format, (None, *FORMATS))
+        one_of("text", self.text, ("lines", "document"))
         if self.delimiter is not None and (len(self.delimiter.encode()) != 1 or self.delimiter in '"\r\n'):
             raise InputError(
                 f"{self.delimiter!r} cannot separate the values of a CSV file.", hint="Give one character."
             )
-        for option, value in (("--limit", self.limit), ("--unit-size", self.unit_bytes)):
-            if value is not None and value < 1:
-                raise InputError(f"{option} takes a number above zero, not {value}.")
+        at_least("limit", self.limit, 1)
+        at_least("unit-size", self.unit_bytes, 1)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
+from brim.file_set import FileSet
+
 Kind = Literal["jsonl", "csv", "parquet", "arrow", "lines", "document"]
 
 
@@ -72,6 +74,7 @@ class RowSource(Protocol):
     reading: Reading
     total_bytes: int | None  # None where nobody can tell before the end
     total_rows: int | None
+    files: FileSet | None  # that the rows are in, where there are any
 
     def units(
         self,

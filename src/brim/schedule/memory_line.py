@@ -2,7 +2,7 @@
 
 Above the soft line it closes the gate, above the hard line it ends a worker.
 
-The thresholds and their hysteresis are brim.memory.guard's, the count of pages brim.memory.watch's.
+The thresholds and their hysteresis are brim.memory.guard's, the count of pages brim.memory.tree_meter's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from brim.memory.meter import process_bytes, tree
 from brim.memory.sampler import Pace
 from brim.memory.tree_meter import TreeMeter
 from brim.schedule.worker_process import WorkerProcess
+from brim.state.durable import write_all
 
 _MARGIN_BYTES, _MARGIN = 32 << 20, 0.03  # what a worker may take between two looks
 _SOFT = 0.85
@@ -77,7 +78,7 @@ class Gate:
     def close_for_now(self, short: bool) -> None:
         if short != self._closed:
             self._closed = short
-            os.pwrite(self._descriptor, b"\1" if short else b"\0", 0)
+            write_all(self._descriptor, b"\1" if short else b"\0", 0)
 
     def remove(self) -> None:
         os.close(self._descriptor)

@@ -29,7 +29,7 @@ from brim.rows.unit import RowSource, Unit
 from brim.schedule.attempts import Attempt
 from brim.schedule.memory_line import Gate, HeldLine, WorkerRoom
 from brim.schedule.messages import At, Done, Failed, Order, Probed, Ready, Setup
-from brim.schedule.unit_work import ComputeOptions, DoneUnits, Outcome
+from brim.schedule.unit_work import ComputeOptions, DoneUnits, Outcome, clear_scratch
 from brim.schedule.work_failures import aborted_for_memory, crashed, does_not_fit, does_not_start, exit_words, too_small
 from brim.schedule.worker_process import WorkerProcess
 from brim.state.ledger import Ledger
@@ -136,12 +136,11 @@ class Computation:
         self._types: str | None = ledger.recall("types") if isinstance(step, Settles) else ""
 
     def run(self) -> Outcome:
-        for left in (*self.folder.glob(".*.tmp"), *self.folder.glob("worker-*.log")):
-            left.unlink()
+        clear_scratch(self.folder)
         if self.options.limit_bytes < self._room.smallest_bytes:
             raise too_small(self._room, known=False)
         spool = self.folder / "spool"
-        spool.mkdir(exist_ok=True)
+        spool.mkdir()
         gate = Gate(self.folder / "gate")
         self._write_setup(gate)
         self.progress.start(self.options.what, self.source.total_bytes or 0, 0, self.options.limit_bytes)
@@ -160,7 +159,7 @@ class Computation:
             self._end_workers(None)
             feed.close()
             gate.remove()
-            self._sweep(spool)
+            clear_scratch(self.folder)
         self.outcome.receipts = self.done.receipts
         self.outcome.bad_rows = self.done.bad_rows
         return self.outcome
@@ -181,12 +180,6 @@ class Computation:
         )
         self._threads = threads
         (self.folder / "setup.pickle").write_bytes(pickle.dumps(setup))
-
-    def _sweep(self, spool: Path) -> None:
-        for path in [*self.folder.glob(".*.tmp"), *self.folder.glob("worker-*.log"), *spool.iterdir()]:
-            path.unlink(missing_ok=True)
-        spool.rmdir()
-        (self.folder / "setup.pickle").unlink(missing_ok=True)
 
     def _end_workers(self, timeout_s: float | None) -> None:
         for worker in self._workers:
@@ -210,7 +203,7 @@ class Computation:
             if line.own_bytes:
                 raise DoesNotFit(
                     "This process itself holds more than the limit, without any work.",
-                    hint="Give it more with --memory (memory=), or let it hold less.",
+                    hint="Give it more with --memory, or let it hold less.",
                     limit_bytes=self.options.limit_bytes,
                     need_bytes=line.own_bytes,
                 )

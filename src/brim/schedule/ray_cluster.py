@@ -152,7 +152,7 @@ def need_ray() -> Any:
         import ray
     except ImportError as error:
         raise MissingExtra(
-            "--engine ray needs Ray.", hint="Install it on every node: pip install 'brim[ray]'", extra="ray"
+            "--engine=ray needs Ray.", hint="Install it on every node: pip install 'brim[ray]'", extra="ray"
         ) from error
     return ray
 
@@ -323,7 +323,7 @@ def _need(ray: Any, ref: Any, node: Node) -> None:
             )
     failure = pickle.loads(answer)
     if isinstance(failure, BrimError):
-        raise type(failure)(f"On the Ray node {node.name}: {failure.message}", hint=failure.hint, **failure.facts)
+        raise type(failure)(f"On the Ray node {node.name}: {failure.words[0]}", hint=failure.words[1], **failure.facts)
 
 
 def versions() -> dict[str, str]:

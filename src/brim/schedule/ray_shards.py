@@ -70,7 +70,7 @@ class RayExecutor:
             raise DoesNotFit(
                 f"A task of Ray takes about {format_size(need_bytes)} of memory with its interpreter, and a node "
                 f"may take {format_size(limit_bytes)} (--memory).",
-                hint=f"Raise it with --memory {-(-need_bytes // 10**6)}MB, or leave --engine ray out.",
+                hint=f"Raise it with --memory={-(-need_bytes // 10**6)}MB, or leave --engine=ray out.",
                 need_bytes=need_bytes,
                 limit_bytes=limit_bytes,
             )

@@ -29,7 +29,7 @@ from brim.schedule.ray_cluster import Cluster, Node, Sight, check_nodes, loss_of
 from brim.schedule.ray_gauges import Gauges, TaskNews
 from brim.schedule.ray_shards import INTERPRETER_BYTES, cpus_for, drop_tasks
 from brim.schedule.ray_unit import Answer, Asked, do_unit
-from brim.schedule.unit_work import ComputeOptions, DoneUnits, Outcome
+from brim.schedule.unit_work import ComputeOptions, DoneUnits, Outcome, clear_scratch
 from brim.schedule.work_failures import crashed, does_not_fit, does_not_start, exit_words, too_small
 from brim.state.ledger import Ledger
 from brim.state.stop import Stop
@@ -77,9 +77,9 @@ class ClusterComputation:
         self._types: str | None = ledger.recall("types") if isinstance(step, Settles) else ""
 
     def run(self) -> Outcome:
-        self._clean()
+        clear_scratch(self.folder)
         spool = self.folder / "spool"
-        spool.mkdir(exist_ok=True)
+        spool.mkdir()
         self._look_at_nodes()
         if self.options.limit_bytes < INTERPRETER_BYTES + _WORK_BYTES:
             raise too_small(self._room(), known=False)
@@ -94,17 +94,10 @@ class ClusterComputation:
             self._drop()
             feed.close()
             self._gauges.end()
-            self._clean()
-            for left in spool.iterdir():
-                left.unlink(missing_ok=True)
-            spool.rmdir()
+            clear_scratch(self.folder)
         self.outcome.receipts, self.outcome.bad_rows = self.done.receipts, self.done.bad_rows
         self.outcome.peak_bytes = self._gauges.peak_bytes
         return self.outcome
-
-    def _clean(self) -> None:
-        for left in self.folder.glob(".*.tmp"):
-            left.unlink(missing_ok=True)
 
     def _put_setup(self) -> None:
         reading = self.source.reading
@@ -292,8 +285,8 @@ class ClusterComputation:
     def _on(self, node: str, error: BrimError) -> BrimError:
         """The error of a node that cannot load what this machine could: a function, a tokenizer, a model."""
         name = next((each.name for each in self._nodes if each.id == node), node)
-        hint = error.hint or "Keep it on a disk that every node sees under the same path, or install it everywhere."
-        return type(error)(f"On the Ray node {name}: {error.message}", hint=hint, **error.facts)
+        hint = error.words[1] or "Keep it on a disk that every node sees under the same path, or install it everywhere."
+        return type(error)(f"On the Ray node {name}: {error.words[0]}", hint=hint, **error.facts)
 
     def _is_done(self, attempt: Attempt, answer: Answer, done: Done) -> None:
         unit = attempt.unit

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
+from brim.choices import one_of
 from brim.errors import InputError
 from brim.plans.cut_shards import Shard
 from brim.plans.shard_bytes import Slice
@@ -28,10 +29,9 @@ class Scaling:
     address: str | None = None
 
     def __post_init__(self) -> None:
-        if self.engine not in ("local", "ray"):
-            raise InputError(f"--engine takes local or ray, not {self.engine!r}.")
+        one_of("engine", self.engine, get_args(Engine))
         if self.address is not None and self.engine != "ray":
-            raise InputError("--address is for --engine ray.", hint="Add --engine ray, or leave --address out.")
+            raise InputError("--address is for --engine=ray.", hint="Add --engine=ray, or leave --address out.")
         if self.address in (None, "auto"):
             return
         host, _, port = str(self.address).rpartition(":")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
+from brim.choices import at_least, one_of
 from brim.errors import SourceChanged
 from brim.outputs.rows_file import EXTENSIONS, Writing
 from brim.progress import Progress
@@ -30,6 +33,10 @@ class ComputeOptions:
     align: int = 1
     what: str = "map"
     whole_node: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("on-error", self.on_error, get_args(OnError))
+        at_least("workers", self.workers, 1)
 
 
 @dataclass(slots=True)
@@ -103,7 +110,7 @@ class DoneUnits:
             if unit.spooled and not all(os.path.exists(span.path) for span in unit.spans):
                 raise SourceChanged(
                     f"The source gives other rows than in the run that is continued (unit {unit.number}).",
-                    hint="Start over with --fresh (load_from_cache_file=False).",
+                    hint="Start over with --fresh.",
                 )
             self._ledger.forget(receipt.name)  # before its file becomes another one
             return False
@@ -122,3 +129,21 @@ class DoneUnits:
     def _take(self, unit: Unit, receipt: Receipt, bad_rows: int) -> None:
         self._receipts[unit.number] = receipt
         self.bad_rows += bad_rows
+
+
+def clear_scratch(folder: Path) -> None:
+    """What only a run that is under way needs beside the units, which stay: a killed one leaves it."""
+    for path in list(_scratch(folder)):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def has_scratch(folder: Path) -> bool:
+    return next(_scratch(folder), None) is not None
+
+
+def _scratch(folder: Path) -> Iterator[Path]:
+    patterns = ("spool", "made", "gate", "setup.pickle", ".*.tmp", "worker-*.log")
+    return (path for pattern in patterns for path in folder.glob(pattern))

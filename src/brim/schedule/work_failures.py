@@ -28,9 +28,10 @@ def explain(error: BadRow, unit: Unit, reading: Reading, offset: int) -> InputEr
     """The function's error with the rows and the file it happened at; brim's own words where it is brim's."""
     place = where(unit, reading, offset + error.row)
     if isinstance(error.__cause__, BrimError):
+        message, hint = error.__cause__.words
         return InputError(
-            f"{place} (unit {unit.number}): {error.__cause__.message}",
-            hint=f"{error.__cause__.hint} Or leave such rows out with --on-error skip or quarantine.".strip(),
+            f"{place} (unit {unit.number}): {message}",
+            hint=f"{hint} Or leave such rows out with --on-error=skip or --on-error=quarantine.".strip(),
             unit=unit.number,
             row=offset + error.row,
             rows=error.rows,
@@ -38,8 +39,8 @@ def explain(error: BadRow, unit: Unit, reading: Reading, offset: int) -> InputEr
     rows = "at" if error.rows == 1 else f"in the {error.rows:,} rows that begin at"
     return InputError(
         f"The function failed {rows} {place} (unit {unit.number}): {reason(error)}{_where_in_code(error)}",
-        hint="Mend it and run the same command with --keep-done (keep_done=True): finished units are kept. Or leave "
-        "such rows out with --on-error skip, or --on-error quarantine, which keeps them in a file.",
+        hint="Mend it and run the same command with --keep-done: finished units are kept. Or leave "
+        "such rows out with --on-error=skip, or --on-error=quarantine, which keeps them in a file.",
         unit=unit.number,
         row=offset + error.row,
         rows=error.rows,

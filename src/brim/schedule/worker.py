@@ -92,6 +92,7 @@ class Worker:
         from brim.memory.release import release
         from brim.outputs.rows_file import EXTENSIONS, UnitFile
         from brim.schedule.messages import Done, Failed
+        from brim.state.durable import failures
 
         if order.probe:
             self._probe(order)
@@ -102,9 +103,11 @@ class Worker:
         bad = _Bad(target.with_name(f"{target.stem}.bad.arrow"), order.unit.number, order.unit.first_row)
         try:
             for table in self._results(order, bad):
-                out.write(table)
-            rows, size, sha256 = out.finish()
-            bad.close()
+                with failures(target.parent):
+                    out.write(table)
+            with failures(target.parent):
+                rows, size, sha256 = out.finish()
+                bad.close()
         except BaseException as error:  # noqa: BLE001  whatever it is, the parent has to know
             out.abandon()
             bad.abandon()
@@ -275,16 +278,9 @@ def _travelling(error: BaseException) -> Exception:
     import traceback
 
     from brim.errors import BrimError, InputError
-    from brim.state.durable import failures
 
     if isinstance(error, BrimError):
         return error
-    if isinstance(error, OSError):
-        try:
-            with failures(Path(".")):
-                raise error
-        except BrimError as known:
-            return known
     text = "".join(traceback.format_exception(error))
     return InputError(f"A worker failed: {type(error).__name__}: {error}".rstrip(), traceback=text)
 

@@ -116,7 +116,7 @@ def read_layout(tree: Tree, options: BidsOptions) -> BidsLayout:
     if not subjects:
         raise SourceError(
             "This BIDS dataset has no subjects: there is no folder sub-*.",
-            hint="An atlas or template has no rows to make; --recipe files packages every file of a folder.",
+            hint="An atlas or template has no rows to make; --recipe=files packages every file of a folder.",
             path=tree.root,
         )
     _read_top(layout, ignored)

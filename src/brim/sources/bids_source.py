@@ -42,10 +42,10 @@ def bids_source(folder: str | Tree, options: SourceOptions, schema: Schema | Non
     for option, value in (("--files", options.files), ("--label-from", options.label_from), ("--root", options.root)):
         if value:
             raise InputError(
-                f"{option} is not for BIDS datasets.", hint="--recipe files reads a folder as plain files."
+                f"{option} is not for BIDS datasets.", hint="--recipe=files reads a folder as plain files."
             )
     if options.split_by:
-        raise InputError("--split-by is for tables.", hint="--split NAME puts all rows into one split.")
+        raise InputError("--split-by is for tables.", hint="--split=NAME puts all rows into one split.")
     bids = options.bids
     if schema is not None:
         bids = replace(
@@ -62,7 +62,7 @@ def bids_source(folder: str | Tree, options: SourceOptions, schema: Schema | Non
     if not items and not layout.refused:
         raise SourceError(
             "No file of the subjects has a BIDS name, or none was selected.",
-            hint="--recipe files packages every file of a folder as it is.",
+            hint="--recipe=files packages every file of a folder as it is.",
         )
     reader = _Reader(layout, items, bids, schema)
     rows = reader.rows(options.limit)

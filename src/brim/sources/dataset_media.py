@@ -25,6 +25,7 @@ from brim.file_set import FILE_TYPE, NO_CONTENT, Bools, Ints, RangeSetBuilder, S
 from brim.sources.file_table import Refused, is_list
 from brim.sources.folder_tree import Folder, Walk
 from brim.sources.spill import Blob, Spill
+from brim.state.durable import pread_all
 
 _MAPS = "/proc/self/maps"
 _PROBE_BYTES = 4096
@@ -90,7 +91,7 @@ def _is_the_same(path: str, at: int, buffer: Any) -> bool:
     except OSError:
         return False
     try:
-        return os.pread(descriptor, size, at) == view[:size] and os.pread(descriptor, size, at + tail) == view[tail:]
+        return pread_all(descriptor, size, at) == view[:size] and pread_all(descriptor, size, at + tail) == view[tail:]
     finally:
         os.close(descriptor)
 

@@ -128,7 +128,7 @@ def _splits(
         raise SourceError(
             f"The folder has splits ({', '.join(names[code - 1] for code in present)}), but {len(outside)} file(s) lie "
             f"outside of them, for example {paths[int(outside[0])].as_py()!r}.",
-            hint="Move them, leave them out with --exclude, or put all into one split with --split train.",
+            hint="Move them, leave them out with --exclude, or put all into one split with --split=train.",
         )
     ends = np.cumsum([int((tops == code).sum()) for code in present]).tolist()
     splits = [Split(names[c - 1], start, end) for c, start, end in zip(present, [0, *ends], ends, strict=False)]
@@ -138,13 +138,13 @@ def _splits(
 def _label(rows: pa.Table, column: str, paths: pa.Array, options: SourceOptions) -> tuple[pa.Table, dict[str, Any]]:
     """The name of the folder that a column's file lies in, as a class label; null for files in the top folder."""
     if "label" in rows.column_names:
-        raise SourceError("--label-from parent would add a column 'label', which is there already.")
+        raise SourceError("--label-from=parent would add a column 'label', which is there already.")
     parts = [(path or "").split("/") for path in paths.take(one_array(rows.column(column))).to_pylist()]
     depth = 1 if options.split is None and any(p[0] in _SPLIT_OF and len(p) > 1 for p in parts) else 0
     labels = pa.array([p[-2] if len(p) > depth + 1 else None for p in parts], pa.string())
     names = sorted(pc.unique(labels.drop_null()).to_pylist())
     if not names:
-        raise SourceError("--label-from parent: no file lies in a folder that could be its label.")
+        raise SourceError("--label-from=parent: no file lies in a folder that could be its label.")
     numbers = pc.index_in(labels, pa.array(names, pa.string())).cast(pa.int64())
     return rows.append_column("label", numbers), {"names": names, "_type": "ClassLabel"}
 
@@ -180,7 +180,7 @@ def _with_metadata(
     )
     table = make_file_table(rows, file_columns, tree, reading, {}, warnings).replace(recipe=options.recipe())
     if options.label_from and all(column.is_list for column in table.columns.values()):
-        raise SourceError("--label-from parent needs a column with one file a row.")
+        raise SourceError("--label-from=parent needs a column with one file a row.")
     if options.label_from:
         first = next(name for name, column in table.columns.items() if not column.is_list)
         labelled, label = _label(table.rows, first, table.files.paths, options)
@@ -201,7 +201,7 @@ def _row_splits(rows: pa.Table, options: SourceOptions) -> list[str]:
         stray = firsts[splits.index(None)]
         raise SourceError(
             f"The metadata names files in splits, and {splits.count(None)} outside of them, such as {stray!r}.",
-            hint="Move them, or put all into one split with --split train.",
+            hint="Move them, or put all into one split with --split=train.",
         )
     return [split or "train" for split in splits]
 

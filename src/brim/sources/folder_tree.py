@@ -19,6 +19,7 @@ from brim.buckets.bucket_address import BucketAddress
 from brim.errors import SourceError
 from brim.file_set import Stat
 from brim.sources.file_table import Refused
+from brim.state.durable import reason
 
 
 def natural(text: str) -> tuple[object, ...]:
@@ -83,7 +84,7 @@ class Walk:
         try:
             top = self._tree.top()
         except OSError as error:
-            raise SourceError(f"The source {self.root!r} cannot be read: {error.strerror}.") from error
+            raise SourceError(f"The source {self.root!r} cannot be read: {reason(error)}.") from error
         stack: list[tuple[str, Iterator[str], tuple[tuple[int, int] | None, ...]]] = [
             ("", self._names(""), (top.identity,))
         ]
@@ -112,7 +113,9 @@ class Walk:
         """What is in a folder and is not to be passed over, sorted."""
         try:
             names = self._tree.names(prefix)
-        except OSError:
+        except OSError as error:
+            if not prefix:
+                raise SourceError(f"The source {self.root!r} cannot be read: {reason(error)}.") from error
             self.refused.append(Refused("unreadable", prefix.rstrip("/") + "/"))
             return iter(())
         if prefix and ".brim" in names:

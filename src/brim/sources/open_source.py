@@ -17,6 +17,7 @@ from brim.sources.recipe import Recipe, load_recipe, parse_recipe
 from brim.sources.recipe_rows import recipe_source
 from brim.sources.source_options import BidsOptions, SourceOptions
 from brim.sources.table_source import table_source
+from brim.state.durable import reason
 
 _PLAIN = "files"  # the recipe that takes a folder as it is
 
@@ -83,6 +84,6 @@ def recipe_text(recipe: str | None) -> str | None:
             return file.read() + "\n"
     except OSError as error:
         hint = "brim recipes lists the built-in ones."
-        raise InputError(f"The recipe {recipe!r} cannot be read: {error.strerror}.", hint=hint) from error
+        raise InputError(f"The recipe {recipe!r} cannot be read: {reason(error)}.", hint=hint) from error
     except UnicodeDecodeError as error:
         raise InputError(f"The recipe {recipe!r} is not UTF-8 text.", hint="Save it as UTF-8.") from error

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from brim.errors import SourceError
 from brim.sources.folder_tree import LocalTree, Tree
+from brim.state.durable import reason
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _LOSES_DIGITS = r"^[+-]?(0[0-9]|[0-9]{19,}$|[0-9]{16,}\.?[0-9]*$)"
@@ -77,11 +78,11 @@ def read_table(path: str, tree: Tree | None = None) -> pa.Table:
             table = _read_jsonl(source, tree.size(path))
         return checked(table, shown)
     except OSError as error:
-        raise SourceError(f"The table {shown!r} cannot be read: {error.strerror or error}.", path=path) from error
+        raise SourceError(f"The table {shown!r} cannot be read: {reason(error)}.", path=path) from error
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        reason = str(error).replace(os.path.dirname(path) + os.sep, "").strip().rstrip(".")
+        said = str(error).replace(os.path.dirname(path) + os.sep, "").strip().rstrip(".")
         raise SourceError(
-            f"The table {shown!r} is broken: {reason}.", hint="Mend that place and run again.", path=path
+            f"The table {shown!r} is broken: {said}.", hint="Mend that place and run again.", path=path
         ) from error
 
 

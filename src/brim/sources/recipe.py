@@ -22,6 +22,7 @@ from brim.buckets.listing import stat_object
 from brim.errors import InputError
 from brim.sources.features import KINDS
 from brim.sources.file_table import FileColumn, FileTable, one_array
+from brim.state.durable import reason
 
 Span = tuple[int, int]  # lowest and highest
 
@@ -194,7 +195,7 @@ def load_recipe(name_or_path: str) -> Recipe:
         with open(name_or_path, encoding="utf-8-sig") as file:
             return parse_recipe(file.read(), shown)
     except OSError as error:
-        raise InputError(f"The recipe {name_or_path!r} cannot be read: {error.strerror}.") from error
+        raise InputError(f"The recipe {name_or_path!r} cannot be read: {reason(error)}.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"The recipe {shown!r} is not UTF-8 text (byte {error.start}).") from error
 

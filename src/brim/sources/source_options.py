@@ -7,19 +7,23 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from brim.buckets.bucket_address import Access
+from brim.choices import at_least, one_of
 from brim.errors import InputError
 from brim.sources.features import parse_kind
+
+RowsOf = Literal["session", "subject", "file"]
+Sidecars = Literal["safe", "full", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class BidsOptions:
     """What the user asked for."""
 
-    rows: Literal["session", "subject", "file"] = "session"
-    sidecars: Literal["safe", "full", "none"] = "safe"
+    rows: RowsOf = "session"
+    sidecars: Sidecars = "safe"
     subjects: tuple[str, ...] = ()
     sessions: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
@@ -28,12 +32,8 @@ class BidsOptions:
     bidsignore: bool = True
 
     def __post_init__(self) -> None:
-        for option, value, allowed in (
-            ("--rows", self.rows, ("session", "subject", "file")),
-            ("--sidecars", self.sidecars, ("safe", "full", "none")),
-        ):
-            if value not in allowed:
-                raise InputError(f"{option} takes {', '.join(allowed)}, not {value!r}.")
+        one_of("rows", self.rows, get_args(RowsOf))
+        one_of("sidecars", self.sidecars, get_args(Sidecars))
 
     def wants_subject(self, folder: str) -> bool:
         return _wanted(folder, self.subjects, "sub-")
@@ -78,10 +78,8 @@ class SourceOptions:
     access: Access = field(default_factory=Access)  # how a bucket is reached
 
     def __post_init__(self) -> None:
-        if self.limit is not None and not 0 < self.limit < 2**62:
-            raise InputError("--limit takes a number of rows above zero.")
-        if self.label_from not in (None, "parent"):
-            raise InputError(f"--label-from takes 'parent', not {self.label_from!r}.")
+        at_least("limit", self.limit, 1)
+        one_of("label-from", self.label_from, (None, "parent"))
         if self.split is not None:
             check_split(self.split)
         for glob in (*self.include, *self.exclude):

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from brim.errors import SinkFailed
 from brim.sizes import format_size
+from brim.state.durable import reason
 
 BATCH_BYTES = 16_000_000  # rows are gathered up to this before they are written; a larger row is written alone
 BATCH_ROWS = 10_000
@@ -79,7 +80,7 @@ class Spill:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
                 raise
             raise SinkFailed(
-                f"{str(self.folder)!r}, the folder for temporary files, cannot take more: {error.strerror}.",
+                f"{str(self.folder)!r}, the folder for temporary files, cannot take more: {reason(error)}.",
                 hint="Make room there, or choose another folder.",
             ) from error
 

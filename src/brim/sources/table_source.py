@@ -78,7 +78,7 @@ def make_file_table(
     if rows.num_rows == 0:
         raise SourceError("The table has no rows.", hint="There is nothing to build.")
     if options.split_by in columns:
-        raise InputError(f"--split-by {options.split_by} names a column of files.")
+        raise InputError(f"--split-by={options.split_by} names a column of files.")
     rows = _select(rows, columns, options, tree.root)
     rows, splits = _split(rows, options)
     if options.limit is not None:
@@ -199,11 +199,11 @@ def _guess(rows: pa.Table, base: Base) -> dict[str, FileColumn]:
         raise SourceError(
             f"The column {absent[0]!r} looks like names of files, but they are not there, for example "
             f"{_sample(rows.column(absent[0]))[0]!r}.",
-            hint="Paths are relative to the table; --root DIR says where else they start.",
+            hint="Paths are relative to the table; --root=DIR says where else they start.",
         )
     raise SourceError(
         f"No column of the table names files. Its columns are: {', '.join(rows.column_names)}.",
-        hint="Say which one does with --files COLUMN[:TYPE].",
+        hint="Say which one does with --files=COLUMN[:TYPE].",
     )
 
 
@@ -352,6 +352,6 @@ def _root(base: str, full: list[str], fixed: bool) -> str:
         raise SourceError(
             f"The files of the table have nothing in common but {root!r}, so their paths would tell about "
             "this machine.",
-            hint="Bring them below one folder (links will do) and name it with --root DIR.",
+            hint="Bring them below one folder (links will do) and name it with --root=DIR.",
         )
     return root

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 from brim.errors import DestinationError
-from brim.state.durable import append_line, end_torn_line, record_line, record_of, write_whole
+from brim.state.durable import append_line, end_torn_line, reason, record_line, record_of, write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,8 @@ class Ledger:
             self._read(())
         except OSError as error:  # it belongs to somebody else, or is a folder
             raise DestinationError(
-                f"The ledger {str(self.path)!r} cannot be read: {error.strerror}.",
-                hint="Choose another folder for it with --state DIR.",
+                f"The ledger {str(self.path)!r} cannot be read: {reason(error)}.",
+                hint="Choose another folder for it with --state=DIR.",
             ) from error
 
     @classmethod

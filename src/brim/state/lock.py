@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from brim.errors import DestinationError
-from brim.state.durable import write_whole
+from brim.state.durable import reason, write_whole
 
 
 @contextmanager
@@ -18,7 +18,13 @@ def locked(
     folder: Path, *, shared: bool = False, busy: str = "Another brim is building at this destination."
 ) -> Iterator[None]:
     """Hold the folder's lock; `shared`, with others that share it. `busy` says what it means that somebody has it."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise DestinationError(
+            f"The lock {str(folder / 'lock')!r} cannot be opened: {reason(error)}.",
+            hint="Make that possible, or keep the ledger in another folder with --state DIR.",
+        ) from error
     try:
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -26,8 +32,8 @@ def locked(
             raise DestinationError(busy, hint="Wait for it to end, or stop it.") from error
         except OSError as error:
             raise DestinationError(
-                f"The file system of the ledger cannot lock files: {error.strerror}.",
-                hint="Keep the ledger on another disk with --state DIR.",
+                f"The file system of the ledger cannot lock files: {reason(error)}.",
+                hint="Keep the ledger on another disk with --state=DIR.",
             ) from error
         yield
     finally:

@@ -141,7 +141,7 @@ def decoded(cell: Any, root: str | None) -> Any:
     if content is None and path is None:
         raise InputError("The image is null.", hint="Leave such rows out of the source.")
     if in_bucket(cell, root):
-        raise InputError(f"The image {path!r} is not in the bucket.", hint="Put it there, or use --on-error skip.")
+        raise InputError(f"The image {path!r} is not in the bucket.", hint="Put it there, or use --on-error=skip.")
     source = io.BytesIO(content) if content is not None else Path(root or "", path or "")
     try:
         with pillow.open(source) as image:
@@ -151,7 +151,7 @@ def decoded(cell: Any, root: str | None) -> Any:
         reason = str(error) if content is None or not isinstance(error, OSError) else "it is damaged, or no image"
         raise InputError(
             f"The image{what} cannot be decoded: {reason.replace(str(root), '') if root else reason}.",
-            hint="Leave it out of the source, or use --on-error skip.",
+            hint="Leave it out of the source, or use --on-error=skip.",
         ) from error
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from brim.buckets.bucket_address import Access
+from brim.choices import at_least, one_of
 from brim.errors import InputError
 
 Device = str  # auto, cpu, cuda, cuda:1, mps
@@ -32,13 +33,13 @@ class ModelOptions:
     arguments: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        _choice("--dtype", self.dtype, get_args(Dtype))
-        if self.pooling is not None:
-            _choice("--pooling", self.pooling, get_args(Pooling))
-        if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
-            raise InputError(f"--device {self.device} is not known.", hint="Use auto, cpu, cuda, cuda:1 or mps.")
-        _positive("--max-tokens", self.max_tokens)
-        _positive("threads", self.threads)
+        one_of("dtype", self.dtype, get_args(Dtype))
+        one_of("pooling", self.pooling, (None, *get_args(Pooling)))
+        kind, colon, number = self.device.partition(":")
+        if kind not in ("auto", "cpu", "cuda", "mps") or (colon and not (kind == "cuda" and number.isdigit())):
+            raise InputError(f"--device takes auto, cpu, cuda, cuda:1 or mps, not {self.device!r}.")
+        at_least("max-tokens", self.max_tokens, 1)
+        at_least("threads", self.threads, 1)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -83,11 +84,11 @@ class EmbedOptions:
 
     def __post_init__(self) -> None:
         if self.column is None and self.image is None:
-            raise InputError("There is nothing to embed.", hint="Name a column: --column caption, --image image.")
-        _positive("--batch-size", self.batch_size)
-        _positive("window", self.window)
-        _choice("--nan", self.nan, get_args(Policy))
-        _choice("--empty", self.empty, get_args(Policy))
+            raise InputError("There is nothing to embed.", hint="Name a column: --column=caption, --image=image.")
+        at_least("batch-size", self.batch_size, 1)
+        at_least("window", self.window, 1)
+        one_of("nan", self.nan, get_args(Policy))
+        one_of("empty", self.empty, get_args(Policy))
         if twice := {name for name in self.keep if self.keep.count(name) > 1}:
             raise InputError(f"The column {min(twice)!r} is kept twice.")
 
@@ -115,13 +116,3 @@ class EmbedOptions:
             "names": [list(pair) for pair in self.names],
             **self.loading.facts,
         }
-
-
-def _choice(option: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InputError(f"{option} {value} is not known.", hint=f"Use {', '.join(allowed)}.")
-
-
-def _positive(option: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise InputError(f"{option} {value} is not a number of at least 1.")

@@ -64,6 +64,7 @@ def _open_images(
     # An iterator is known by its name alone: a folder by what its files are called and how large they are.
     content = [digest_ints(table.files.sizes), *(digest_table(block) for block in _tables(table))]
     rows.facts = rows.facts | {"content": digest_json(content)}
+    rows.files = table.files
     return rows, table.files.root if table.files.bucket is None else str(table.files.bucket)
 
 

@@ -135,7 +135,7 @@ class EmbedStep:
             yield self._table(table, results)
 
     def smaller(self, rows: int) -> str:
-        return f"Or try --batch-size {max(self.options.batch_size // 2, 1)}, or a smaller --dtype."
+        return f"Or try --batch-size={max(self.options.batch_size // 2, 1)}, or a smaller --dtype."
 
     def close(self) -> None:
         if self._running is not None:
@@ -157,7 +157,7 @@ class EmbedStep:
             blank = pc.or_kleene(pc.is_null(column), pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(column)), 0))
             if (row := pc.index(blank, True).as_py()) >= 0:
                 what = "null" if not column[row].is_valid else "empty"
-                hint = "Leave such rows out of the source, or embed them as empty texts with --empty keep."
+                hint = "Leave such rows out of the source, or embed them as empty texts with --empty=keep."
                 raise BadRow(row, 1) from InputError(f"The text in {self.options.column!r} is {what}.", hint=hint)
         return pc.fill_null(column, "").to_pylist()  # type: ignore[no-any-return]
 
@@ -223,7 +223,7 @@ class EmbedStep:
         if len(rows) == 1:
             raise BadRow(int(rows[0]), 1) from DoesNotFit(
                 "One row alone does not fit into the memory of the device.",
-                hint="Cut it shorter with --max-tokens, or use --device cpu.",
+                hint="Cut it shorter with --max-tokens, or use --device=cpu.",
             )
         _give_back()
         del prepared, too_large
@@ -263,7 +263,7 @@ class EmbedStep:
             if row is not None:
                 raise BadRow(row, 1) from InputError(
                     f"The vector {name!r} has values that are no numbers or infinite.",
-                    hint="Try --dtype float32, or write it as it is with --nan keep.",
+                    hint="Try --dtype=float32, or write it as it is with --nan=keep.",
                 )
 
     def _table(self, table: pa.Table, results: Mapping[str, Array]) -> pa.Table:
@@ -285,7 +285,7 @@ class EmbedStep:
         if twice := sorted(name for name in set(taken) if taken.count(name) > 1):
             raise InputError(
                 f"Two columns of the result are called {twice[0]!r}.",
-                hint=f"Give the vectors another name: --name {twice[0]}={twice[0]}_vector.",
+                hint=f"Give the vectors another name: --name={twice[0]}={twice[0]}_vector.",
             )
         return names
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
+from brim.choices import at_least, one_of
 from brim.errors import InputError
 
 InputKind = Literal["python", "arrow", "numpy"]
@@ -50,8 +51,8 @@ class MapOptions:
                 "with_rank is not supported: which worker does a row depends on memory.",
                 hint="Use os.getpid() if the function needs something of its own in each process.",
             )
-        if self.input not in ("python", "arrow", "numpy"):
-            raise InputError(f"input={self.input!r} is not known.", hint="Use 'python', 'arrow' or 'numpy'.")
+        one_of("input", self.input, get_args(InputKind))
+        at_least("writer-batch-size", self.writer_batch_size, 0)
         if self.input != "python" and self.format_type is not None:
             raise InputError(
                 f"The dataset has the format {self.format_type!r} and input={self.input!r} was asked for.",

@@ -120,7 +120,7 @@ class MapStep:
         if self.splittable or rows < 2:
             return ""
         return (
-            f"Or try --batch-size {max(rows // 4, 1)}, if the function allows it, or say that a batch may be done in "
+            f"Or try --batch-size={max(rows // 4, 1)}, if the function allows it, or say that a batch may be done in "
             "parts (--splittable)."
         )
 

@@ -62,7 +62,7 @@ def device_for(device: str, torch: Any) -> str:
     if device == "auto":
         return next(name for name, found in there.items() if found)
     if not there[device.partition(":")[0]]:
-        raise InputError(f"torch finds no {device} here.", hint="Use --device auto, or install torch for it.")
+        raise InputError(f"torch finds no {device} here.", hint="Use --device=auto, or install torch for it.")
     return device
 
 

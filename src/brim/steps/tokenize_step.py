@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from brim.choices import at_least, one_of
 from brim.errors import InputError
 from brim.steps.step import BadRow, Batch
 from brim.steps.tokenizers import LoadedTokenizer, TokenizerFile
@@ -108,23 +109,21 @@ class TokenizeOptions:
     long_chars: int = PIECE_CHARS
 
     def __post_init__(self) -> None:
-        if self.max_length is not None and self.max_length < 1:
-            raise InputError(f"--max-length takes a number above zero, not {self.max_length}.")
-        if self.long_chars < 1000:
-            raise InputError(f"A document of {self.long_chars} characters is not long; give 1000 or more.")
+        one_of("long-documents", self.long_documents, ("cut", "refuse"))
+        at_least("max-length", self.max_length, 1)
+        at_least("long-chars", self.long_chars, 1000)
         if IDS in self.keep or NOTE in self.keep:
             raise InputError(f"{IDS} is the column that is made; it cannot be kept.", hint="Rename it in the source.")
 
 
 def settle_dtype(asked: str, output: str, vocab_size: int) -> Dtype:
     """auto: int32 for Parquet and Arrow, because torch takes it as it is; for bin the smallest that fits."""
+    one_of("dtype", asked, ("auto", "int32", "uint16", "uint32"))
     if asked == "auto":
         return "int32" if output != "bin" else "uint16" if vocab_size <= 1 << 16 else "uint32"
-    if asked not in ("int32", "uint16", "uint32"):
-        raise InputError(f"--dtype takes auto, uint16 or uint32, not {asked!r}.")
     if asked == "uint16" and vocab_size > 1 << 16:
         raise InputError(
-            f"uint16 holds ids up to 65,535, and the tokenizer has {vocab_size:,} tokens.", hint="Use --dtype uint32."
+            f"uint16 holds ids up to 65,535, and the tokenizer has {vocab_size:,} tokens.", hint="Use --dtype=uint32."
         )
     return asked  # type: ignore[return-value]
 
@@ -208,7 +207,7 @@ class TokenizeStep:
         specials = len(self._frame[0]) + len(self._frame[1]) + len(self._tail)
         if options.max_length is not None and options.max_length <= specials:
             raise InputError(
-                f"--max-length {options.max_length} leaves no room: every document has {specials} special tokens.",
+                f"--max-length={options.max_length} leaves no room: every document has {specials} special tokens.",
                 hint=f"Give {specials + 1} or more.",
             )
 
@@ -241,7 +240,7 @@ class TokenizeStep:
         if self.options.long_documents == "refuse":
             raise BadRow(row, 1) from InputError(
                 f"A text of {len(text):,} characters is longer than {self.options.long_chars:,}.",
-                hint="Let it be cut with --long-documents cut, or raise --long-chars.",
+                hint="Let it be cut with --long-documents=cut, or raise --long-chars.",
             )
         raw, note, room = self._loaded.raw, CUT, None
         if self.options.max_length is not None:

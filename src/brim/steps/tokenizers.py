@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import InputError, MissingExtra, SourceChanged
+from brim.state.durable import reason
 
 FILE = "tokenizer.json"
 
@@ -103,7 +104,7 @@ def _bytes_of(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"The tokenizer {str(path)!r} cannot be read: {error.strerror}.", path=str(path)) from error
+        raise InputError(f"The tokenizer {str(path)!r} cannot be read: {reason(error)}.", path=str(path)) from error
 
 
 def _from_hub(name: str) -> Path:

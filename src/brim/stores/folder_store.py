@@ -111,6 +111,7 @@ class FolderCarrier:
             return False
         with failures(self.root):
             rename(temporary, target)
+            temporary.unlink(missing_ok=True)  # two names of one file: then the system leaves both as they are
         return True
 
 

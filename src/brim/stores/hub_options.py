@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 from urllib.parse import unquote
 
+from brim.choices import one_of
 from brim.errors import InputError
 from brim.sizes import format_size
 
@@ -78,14 +79,13 @@ class HubOptions:
     token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.via not in ("auto", "lfs", "xet"):
-            raise InputError(f"--via takes auto, lfs or xet, not {self.via!r}.")
+        one_of("via", self.via, get_args(Via))
         if not _CONFIG.fullmatch(self.config) or self.config in ("data", "all"):
             raise InputError(f"{self.config!r} is not the name of a config.", hint="Use letters, digits, _ and -.")
         if self.data_dir is not None and not _FOLDER.fullmatch(self.data_dir):
             raise InputError(f"{self.data_dir!r} is not a folder for shards.", hint="Use a plain name, like data.")
         if self.direct and self.create_pull:
-            raise InputError("A pull request and --direct exclude each other.")
+            raise InputError("Choose one of --create-pr (a pull request) and --direct.")
 
     @property
     def folder(self) -> str:
@@ -109,7 +109,7 @@ def check_shards(count: int, largest_bytes: int, total_bytes: int) -> None:
         hint = "It is too large for one folder however it is cut: publish parts of it, each with a --config of its own."
     elif count > FOLDER_FILES:
         size = max(_USUAL_BYTES, total_bytes // _USUAL_SHARDS)
-        hint = f"Cut larger shards, for example with --shard-size {_round(size)} and no other number."
+        hint = f"Cut larger shards, for example with --shard-size={_round(size)} and no other number."
     else:
         hint = f"Cut smaller shards with --shard-size, or rows that each fit {format_size(FILE_BYTES)}."
     if count > FOLDER_FILES:

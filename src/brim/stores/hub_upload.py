@@ -59,7 +59,7 @@ class Lfs:
             return Put(piece.sha256, sent=True)
         raise SinkFailed(
             f"The Hub's storage refuses {name} (403), with {_TRIES} different URLs.",
-            hint="The line may be too slow for them: try smaller shards, or --via xet. Other shards are kept.",
+            hint="The line may be too slow for them: try smaller shards, or --via=xet. Other shards are kept.",
         ) from refusal
 
     def asked(self, pieces: list[Piece]) -> dict[str, dict[str, object]]:
@@ -146,7 +146,7 @@ class Xet:
             raise DoesNotFit(
                 f"Xet needs about {format_size(BASE_BYTES + LANE_BYTES)} beside the build, and "
                 f"{format_size(max(room.bytes, 0))} are left.",
-                hint="Use --via lfs, which needs none of it, or raise --memory.",
+                hint="Use --via=lfs, which needs none of it, or raise --memory.",
                 need_bytes=BASE_BYTES + LANE_BYTES,
                 limit_bytes=room.bytes,
             )
@@ -162,7 +162,7 @@ class Xet:
             except ConnectionError as error:  # what the library makes of every answer that it does not try again
                 raise SinkFailed(
                     f"Sending {name} by Xet failed: {scrubbed(str(error))}.",
-                    hint="Run the same command to continue; with --via lfs the bytes go another way.",
+                    hint="Run the same command to continue; with --via=lfs the bytes go another way.",
                 ) from error
             finally:
                 give_back_heap()

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import InputError
-from brim.formats.splice import copy_range, write_all
+from brim.formats.splice import copy_range
+from brim.state.durable import write_all
 from brim.tensors.tensor_files import NpyLayout, SafetensorsLayout, VectorColumn, check_columns, npy_path, write_parquet
 from brim.tensors.tensor_spec import Body, Tensor
 from brim.tensors.tensor_stream import Files, FileSpan, Place, sync_file
@@ -118,7 +119,7 @@ class Arrangement:
         part = _part_name(shard, number)
         if self._direct and self._body(number, self._planned(shard)) == body:
             descriptor = files.descriptor(part, body.size)
-            os.pwrite(descriptor, body.header, 0)
+            write_all(descriptor, body.header, 0)
             os.fsync(descriptor)
             return part
         inside = f"{part}.whole"

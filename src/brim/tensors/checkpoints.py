@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import DestinationError
-from brim.state.durable import append_line, end_torn_line, record_line, record_of, sync_folder
+from brim.state.durable import append_line, end_torn_line, reason, record_line, record_of, sync_folder
 
 RECEIPTS = "receipts.jsonl"
 
@@ -105,5 +105,5 @@ def _lock(descriptor: int, folder: Path) -> None:
         ) from error
     except OSError as error:
         raise DestinationError(
-            f"The file system of {folder.name!r} cannot lock files: {error.strerror}.", hint="Write to another disk."
+            f"The file system of {folder.name!r} cannot lock files: {reason(error)}.", hint="Write to another disk."
         ) from error

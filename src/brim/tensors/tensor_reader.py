@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from glob import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from brim.choices import one_of
 from brim.errors import DamageFound, InputError, MissingExtra, SourceError
 from brim.tensors.arrangement import index_path
 from brim.tensors.tensor_files import npy_path, read_header, read_spec
@@ -107,8 +108,7 @@ def open_tensors(path: str | Path, framework: Framework = "numpy") -> dict[str, 
     in shards is opened by the name that it was written under; its tensors are `ShardedRows`.
     """
     path = Path(path)
-    if framework not in ("numpy", "torch"):
-        raise InputError(f"{framework!r} is neither numpy nor torch.")
+    one_of("framework", framework, get_args(Framework))
     if path.suffix == ".npy":
         return {name: _view(found, framework) for name, found in _npy_files(path).items()}
     if path.suffix == ".parquet":

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from brim.state.durable import BUFFER_BYTES
+from brim.state.durable import BUFFER_BYTES, write_all
 
 _OPEN_FILES = 64
 _BESIDE_BYTES = 128 * 1024  # less than this is checked sooner than handed over
@@ -52,11 +52,9 @@ class Files:
         return self._open[name]
 
     def write(self, span: FileSpan, data: memoryview) -> None:
-        descriptor, offset = self.descriptor(span.file, span.file_bytes), span.offset
+        descriptor = self.descriptor(span.file, span.file_bytes)
         self._changed.add(span.file)
-        while data:
-            written = os.pwrite(descriptor, data, offset)
-            data, offset = data[written:], offset + written
+        write_all(descriptor, data, span.offset)
 
     def crc(self, span: FileSpan, crc: int) -> int | None:
         """The checksum goes on over a range; None if the file ends before."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from brim.choices import at_least
 from brim.errors import BrimError, InputError
 from brim.sizes import parse_size
 from brim.tensors.arrangement import Request
@@ -57,6 +58,8 @@ class TensorWriter:
         )
         self._tensors = {tensor.name: tensor for tensor in found}
         self._checkpoint_rows = _pace(checkpoint_rows, self._request.row_bytes)
+        if not checkpoint_seconds >= 0:
+            raise InputError(f"--checkpoint-seconds takes a number of seconds, not {checkpoint_seconds!r}.")
         self._checkpoint_seconds = checkpoint_seconds
         self._job = Unfinished(self._request, resume=resume, overwrite=overwrite)
         self._closed = self._job.finished
@@ -190,6 +193,5 @@ def _checked_notes(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
 
 
 def _pace(checkpoint_rows: int | None, row_bytes: int) -> int:
-    if checkpoint_rows is not None and checkpoint_rows < 1:
-        raise InputError(f"checkpoint_rows={checkpoint_rows} is not a number of rows.")
+    at_least("checkpoint-rows", checkpoint_rows, 1)
     return checkpoint_rows or max(1, CHECKPOINT_BYTES // max(row_bytes, 1))

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from brim.state.durable import write_all
+
 _HOOK_LIMIT_S = 60.0
 _UNSAID = 100  # lines that wait for a terminal that is not read; what comes after them is only in the files
 _STDERR = 2
@@ -26,7 +28,7 @@ class _Voice(threading.Thread):
     def run(self) -> None:
         while (line := self.lines.get()) is not None:
             try:
-                os.write(_STDERR, line.encode(errors="replace"))
+                write_all(_STDERR, line.encode(errors="replace"))
             except OSError:
                 continue  # the terminal is gone
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import InputError
+from brim.state.durable import write_all
 
 MAX_BYTES = 16 << 20
 _RECENT_S = 600.0  # the last ten minutes stay as they are
@@ -43,7 +44,7 @@ class LogWriter:
     def write(self, kind: str, facts: Mapping[str, Any]) -> None:
         line = _line({"type": kind, **facts})
         try:
-            os.write(self._descriptor, line)
+            write_all(self._descriptor, line)
         except OSError:
             self.lost_lines += 1
             return
@@ -219,7 +220,7 @@ def prepare_log(path: Path, *, anew: bool) -> None:
 
 def _unwritable(path: Path, error: OSError) -> InputError:
     return InputError(
-        f"The log cannot be written to {str(path)!r}: {error.strerror}.", hint="Choose another: --log FILE."
+        f"The log cannot be written to {str(path)!r}: {error.strerror}.", hint="Choose another: --log=FILE."
     )
 
 

@@ -23,6 +23,7 @@ from brim.memory.machine import machine_now, oom_kills
 from brim.memory.meter import started
 from brim.memory.sampler import GroupMeter, MachineMeter, Meter, Pace, Sample
 from brim.memory.tree_meter import TmpfsGrowth, TreeMeter
+from brim.state.durable import write_all
 from brim.watching.alerts import Alerts
 from brim.watching.find_processes import Matching, leaders
 from brim.watching.journal import Journal
@@ -292,7 +293,7 @@ def _protect() -> None:
 def _reply(**facts: Any) -> None:
     """To the owner, if there still is one."""
     try:
-        os.write(1, json.dumps(facts).encode() + b"\n")
+        write_all(1, json.dumps(facts).encode() + b"\n")
     except OSError:
         pass
 

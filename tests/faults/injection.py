@@ -1,0 +1,138 @@
+"""Runs of which one system call fails: the N-th of its kind, wherever in the run's threads and processes it is.
+
+`shim.c` does it. A job is a command with its source, its destination and its state below folders whose calls count.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conftest import tree_digest
+from tests.forked import brim
+
+KINDS = ("write", "pwrite", "fsync", "rename", "open", "read", "pread", "copy", "lock")
+# What can happen to a call. Disks that are full refuse reads as little as a process without files refuses writes.
+FAULTS = {
+    "write": ("EIO", "ENOSPC", "short"),
+    "pwrite": ("EIO", "ENOSPC", "short"),
+    "fsync": ("EIO", "ENOSPC"),
+    "rename": ("EIO", "ENOSPC"),
+    "open": ("EMFILE", "EIO"),
+    "read": ("EIO", "short"),
+    "pread": ("EIO", "short"),
+    "copy": ("EIO", "ENOSPC", "short"),
+    "lock": ("ENOLCK", "EIO"),
+}
+_BOARD = struct.Struct("16QQ4096s")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to the `number`-th call of a kind, counted from 1."""
+
+    kind: str
+    number: int
+    how: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.number}-{self.how}"
+
+    @property
+    def variable(self) -> str:
+        return f"{self.kind} {self.number} {self.how if self.how == 'short' else getattr(errno, self.how)}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `hit` is the file whose call failed, None if the run made no such call."""
+
+    code: int
+    said: str
+    hit: Path | None
+    counts: dict[str, int]
+
+
+class Shim:
+    """The library, built for this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+        if compiler is None or sys.platform != "linux":
+            raise FileNotFoundError("no C compiler, or not Linux")
+        self.library, self._board = folder / "shim.so", folder / "board"
+        source = Path(__file__).with_name("shim.c")
+        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(self.library), str(source), "-ldl"]
+        subprocess.run(command, check=True)
+
+    def run(self, job: Job, fault: Fault | None = None) -> Outcome:
+        """A job's command from beginning to end, with at most one fault."""
+        self._board.write_bytes(bytes(_BOARD.size))
+        variables = {
+            "LD_PRELOAD": str(self.library),
+            "BRIM_FAULT_BOARD": str(self._board),
+            "BRIM_FAULT_FOLDERS": ":".join(map(str, job.counted)),
+            "BRIM_FAULT": fault.variable if fault else "",
+        }
+        code, said = job.run({**os.environ, **job.variables, **variables}, str(self.library))
+        *numbers, fired, path = _BOARD.unpack(self._board.read_bytes())
+        hit = Path(os.fsdecode(path.rstrip(b"\0")).removesuffix(" (deleted)")) if fired else None
+        return Outcome(code, said, hit, dict(zip(KINDS, numbers, strict=False)))
+
+
+@dataclass
+class Job:
+    """A command (words for brim, or a Python script), and where it reads and writes."""
+
+    name: str
+    words: list[str]
+    source: Path
+    place: Path  # everything that the command makes is below it, and nothing else
+    prepare: Callable[[], None] = lambda: None
+    script: bool = False
+
+    @property
+    def counted(self) -> list[Path]:
+        return [self.source, self.place]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"XDG_STATE_HOME": str(self.place / "state"), "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def run(self, environment: dict[str, str], preload: str) -> tuple[int, str]:
+        if self.script:
+            command = [sys.executable, *self.words]
+            done = subprocess.run(
+                command, env=environment, cwd=self.source.parent, capture_output=True, text=True, check=False
+            )
+        else:
+            done = brim(*self.words, check=None, env=environment, cwd=self.source.parent, preload=preload)
+        return done.returncode, done.stderr + (done.stdout if done.returncode else "")
+
+    def clear(self) -> None:
+        shutil.rmtree(self.place, ignore_errors=True)
+        self.place.mkdir()
+        self.prepare()
+
+    def made(self) -> dict[str, str]:
+        """What readers find: everything but ledgers."""
+        return {name: digest for name, digest in tree_digest(self.place).items() if not _is_state(name)}
+
+
+def _is_state(name: str) -> bool:
+    return any(part == "state" or part.endswith(".brim") for part in Path(name).parts)
+
+
+def every_fault(counts: dict[str, int]) -> Iterator[Fault]:
+    """Everything that can happen to a run that makes so many calls."""
+    for kind, count in counts.items():
+        for number in range(1, count + 1):
+            for how in FAULTS[kind]:
+                yield Fault(kind, number, how)
