@@ -230,7 +230,7 @@ def _crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
 
     for name in ("rename", "sync_folder"):
         patch.setattr(unfinished, name, counted(getattr(unfinished, name)))
-    patch.setattr(unfinished.Receipts, "finish", counted(unfinished.Receipts.finish))
+    patch.setattr(unfinished.CheckpointLog, "finish", counted(unfinished.CheckpointLog.finish))
     patch.setattr(unfinished.shutil, "rmtree", counted(shutil.rmtree))
     return lambda: acts > step
 

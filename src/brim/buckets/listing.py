@@ -12,7 +12,8 @@ from typing import Any
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_client import store_of
 from brim.buckets.bucket_errors import explain, explained, is_missing, is_object_error
-from brim.buckets.requests import Tries, pause, submit, wait
+from brim.buckets.requests import submit, tries, wait
+from brim.state.retry import Retry
 
 _PAGE = 1000
 _REQUESTS = 64  # at a time, of those that have no body
@@ -40,18 +41,18 @@ def list_objects(address: BucketAddress, *, reading: bool = True) -> Iterator[tu
 
     If the line breaks, it begins again: then some come twice. Stores sort in several ways, so none can be passed over.
     """
-    tries = Tries()
+    retry = tries()
     while True:
         try:
-            yield from _listed(address, tries)
+            yield from _listed(address, retry)
             return
         except Exception as error:
             if not is_object_error(error):
                 raise
-            _wait(tries, error, address, reading)
+            _wait(retry, error, address, reading)
 
 
-def _listed(address: BucketAddress, tries: Tries) -> Iterator[tuple[str, ObjectStat]]:
+def _listed(address: BucketAddress, retry: Retry) -> Iterator[tuple[str, ObjectStat]]:
     store = store_of(address)
     import obstore
 
@@ -67,14 +68,13 @@ def _listed(address: BucketAddress, tries: Tries) -> Iterator[tuple[str, ObjectS
             name = found["path"][skip:]
             if name and not (name.endswith("/") and not found["size"]):
                 yield name, _stat(found)
-        tries.begin()
+        retry.begin()
 
 
-def _wait(tries: Tries, error: Exception, address: BucketAddress, reading: bool) -> None:
+def _wait(retry: Retry, error: Exception, address: BucketAddress, reading: bool) -> None:
     """Before the same is asked again; or raise what ends it."""
-    if (wait_s := tries.after(error)) is None:
+    if not retry.again(error):
         raise explain(error, address, reading=reading) from None
-    pause(wait_s)
 
 
 def stat_object(address: BucketAddress, *, reading: bool = True) -> ObjectStat | None:
@@ -128,7 +128,7 @@ def read_small(address: BucketAddress, name: str = "", *, reading: bool = True) 
         found = await obstore.get_async(store, address.key(name) if name else address.prefix)
         return bytes(await found.bytes_async())
 
-    tries = Tries()
+    retry = tries()
     while True:
         try:
             return wait(read())
@@ -137,4 +137,4 @@ def read_small(address: BucketAddress, name: str = "", *, reading: bool = True) 
                 raise
             if is_missing(error):
                 return None
-            _wait(tries, error, address, reading)
+            _wait(retry, error, address, reading)

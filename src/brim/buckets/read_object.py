@@ -17,9 +17,10 @@ from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_client import store_of
 from brim.buckets.bucket_errors import explain, is_changed, is_missing, is_object_error
 from brim.buckets.listing import DATED
-from brim.buckets.requests import Tries, pause, result_of, submit
+from brim.buckets.requests import result_of, submit, tries
 from brim.errors import SourceError
 from brim.remote_file import ForwardFile, WindowFile
+from brim.state.retry import pause
 
 PIECE_BYTES = 8 << 20
 TO_END = 1 << 62
@@ -137,7 +138,7 @@ async def _get(address: BucketAddress, piece: ObjectPiece, raw: bool) -> Any:
 
 
 def _result(future: Future[bytes], address: BucketAddress, piece: ObjectPiece, raw: bool) -> bytes:
-    tries = Tries()
+    retry = tries()
     while True:
         try:
             data = result_of(future)
@@ -150,12 +151,12 @@ def _result(future: Future[bytes], address: BucketAddress, piece: ObjectPiece, r
                 raise Changed(piece.key) from None
             if not is_object_error(error):
                 raise
-            if (wait_s := tries.after(error)) is None:
+            if (wait_s := retry.after(error)) is None:
                 raise explain(error, replace(address, prefix=piece.key), reading=True) from None
         else:
             if piece.stop == TO_END or len(data) == piece.stop - piece.start:
                 return data
-            if (wait_s := tries.next_s()) is None:
+            if (wait_s := retry.next_s()) is None:
                 raise Changed(piece.key)
         pause(wait_s)
         future = submit(_get(address, piece, raw))

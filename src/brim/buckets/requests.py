@@ -6,14 +6,14 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from brim.buckets.bucket_client import patience_s
 from brim.buckets.bucket_errors import is_passing
+from brim.state.retry import Retry, look
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,24 +22,9 @@ if TYPE_CHECKING:
 _WAITS_S = (0.2, 1.0, 3.0)
 
 
-class Tries:
+def tries() -> Retry:
     """Of one request. What obstore has asked for in vain until its patience ended is not asked for again."""
-
-    def __init__(self) -> None:
-        self._waits = iter(_WAITS_S)
-        self.begin()
-
-    def begin(self) -> None:
-        """What took long was answered: the next part of it has obstore's patience anew."""
-        self._until = time.monotonic() + patience_s() / 2
-
-    def next_s(self) -> float | None:
-        """How long to wait before the next try; None if there is none."""
-        return next(self._waits, None) if time.monotonic() < self._until else None
-
-    def after(self, error: BaseException) -> float | None:
-        """The same, if it failed like this."""
-        return self.next_s() if is_passing(error) else None
+    return Retry(_WAITS_S, is_passing, patience_s=patience_s() / 2)
 
 
 T = TypeVar("T")
@@ -58,26 +43,6 @@ def submit(request: Coroutine[Any, Any, T]) -> Future[T]:
     return asyncio.run_coroutine_threadsafe(request, _loop())
 
 
-class _Here(threading.local):
-    check: Callable[[], None] = staticmethod(lambda: None)
-
-
-_HERE = _Here()
-
-
-@contextmanager
-def interrupted_by(check: Callable[[], None]) -> Iterator[None]:
-    """Whoever waits for a store in this thread calls `check` now and then, and it may raise to end the waiting.
-
-    A setting of the thread, because readers of files in between know nothing of waiting.
-    """
-    before, _HERE.check = _HERE.check, check
-    try:
-        yield
-    finally:
-        _HERE.check = before
-
-
 def wait(request: Coroutine[Any, Any, T]) -> T:
     """What a request brings. obstore's own waiting does not hear Ctrl-C until it is over; this does."""
     return result_of(submit(request))
@@ -92,16 +57,9 @@ def result_of(future: Future[T]) -> T:
             except NotYet:
                 if future.done():
                     raise
-                _HERE.check()
+                look()
     finally:
         future.cancel()
-
-
-def pause(seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while (left_s := until - time.monotonic()) > 0:
-        _HERE.check()
-        time.sleep(min(left_s, _CHECK_S))
 
 
 def _loop() -> asyncio.AbstractEventLoop:

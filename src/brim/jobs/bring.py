@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from brim.buckets.requests import interrupted_by
 from brim.errors import DestinationError, PlanChanged, SinkFailed
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
 from brim.jobs.content import Content
@@ -25,6 +24,7 @@ from brim.schedule.scheduler import Executor
 from brim.schedule.threads import Dropped, LocalExecutor
 from brim.sizes import format_size
 from brim.state.ledger import JobRecord, Lazy, Ledger, Receipt, finished_ledger
+from brim.state.retry import interrupted_by
 from brim.state.stop import Stop
 from brim.stores.store import Announcement, ObjectsGone, Publication, Put, Store
 

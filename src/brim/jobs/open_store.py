@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.requests import interrupted_by
 from brim.errors import DestinationError, InputError, Stopped
 from brim.formats.card import CardFacts
 from brim.jobs.bring import Others, Run, RunOptions, refuse_another
@@ -20,6 +19,7 @@ from brim.schedule.scheduler import Executor
 from brim.state.durable import failures
 from brim.state.ledger import STATE, Ledger, Receipt
 from brim.state.lock import locked, owner_of
+from brim.state.retry import interrupted_by
 from brim.state.stop import Stop, stoppable
 from brim.stores.bucket_store import BucketCarrier, BucketStore
 from brim.stores.destination import Destination, Footprints, make_state, state_folder

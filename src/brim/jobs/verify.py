@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from brim.buckets.bucket_address import Access, is_bucket_address
-from brim.buckets.requests import interrupted_by
 from brim.errors import BrimError, DamageFound, InputError, SourceChanged, Stopped
 from brim.file_set import Ints
 from brim.formats.card import CARD, card_rows, card_splits, read_card
@@ -32,6 +31,7 @@ from brim.sources.file_table import FileTable, flat_numbers
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
 from brim.state.ledger import JobRecord
+from brim.state.retry import interrupted_by
 
 _REQUESTS = 8  # at a time, to the Hub
 _STREAMS = 4  # at a time, from the Hub or a bucket: some 20 MB each

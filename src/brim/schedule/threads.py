@@ -7,10 +7,10 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from brim.buckets.requests import interrupted_by
 from brim.plans.cut_shards import Shard
 from brim.schedule.scheduler import Driver
 from brim.state.ledger import Receipt
+from brim.state.retry import interrupted_by
 from brim.stores.store import Put, Store
 
 _LISTEN_S = 0.2

@@ -1,11 +1,8 @@
 """The ledger: an append-only file of receipts that survives any crash.
 
-One JSON object a line, each with a checksum of its own, each on disk before the next thing depends on it.
-A torn or damaged line is as if it had not been written: its shard is done again. A finished job's ledger
-is rewritten in order, so that it depends on what was built and not on what was interrupted.
-
-Plain lines and fsync rather than SQLite, whose WAL does not work on the network file systems of clusters.
-The ledger holds no path of this machine and no secret: it may travel with the folder it describes.
+A `RecordLog` (record_log.py): a shard whose line is torn or damaged is done again. A finished job's ledger is
+rewritten in order, so that it depends on what was built and not on what was interrupted. It holds no path of this
+machine and no secret: it may travel with the folder it describes.
 """
 
 from __future__ import annotations
@@ -21,7 +18,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 from brim.errors import DestinationError
-from brim.state.durable import append_line, end_torn_line, reason, record_line, record_of, write_whole
+from brim.state.durable import reason, record_line, write_whole
+from brim.state.record_log import RecordLog, records_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +185,10 @@ class Ledger:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LEDGER
-        self._descriptor: int | None = None
+        self._log = RecordLog(self.path)
         self._lock = threading.Lock()
         try:
-            with open(self.path, "rb") as file:
-                self._read(file)
+            self._read(self._log.replay())
         except (FileNotFoundError, NotADirectoryError):
             self._read(())
         except OSError as error:  # it belongs to somebody else, or is a folder
@@ -204,19 +201,19 @@ class Ledger:
     def of(cls, data: bytes) -> Ledger:
         """A ledger that was published, to read from."""
         ledger = cls(Path(os.devnull))
-        ledger._read(io.BytesIO(data))
+        ledger._read(records_of(io.BytesIO(data)))
         return ledger
 
-    def _read(self, lines: Iterable[bytes]) -> None:
+    def _read(self, records: Iterable[dict[str, Any]]) -> None:
         self.job: JobRecord | None = None
         self.done = False
         self.receipts = PackedReceipts()
         self.former: dict[str, Receipt] = {}  # by key: shards that were written here and have no receipt any more
         self._former_names: set[str] = set()
         self._notes: dict[str, Any] = {}
-        for line in lines:
+        for record in records:
             try:
-                self._take(record_of(line.removesuffix(b"\n")))
+                self._take(record)
             except (TypeError, KeyError, ValueError):
                 continue  # whole, and not of a ledger that this version knows
 
@@ -243,12 +240,10 @@ class Ledger:
         known = None if self.job is None else self.job.fingerprint
         if (known is None or self.done) and known != (None if theirs.job is None else theirs.job.fingerprint):
             write_whole(self.path, published)
-            self._read(io.BytesIO(published))
+            self._read(records_of(io.BytesIO(published)))
         self.know(theirs.names)
 
-    def _take(self, record: dict[str, Any] | None) -> None:
-        if record is None:
-            return
+    def _take(self, record: dict[str, Any]) -> None:
         kind = record.pop("type", None)
         if kind == "job":
             self.job = JobRecord(**{**record, "left_out": tuple(record.get("left_out", ()))})
@@ -309,17 +304,12 @@ class Ledger:
             self._write(record)
 
     def _write(self, *records: dict[str, Any]) -> None:
-        if self._descriptor is None:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            end_torn_line(self._descriptor)
-        append_line(self._descriptor, b"".join(map(_encode, records)))
+        self._log.append(*map(_written, records))
         for record in records:
             self._take(json.loads(json.dumps(record)))
 
     def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._log.close()
 
 
 def _stays_inside(receipt: Receipt) -> bool:
@@ -344,5 +334,10 @@ def _record_of(receipt: Receipt) -> dict[str, Any]:
     return {"type": "shard", **{name: getattr(receipt, name) for name in _FIELDS}}
 
 
+def _written(record: dict[str, Any]) -> dict[str, Any]:
+    """What most receipts have nothing to say of is left out."""
+    return {name: value for name, value in record.items() if name not in ("staged_at", "etag") or value}
+
+
 def _encode(record: dict[str, Any]) -> bytes:
-    return record_line({name: value for name, value in record.items() if name not in ("staged_at", "etag") or value})
+    return record_line(_written(record))

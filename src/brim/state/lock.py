@@ -13,6 +13,26 @@ from brim.errors import DestinationError
 from brim.state.durable import reason, write_whole
 
 
+def lock_file(
+    descriptor: int,
+    *,
+    busy: str,
+    elsewhere: str,
+    what: str = "the destination",
+    hint: str = "Wait for it to end, or stop it.",
+    shared: bool = False,
+) -> None:
+    """Lock an open file until it is closed. `elsewhere` is what to do where files cannot be locked."""
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise DestinationError(busy, hint=hint) from error
+    except OSError as error:
+        raise DestinationError(
+            f"The file system of {what} cannot lock files: {reason(error)}.", hint=elsewhere
+        ) from error
+
+
 @contextmanager
 def locked(
     folder: Path, *, shared: bool = False, busy: str = "Another brim is building at this destination."
@@ -26,15 +46,13 @@ def locked(
             hint="Make that possible, or keep the ledger in another folder with --state DIR.",
         ) from error
     try:
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DestinationError(busy, hint="Wait for it to end, or stop it.") from error
-        except OSError as error:
-            raise DestinationError(
-                f"The file system of the ledger cannot lock files: {reason(error)}.",
-                hint="Keep the ledger on another disk with --state=DIR.",
-            ) from error
+        lock_file(
+            descriptor,
+            shared=shared,
+            busy=busy,
+            what="the ledger",
+            elsewhere="Keep the ledger on another disk with --state=DIR.",
+        )
         yield
     finally:
         os.close(descriptor)

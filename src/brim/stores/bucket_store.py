@@ -16,7 +16,6 @@ from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_client import patience_s
 from brim.buckets.bucket_errors import explain, explained, is_object_error, is_passing
 from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_object
-from brim.buckets.requests import interrupted_by
 from brim.buckets.send_object import PART_BYTES, copy_object, delete_objects, part_bytes, send_parts, send_small
 from brim.buckets.uploads import CannotTell, abort_uploads
 from brim.errors import BrimError, DestinationError, SinkFailed
@@ -25,6 +24,7 @@ from brim.formats.source_reader import Buffers
 from brim.formats.splice import Splice
 from brim.progress import told_if_slow
 from brim.state.ledger import Piece
+from brim.state.retry import Retry, interrupted_by
 from brim.stores.bucket_lease import Lease
 from brim.stores.store import Announcement, CardMaker, Listener, Publication, Put, PutWatcher, SendingRoom
 
@@ -48,23 +48,23 @@ class BucketCarrier:
             delete_objects(self.address, [key])
 
     def put(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
-        for attempt in range(_TRIES):
-            began = time.monotonic()
-            try:
-                return self._put(name, splice, _Told(watcher, quiet=attempt > 0))
-            except Exception as error:
-                if isinstance(error, BrimError) or not is_object_error(error):
-                    self.drop(name)
-                    raise
-                # obstore has tried again what it may. What it may not, like a part whose answer was lost, is sent anew.
-                if not is_passing(error) or attempt + 1 == _TRIES or time.monotonic() - began > patience_s():
-                    self.drop(name)
-                    raise explain(error, self.address) from None
-            except BaseException:
-                self.drop(name)
-                raise
-            time.sleep(_WAIT_S)
-        raise AssertionError("the last try returns or raises")
+        # obstore has tried again what it may. What it may not, like a part whose answer was lost, is sent anew.
+        retry = Retry((_WAIT_S,) * (_TRIES - 1), is_passing, patience_s=patience_s())
+        quiet = False
+        try:
+            while True:
+                retry.begin()
+                try:
+                    return self._put(name, splice, _Told(watcher, quiet=quiet))
+                except Exception as error:
+                    if isinstance(error, BrimError) or not is_object_error(error):
+                        raise
+                    if not retry.again(error):
+                        raise explain(error, self.address) from None
+                quiet = True
+        except BaseException:
+            self.drop(name)
+            raise
 
     def _put(self, name: str, splice: Splice, watcher: _Told) -> Put:
         digest = hashlib.sha256()

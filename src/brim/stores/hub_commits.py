@@ -12,7 +12,7 @@ from typing import Any
 from brim.state.ledger import Piece
 from brim.stores import hub_private
 from brim.stores.hub_client import HubClient, Snapshot
-from brim.stores.hub_session import is_passing, pause, status_of, waits_s
+from brim.stores.hub_session import hub_tries, is_passing, status_of, wait_after
 from brim.stores.hub_upload import Lfs
 from brim.stores.store import ObjectsGone
 
@@ -47,10 +47,8 @@ class Commits:
         self, revision: str, operations_at: OperationsAt, message: str, description: str | None = None
     ) -> Snapshot:
         """Bring a revision to where no operation is left, whoever else commits and whatever answer is lost."""
-        failure: Exception | None = None
-        for wait_s in (0.0, *waits_s()):
-            if failure is not None and status_of(failure) not in CONFLICT:
-                pause(failure, wait_s)
+        retry = hub_tries()
+        while True:
             at = self._client.snapshot(revision)
             if not (todo := operations_at(at)):
                 return at
@@ -59,16 +57,19 @@ class Commits:
             except Exception as error:
                 if status_of(error) in REFUSED:
                     self._raise_gone(todo)
-                if not is_passing(error) and status_of(error) not in CONFLICT:
+                conflict = status_of(error) in CONFLICT  # somebody else was quicker: look again at once
+                if not conflict and not is_passing(error):
                     raise
-                failure = error
+                if (wait_s := retry.next_s()) is None:
+                    at = self._client.snapshot(revision)
+                    if operations_at(at):
+                        raise
+                    return at  # the answer was lost, and not the commit
+                if not conflict:
+                    wait_after(error, wait_s)
                 continue
             self.made()
             return Snapshot(revision, made, self._client.tree(made))
-        at = self._client.snapshot(revision)
-        if operations_at(at) and failure is not None:
-            raise failure
-        return at
 
     def _raise_gone(self, todo: Sequence[Any]) -> None:
         """ObjectsGone if the Hub no longer has what a commit points to."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from brim.errors import SinkFailed
 from brim.remote_file import ForwardFile, WindowFile
+from brim.state.retry import Retry
 from brim.stores.hub_client import HubClient, HubEntry, Snapshot
 from brim.stores.hub_session import is_passing, persistently
 
@@ -91,7 +92,8 @@ class StreamFile(ForwardFile):
         self._blocks: Iterator[bytes] = iter(())
 
     def _next_block(self) -> bytes:
-        for attempt in range(_TRIES):
+        retry = Retry((0.0,) * (_TRIES - 1), is_passing)  # asking anew waits by itself
+        while True:
             try:
                 if self._response is None:
                     self._response = persistently(lambda: self._source.ask(self._end, self.size))
@@ -99,13 +101,14 @@ class StreamFile(ForwardFile):
                 block = next(self._blocks, b"")
             except Exception as error:
                 self._drop()
-                if not is_passing(error) or attempt + 1 == _TRIES:
+                if not retry.again(error):
                     raise
                 continue
             if block:
                 return block[: self.size - self._end]
             self._drop()
-        raise SinkFailed(f"The Hub ends {self.name} after {self._end:,} of {self.size:,} bytes.")
+            if retry.next_s() is None:
+                raise SinkFailed(f"The Hub ends {self.name} after {self._end:,} of {self.size:,} bytes.")
 
     def _drop(self) -> None:
         if self._response is not None:

@@ -11,13 +11,13 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from brim.errors import BrimError, DestinationError, InputError, SinkFailed
+from brim.state.retry import Retry, pause
 
 T = TypeVar("T")
 Note = Callable[[str], None]
@@ -25,7 +25,6 @@ Note = Callable[[str], None]
 _LOGGER = "huggingface_hub"
 _CONNECT_S, _STALL_S, _ANSWER_S = 30.0, 60.0, 300.0  # an answer may take long: merging thousands of files does
 _MOST_STALL_S = 7 * 86400.0
-_LOOK_EVERY_S = 0.2
 _WAITS_S = (1.0, 2.0, 4.0, 8.0, 8.0)
 _RATE_LIMITED = 429
 _PASSING = (408, 429, 500, 502, 503, 504)
@@ -145,11 +144,11 @@ def _wait_as_asked(response: Any) -> None:
 
 
 def _wait(seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while (left_s := until - time.monotonic()) > 0:
+    def check() -> None:
         for user in _USERS[-1:]:
             user.check()
-        time.sleep(min(left_s, _LOOK_EVERY_S))
+
+    pause(seconds, check)
 
 
 def status_of(error: BaseException) -> int | None:
@@ -172,24 +171,17 @@ def is_passing(error: BaseException) -> bool:
     return is_transport(error) or status_of(error) in _PASSING
 
 
+def hub_tries() -> Retry:
+    """Of a request that the library makes once."""
+    return Retry(_WAITS_S, is_passing, wait=wait_after)
+
+
 def persistently(call: Callable[[], T]) -> T:
     """For requests that the library makes once: try again what may pass."""
-    for wait_s in _WAITS_S:
-        try:
-            return call()
-        except Exception as error:
-            if not is_passing(error):
-                raise
-            pause(error, wait_s)
-    return call()
+    return hub_tries().call(call)
 
 
-def waits_s() -> Iterator[float]:
-    """How long to wait between tries."""
-    return iter(_WAITS_S)
-
-
-def pause(error: BaseException, wait_s: float) -> None:
+def wait_after(error: BaseException, wait_s: float) -> None:
     """Wait before the next try, as long as the answer asks for, and say so."""
     response = getattr(error, "response", None)
     wait_s = max(wait_s, 0.0 if response is None else _asked_s(response))

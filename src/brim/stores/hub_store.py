@@ -23,7 +23,7 @@ from brim.stores import hub_private
 from brim.stores.hub_client import HubClient, Snapshot
 from brim.stores.hub_commits import CONFLICT, REFUSED, Commits, OperationsAt, pointers, texts
 from brim.stores.hub_options import MAIN, HubAddress, HubOptions
-from brim.stores.hub_session import explained, hub_session, is_passing, pause, status_of, waits_s
+from brim.stores.hub_session import explained, hub_session, hub_tries, status_of
 from brim.stores.hub_upload import Lfs, NoXet, Xet
 from brim.stores.store import Announcement, CardMaker, Listener, Publication, Put, PutWatcher, SendingRoom
 
@@ -247,19 +247,14 @@ class HubStore:
         if number is None:
             end = "" if self.options.create_pull else " and merges it when everything is there"
             about = f"Opened by brim, which fills it in groups{end}."
-            for wait_s in waits_s():
+            retry = hub_tries()
+            while number is None:
                 try:
                     number = self.client.open_pull(title, about)
-                    break
                 except Exception as error:
-                    if not is_passing(error):
+                    if not retry.again(error):
                         raise
-                    pause(error, wait_s)
                     number = self.client.find_pull(self._mark)
-                    if number is not None:
-                        break
-            else:
-                number = self.client.open_pull(title, about)
         self._take_pull(number)
         end = "left open" if self.options.create_pull else "merged"
         self._note(f"filling pull request {number}, which is {end} when everything is there")

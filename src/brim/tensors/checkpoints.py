@@ -7,14 +7,12 @@ that says so. One writer at a time: the lock on this file dies with its process.
 
 from __future__ import annotations
 
-import fcntl
-import os
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brim.errors import DestinationError
-from brim.state.durable import append_line, end_torn_line, reason, record_line, record_of, sync_folder
+from brim.state.record_log import RecordLog
 
 RECEIPTS = "receipts.jsonl"
 
@@ -34,14 +32,13 @@ class CheckpointLog:
         self.job: dict[str, Any] | None = None
         self.checkpoints: list[Checkpoint] = []
         self.moves: dict[str, Any] | None = None
-        self._descriptor = os.open(folder / RECEIPTS, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._log = RecordLog(folder / RECEIPTS, 0o666)
         try:
-            _lock(self._descriptor, folder)
-            with open(folder / RECEIPTS, "rb") as file:
-                for line in file:
-                    self._take(record_of(line.rstrip(b"\n")))
-            end_torn_line(self._descriptor)
-            sync_folder(folder)
+            name = folder.name
+            self._log.lock(repr(name), f"{name.removesuffix('.partial')} is being written by another writer.")
+            for record in self._log.replay():
+                self._take(record)
+            self._log.sync()
         except BaseException:
             self.close()
             raise
@@ -56,7 +53,7 @@ class CheckpointLog:
         return self.checkpoints[-1].rows if self.checkpoints else 0
 
     def clear(self) -> None:
-        os.ftruncate(self._descriptor, 0)
+        self._log.clear()
         self.job, self.checkpoints, self.moves = None, [], None
 
     def begin(self, job: dict[str, Any]) -> None:
@@ -73,16 +70,13 @@ class CheckpointLog:
         self._append({"type": "finish", "moves": moves})
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._log.close()
 
     def _append(self, record: dict[str, Any]) -> None:
-        line = record_line(record)
-        append_line(self._descriptor, line)
-        self._take(record_of(line.rstrip(b"\n")))
+        self._log.append(record)
+        self._take(json.loads(json.dumps(record)))
 
-    def _take(self, record: dict[str, Any] | None) -> None:
+    def _take(self, record: dict[str, Any]) -> None:
         match record:
             case {"type": "job", "job": dict(job)}:
                 self.job = job
@@ -93,17 +87,3 @@ class CheckpointLog:
                     self.checkpoints.pop()
             case {"type": "finish", "moves": dict(moves)}:
                 self.moves = moves
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise DestinationError(
-            f"{folder.name.removesuffix('.partial')} is being written by another writer.",
-            hint="Wait for it to end, or close it.",
-        ) from error
-    except OSError as error:
-        raise DestinationError(
-            f"The file system of {folder.name!r} cannot lock files: {reason(error)}.", hint="Write to another disk."
-        ) from error

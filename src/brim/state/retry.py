@@ -1,0 +1,94 @@
+"""The one way in which brim asks again: what may pass, after waits that a stop ends, until waits or patience are over.
+
+What may pass is for whoever asks to say (`passing`): a store's errors are known where that store is. What a library
+tries again by itself is not counted here.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+_CHECK_S = 0.2
+
+
+class _Here(threading.local):
+    check: Callable[[], None] = staticmethod(lambda: None)
+
+
+_HERE = _Here()
+
+
+@contextmanager
+def interrupted_by(check: Callable[[], None]) -> Iterator[None]:
+    """Whoever waits in this thread calls `check` now and then, and it may raise to end the waiting.
+
+    A setting of the thread, because readers of files in between know nothing of waiting.
+    """
+    before, _HERE.check = _HERE.check, check
+    try:
+        yield
+    finally:
+        _HERE.check = before
+
+
+def look() -> None:
+    """Raises if somebody asked this thread to stop."""
+    _HERE.check()
+
+
+def pause(seconds: float, check: Callable[[], None] = lambda: None) -> None:
+    """Wait, and hear a stop meanwhile. `check` is asked too."""
+    until = time.monotonic() + seconds
+    while (left_s := until - time.monotonic()) > 0:
+        _HERE.check()
+        check()
+        time.sleep(min(left_s, _CHECK_S))
+
+
+class Retry:
+    """The tries of one request. `patience_s` is how long they may take together, counted from `begin`."""
+
+    def __init__(
+        self,
+        waits_s: Iterable[float],
+        passing: Callable[[BaseException], bool],
+        *,
+        patience_s: float = math.inf,
+        wait: Callable[[BaseException, float], None] = lambda error, wait_s: pause(wait_s),
+    ) -> None:
+        self._waits, self._passing, self._patience_s, self._wait = iter(waits_s), passing, patience_s, wait
+        self.begin()
+
+    def begin(self) -> None:
+        """What took long was answered: the next part of it has the patience anew."""
+        self._until = time.monotonic() + self._patience_s
+
+    def next_s(self) -> float | None:
+        """How long to wait before the next try; None if there is none."""
+        return next(self._waits, None) if time.monotonic() < self._until else None
+
+    def after(self, error: BaseException) -> float | None:
+        """The same, if it failed like this."""
+        return self.next_s() if self._passing(error) else None
+
+    def again(self, error: BaseException) -> bool:
+        """Whether to try again, once the wait is over."""
+        wait_s = self.after(error)
+        if wait_s is not None:
+            self._wait(error, wait_s)
+        return wait_s is not None
+
+    def call(self, ask: Callable[[], T]) -> T:
+        """What `ask` brings, asked for again as long as that may help."""
+        while True:
+            try:
+                return ask()
+            except Exception as error:
+                if not self.again(error):
+                    raise

@@ -1,0 +1,77 @@
+"""How often brim itself asks again."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from brim.buckets.requests import tries
+from brim.state.retry import Retry, interrupted_by, pause
+
+
+class Passing(Exception):
+    """It may succeed later."""
+
+
+def of(*waits_s: float) -> Retry:
+    return Retry(waits_s, lambda error: isinstance(error, Passing))
+
+
+def test_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store is asked three times more, with growing waits."""
+    monkeypatch.delenv("BRIM_STALL_SECONDS", raising=False)
+    retry = tries()
+    assert [retry.next_s() for _ in range(4)] == [0.2, 1.0, 3.0, None]
+
+
+def test_never_when_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore has had all of it: a store that stays away is not waited for several times over."""
+    monkeypatch.setenv("BRIM_STALL_SECONDS", "1e-9")
+    assert tries().next_s() is None
+    now = [0.0]
+    monkeypatch.setattr("brim.state.retry.time.monotonic", lambda: now[0])
+    retry = Retry((0.2, 1.0), lambda error: True, patience_s=5.0)
+    now[0] = 5.0
+    assert retry.next_s() is None
+    retry.begin()  # the next page of a listing, however long those before took
+    assert retry.next_s() == 0.2
+
+
+def test_only_what_may_succeed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other error ends it at once."""
+    monkeypatch.delenv("BRIM_STALL_SECONDS", raising=False)
+    assert tries().after(ValueError("no answer of a store")) is None
+    assert not of(0.0, 0.0).again(ValueError())
+
+
+def test_as_often_as_there_are_waits() -> None:
+    """One try, and one after each wait; the last error is raised."""
+    asked: list[int] = []
+
+    def ask() -> int:
+        asked.append(len(asked))
+        if len(asked) < 3:
+            raise Passing(str(len(asked)))
+        return len(asked)
+
+    assert of(0.0, 0.0).call(ask) == 3
+    asked.clear()
+    with pytest.raises(Passing, match="2"):
+        of(0.0).call(ask)
+    assert len(asked) == 2
+
+
+def test_a_stop_ends_a_wait() -> None:
+    """Whoever waits looks whether it shall stop, in this thread and only as long as it was asked to."""
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), interrupted_by(stop):
+        pause(60.0)
+    with pytest.raises(KeyboardInterrupt):
+        pause(60.0, stop)
+    pause(0.01)
+    assert time.monotonic() - begin < 30.0
