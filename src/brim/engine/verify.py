@@ -18,7 +18,7 @@ from brim.engine.ledger import Job
 from brim.engine.published import Published, is_computed, opened
 from brim.engine.run import versions
 from brim.engine.shard import count_rows, hollow_columns, locate, splice_of
-from brim.errors import BrimError, DamageFound, InputError, SourceChanged, Stopped
+from brim.errors import BrimError, DamageFound, DestinationError, InputError, SourceChanged, Stopped
 from brim.fileset import Ints
 from brim.formats.card import CARD, card_rows, card_splits, read_card
 from brim.formats.found import Found
@@ -231,8 +231,14 @@ class _Verification:
                 self.found(f"{CARD}: is missing")
                 return
             fields = read_card(text)
-        except (BrimError, UnicodeDecodeError, OSError) as error:
-            self.found(f"{CARD}: {'is not UTF-8' if isinstance(error, UnicodeDecodeError) else error}")
+        except UnicodeDecodeError:
+            self.found(f"{CARD}: is not UTF-8")
+            return
+        except DamageFound as error:
+            self._damaged(CARD, error)
+            return
+        except DestinationError as error:
+            self.found(f"{CARD}: {error}")
             return
         if self.result.findings:
             return  # with shards missing, the card cannot agree

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 
-from brim.durable import reason
+from brim.durable import reason, refuse_more_files
 from brim.errors import InputError, SourceError
 from brim.objects.address import is_object_address, parse_object_address
 from brim.sources.bids.columns import SCHEMA_KIND, read_schema
@@ -36,9 +36,14 @@ def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileT
         )
     if not os.path.lexists(path):
         raise SourceError(f"The source {path!r} does not exist.", hint="Give a folder, or a table that names files.")
-    if os.path.isdir(path):
-        return _read_folder(LocalTree(os.path.abspath(path)), options)
-    return _read_table(path, options)
+    try:
+        if os.path.isdir(path):
+            return _read_folder(LocalTree(os.path.abspath(path)), options)
+        return _read_table(path, options)
+    except OSError as error:
+        refuse_more_files(error)
+        shown = os.fspath(error.filename).rstrip("/") if error.filename else path
+        raise SourceError(f"The source {shown!r} cannot be read: {reason(error)}.", path=path) from error
 
 
 def _read_table(path: str, options: SourceOptions) -> FileTable:
