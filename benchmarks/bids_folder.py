@@ -14,8 +14,8 @@ import traceback
 from pathlib import Path
 
 from brim.errors import BrimError
-from brim.sources import read_source
-from brim.sources.options import SourceOptions
+from brim.sources.open_source import read_source
+from brim.sources.source_options import SourceOptions
 
 
 def main(folder: Path) -> int:

@@ -179,7 +179,7 @@ def child(kind: str, path: str, rows: int) -> None:
     work = {"nothing": lambda *_: None, "plain": plain, "writer": writer, "growing": growing, "join": join}[kind]
     if kind in ("writer", "growing"):
         importlib.import_module("safetensors")
-        importlib.import_module("brim.tensors.writer")
+        importlib.import_module("brim.tensors.tensor_writer")
     elif kind == "join":
         importlib.import_module("safetensors.numpy")
     begin = time.perf_counter()

@@ -8,7 +8,7 @@ size in their receipt and no content, as the folder destination asks for sizes a
 
 - *hash*: SHA-256 of one core, which every byte goes through.
 - *plan*: cut, fingerprint, forecast and the facts that `brim plan` prints, on top of a process that holds the table.
-- *saved*: `brim plan --save` and reading it back (brim.plans.saved).
+- *saved*: `brim plan --save` and reading it back (brim.plans.saved_plan).
 - *ledger*: 2,000 receipts as a build adds them, each with its fsync; then the ledger of the whole job as a build writes
   it at its end. Dates of files in it are real; keys (measured for 2,000 shards) and hashes are stand-ins.
 - *resume*: a run that finds 1,000 of the shards missing, from reading the ledger to the list of what to do.
@@ -42,20 +42,19 @@ import pyarrow as pa
 from peak import measure
 from tables import GB, MB, Part, at_most, machine, print_goals, print_machine, print_part, progress
 
-from brim.durable import record_line
-from brim.engine.content import PlanContent
-from brim.engine.ledger import Job, Ledger, Receipt
-from brim.engine.run import Run, RunOptions, versions
-from brim.engine.stop import stoppable
-from brim.fileset import FileSet
+from brim.file_set import FileSet
+from brim.jobs.bring import Run, RunOptions, versions
+from brim.jobs.content import PlanContent
 from brim.memory.limit import Limit
-from brim.plans.cut import CutOptions
-from brim.plans.describe import plan_facts
-from brim.plans.forecast import forecast_build
+from brim.plans.cut_shards import CutOptions
+from brim.plans.describe_plan import forecast_build, plan_facts
 from brim.plans.plan import Plan, make_plan
 from brim.progress import Silent
-from brim.sinks.folder import FolderSink
-from brim.sources.filetable import FileColumn, FileTable, Split
+from brim.sources.file_table import FileColumn, FileTable, Split
+from brim.state.durable import record_line
+from brim.state.ledger import JobRecord, Ledger, Receipt
+from brim.state.stop import stoppable
+from brim.stores.folder_store import FolderStore
 
 SESSION_BYTES = 5 * GB
 MISSING = 1_000
@@ -63,7 +62,7 @@ SYNCED = 2_000
 HASHED_BYTES = 2 * GB
 SUFFIXES = ("anat/{}_T1w.nii.gz", "func/{}_task-rest_bold.nii.gz", "dwi/{}_dwi.nii.gz")
 BLOCK = 100_000
-SAVED_PLANS = "brim.plans.saved"  # where plans become files
+SAVED_PLANS = "brim.plans.saved_plan"  # where plans become files
 STEPS: dict[str, Callable[[argparse.Namespace], None]] = {}
 
 
@@ -179,7 +178,7 @@ def load(arguments: argparse.Namespace) -> None:
 def ledger(arguments: argparse.Namespace) -> None:
     """The ledger of a job that was stopped, and the shards it tells of, without those that will be missing."""
     plan = planned(arguments)
-    job = Job(plan.fingerprint, plan.facts, versions(), ())
+    job = JobRecord(plan.fingerprint, plan.facts, versions(), ())
     with timed(f"keys of {SYNCED:,} shards", count=SYNCED):
         for shard in plan.shards[:SYNCED]:
             plan.shard_key(shard)
@@ -228,7 +227,7 @@ def resumed(arguments: argparse.Namespace) -> Iterator[Run]:
     with timed("the ledger read"):
         ledger = Ledger(root / ".brim")
     assert len(ledger.receipts) == arguments.shards - MISSING
-    sink = FolderSink(root)
+    sink = FolderStore(root)
     sink.free_bytes = lambda: None  # type: ignore[method-assign]  # nobody has room for these shards
     with stoppable(root / ".brim" / "stop") as stop:
         yield Run(PlanContent(plan), sink, ledger, RunOptions(2, 8 * GB), Silent(), stop)

@@ -16,7 +16,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from brim.fileset import FileSet, FileSetBuilder
+from brim.file_set import FileSet, FileSetBuilder
 from tests.s3 import FaultProxy, S3Server
 
 # A shell starts what it puts in the background with Ctrl-C ignored, and every process inherits that.

@@ -91,10 +91,10 @@ def main() -> None:
     import brim.cli
 
     sys.meta_path.insert(0, brim.cli._NoPandas())
-    import brim.api
-    import brim.engine.unpack
-    import brim.engine.verify
-    import brim.report.progress
+    import brim.api.build_api
+    import brim.jobs.unpack
+    import brim.jobs.verify
+    import brim.report.bars
     import brim.report.recording
 
     with socket.socket(fileno=int(sys.argv[1])) as connection:

@@ -18,44 +18,44 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from brim.api import bids as bids
-    from brim.api import build as build
-    from brim.api import files as files
-    from brim.api import plan as plan
-    from brim.api import table as table
-    from brim.dropin.map import map as map
-    from brim.dropin.push import push_to_hub as push_to_hub
-    from brim.engine.check import check as check
-    from brim.engine.forecast import forecast as forecast
-    from brim.engine.unpack import unpack as unpack
-    from brim.engine.verify import verify as verify
+    from brim.api.build_api import bids as bids
+    from brim.api.build_api import build as build
+    from brim.api.build_api import files as files
+    from brim.api.build_api import plan as plan
+    from brim.api.build_api import table as table
+    from brim.api.datasets_api import map as map
+    from brim.api.datasets_api import push_to_hub as push_to_hub
+    from brim.api.forecast_api import forecast as forecast
     from brim.errors import BrimError as BrimError
+    from brim.jobs.check_files import check as check
+    from brim.jobs.unpack import unpack as unpack
+    from brim.jobs.verify import verify as verify
     from brim.memory.release import release as release
-    from brim.memory.watch.watching import watch as watch
-    from brim.memory.why import why as why
-    from brim.tensors.reader import open_tensors as open_tensors
-    from brim.tensors.save import save_file as save_file
-    from brim.tensors.writer import TensorWriter as TensorWriter
+    from brim.oom.why import why as why
+    from brim.tensors.save_tensors import save_file as save_file
+    from brim.tensors.tensor_reader import open_tensors as open_tensors
+    from brim.tensors.tensor_writer import TensorWriter as TensorWriter
+    from brim.watching.watching import watch as watch
 
 _HOMES = {
     "BrimError": "brim.errors",
-    "TensorWriter": "brim.tensors.writer",
-    "bids": "brim.api",
-    "build": "brim.api",
-    "check": "brim.engine.check",
-    "files": "brim.api",
-    "forecast": "brim.engine.forecast",
-    "map": "brim.dropin.map",
-    "open_tensors": "brim.tensors.reader",
-    "plan": "brim.api",
-    "push_to_hub": "brim.dropin.push",
+    "TensorWriter": "brim.tensors.tensor_writer",
+    "bids": "brim.api.build_api",
+    "build": "brim.api.build_api",
+    "check": "brim.jobs.check_files",
+    "files": "brim.api.build_api",
+    "forecast": "brim.api.forecast_api",
+    "map": "brim.api.datasets_api",
+    "open_tensors": "brim.tensors.tensor_reader",
+    "plan": "brim.api.build_api",
+    "push_to_hub": "brim.api.datasets_api",
     "release": "brim.memory.release",
-    "save_file": "brim.tensors.save",
-    "table": "brim.api",
-    "unpack": "brim.engine.unpack",
-    "verify": "brim.engine.verify",
-    "watch": "brim.memory.watch.watching",
-    "why": "brim.memory.why",
+    "save_file": "brim.tensors.save_tensors",
+    "table": "brim.api.build_api",
+    "unpack": "brim.jobs.unpack",
+    "verify": "brim.jobs.verify",
+    "watch": "brim.watching.watching",
+    "why": "brim.oom.why",
 }
 
 __all__ = [

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.fileset import Ints
+from brim.file_set import Ints
 
 # What the columns of a row group other than those of files may take: pyarrow holds them while it writes.
 GROUP_VALUE_BYTES = 32_000_000

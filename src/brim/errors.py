@@ -15,12 +15,16 @@ BrimError                      1  a bug in brim, or a base for `except`
 └── Stopped                    6  stopped on request: run again to continue
 
 An error says what is wrong and where (`message`) and what to do next (`hint`); what a program may want
-to know is in `facts`. Only the command line turns one into text.
+to know is in `facts`. Both name options in the words of the reader (`wording`): flags in the terminal, else keywords.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+from brim.wording import renamed, worded
 
 
 class BrimError(Exception):
@@ -30,19 +34,45 @@ class BrimError(Exception):
 
     def __init__(self, message: str, *, hint: str = "", **facts: Any) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self._message, self._hint = message, hint
         self.facts = facts
+
+    @property
+    def message(self) -> str:
+        return worded(self._message)
+
+    @property
+    def hint(self) -> str:
+        return worded(self._hint)
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """Message and hint as they were written: for another error, which may be read elsewhere."""
+        return self._message, self._hint
+
+    def with_names(self, names: Mapping[str, str]) -> None:
+        """Name options as a function does that has other names for some."""
+        self._message, self._hint = renamed(self._message, names), renamed(self._hint, names)
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.hint, self.facts)
+        return _rebuild, (type(self), self._message, self._hint, self.facts)
 
 
 def _rebuild(kind: type[BrimError], message: str, hint: str, facts: dict[str, Any]) -> BrimError:
     return kind(message, hint=hint, **facts)
+
+
+@contextmanager
+def named(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors from here have the caller's names for some options: `{"workers": "num-proc"}`."""
+    try:
+        yield
+    except BrimError as error:
+        error.with_names(names)
+        raise
 
 
 class InputError(BrimError):

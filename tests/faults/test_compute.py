@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from brim.engine.ledger import Ledger
 from brim.memory.meter import tree, tree_bytes
+from brim.state.ledger import Ledger
 from tests.conftest import brim, tree_digest
 from tests.faults.test_disk_full import grow, small_disk
 from tests.killing import kill_at_random_moments, kills

@@ -47,7 +47,7 @@ def test_full_in_the_middle(many_files: Callable[..., Path], small_disk: Path) -
     source, out = many_files(6, size=1_000_000), small_disk / "out"
     code = (
         "import sys; sys.argv = ['brim', *sys.argv[1:]]\n"
-        "from brim.sinks.folder import FolderSink\n"
+        "from brim.stores.folder_store import FolderSink\n"
         "FolderSink.free_bytes = lambda self: None\n"  # as on file systems that do not say
         "from brim.cli import main; main()\n"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.engine.ledger import Ledger
+from brim.state.ledger import Ledger
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.killing import kills
 

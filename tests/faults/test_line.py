@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from brim.memory.watch.cgroup import Group, open_group
-from brim.memory.watch.log import read_log
+from brim.memory.cgroup import Cgroup, open_group
+from brim.watching.run_log import read_log
 from tests.conftest import brim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -26,7 +26,7 @@ MB = 1_000_000
 def _no_group() -> str | None:
     """Why there is no cgroup with a hard limit here, or None."""
     group = open_group(10**9) if sys.platform == "linux" else "not Linux"
-    if isinstance(group, Group):
+    if isinstance(group, Cgroup):
         group.remove()
         return None
     return group
@@ -213,7 +213,7 @@ def test_a_killed_watcher_is_said_and_the_command_goes_on(tmp_path: Path) -> Non
 
     def watcher() -> list[int]:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        found = [int(c) for c in children if "brim.memory.watch.watcher" in Path(f"/proc/{c}/cmdline").read_text()]
+        found = [int(c) for c in children if "brim.watching.watcher" in Path(f"/proc/{c}/cmdline").read_text()]
         return found if len(children) > 1 else []
 
     os.kill(eventually(watcher)[0], signal.SIGKILL)
@@ -227,7 +227,7 @@ def test_a_killed_watcher_is_said_and_the_command_goes_on(tmp_path: Path) -> Non
 def test_no_group_is_left_behind(tmp_path: Path) -> None:
     """After a run, a kill and a command that never started, the cgroup of each is gone."""
     group = open_group(None)
-    assert isinstance(group, Group)
+    assert isinstance(group, Cgroup)
     home = group.folder.parent
     assert group.remove()
     before = set(home.iterdir())

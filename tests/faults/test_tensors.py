@@ -22,7 +22,7 @@ import pytest
 
 import brim
 from brim.errors import InputError, SinkFailed, SourceError
-from brim.tensors import save
+from brim.tensors import save_tensors
 from tests.conftest import tree_digest
 from tests.faults.test_disk_full import grow, small_disk
 
@@ -307,7 +307,7 @@ def test_a_disk_that_fails_while_syncing(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("at", [1, 2])
 def test_an_interrupt_between_two_tensors(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C when one tensor of a batch counts already and the other does not: no row is torn."""
-    from brim.tensors.streams import Stream
+    from brim.tensors.tensor_stream import Stream
 
     path, spec = tmp_path / "a.safetensors", {"x": (3, "float32"), "y": (2, "float32")}
     x, y = np.arange(120, dtype=np.float32).reshape(40, 3), np.arange(80, dtype=np.float32).reshape(40, 2)
@@ -384,7 +384,7 @@ def test_full_while_it_is_put_together(small_disk: Path) -> None:
 @pytest.mark.parametrize("kind", ["list", "iterator"])
 def test_save_file_goes_on_after_a_full_disk(small_disk: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that were let go are in the unfinished file: the same call with the same lists finishes it."""
-    monkeypatch.setattr(save, "SYNC_BYTES", 300_000)
+    monkeypatch.setattr(save_tensors, "SYNC_BYTES", 300_000)
     text = np.random.default_rng(0).random((5000, 250), dtype=np.float32)
     batches = np.array_split(text, 50)
     given: dict[str, Any] = {"text": batches if kind == "list" else iter(batches)}

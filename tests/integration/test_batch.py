@@ -18,14 +18,14 @@ import pyarrow as pa
 import pytest
 
 import brim as library
-from brim.engine.ledger import Ledger
-from brim.engine.parts import SavedBuild, SavedOptions, job_facts
-from brim.engine.receipts import Part, PartReceipts, divide
-from brim.engine.shard import splice_of
 from brim.errors import DestinationError, InputError, PlanChanged, SourceChanged, SourceError
+from brim.jobs.part_receipts import Part, PartReceipts, divide
+from brim.jobs.parts import SavedBuild, SavedOptions, job_facts
 from brim.plans.plan import Plan
-from brim.plans.saved import load_plan, save_plan
-from brim.sinks.hub.options import HubOptions
+from brim.plans.saved_plan import load_plan, save_plan
+from brim.plans.shard_bytes import splice_of
+from brim.state.ledger import Ledger
+from brim.stores.hub_options import HubOptions
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.hub import TestHub
 from tests.places import BucketPlace, FolderPlace, listing, run

@@ -9,12 +9,12 @@ from threading import Barrier
 import pytest
 
 import brim as library
-from brim.engine.parts import SavedBuild, SavedOptions
-from brim.engine.plan_place import open_place
-from brim.engine.receipts import Part
+from brim.buckets.bucket_address import Access
 from brim.errors import DamageFound, DestinationError, InputError
 from brim.formats.card import write_unfinished_card
-from brim.objects.address import Access
+from brim.jobs.part_receipts import Part
+from brim.jobs.parts import SavedBuild, SavedOptions
+from brim.jobs.plan_place import open_place
 from tests.conftest import brim, random_bytes, write_files
 from tests.s3 import S3Server
 from tests.s3.server import PRIVATE, PUBLIC
@@ -123,7 +123,7 @@ def test_large_shards_have_large_parts(
     server: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An upload never has more parts than S3 allows, whatever the size of the shard; the forecast knows their size."""
-    monkeypatch.setattr("brim.objects.sending._MOST_PARTS", 2)
+    monkeypatch.setattr("brim.buckets.send_object._MOST_PARTS", 2)
     source = write_files(tmp_path / "large", {"a.bin": random_bytes(20_000_000, 1)})
     job = library.plan(source, f"s3://private/{s3_prefix}out")
     assert job.forecast.worker > 3 * (10 << 20)

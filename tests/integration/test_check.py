@@ -16,9 +16,8 @@ import pytest
 from PIL import Image
 
 import brim as library
-from brim.engine.check import Check, Report, anatomical_reminder, check
-from brim.engine.validator import bids_validator
 from brim.errors import InputError, MissingExtra
+from brim.jobs.check_files import Check, CheckReport, anatomical_reminder, bids_validator, check
 from brim.progress import Silent
 from tests.conftest import random_bytes, write_files
 from tests.forked import brim
@@ -36,7 +35,7 @@ def scans(root: Path, count: int = 30, prefix: str = "p") -> Path:
     return write_files(root, {f"{prefix}{i:03d}/anat/{prefix}{i:03d}_T1w.nii.gz": nifti(i) for i in range(count)})
 
 
-def named(report: Report, name: str) -> Check:
+def named(report: CheckReport, name: str) -> Check:
     return next(item for item in report.checks if item.name == name)
 
 
@@ -286,7 +285,7 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
             for _ in range(40):
                 file.write(bytes(10_000_000))
     code = (
-        "import resource, sys, brim; from brim.engine.check import check\n"
+        "import resource, sys, brim; from brim.jobs.check_files import check\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "table = brim.files(sys.argv[1]); check(table); before = peak()\n"
         "report = check(table, everything=True); print(report.ok, peak() - before)"

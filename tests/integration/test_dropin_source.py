@@ -21,7 +21,7 @@ from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
 import brim
 from benchmarks.peak import measure
 from brim.errors import SourceChanged
-from brim.sources.dataset import dataset_source
+from brim.sources.dataset_source import dataset_source
 from tests.conftest import tree_digest
 from tests.hub import TestHub
 from tests.integration import dropin_cases
@@ -355,7 +355,7 @@ def test_a_split_of_datasets_own_type(tmp_path: Path) -> None:
 BASELINE = "import datasets, brim.api, pyarrow.parquet; datasets.Dataset.from_file({arrow!r}).features"
 BUILD = """
 import pathlib, brim, datasets
-from brim.sources.dataset import dataset_source
+from brim.sources.dataset_source import dataset_source
 dataset = datasets.Dataset.from_file({arrow!r})
 table = dataset_source(dataset.shuffle(seed=1, keep_in_memory=True), spill=pathlib.Path({spill!r}))
 build = brim.plan(table, {out!r}, memory="1GB")
@@ -386,7 +386,7 @@ def test_memory_of_a_gigabyte_of_media(tmp_path: Path) -> None:
 
 TEXT = """
 import pathlib, brim, datasets
-from brim.sources.dataset import dataset_source
+from brim.sources.dataset_source import dataset_source
 table = dataset_source(datasets.Dataset.from_file({arrow!r}), spill=pathlib.Path({spill!r}))
 build = brim.plan(table, {out!r}, memory="1GB", workers=2, shard_size="150MB")
 print(build.forecast.total, build.run().bytes)

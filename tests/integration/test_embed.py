@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim
-from brim.compute.embedding.finish import Finished, finish_vectors, rows_path
-from brim.compute.embedding.options import EmbedOptions, ModelOptions
-from brim.compute.embedding.step import EmbedStep
-from brim.compute.step import BadRow, Batch
 from brim.errors import BrimError, DoesNotFit, InputError
+from brim.outputs.vector_output import FinishedVectors, finish_vectors, rows_path
+from brim.steps.embed_options import EmbedOptions, ModelOptions
+from brim.steps.embed_step import EmbedStep
+from brim.steps.step import BadRow, Batch
 from tests.integration.embed_models import Small
 
 MODELS = "tests.integration.embed_models"
@@ -295,13 +295,13 @@ def test_finish_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             patch.setattr(f"{home}.{name}", counted)
             with pytest.raises(KeyboardInterrupt):
                 finish_vectors(units, target, work)
-        assert finish_vectors(units, target, work) == Finished(300, whole.files, whole.outputs)
+        assert finish_vectors(units, target, work) == FinishedVectors(300, whole.files, whole.outputs)
         assert {path.name: path.read_bytes() for path in whole.files} == expected
 
     for step in (1, 2):
-        crash(step, "rename", "brim.compute.embedding.finish")
+        crash(step, "rename", "brim.outputs.vector_output")
     for step in (1, 4, 9):
-        crash(step, "batch_for", "brim.tensors.writer")
+        crash(step, "batch_for", "brim.tensors.tensor_writer")
 
 
 def test_finish_without_rows(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -146,6 +148,81 @@ def test_another_file_of_that_name_is_not_replaced(work: Path) -> None:
     (work / "emb.npy").write_bytes(b"mine")
     assert "brim did not write it" in run_brim(*words("emb.npy"), cwd=work, check=2).stderr
     assert (work / "emb.npy").read_bytes() == b"mine"
+
+
+def test_a_source_is_not_replaced(work: Path) -> None:
+    """The file that is read is refused as DEST, --fresh or not, and stays as it is."""
+    pq.write_table(pa.table({"text": ["a", "b"]}), work / "src.parquet")
+    before = (work / "src.parquet").read_bytes()
+    for dest in ("src.parquet", "./src.parquet"):
+        refused = run_brim("embed", "src.parquet", dest, *words("")[3:], "--fresh", cwd=work, check=2)
+        assert "source itself" in refused.stderr
+    assert (work / "src.parquet").read_bytes() == before
+    assert not (work / ".src.parquet.brim").exists()
+
+
+@pytest.mark.parametrize("dest", ["emb.npy", "emb.parquet", "emb.safetensors"])
+def test_rows_that_are_left_out_are_kept(work: Path, dest: str) -> None:
+    """In a file beside the vectors, which says so; it goes when the job is done anew without such rows."""
+    bad = words(dest, "--argument", "bad=333", "--on-error", "quarantine")
+    kept = work / f"{dest}.quarantine.parquet"
+    assert f"kept in {kept}" in " ".join(run_brim(*bad, cwd=work).stdout.split())
+    table = pq.read_table(kept)
+    assert table["text"].to_pylist()[0].startswith("333 ")
+    assert (table.num_rows, table.column_names[-4:][0]) == (1, "brim_row")
+    run_brim(*words(dest, "--on-error", "quarantine", "--fresh"), cwd=work)
+    assert not kept.exists()
+
+
+CUT = """
+import os, signal, sys
+from brim.state.ledger import Ledger
+plain = Ledger.finish
+def finish(self, receipts):
+    if self.path.parent.name.startswith(".emb"):  # the file has its name, and the ledger does not say so
+        if "kill" in os.environ["CUT"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(28, os.strerror(28))
+    return plain(self, receipts)
+Ledger.finish = finish
+sys.argv = ["brim", *sys.argv[1:]]
+from brim.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", "full"])
+@pytest.mark.parametrize("dest", ["emb.npy", "emb.parquet", "emb.safetensors"])
+def test_cut_between_the_file_and_its_ledger(work: Path, dest: str, how: str) -> None:
+    """The next run knows the file as its own, computes nothing again, and leaves nothing behind."""
+    command = [sys.executable, "-c", CUT, *words(dest, "--keep", "id")]
+    cut = subprocess.run(command, cwd=work, env=os.environ | {"CUT": how}, capture_output=True, text=True, check=False)
+    assert cut.returncode == {"kill": -9, "full": 5}[how], cut.stderr
+    assert (work / dest).exists()
+    told = run_brim(*words(dest, "--keep", "id", "--json"), cwd=work).stdout.splitlines()
+    done = next(json.loads(line) for line in told if '"done"' in line)
+    assert done["computed"] == 0
+    assert done["units"] > 3
+    assert sorted(path.name for path in (work / f".{dest}.brim").iterdir()) == ["ledger.jsonl", "lock"]
+    assert "nothing to do" in run_brim(*words(dest, "--keep", "id"), cwd=work).stdout
+
+
+def test_half_a_file_of_another_job_is_not_gone_on_with(work: Path) -> None:
+    """Work that a killed run left is of its own job alone, and goes with --fresh."""
+    run_brim(*words("emb.npy"), cwd=work)
+    hidden = work / ".emb.npy.brim"
+    (hidden / "units").mkdir()
+    (hidden / "units" / "left.arrow").write_bytes(b"left")
+    (hidden / "work" / "0123456789abcdef").mkdir(parents=True)
+    assert "nothing to do" in run_brim(*words("emb.npy"), cwd=work).stdout
+    assert sorted(path.name for path in hidden.iterdir()) == ["ledger.jsonl", "lock"]
+    with brim.TensorWriter(work / "half.npy", 3, text=(6, "float32")) as writer:
+        writer.append(text=np.zeros((3, 6), "float32"))
+    (hidden / "work" / "0123456789abcdef").mkdir(parents=True)
+    (work / "half.npy").rename(hidden / "work" / "0123456789abcdef" / "vectors.npy")
+    run_brim(*words("emb.npy", "--argument", "dim=6", "--batch-size", "4", "--fresh"), cwd=work)
+    assert np.array_equal(np.load(work / "emb.npy"), expected())
+    assert sorted(path.name for path in hidden.iterdir()) == ["ledger.jsonl", "lock"]
 
 
 def test_bad_commands(work: Path) -> None:

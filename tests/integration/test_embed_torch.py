@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 
 import brim
-from brim.compute.embedding.finish import finish_vectors
-from brim.compute.embedding.options import EmbedOptions, ModelOptions
 from brim.errors import InputError
+from brim.outputs.vector_output import finish_vectors
+from brim.steps.embed_options import EmbedOptions, ModelOptions
 from tests.integration.test_embed import run, texts_table, vectors, write_units
 
 torch = pytest.importorskip("torch", reason="embedding with torch is not proved here: no torch")

@@ -15,7 +15,7 @@ import pytest
 
 from brim.errors import BrimError, DoesNotFit, MissingExtra
 from brim.lab.measure import measure, need
-from brim.lab.steps import Part, Sample, Step, chart
+from brim.lab.steps import ExperimentPart, ExperimentStep, LabSample, chart
 from tests.conftest import brim
 
 MB = 10**6
@@ -172,12 +172,12 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
 def test_a_child_that_fails_is_told(tmp_path: Path) -> None:
     """Its last words are the error; one that is killed did most likely not fit."""
 
-    def ignore(part: str, step: Step) -> None:
+    def ignore(part: str, step: ExperimentStep) -> None:
         pass
 
     others = set(psutil.Process().children())  # of this process: servers of other tests
 
-    def kill(part: str, step: Step) -> None:
+    def kill(part: str, step: ExperimentStep) -> None:
         for child in set(psutil.Process().children()) - others:
             child.kill()
 
@@ -196,7 +196,7 @@ def test_a_missing_library_is_named() -> None:
 
 def test_the_chart_stacks_file_pages_on_what_is_held() -> None:
     """Half held and half file pages fill a column half and half."""
-    lines = chart(Part("x", (), (Sample(0.0, 50, 50), Sample(1.0, 0, 0))), 100)
+    lines = chart(ExperimentPart("x", (), (LabSample(0.0, 50, 50), LabSample(1.0, 0, 0))), 100)
     assert [line.split("┤")[1][0] for line in lines[1:7]] == ["░", "░", "░", "█", "█", "█"]
     assert lines[1].split("┤")[1][-1] == " "
 

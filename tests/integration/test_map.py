@@ -21,7 +21,8 @@ import pytest
 from PIL import Image
 
 import brim
-from brim.compute.cache import list_caches
+from brim.jobs.caches import list_caches
+from brim.state.lock import locked
 from tests.conftest import brim as run_brim
 from tests.conftest import tree_digest
 from tests.hub import TestHub
@@ -232,6 +233,26 @@ print(process_bytes(os.getpid()), ds.data.nbytes)
     )
     assert first[1] == second[1] > 30e6
     assert abs(first[0] - second[0]) < 25e6, "one of the runs holds what the other does not"
+
+
+def test_what_killed_processes_left_in_caches_goes(work: Path, cache: Path) -> None:
+    """The next call of any map clears scratch of others that are dead, and not what they finished or still use."""
+    brim.map(str(work / "rows.jsonl"), _same)
+    (done,) = list_caches(cache)
+    for name in ("dead", "alive"):
+        (cache / name / "units" / "spool").mkdir(parents=True)
+        (cache / name / "about.json").write_text("{}")
+        for left in ("spool/a.arrow", ".00000001.arrow.7.0.tmp", "gate", "setup.pickle", "00000000.arrow"):
+            (cache / name / "units" / left).write_bytes(b"x")
+    with locked(cache / "alive"):
+        brim.map(str(work / "rows.jsonl"), _same)
+    assert [path.name for path in (cache / "dead" / "units").iterdir()] == ["00000000.arrow"]
+    assert len(list((cache / "alive" / "units").iterdir())) == 5
+    assert done.folder in [cached.folder for cached in list_caches(cache)]
+
+
+def _same(row: dict[str, Any]) -> dict[str, Any]:
+    return row
 
 
 def test_caches_are_listed_and_removed(work: Path, cache: Path) -> None:

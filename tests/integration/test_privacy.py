@@ -12,7 +12,7 @@ import pytest
 
 from brim.formats.parquet_index import locate_parquet
 from brim.formats.readable import LocalFile
-from brim.formats.tar import locate_tar
+from brim.formats.tar_shard import locate_tar
 from tests.conftest import brim, random_bytes, write_files
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
-from brim.engine.ledger import Ledger
+from brim.state.ledger import Ledger
 from tests.conftest import random_bytes, write_files
 from tests.hub import TestHub
 from tests.hub.store import Entry

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.engine.ledger import Ledger
+from brim.state.ledger import Ledger
 from tests.clusters import Run, TestCluster, cluster_of, run, until
 from tests.conftest import brim, tree_digest, write_files
 from tests.hub import TestHub
@@ -59,9 +59,9 @@ def fn(row):
 # brim with less patience.
 HASTY = """
 from brim.cli import main
-from brim.engine.cluster import connect, gauges
+from brim.schedule import ray_cluster, ray_gauges
 
-connect._HEAD_S = gauges._LATE_S = 1.0
+ray_cluster._HEAD_S = ray_gauges._LATE_S = 1.0
 main()
 """
 HOG = """

@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim
-from brim.cli.options import Showing
-from brim.cli.recipes import recipes as show_recipes
+from brim.cli.flags import ShowingFlags
+from brim.cli.recipes_command import recipes as show_recipes
 from brim.errors import FilesRefused, InputError, MissingExtra, SourceError
-from brim.sources.filetable import FileTable
-from brim.sources.options import SourceOptions
+from brim.sources.file_table import FileTable
 from brim.sources.recipe import builtin_recipes, expectation_findings, load_recipe, parse_recipe
 from brim.sources.recipe_rows import recipe_source
+from brim.sources.source_options import SourceOptions
 from tests.conftest import random_bytes, write_files
 from tests.generators import Layout
 from tests.generators.arc import APPARENT_BYTES, PUBLISHED, SESSIONS, make_arc
@@ -170,7 +170,7 @@ def test_full_arc_whole_and_damaged(tmp_path: Path) -> None:
         "import brim\n"
         "from brim.sources.recipe import load_recipe, expectation_findings\n"
         "from brim.sources.recipe_rows import recipe_source\n"
-        "from brim.sources.options import SourceOptions\n"
+        "from brim.sources.source_options import SourceOptions\n"
         "recipe = load_recipe('arc'); table = recipe_source(sys.argv[1], recipe, SourceOptions())\n"
         "bad = [f.name for f in expectation_findings(table, recipe, sys.argv[1], 0.0) if not f.ok]\n"
         "plan = str(brim.plan(table))\n"
@@ -425,13 +425,13 @@ def test_unknown_recipes(tmp_path: Path) -> None:
 
 def test_the_verb_lists_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
     """`brim recipes` tells what each recipe takes and expects; with a name it prints the recipe itself."""
-    show_recipes(Showing())
+    show_recipes(ShowingFlags())
     said = capsys.readouterr().out
     words = ["OpenNeuro ds004884", "bold (list)", "participants.tsv", "lesion 228 to 230", "not verified", "isles24"]
     assert all(word in said for word in words), said
-    show_recipes(Showing(), "isles24")
+    show_recipes(ShowingFlags(), "isles24")
     assert parse_recipe(capsys.readouterr().out) == load_recipe("isles24")
-    show_recipes(Showing(json=True))
+    show_recipes(ShowingFlags(json=True))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["event"], line["name"], line["expect"]["rows"]) for line in lines] == [
         ("recipe", "arc", [902, 902]),

@@ -266,7 +266,7 @@ def test_a_build_is_recorded(many_files: Callable[..., Path], tmp_path: Path) ->
     """A real build has its shards and its memory on the page."""
     import brim as library
     from brim.progress import Silent
-    from brim.report.log import read_run
+    from brim.report.log_series import read_run
     from brim.report.recording import recorded
 
     plan = library.plan(library.files(many_files(9)), tmp_path / "out", shard_size="50KB", memory="1GB")

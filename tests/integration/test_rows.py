@@ -20,8 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from brim.errors import InputError, SourceChanged
-from brim.sources.rows import RowOptions, RowSource, Unit, cut_batches, open_rows, read_unit, unify, where
-from brim.sources.rows.schemas import cast
+from brim.rows.open_rows import open_rows
+from brim.rows.read_unit import cut_batches, read_unit, where
+from brim.rows.row_options import RowOptions
+from brim.rows.schemas import cast, unify
+from brim.rows.unit import RowSource, Unit
 
 ROWS = [
     {"n": n, "text": f"row {n} ü" * (n % 5), "day": "2024-01-02", "l": [n, None] if n % 3 else None, "s": {"x": n / 2}}
@@ -423,7 +426,9 @@ def test_limit(tmp_path: Path) -> None:
 _PEAK = """
 import resource, sys
 import pyarrow as pa
-from brim.sources.rows import open_rows, read_unit, RowOptions
+from brim.rows.open_rows import open_rows
+from brim.rows.read_unit import read_unit
+from brim.rows.row_options import RowOptions
 source = open_rows(sys.argv[1], RowOptions())
 def used():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))

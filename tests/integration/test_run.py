@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from brim.memory.watch import launch
-from brim.memory.watch.log import read_log
+from brim.watching import launch
+from brim.watching.run_log import read_log
 from tests.conftest import brim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory commands see little elsewhere")
@@ -298,7 +298,7 @@ def test_a_short_command_is_short() -> None:
 
 def test_the_screen_comes_from_the_log_alone(tmp_path: Path) -> None:
     """A log that was cut off still tells the trend, and that it was cut off."""
-    from brim.report.ended import screen, summarise
+    from brim.report.watch_summary import screen, summarise
 
     log = tmp_path / "l.jsonl"
     head = {"type": "head", "limit": {"bytes": 10**9, "why": "--memory", "enforced": "best effort"}}
@@ -505,7 +505,7 @@ def test_a_part_of_the_work(tmp_path: Path) -> None:
 
 def test_a_kill_by_the_kernel_is_explained_at_the_end(tmp_path: Path) -> None:
     """Under a hard limit the last screen has the kernel's record, or says what could not be read."""
-    from brim.memory.watch.cgroup import open_group
+    from brim.memory.cgroup import open_group
 
     group = open_group(200_000_000)
     if isinstance(group, str):

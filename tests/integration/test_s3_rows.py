@@ -19,13 +19,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim as library
-from brim.compute.embedding.options import EmbedOptions
-from brim.compute.embedding.step import EmbedStep
-from brim.compute.step import BadRow, Batch
+from brim.buckets.bucket_address import Access
 from brim.errors import InputError, MissingExtra, SourceChanged
-from brim.objects.address import Access
-from brim.sources.rows import RowOptions, RowSource, Unit, open_rows, read_unit, unify, where
-from brim.sources.rows.schemas import cast
+from brim.rows.open_rows import open_rows
+from brim.rows.read_unit import read_unit, where
+from brim.rows.row_options import RowOptions
+from brim.rows.schemas import cast, unify
+from brim.rows.unit import RowSource, Unit
+from brim.steps.embed_options import EmbedOptions
+from brim.steps.embed_step import EmbedStep
+from brim.steps.step import BadRow, Batch
 from tests.conftest import brim, tree_digest, write_files
 from tests.s3 import FaultProxy, S3Server
 from tests.s3.server import PRIVATE, PUBLIC
@@ -301,7 +304,9 @@ def test_memory_does_not_grow_with_the_object(s3: S3Server, s3_prefix: str) -> N
     code = """
 import os, sys, threading
 from brim.memory.meter import process_bytes
-from brim.sources.rows import RowOptions, open_rows, read_unit
+from brim.rows.open_rows import open_rows
+from brim.rows.read_unit import read_unit
+from brim.rows.row_options import RowOptions
 def count(name):
     source = open_rows(sys.argv[1] + name, RowOptions(unit_bytes=1 << 30))
     return sum(table.num_rows for unit in source.units(1) for table in read_unit(source.reading, unit))

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import brim as library
-from brim.engine.check import check as check_table
+from brim.buckets.bucket_address import Access
 from brim.errors import FilesRefused, InputError, MissingExtra, SinkFailed, SourceChanged, SourceError
-from brim.objects.address import Access
-from brim.plans.cut import CutOptions
+from brim.jobs.check_files import check as check_table
+from brim.plans.cut_shards import CutOptions
 from brim.plans.plan import make_plan
-from brim.sources import read_source
-from brim.sources.filetable import FileTable
-from brim.sources.options import SourceOptions
+from brim.sources.file_table import FileTable
+from brim.sources.open_source import read_source
+from brim.sources.source_options import SourceOptions
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.generators import bids
 from tests.hub import TestHub

@@ -16,7 +16,7 @@ import pytest
 
 import brim
 from brim.errors import DamageFound, DestinationError, InputError, MissingExtra, PlanChanged, SourceError
-from brim.tensors import save
+from brim.tensors import save_tensors
 
 numpy_safetensors = pytest.importorskip(
     "safetensors.numpy", reason="byte identity with safetensors is not proved here: not installed"
@@ -109,10 +109,10 @@ def _parts(rows: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["list", "tuple", "generator", "one array", "mixed"])
-@pytest.mark.parametrize("sync_bytes", [save.SYNC_BYTES, 100])
+@pytest.mark.parametrize("sync_bytes", [save_tensors.SYNC_BYTES, 100])
 def test_save_file(tmp_path: Path, kind: str, sync_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever holds the batches, and however many rows each tensor has: the bytes of save_file around the whole."""
-    monkeypatch.setattr(save, "SYNC_BYTES", sync_bytes)
+    monkeypatch.setattr(save_tensors, "SYNC_BYTES", sync_bytes)
     whole = {"text": numbers(50, 7), "vision": numbers(31, 2, dtype="float16")}
     numpy_safetensors.save_file(whole, tmp_path / "theirs.safetensors")
     split = {name: np.array_split(array, 6) for name, array in whole.items()}
@@ -163,7 +163,7 @@ def test_npy_is_what_numpy_saves(tmp_path: Path, dtype: str, known: bool) -> Non
 @pytest.mark.parametrize("rows", [0, 1, 500])
 def test_parquet(tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors as fixed-size lists beside ids, in several row groups; the bytes depend on the values alone."""
-    monkeypatch.setattr("brim.tensors.parquet.ROW_GROUP_BYTES", 20_000)
+    monkeypatch.setattr("brim.tensors.tensor_files.ROW_GROUP_BYTES", 20_000)
     whole = {"key": np.array([f"é{i}" * (i % 3) for i in range(rows)], dtype=object), **arrays(rows)}
     spec = {"key": "string", **SPEC}
     write(tmp_path / "a.parquet", whole, spec, rows=rows, metadata={"model": "m"})

@@ -10,12 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from brim.compute.step import BadRow, Batch
-from brim.compute.tokens.finish import FinishOptions, finish_tokens
-from brim.compute.tokens.pieces import pieces
-from brim.compute.tokens.step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, TokenizeOptions, TokenizeStep
-from brim.compute.tokens.tokenizer import find_tokenizer
 from brim.errors import InputError, SourceChanged
+from brim.outputs.token_output import FinishOptions, finish_tokens
+from brim.steps.step import BadRow, Batch
+from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, TokenizeOptions, TokenizeStep, pieces
+from brim.steps.tokenizers import find_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 KINDS = ("wordpiece", "bpe", "prefixed", "unigram", "llama")

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from brim.formats.parquet import splice_parquet
+from brim.formats.parquet_shard import splice_parquet
 from tests.conftest import file_set, random_bytes, tree_digest, write_files
 from tests.forked import brim
 

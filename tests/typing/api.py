@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 
 import brim
-from brim.engine.build import Build
-from brim.engine.deliver import Built
-from brim.sources.filetable import FileTable
+from brim.jobs.build_job import Build
+from brim.jobs.open_store import Built
+from brim.sources.file_table import FileTable
 
 files: FileTable = brim.files("folder", include=["*.png"], label_from="parent", limit=10)
 table: FileTable = brim.table(pa.table({"image": ["a.png"]}), files={"image": "image"}, root="folder")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.memory.watch.cgroup import Group, open_group
+from brim.memory.cgroup import Cgroup, open_group
 
 
 def v2(root: Path, *, controllers: str = "cpu memory", enabled: str = "", pids: str = "") -> Path:
@@ -28,7 +28,7 @@ def test_a_delegated_group_gets_a_child_with_a_hard_limit(tmp_path: Path) -> Non
     """v2: brim moves itself into a leaf, hands the controller down, and limits the child; swap is closed."""
     home = v2(tmp_path)
     group = open_group(300_000_000, tmp_path)
-    assert isinstance(group, Group)
+    assert isinstance(group, Cgroup)
     assert (group.version, group.limited, group.kind) == (2, True, "cgroup v2")
     assert group.folder.parent == home
     assert (group.folder / "memory.max").read_text() == "300000000"
@@ -43,7 +43,7 @@ def test_where_the_controller_is_handed_down_already_nobody_moves(tmp_path: Path
     """v2: a group that already has limited children just gets another."""
     v2(tmp_path, enabled="cpu memory", pids="\n")
     group = open_group(None, tmp_path)
-    assert isinstance(group, Group)
+    assert isinstance(group, Cgroup)
     assert group.shelter is None
     assert not group.limited
     assert not (group.folder / "memory.max").exists()
@@ -71,7 +71,7 @@ def test_numbers_of_v2(tmp_path: Path) -> None:
     (tmp_path / "memory.stat").write_text("anon 100\nshmem 20\nfile 500\ninactive_file 300\nactive_file 7\n")
     (tmp_path / "memory.swap.current").write_text("3\n")
     (tmp_path / "memory.events").write_text("low 0\noom 5\noom_kill 2\n")
-    group = Group(tmp_path, 2, True)
+    group = Cgroup(tmp_path, 2, True)
     usage = group.usage()
     assert usage is not None
     assert (usage.anon_bytes, usage.shmem_bytes, usage.swap_bytes, usage.file_bytes) == (100, 20, 3, 307)
@@ -88,7 +88,7 @@ def test_a_container_sees_its_part_of_the_tree(tmp_path: Path) -> None:
     )
     (tmp_path / "sys/fs/cgroup/memory").mkdir(parents=True)
     group = open_group(150_000_000, tmp_path)
-    assert isinstance(group, Group)
+    assert isinstance(group, Cgroup)
     assert group.folder.parent == tmp_path / "sys/fs/cgroup/memory"
     assert (group.folder / "memory.limit_in_bytes").read_text() == "150000000"
 

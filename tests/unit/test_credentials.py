@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from brim.buckets.bucket_address import Access
+from brim.buckets.bucket_client import authorities, chosen_profile, endpoint_of, known_keys, patience_s, region_of
 from brim.errors import InputError
-from brim.objects.address import Access
-from brim.objects.credentials import chosen_profile, known_keys
-from brim.objects.store import authorities, endpoint_of, patience_s, region_of
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +67,7 @@ def test_nothing_but_a_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_no_endpoint(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     """What is no address is refused wherever it is said: obstore would end the process."""
-    with pytest.raises(InputError, match="--endpoint-url takes an address"):
+    with pytest.raises(InputError, match="endpoint_url= takes an address"):
         Access(said)
     monkeypatch.setenv("AWS_ENDPOINT_URL", said)
     with pytest.raises(InputError, match="AWS_ENDPOINT_URL takes an address"):

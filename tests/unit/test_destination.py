@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from brim.compute.job import ComputedJob, JobOptions
-from brim.engine.destination import parse_destination, refuse_source
-from brim.engine.unpack import unpack
-from brim.errors import DestinationError, InputError
-from brim.objects.address import Access
-from brim.sources.rows.source import open_rows
+import brim
+from brim.buckets.bucket_address import Access, parse_bucket_address
+from brim.buckets.listing import ObjectStat
+from brim.errors import BrimError, DestinationError, InputError
+from brim.file_set import FileSetBuilder
+from brim.jobs.computed_job import ComputedJob, JobOptions
+from brim.jobs.parts import SavedBuild, SavedOptions
+from brim.jobs.unpack import unpack
+from brim.jobs.vector_file_job import VectorFileJob
+from brim.rows.open_rows import open_rows
+from brim.stores.destination import parse_destination, refuse_source
+from brim.stores.hub_options import HubOptions
+from tests.conftest import tree_digest
 
 
 def test_another_store_is_another_place() -> None:
@@ -33,6 +43,134 @@ def test_nothing_is_computed_from_itself(tmp_path: Path, source: str) -> None:
     with pytest.raises(DestinationError, match="source itself"):
         ComputedJob("map", rows, None, None, tmp_path, JobOptions(fresh=True))  # type: ignore[arg-type]
     ComputedJob("map", rows, None, None, tmp_path / "out", JobOptions())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """A file of rows, and other ways to call it."""
+    source = tmp_path / "in" / "rows.parquet"
+    source.parent.mkdir()
+    pq.write_table(pa.table({"text": ["a", "b"]}), source)
+    (tmp_path / "in" / "deep").mkdir()
+    (tmp_path / "link.parquet").symlink_to(source)
+    (tmp_path / "hard.parquet").hardlink_to(source)
+    (tmp_path / "folder").symlink_to(source.parent)
+    return source
+
+
+SPELLINGS = [
+    "in/rows.parquet", "in/deep/../rows.parquet", "./in//rows.parquet", "in/rows.parquet/", "link.parquet",
+    "hard.parquet", "folder/rows.parquet",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_vector_file_is_not_its_source(
+    tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, spelling: str, absolute: bool
+) -> None:
+    """However the file of the source is called, it is known by device and inode, with --fresh too."""
+    monkeypatch.chdir(tmp_path)
+    destination = f"{tmp_path}/{spelling}" if absolute else spelling
+    for source in ("in/rows.parquet", str(rows), "in", "in/*.parquet", "link.parquet", "folder"):
+        with pytest.raises(DestinationError, match="source itself"):
+            VectorFileJob(open_rows(source), None, destination, JobOptions(fresh=True))  # type: ignore[arg-type]
+    VectorFileJob(open_rows("in"), None, "in/other.parquet", JobOptions())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["v.npy.rows.parquet", "v.npy.quarantine.parquet", ".v.npy.brim/units/a.parquet"])
+def test_what_lies_beside_vectors_is_not_the_source(tmp_path: Path, rows: Path, name: str) -> None:
+    """The kept columns, the quarantine and the books of a vector file take no file of the source's place."""
+    source = tmp_path / "in" / name
+    source.parent.mkdir(parents=True, exist_ok=True)
+    rows.rename(source)
+    with pytest.raises(DestinationError, match="source itself"):
+        VectorFileJob(open_rows(str(source)), None, tmp_path / "folder" / "v.npy", JobOptions())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("inside", ["out/data", "out/data/deep", "out/.brim/units"])
+@pytest.mark.parametrize("linked", ["", "symbolic", "hard"])
+def test_a_dataset_takes_no_place_of_its_source(tmp_path: Path, rows: Path, inside: str, linked: str) -> None:
+    """Rows below the folder of shards, or linked into it, are refused; beside it they may be."""
+    (tmp_path / inside).mkdir(parents=True)
+    there, source = tmp_path / inside / "train-00000-of-00001.parquet", str(rows)
+    if linked == "symbolic":
+        there.symlink_to(rows)
+    elif linked == "hard":
+        there.hardlink_to(rows)
+    else:
+        rows.rename(there)
+        source = str(there)
+    for verb in ("map", "tokenize", "embed"):
+        with pytest.raises(DestinationError, match="source itself"):
+            ComputedJob(verb, open_rows(source), None, None, tmp_path / "out", JobOptions(fresh=True))  # type: ignore[arg-type]
+    other = JobOptions(hub=HubOptions(data_dir="elsewhere"))
+    if not inside.startswith("out/.brim"):
+        ComputedJob("map", open_rows(source), None, None, tmp_path / "out", other)  # type: ignore[arg-type]
+
+
+def test_build_takes_no_place_of_its_source(tmp_path: Path) -> None:
+    """A folder among the shards of the destination, or reached by a link, with and without a saved plan."""
+    source = tmp_path / "out" / "data" / "scans"
+    source.mkdir(parents=True)
+    (source / "a.txt").write_text("a")
+    (tmp_path / "link").symlink_to(source)
+    for place, destination in ((source, tmp_path / "out"), (tmp_path / "link", source), (source, tmp_path / "link")):
+        with pytest.raises(DestinationError, match="source itself"):
+            brim.build(place, destination)
+        with pytest.raises(DestinationError, match="source itself"):
+            brim.plan(place, destination).save(tmp_path / "job.plan")
+    shutil.copytree(source, tmp_path / "copy")
+    brim.plan(tmp_path / "copy", tmp_path / "out").save(tmp_path / "job.plan")
+    with pytest.raises(DestinationError, match="source itself"):
+        SavedBuild(tmp_path / "job.plan", SavedOptions(root=str(source))).run()
+    assert (source / "a.txt").read_text() == "a"
+
+
+def test_a_map_is_not_kept_in_its_source(tmp_path: Path, rows: Path) -> None:
+    """The folder of caches is not the folder of rows, whose next listing would find what was computed."""
+    with pytest.raises(DestinationError, match="source itself"):
+        brim.map(str(rows.parent), lambda row: row, cache_dir=tmp_path / "folder")
+    assert sorted(path.name for path in rows.parent.iterdir()) == ["deep", "rows.parquet"]
+
+
+def test_nothing_is_unpacked_into_its_dataset(tmp_path: Path) -> None:
+    """Not to the dataset's own folder, by any path, nor among its shards."""
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.txt").write_text("a")
+    brim.build(source, tmp_path / "out")
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    before = tree_digest(tmp_path / "out")
+    for place in ("out", "link", "out/../out/", "out/data", "link/data/new/deeper"):
+        with pytest.raises(BrimError, match=r"source itself|among the shards"):
+            unpack(tmp_path / "out", tmp_path / place)
+    assert tree_digest(tmp_path / "out") == before
+    unpack(tmp_path / "out", tmp_path / "out" / "beside")
+
+
+@pytest.mark.parametrize("key", ["lab/v.npy.rows.parquet", "lab/data/a.parquet", "lab/data/deep/a.parquet"])
+def test_keys_of_a_source_are_not_written(key: str) -> None:
+    """In a bucket, by name: a key, or what lies below it; a name that only begins alike is another one."""
+    here = Access("http://127.0.0.1:1")
+    names = FileSetBuilder("s3://scans", parse_bucket_address("s3://scans", here))
+    names.add(key, ObjectStat(3, "e"))
+    files = names.finish()
+    taken = [parse_destination(f"s3://scans/{place}", here) for place in ("lab/v.npy.rows.parquet/", "lab/data")]
+    destination = parse_destination("s3://scans/lab", here)
+    with pytest.raises(DestinationError, match=f"s3://scans/{key}"):
+        refuse_source(destination, "s3://scans/", None, files, taken)
+    alike = [parse_destination(f"s3://scans/{place}", here) for place in ("lab/v.npy", "lab/dat", "data")]
+    refuse_source(destination, "s3://scans/", None, files, alike)
+    elsewhere = [parse_destination(f"s3://scans/{key}", Access("http://127.0.0.1:2"))]
+    refuse_source(destination, "s3://scans/", None, files, elsewhere)
+
+
+def test_a_repository_is_not_its_own_source() -> None:
+    """The same repository on the Hub, with or without a slash at the end."""
+    with pytest.raises(DestinationError, match="source itself"):
+        refuse_source(parse_destination("hf://datasets/ada/scans"), "hf://datasets/ada/scans/")
+    refuse_source(parse_destination("hf://datasets/ada/scans"), "hf://datasets/ada/other")
 
 
 def test_unpack_to_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from brim.compute.feed import Feed
-from brim.sources.rows.unit import Unit
+from brim.rows.unit import Unit
+from brim.schedule.processes import Feed
 
 
 def units(count: int, error: Exception | None = None) -> Iterator[Unit]:

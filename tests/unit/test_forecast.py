@@ -13,14 +13,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.engine.forecast import forecast, largest_piece
+from brim.api.forecast_api import forecast, largest_piece
 from brim.errors import InputError
-from brim.memory.forecast.model import Component, Forecast, Verdict, verdict_of
-from brim.memory.forecast.running import Held, Surroundings, addition, alone, among_others, surroundings, tree_held
-from brim.memory.forecast.sampled import Point, parse_fraction, read_point, theil_sen, upper_bend
+from brim.forecasts.measured import (
+    Held,
+    MeasuredPoint,
+    Surroundings,
+    addition,
+    alone,
+    among_others,
+    parse_fraction,
+    read_point,
+    surroundings,
+    theil_sen,
+    tree_held,
+    upper_bend,
+)
+from brim.forecasts.shapes import Component, Forecast, Verdict, verdict_of
 from brim.memory.limit import Limit
+from brim.memory.machine import Machine
 from brim.memory.meter import Usage
-from brim.memory.system import Machine
 from brim.sizes import format_both, parse_size
 
 GB = 10**9
@@ -173,11 +185,11 @@ def test_more_rows_never_take_less(rows: int, more: int, width: int, workers: in
     [
         ("nothing", {}, "embed-files, map, concat"),
         ("concat", {"row": 1}, "It takes: rows, dims"),
-        ("concat", {"rows": 0, "dims": 1}, "--rows takes a whole number"),
-        ("concat", {"rows": 1.5, "dims": 1}, "--rows takes a whole number"),
+        ("concat", {"rows": 0, "dims": 1}, "rows= takes a number above zero"),
+        ("concat", {"rows": 1.5, "dims": 1}, "rows= takes a number above zero"),
         ("concat", {"rows": 1, "dims": []}, "length of the vectors"),
-        ("concat", {"rows": 1, "dims": 1, "dtype": "x"}, "not a type of numbers"),
-        ("concat", {"rows": 1, "dims": 1, "copies": 1}, "2 or more"),
+        ("concat", {"rows": 1, "dims": 1, "dtype": "x"}, "dtype= takes"),
+        ("concat", {"rows": 1, "dims": 1, "copies": 1}, "copies= takes a number of at least 2"),
         ("map", {"row_bytes": "many"}, "not a size"),
         ("map", {"row_bytes": 1, "factor": 0}, "above zero"),
         ("map", {"row_bytes": 1, "factor": float("inf")}, "above zero"),
@@ -260,8 +272,8 @@ def test_what_this_process_holds_is_seen() -> None:
 
 def test_a_line_is_found_through_noise() -> None:
     """One odd run does not move the line."""
-    runs = [Point(f, round(500 * MB + f * 16 * GB)) for f in (1 / 64, 1 / 32, 1 / 16, 1 / 8)]
-    fit = theil_sen([*runs, Point(1 / 16, 9 * GB)])
+    runs = [MeasuredPoint(f, round(500 * MB + f * 16 * GB)) for f in (1 / 64, 1 / 32, 1 / 16, 1 / 8)]
+    fit = theil_sen([*runs, MeasuredPoint(1 / 16, 9 * GB)])
     assert fit.fixed_bytes == pytest.approx(500 * MB, rel=0.2)
     assert fit.slope == pytest.approx(16 * GB, rel=0.05)
     made = forecast("sampled", points=[(run.fraction, run.peak_bytes) for run in runs], memory="64GB")
@@ -287,8 +299,11 @@ def test_a_bend_upwards_is_noticed() -> None:
 
 def test_levelling_off_is_no_bend() -> None:
     """A curve that flattens, or noise of a percent, is not called a bend upwards."""
-    assert upper_bend([Point(f, round(f**0.5 * GB)) for f in (0.1, 0.2, 0.4)], 1) is None
-    assert upper_bend([Point(0.1, 1000 * MB), Point(0.2, 1010 * MB), Point(0.4, 1040 * MB)], 1) is None
+    assert upper_bend([MeasuredPoint(f, round(f**0.5 * GB)) for f in (0.1, 0.2, 0.4)], 1) is None
+    assert (
+        upper_bend([MeasuredPoint(0.1, 1000 * MB), MeasuredPoint(0.2, 1010 * MB), MeasuredPoint(0.4, 1040 * MB)], 1)
+        is None
+    )
 
 
 @given(st.lists(st.tuples(st.sampled_from([1 / 32, 1 / 16, 1 / 8, 1 / 4]), st.integers(1, 10**12)), min_size=2))
@@ -324,7 +339,9 @@ def test_a_log_gives_a_point(tmp_path: Path) -> None:
     """The last run in a log counts; a torn line does not matter; a run that died is doubted."""
     head, end = {"type": "head", "fraction": 0.25}, {"type": "end", "peak_bytes": 5 * MB, "exit_code": 0}
     old = {"type": "head", "fraction": 0.5}
-    assert read_point(log(tmp_path / "a", old, {"type": "end", "peak_bytes": 1}, head, end)) == Point(0.25, 5 * MB)
+    assert read_point(log(tmp_path / "a", old, {"type": "end", "peak_bytes": 1}, head, end)) == MeasuredPoint(
+        0.25, 5 * MB
+    )
     assert "exit code 3" in read_point(log(tmp_path / "b", head, {**end, "exit_code": 3})).doubt
     assert "stopped for its memory" in read_point(log(tmp_path / "c", head, {**end, "stopped": "kill"})).doubt
 
@@ -333,7 +350,7 @@ def test_a_log_gives_a_point(tmp_path: Path) -> None:
     ("entries", "words"),
     [
         ([], "not a log"),
-        ([{"type": "head", "fraction": None}, {"type": "end", "peak_bytes": 1}], "--point 1/32=1.2GB"),
+        ([{"type": "head", "fraction": None}, {"type": "end", "peak_bytes": 1}], "points='1/32=1.2GB'"),
         ([{"type": "head", "fraction": 0.5}], "cut off"),
     ],
 )

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from brim.engine.build import Build, BuildOptions
 from brim.errors import InputError
-from brim.fileset import FileSetBuilder
-from brim.plans.cut import CutOptions
-from brim.sinks.hub.limits import check_shards
-from brim.sources.filetable import FileColumn, FileTable, Split
+from brim.file_set import FileSetBuilder
+from brim.jobs.build_job import Build, BuildOptions
+from brim.plans.cut_shards import CutOptions
+from brim.sources.file_table import FileColumn, FileTable, Split
+from brim.stores.hub_options import check_shards
 
 GB, TB = 10**9, 10**12
 
@@ -32,7 +32,7 @@ def test_more_shards_than_a_folder_takes_are_refused_at_plan_time(tmp_path: Path
         (Split("train", 0, rows),),
     )
     options = BuildOptions(cut=CutOptions(rows_per_shard=1))
-    with pytest.raises(InputError, match=r"10,001 shards are more than the 10,000 .* --shard-size 500MB"):
+    with pytest.raises(InputError, match=r"10,001 shards are more than the 10,000 .* shard_size='500MB'"):
         Build(table, "hf://datasets/ada/scans", options)
     assert len(Build(table, tmp_path / "out", options).plan.shards) == rows
     Build(table, "hf://datasets/ada/scans", BuildOptions(cut=CutOptions(num_shards=10_000)))
@@ -41,10 +41,10 @@ def test_more_shards_than_a_folder_takes_are_refused_at_plan_time(tmp_path: Path
 @pytest.mark.parametrize(
     ("count", "largest", "total", "says"),
     [
-        (200_000, GB, 100 * TB, "--shard-size 20GB"),
+        (200_000, GB, 100 * TB, "shard_size='20GB'"),
         (100, 501 * GB, 50 * TB, "A shard of 501 GB is larger .* Cut smaller shards"),
-        (5_000, 1000 * GB, 5_000 * TB, "A shard of 1.00 TB .* --config of its own"),
-        (10_001, 500 * GB, 5_000 * TB, "10,001 shards .* --config of its own"),
+        (5_000, 1000 * GB, 5_000 * TB, "A shard of 1.00 TB .* config= of its own"),
+        (10_001, 500 * GB, 5_000 * TB, "10,001 shards .* config= of its own"),
     ],
 )
 def test_the_way_out_fits_the_size(count: int, largest: int, total: int, says: str) -> None:

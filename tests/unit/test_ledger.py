@@ -3,11 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from brim.engine.ledger import LEDGER, Job, Ledger, Receipt, finished_ledger
-from brim.engine.packed import Receipts
 from brim.errors import DestinationError
+from brim.state.ledger import LEDGER, JobRecord, Ledger, PackedReceipts, Receipt, finished_ledger
 
-JOB = Job("f" * 64, {"rows": 3}, {"brim": "0"})
+JOB = JobRecord("f" * 64, {"rows": 3}, {"brim": "0"})
 ONE = Receipt("data/a", "train", 1, 10, "aa", "key-a", "m", "job")
 TWO = replace(ONE, name="data/b", sha256="bb", key="key-b")
 
@@ -105,7 +104,7 @@ HASHES = replace(ONE, name="data/c", sha256="0a" * 32, key="b1" * 32, mtimes="c2
 )
 def test_receipts_are_packed_without_loss(receipt: Receipt) -> None:
     """Whatever a receipt holds, the same comes out."""
-    receipts = Receipts()
+    receipts = PackedReceipts()
     receipts[receipt.name] = receipt
     receipts["data/b"] = TWO
     assert receipts == {receipt.name: receipt, "data/b": TWO}

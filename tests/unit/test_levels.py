@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.formats.levels import decode_levels, encode_levels, levels_of
+from brim.formats.parquet_levels import decode_levels, encode_levels, levels_of
 
 
 @given(st.integers(1, 9).flatmap(lambda top: st.tuples(st.just(top), st.lists(st.integers(0, top), min_size=1))))

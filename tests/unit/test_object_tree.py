@@ -10,14 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from brim.objects.address import parse_object_address
-from brim.objects.listing import ObjectStat
-from brim.sources.object_tree import ObjectTree
-from brim.sources.tree import Folder, LocalTree, Tree
-from brim.sources.walk import Walk
+from brim.buckets.bucket_address import parse_bucket_address
+from brim.buckets.listing import ObjectStat
+from brim.sources.bucket_tree import ObjectTree
+from brim.sources.folder_tree import Folder, LocalTree, Tree, Walk
 from tests.conftest import write_files
 
-ADDRESS = parse_object_address("s3://bucket/top")
+ADDRESS = parse_bucket_address("s3://bucket/top")
 NAMES = st.sampled_from(
     ["a", "b", "a-b", "a.b", "é", "z z", ".h", ".brim", "__MACOSX", "sub-1", "ses-2", "~", "A", "a!"]
 )

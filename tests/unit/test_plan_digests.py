@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from brim.fileset import FileSet, Ranges
-from brim.plans import cut, fingerprint, plan
-from brim.plans.cut import CutOptions, shard_name
+from brim.file_set import FileSet, Ranges
+from brim.plans import cut_shards, fingerprint, plan
+from brim.plans.cut_shards import CutOptions, shard_name
 from brim.plans.fingerprint import digest_items, digest_json
 from brim.plans.plan import Plan, make_plan
-from brim.sources.filetable import FileColumn, FileTable, Split
+from brim.sources.file_table import FileColumn, FileTable, Split
 from brim.tarball import Bundle
 
 N = 40
@@ -89,7 +89,7 @@ def test_shards_in_columns_are_a_sequence(name: str, monkeypatch: pytest.MonkeyP
     """Walked through, picked and sliced, they are the same shards; and their dates are, however many are taken."""
     made = planned(name)
     for block in (3, 10_000):
-        monkeypatch.setattr(cut, "_BLOCK", block)
+        monkeypatch.setattr(cut_shards, "_BLOCK", block)
         monkeypatch.setattr(plan, "_BLOCK", block)
         shards = list(made.shards)
         assert [made.shards[n] for n in range(len(shards))] == shards == made.shards[:]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.memory.postmortem.kernel import KernelRecords
-from brim.memory.postmortem.merge import merged
-from brim.memory.postmortem.records import Kill, Sizes
-from brim.memory.postmortem.scan import Scan
-from brim.memory.postmortem.timestamps import Clock
+from brim.oom.kernel_log import KernelRecords
+from brim.oom.kills import Kill, Sizes
+from brim.oom.log_lines import Clock
+from brim.oom.merge_kills import merged
+from brim.oom.scan_log import Scan
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "oom"
 K = 1024

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from brim.memory.postmortem.merge import merged
-from brim.memory.postmortem.records import Kill, Restart
-from brim.memory.postmortem.scan import Scan, scan_file
-from brim.memory.postmortem.timestamps import Clock
+from brim.oom.kills import Kill, Restart
+from brim.oom.log_lines import Clock
+from brim.oom.merge_kills import merged
+from brim.oom.scan_log import Scan, scan_file
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "oom"
 MIB = 1 << 20

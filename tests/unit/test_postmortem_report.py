@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from brim.errors import InputError
-from brim.memory.postmortem import explain, machine
-from brim.memory.postmortem.groups import owner_of
-from brim.memory.postmortem.records import Bound, Kill, Point, Room, Sizes
-from brim.memory.why import why
+from brim.oom import explain, this_machine
+from brim.oom.kills import Bound, CurvePoint, Kill, MachineRoom, Sizes, owner_of
+from brim.oom.why import why
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "oom"
 GB = 10**9
@@ -27,7 +26,7 @@ def kill(day: int, held: float, name: str = "python3") -> Kill:
         pid=day,
         when=datetime(2026, 5, day, tzinfo=UTC),
         sizes=Sizes(anon_bytes=round(held * GB)),
-        room=Room(ram_bytes=61 * GB),
+        room=MachineRoom(ram_bytes=61 * GB),
     )
 
 
@@ -112,7 +111,7 @@ def test_what_is_easily_misread() -> None:
 
 def test_curve() -> None:
     """The last minute is a line of bars that ends at its top."""
-    text = explain.curve_text([Point(t, t * GB) for t in range(61)], width=10)
+    text = explain.curve_text([CurvePoint(t, t * GB) for t in range(61)], width=10)
     assert text == "▁▂▃▄▄▅▆▇██ 0 B → 60.0 GB in 60 s"
 
 
@@ -234,14 +233,14 @@ def test_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = "2026-05-02T09:00:00.000001+0000 h kernel: Out of memory: Killed process 5 (x) total-vm:9kB, anon-rss:5kB"
     command.write_text(f'#!/bin/sh\necho "$@" > {root}/asked\necho "{line}"\n')
     command.chmod(0o755)
-    found = machine.journal(datetime(2026, 5, 1).astimezone(), -1)
+    found = this_machine.journal(datetime(2026, 5, 1).astimezone(), -1)
     assert [(kill.pid, kill.boot) for kill in found.kills] == [(5, -1)]
     asked = (root / "asked").read_text()
     assert "-b -1" in asked
     assert "--since 2026-05-01 00:00:00" in asked
     assert "_TRANSPORT=kernel" in asked
     command.write_text("#!/bin/sh\necho 'No journal files were found.' >&2\nexit 1\n")
-    assert machine.journal().sources[0].problem == "No journal files were found."
+    assert this_machine.journal().sources[0].problem == "No journal files were found."
 
 
 def test_the_same_kill_in_three_places(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.memory.postmortem import runlog
-from brim.memory.postmortem.records import Kill
-from brim.memory.why import why
+from brim.oom import brim_log
+from brim.oom.kills import Kill
+from brim.oom.why import why
 
 NOW = 1_780_000_000.0
 GB = 10**9
@@ -47,7 +47,7 @@ def write(path: Path, entries: list[dict[str, Any]], tail: str = "") -> Path:
 
 
 def kills(path: Path, boot: str = "boot-a", now: float = NOW) -> list[Kill]:
-    return runlog.kills_of(runlog.read_run(path, path.name), runlog.Present(boot, now))
+    return brim_log.kills_of(brim_log.read_run(path, path.name), brim_log.Present(boot, now))
 
 
 def test_brim_stopped_it(tmp_path: Path) -> None:

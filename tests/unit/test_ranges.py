@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brim.errors import SourceChanged
-from brim.fileset import NO_CONTENT, FileSet, RangeSetBuilder
+from brim.file_set import NO_CONTENT, FileSet, RangeSetBuilder
 from brim.formats.splice import Splice, SpliceBuilder
 from tests.conftest import random_bytes
 

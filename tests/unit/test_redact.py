@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.memory.redact import redact, redact_command
+from brim.redact import redact, redact_command
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from brim.errors import DamageFound, InputError
 from brim.memory.limit import Limit
 from brim.report import story
-from brim.report.log import MOST_SAMPLES, read_run
+from brim.report.bars import Bar, PlainLines
+from brim.report.log_series import MOST_SAMPLES, SeriesPoint, read_run, thin
 from brim.report.page import render, write_page
-from brim.report.progress import Bar, PlainLines
 from brim.report.recording import Recording, recorded
-from brim.report.thin import Sample, thin
 from tests.generators import memory_log
 from tests.generators.memory_log import GB
 
@@ -178,7 +177,7 @@ def test_what_is_not_a_log_line_is_counted(tmp_path: Path) -> None:
 
 def test_a_line_without_end_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line beyond any bound is one bad line, and what follows it is read."""
-    monkeypatch.setattr("brim.report.log._LONGEST_LINE", 1000)
+    monkeypatch.setattr("brim.report.log_series._LONGEST_LINE", 1000)
     (tmp_path / "run.jsonl").write_bytes(b"x" * 54_321 + b"\n" + json.dumps(memory_log.sample(0, GB)).encode() + b"\n")
     run = read_run(tmp_path / "run.jsonl")
     assert (run.bad_lines, run.sample_count) == (1, 1)
@@ -215,11 +214,11 @@ samples = st.lists(
 )
 
 
-def timeline(steps: list[tuple[float, tuple[int, ...]]]) -> list[Sample]:
+def timeline(steps: list[tuple[float, tuple[int, ...]]]) -> list[SeriesPoint]:
     made, x = [], 0.0
     for step, (anon, shmem, swap, file) in steps:
         x += step
-        made.append(Sample(x, x, anon, shmem, swap, file, anon + shmem + swap))
+        made.append(SeriesPoint(x, x, anon, shmem, swap, file, anon + shmem + swap))
     return made
 
 
@@ -392,7 +391,7 @@ def test_a_peak_between_two_lines_counts(monkeypatch: pytest.MonkeyPatch) -> Non
     """A log has a line every ten seconds; memory is looked at more often than that."""
     held = iter([60, 130, 60, 60])
     now = iter([0.0, 1.0, 2.0, 3.0])
-    monkeypatch.setattr("brim.report.progress.tree_bytes", lambda: next(held))
+    monkeypatch.setattr("brim.report.bars.tree_bytes", lambda: next(held))
     out = io.StringIO()
     lines = PlainLines(out, lambda: next(now))
     lines.start("build", 100, 1, GB)

@@ -17,8 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.errors import InputError
-from brim.sources.rows import RowOptions, Unit, cast, cut_batches, open_rows, read_unit, unify, where
-from brim.sources.rows.scan import BOM, RowScanner, count_rows
+from brim.rows.cut_text import BOM, RowScanner, count_rows
+from brim.rows.open_rows import open_rows
+from brim.rows.read_unit import cut_batches, read_unit, where
+from brim.rows.row_options import RowOptions
+from brim.rows.schemas import cast, unify
+from brim.rows.unit import Unit
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n"), max_size=12)
 CELL = st.lists(st.sampled_from(["a", "é", "😀", '"', ",", "\n", "\r\n", " ", "7", "x"]), max_size=8).map("".join)

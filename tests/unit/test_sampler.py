@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.memory.system import machine_now, meminfo, pressure
-from brim.memory.watch.gpu import Gpus
-from brim.memory.watch.orders import Ladder, Orders, Target
-from brim.memory.watch.sampler import LONGEST_S, SHORTEST_S, Pace
+from brim.memory.machine import machine_now, meminfo, pressure
+from brim.memory.sampler import LONGEST_S, SHORTEST_S, Gpus, Pace
+from brim.watching.orders import Ladder, Orders, Target
 
 GB = 10**9
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 import brim
-from brim.engine.shard import slice_of, splice_of
 from brim.errors import DestinationError, SourceChanged
-from brim.fileset import FileSet, FileSetBuilder, RangeSetBuilder
+from brim.file_set import FileSet, FileSetBuilder, RangeSetBuilder
 from brim.plans.plan import Plan
-from brim.sinks.folder import FolderSink, make_folder
-from brim.sinks.hub.address import Address
-from brim.sinks.hub.carrier import HubCarrier
+from brim.plans.shard_bytes import slice_of, splice_of
+from brim.stores.folder_store import FolderStore, make_folder
+from brim.stores.hub_options import HubAddress
+from brim.stores.hub_store import HubCarrier
 from brim.tarball import Bundle
 from tests.conftest import write_files
 
@@ -84,7 +84,7 @@ def test_containers_that_hold_nothing_stay_home(tmp_path: Path) -> None:
 def test_another_folder_of_the_same_name(tmp_path: Path) -> None:
     """A node that sees another folder under the path of the destination says so."""
     make_folder(tmp_path / "out")
-    carrier = pickle.loads(pickle.dumps(FolderSink(tmp_path / "out").carrier()))
+    carrier = pickle.loads(pickle.dumps(FolderStore(tmp_path / "out").carrier()))
     carrier.check()
     (tmp_path / "out").rename(tmp_path / "elsewhere")
     make_folder(tmp_path / "out")
@@ -94,6 +94,6 @@ def test_another_folder_of_the_same_name(tmp_path: Path) -> None:
 
 def test_a_token_does_not_show() -> None:
     """It travels inside of what sends, and is in no text about it."""
-    carrier = HubCarrier(Address("ada/data"), "https://hub", "hf_secret")
+    carrier = HubCarrier(HubAddress("ada/data"), "https://hub", "hf_secret")
     assert pickle.loads(pickle.dumps(carrier)) == carrier
     assert "hf_secret" not in repr(carrier)

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.errors import DamageFound, InputError
-from brim.tensors import safetensors as ours
-from brim.tensors.npy import NpyLayout
-from brim.tensors.safetensors import SafetensorsLayout, read_header
-from brim.tensors.spec import Tensor
+from brim.tensors import tensor_files as ours
+from brim.tensors.tensor_files import NpyLayout, SafetensorsLayout, read_header
+from brim.tensors.tensor_spec import Tensor
 
 theirs = pytest.importorskip("safetensors", reason="byte identity with safetensors is not proved here: not installed")
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from brim.errors import InputError
-from brim.tensors import arrays
-from brim.tensors.arrays import batch_for
-from brim.tensors.spec import Tensor, tensors_from
+from brim.tensors import tensor_batches
+from brim.tensors.tensor_batches import batch_for
+from brim.tensors.tensor_spec import Tensor, tensors_from
 
 NUMBERS = np.arange(24, dtype=np.float32).reshape(6, 4)
 
@@ -67,8 +67,8 @@ def test_what_describes_no_tensor(given: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_batches_become_the_same_bytes(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However a batch lies in memory, and in however small pieces it is turned."""
-    for piece_bytes in (arrays.PIECE_BYTES, 17):
-        monkeypatch.setattr(arrays, "PIECE_BYTES", piece_bytes)
+    for piece_bytes in (tensor_batches.PIECE_BYTES, 17):
+        monkeypatch.setattr(tensor_batches, "PIECE_BYTES", piece_bytes)
         assert content(Tensor("t", (4,), "float32"), value) == NUMBERS.tobytes()
 
 

@@ -15,12 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.compute.tokens import writing
-from brim.compute.tokens.documents import Split, hashed
-from brim.compute.tokens.finish import Finished, FinishOptions, finish_tokens, parse_split
-from brim.compute.tokens.packing import Packer
-from brim.compute.tokens.step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, settle_dtype
 from brim.errors import InputError
+from brim.outputs import token_files
+from brim.outputs.token_documents import Packer, TokenSplit, hashed
+from brim.outputs.token_output import FinishedTokens, FinishOptions, finish_tokens, parse_split
+from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, settle_dtype
 
 Documents = list[list[int]]
 DOCUMENTS = st.lists(st.lists(st.integers(0, 60_000), max_size=30), max_size=40)
@@ -44,15 +43,15 @@ def units_of(
     return paths
 
 
-def finish(units: list[Path], folder: Path, limit_bytes: int = 100_000_000, **options: Any) -> Finished:
+def finish(units: list[Path], folder: Path, limit_bytes: int = 100_000_000, **options: Any) -> FinishedTokens:
     return finish_tokens(units, folder, FinishOptions(**options), limit_bytes, lambda count: None)
 
 
-def rows_of(done: Finished, split: str = "train") -> Documents:
+def rows_of(done: FinishedTokens, split: str = "train") -> Documents:
     return [row for made in done.made if made.split == split for row in pq.read_table(made.path)[IDS].to_pylist()]
 
 
-def bytes_of(done: Finished) -> dict[str, bytes]:
+def bytes_of(done: FinishedTokens) -> dict[str, bytes]:
     return {made.name: made.path.read_bytes() for made in done.made}
 
 
@@ -97,8 +96,8 @@ def test_shuffle_is_a_permutation_that_memory_does_not_change(tmp_path: Path, mo
     documents = many()
     units = units_of(tmp_path / "u", documents, [1000, 2500])
     plenty = finish(units, tmp_path / "plenty", shuffle=True, seed=1)
-    monkeypatch.setattr("brim.compute.tokens.shuffle._LEAST_BUCKET", 2000)
-    monkeypatch.setattr("brim.compute.tokens.shuffle._MOST_BUCKETS", 4)
+    monkeypatch.setattr("brim.outputs.token_documents._LEAST_BUCKET", 2000)
+    monkeypatch.setattr("brim.outputs.token_documents._MOST_BUCKETS", 4)
     little = finish(units, tmp_path / "little", limit_bytes=1, shuffle=True, seed=1)
     other = finish(units, tmp_path / "other", shuffle=True, seed=2)
     order = np.argsort(hashed(np.arange(len(documents), dtype=np.uint64), 1, 2))
@@ -129,7 +128,7 @@ def test_splits_share_the_documents(tmp_path: Path) -> None:
 )
 def test_wrong_splits_are_refused(text: str) -> None:
     """Shares must be two or three, above zero, and make a whole."""
-    with pytest.raises(InputError, match="--split"):
+    with pytest.raises(InputError, match="split="):
         parse_split(text)
 
 
@@ -191,14 +190,14 @@ def test_kept_columns_travel(tmp_path: Path) -> None:
     rows = [row for made in done.made for row in pq.read_table(made.path).to_pylist()]
     assert len(rows) == 500
     assert all(documents[int(row["name"])] == row[IDS] for row in rows)
-    with pytest.raises(InputError, match="--keep name"):
+    with pytest.raises(InputError, match="keep='name'"):
         finish(units, tmp_path / "packed", pack=4)
 
 
 @pytest.mark.parametrize("cuts", [[], [1, 50, 333], list(range(0, 1000, 90))])
 def test_shards_are_cut_at_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: list[int]) -> None:
     """Shards have exactly the rows asked for, or as many groups as their size allows."""
-    monkeypatch.setattr(writing, "GROUP_TOKENS", 100)
+    monkeypatch.setattr(token_files, "GROUP_TOKENS", 100)
     documents = many(1000)
     units = units_of(tmp_path / "u", documents, cuts)
     by_rows = finish(units, tmp_path / "rows", rows_per_shard=300)
@@ -217,9 +216,9 @@ def test_shards_are_cut_at_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_failure_leaves_no_named_file_and_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names are given at the end; a second run over the ruins of the first gives the same bytes."""
-    monkeypatch.setattr(writing, "GROUP_TOKENS", 64)  # so that shards are open when it fails
+    monkeypatch.setattr(token_files, "GROUP_TOKENS", 64)  # so that shards are open when it fails
     units = units_of(tmp_path / "u", many(), [1500])
-    options = FinishOptions(shuffle=True, pack=16, splits=(Split("train", 0.5), Split("validation", 0.5)))
+    options = FinishOptions(shuffle=True, pack=16, splits=(TokenSplit("train", 0.5), TokenSplit("validation", 0.5)))
 
     def fail(count: int) -> None:
         raise KeyboardInterrupt

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.memory.watch.trend import Point, floors, judge, slope, sparkline
+from brim.memory.guard import Point, floors, judge, slope, sparkline
 
 MB = 1e6
 

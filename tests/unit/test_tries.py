@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brim.objects.tries import Tries
+from brim.buckets.requests import Tries
 
 
 def test_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,27 +10,28 @@ from typing import NoReturn, TextIO
 import typer
 
 from brim.cli import (
-    build,
-    check,
-    clean,
-    embed,
-    forecast,
-    lab,
-    map,
-    plan,
-    recipes,
-    report,
-    run,
-    tokenize,
-    unpack,
-    verify,
-    watch,
-    why,
+    build_command,
+    check_command,
+    clean_command,
+    embed_command,
+    forecast_command,
+    lab_command,
+    map_command,
+    plan_command,
+    recipes_command,
+    report_command,
+    run_command,
+    tokenize_command,
+    unpack_command,
+    verify_command,
+    watch_command,
+    why_command,
 )
-from brim.cli.options import flat, help_text
-from brim.cli.output import Printed, fail
-from brim.durable import reason
+from brim.cli.flags import flat, help_text
+from brim.cli.show import Printed, fail
 from brim.errors import BrimError, SinkFailed, Stopped
+from brim.state.durable import reason
+from brim.wording import speak_of_flags
 
 HELP = """Datasets bigger than memory, built under a memory limit that you set.
 
@@ -47,22 +48,24 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("plan", help=help_text(plan.HELP))(flat(plan.plan))
-app.command("check", help=help_text(check.HELP))(flat(check.check))
-app.command("build", help=help_text(build.HELP))(flat(build.build))
-app.command("verify", help=help_text(verify.HELP))(flat(verify.verify))
-app.command("unpack", help=help_text(unpack.HELP))(flat(unpack.unpack))
-app.command("map", help=help_text(map.HELP))(flat(map.map))
-app.command("tokenize", help=help_text(tokenize.HELP))(flat(tokenize.tokenize))
-app.command("embed", help=help_text(embed.HELP))(flat(embed.embed))
-app.command("clean", help=help_text(clean.HELP))(flat(clean.clean))
-app.command("recipes", help=help_text(recipes.HELP))(flat(recipes.recipes))
-app.command("run", help=help_text(run.HELP), context_settings={"allow_interspersed_args": False})(flat(run.run))
-app.command("watch", help=help_text(watch.HELP))(flat(watch.watch))
-app.command("why", help=help_text(why.HELP))(flat(why.why))
-app.add_typer(forecast.app, name="forecast", help=help_text(forecast.HELP))
-app.add_typer(lab.app, name="lab", help=help_text(lab.HELP))
-app.command("report", help=help_text(report.HELP))(flat(report.report))
+app.command("plan", help=help_text(plan_command.HELP))(flat(plan_command.plan))
+app.command("check", help=help_text(check_command.HELP))(flat(check_command.check))
+app.command("build", help=help_text(build_command.HELP))(flat(build_command.build))
+app.command("verify", help=help_text(verify_command.HELP))(flat(verify_command.verify))
+app.command("unpack", help=help_text(unpack_command.HELP))(flat(unpack_command.unpack))
+app.command("map", help=help_text(map_command.HELP))(flat(map_command.map))
+app.command("tokenize", help=help_text(tokenize_command.HELP))(flat(tokenize_command.tokenize))
+app.command("embed", help=help_text(embed_command.HELP))(flat(embed_command.embed))
+app.command("clean", help=help_text(clean_command.HELP))(flat(clean_command.clean))
+app.command("recipes", help=help_text(recipes_command.HELP))(flat(recipes_command.recipes))
+app.command("run", help=help_text(run_command.HELP), context_settings={"allow_interspersed_args": False})(
+    flat(run_command.run)
+)
+app.command("watch", help=help_text(watch_command.HELP))(flat(watch_command.watch))
+app.command("why", help=help_text(why_command.HELP))(flat(why_command.why))
+app.add_typer(forecast_command.app, name="forecast", help=help_text(forecast_command.HELP))
+app.add_typer(lab_command.app, name="lab", help=help_text(lab_command.HELP))
+app.command("report", help=help_text(report_command.HELP))(flat(report_command.report))
 
 
 def _version(show: bool) -> None:
@@ -126,6 +129,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def main() -> None:
     """The `brim` command."""
+    speak_of_flags()
     _settle_streams()
     sys.meta_path.insert(0, _NoPandas())
     arguments, command = _split(sys.argv[1:])

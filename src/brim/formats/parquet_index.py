@@ -15,12 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.errors import DamageFound
-from brim.fileset import Ints
+from brim.file_set import Ints
 from brim.formats import thrift
-from brim.formats.found import Found
-from brim.formats.levels import decode_levels
-from brim.formats.parquet import LEAF
-from brim.formats.readable import Readable, ReadableFile
+from brim.formats.parquet_levels import decode_levels
+from brim.formats.parquet_shard import LEAF
+from brim.formats.readable import Readable, ReadableFile, ShardFile
 from brim.formats.thrift import Struct
 
 _HEADER_BYTES = 1024
@@ -28,7 +27,7 @@ _BYTE_ARRAY, _UNCOMPRESSED = 6, 0
 _WHOLE_PAGE_BYTES = 4 << 20  # larger pages hold one row: its lengths are read one by one
 
 
-def locate_parquet(shard: Readable, footer_of: Readable | None = None) -> Iterator[Found]:
+def locate_parquet(shard: Readable, footer_of: Readable | None = None) -> Iterator[ShardFile]:
     """Every file of a shard that brim wrote: row group by row group, column by column.
 
     Pages are read forwards only, each file's range before the next one's length. What stands at the end (the
@@ -40,7 +39,7 @@ def locate_parquet(shard: Readable, footer_of: Readable | None = None) -> Iterat
         raise DamageFound(f"{shard.name} is not a shard that brim can read: {error}.") from error
 
 
-def _locate(shard: Readable, footer_of: Readable) -> Iterator[Found]:
+def _locate(shard: Readable, footer_of: Readable) -> Iterator[ShardFile]:
     footer = _read_footer(footer_of)
     leaves = _leaves(footer[2][1].items)
     with pq.ParquetFile(ReadableFile(footer_of), pre_buffer=False) as parquet:
@@ -60,7 +59,7 @@ def _locate(shard: Readable, footer_of: Readable) -> Iterator[Found]:
                         row += repeats == 0
                         if defines == leaf.max_definition:
                             offset, size = next(ranges)
-                            yield Found(path[0], row, names[slot].as_py(), offset, size)
+                            yield ShardFile(path[0], row, names[slot].as_py(), offset, size)
                         slot += defines >= leaf.slot_definition
                     if next(ranges, None) is not None:
                         raise ValueError("a page holds more values than its levels say")

@@ -16,8 +16,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO, Literal
 
-from brim.durable import reason
 from brim.errors import MissingExtra, SourceChanged
+from brim.state.durable import reason
 
 Look = Literal["NIfTI", "image", "PDF", "gzip"]
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
-from brim.durable import pread_all, reading
 from brim.formats.seekable import Seekable
 from brim.formats.splice import Unreadable, copy_range
+from brim.state.durable import pread_all, reading
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """`row` counts within the shard; `offset` and `size` are the bytes of the shard that are the file."""
+
+    column: str
+    row: int
+    path: str | None
+    offset: int
+    size: int
 
 
 class Readable(Protocol):

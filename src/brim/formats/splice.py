@@ -3,7 +3,7 @@
 The size of a splice is known before a byte is read, any range of it can be read at any time, and reading
 it twice gives the same bytes. Segments are columns of numbers, not objects: a million files in one shard
 must stay small. Every source file is checked against the plan when it is opened and again when it has
-been read (`formats/reading.py`); a difference is SourceChanged.
+been read (`formats/source_reader.py`); a difference is SourceChanged.
 
 What a splice means (Parquet, tar) is decided in the modules beside this one.
 """
@@ -16,22 +16,23 @@ import io
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
-from brim.durable import write_all
-from brim.fileset import FileSet, Ints
-from brim.formats.buffers import Buffers
-from brim.formats.reading import SourceReader, reader_of
+from brim.file_set import FileSet, Ints
 from brim.formats.scratch import Scratch
 from brim.formats.seekable import Seekable
+from brim.formats.source_reader import Buffers, SourceReader, reader_of
+from brim.state.durable import BUFFER_BYTES, write_all
 from brim.tarball import END, member_header, padding
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-BUFFER_BYTES = 1024 * 1024  # fits the second-level cache: read, hash and write touch memory once
+
 _LITERAL, _SCRATCH = -1, -2
 _BLOCK = 16384  # segments turned into Python numbers at a time
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -292,3 +293,18 @@ def copy_range(source: int, at: int, size: int, target: int) -> None:
                 raise Unreadable(errno.EIO, "the file is shorter than its recorded size")
             write_all(target, buffer[:step])
         at, size = at + step, size - step
+
+
+class FileSplice(Splice):
+    """All of one file, which a folder on the same disk may take as it is instead of a copy."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: Path) -> None:
+        stat = path.stat()
+        size, mtime, inode = (np.array([value], np.int64) for value in (stat.st_size, stat.st_mtime_ns, stat.st_ino))
+        builder = SpliceBuilder(FileSet(str(path.parent), pa.array([path.name]), size, mtime, inode))
+        builder.file(0)
+        whole = builder.finish()
+        super().__init__(whole.files, b"", whole._ends, whole._sources, whole._starts)
+        self.path = path

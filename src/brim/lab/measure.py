@@ -18,10 +18,26 @@ from pathlib import Path
 from typing import IO, Any
 
 from brim.errors import BrimError, DoesNotFit, InputError, MissingExtra
-from brim.lab.steps import Part, Sample, Step, Watch
+from brim.lab.steps import ExperimentPart, ExperimentStep, LabSample, Watch
+from brim.memory.machine import machine_now
 from brim.memory.meter import Usage, proportional_usage, read_process, resident_tree, tree
-from brim.memory.system import machine_now
 from brim.sizes import format_size
+
+
+def step(name: str) -> None:
+    """Be measured now, under this name."""
+    _say({"step": name})
+    sys.stdin.readline()
+
+
+def tell(**facts: Any) -> None:
+    """Something that the measuring process wants to know."""
+    _say(facts)
+
+
+def _say(entry: dict[str, Any]) -> None:
+    os.write(1, json.dumps(entry).encode() + b"\n")
+
 
 _EVERY_S = 0.01
 _IN_MEMORY = ("tmpfs", "ramfs")
@@ -36,7 +52,7 @@ def measure(
     folder: Path,
     watch: Watch,
     stop_when: Callable[[list[dict[str, Any]]], bool] = lambda told: False,
-) -> Part:
+) -> ExperimentPart:
     """Run `call` ("module:function" in brim.lab) with `options`; kill it as soon as `stop_when` says so."""
     command = [sys.executable, "-m", "brim.lab", call, json.dumps(options)]
     environment = {**os.environ, **_QUIET, "HF_HOME": str(folder / "hf"), "PYTHONUNBUFFERED": "1"}
@@ -62,13 +78,13 @@ def measure(
 
 def _follow(
     child: subprocess.Popen[bytes], name: str, watch: Watch, stop_when: Callable[[list[dict[str, Any]]], bool]
-) -> Part:
+) -> ExperimentPart:
     assert child.stdout is not None
     assert child.stdin is not None
     began = time.monotonic()
     machine = machine_now().total_bytes or 1
-    steps: list[Step] = []
-    samples: list[Sample] = []
+    steps: list[ExperimentStep] = []
+    samples: list[LabSample] = []
     told: list[dict[str, Any]] = []
     waiting = b""
     peak = 0
@@ -76,28 +92,28 @@ def _follow(
         ready, _, _ = select.select([child.stdout], [], [], _EVERY_S)
         usage, now = usage_of(child.pid), time.monotonic() - began
         if usage.total_bytes or not samples:
-            samples.append(Sample(now, usage.total_bytes, usage.file_bytes))
+            samples.append(LabSample(now, usage.total_bytes, usage.file_bytes))
             peak = max(peak, usage.total_bytes)
         if not ready and child.poll() is not None:  # an orphan may hold the other end open
-            return Part(name, tuple(steps), tuple(samples), tuple(told))
+            return ExperimentPart(name, tuple(steps), tuple(samples), tuple(told))
         if ready:
             data = os.read(child.stdout.fileno(), 1 << 16)
             if not data:
-                return Part(name, tuple(steps), tuple(samples), tuple(told))
+                return ExperimentPart(name, tuple(steps), tuple(samples), tuple(told))
             *lines, waiting = (waiting + data).split(b"\n")
             for entry in map(_entry, lines):
                 if "step" not in entry:
                     told.append(entry)
                     continue
                 usage = usage_of(child.pid)
-                samples.append(Sample(now, usage.total_bytes, usage.file_bytes))
-                steps.append(Step(entry["step"], now, usage, max(peak, usage.total_bytes), machine))
+                samples.append(LabSample(now, usage.total_bytes, usage.file_bytes))
+                steps.append(ExperimentStep(entry["step"], now, usage, max(peak, usage.total_bytes), machine))
                 watch(name, steps[-1])
                 peak = 0
                 if not stop_when(told):  # else it waits there until it is killed
                     _go_on(child.stdin)
         if stop_when(told):
-            return Part(name, tuple(steps), tuple(samples), tuple(told), interrupted=True)
+            return ExperimentPart(name, tuple(steps), tuple(samples), tuple(told), interrupted=True)
 
 
 def _go_on(stdin: IO[bytes]) -> None:

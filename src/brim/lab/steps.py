@@ -17,7 +17,7 @@ _HELD, _FILES = "█", "░"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ExperimentStep:
     """A moment that the child has named."""
 
     name: str
@@ -46,7 +46,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LabSample:
     """A moment between steps."""
 
     seconds: float
@@ -55,12 +55,12 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ExperimentPart:
     """One process of an experiment, from its start to its end."""
 
     name: str
-    steps: tuple[Step, ...]
-    samples: tuple[Sample, ...]
+    steps: tuple[ExperimentStep, ...]
+    samples: tuple[LabSample, ...]
     told: tuple[dict[str, Any], ...] = ()
     interrupted: bool = False
 
@@ -96,7 +96,7 @@ class Part:
 
 
 # Called with the part's name and each step as it is measured.
-Watch = Callable[[str, Step], None]
+Watch = Callable[[str, ExperimentStep], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Experiment:
     """All parts, and what they mean."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[ExperimentPart, ...]
     seen: tuple[str, str]
     packages: tuple[str, ...] = ()
     numbers: dict[str, Any] = field(default_factory=dict)
@@ -132,7 +132,7 @@ def heading(part: str) -> str:
     return f"{part:<34}{'RSS':>9}{'anonymous':>11}{'file-backed':>13}{'of machine':>12}{'peak':>10}"
 
 
-def row(step: Step) -> str:
+def row(step: ExperimentStep) -> str:
     """A step as a row under `heading`. Shared memory counts as anonymous: it cannot be taken back either."""
     return (
         f"  {step.name:<32}{format_size(step.rss_bytes):>9}{format_size(step.usage.total_bytes):>11}"
@@ -140,7 +140,7 @@ def row(step: Step) -> str:
     )
 
 
-def chart(part: Part, top: int) -> list[str]:
+def chart(part: ExperimentPart, top: int) -> list[str]:
     """Memory over time, what is held at the bottom and file pages on it; `top` is a full column."""
     columns = _columns(part.samples)
     lines = []
@@ -153,13 +153,13 @@ def chart(part: Part, top: int) -> list[str]:
     return [f"{part.name}, peak {format_size(part.peak_bytes)}", *lines]
 
 
-def _columns(samples: Sequence[Sample]) -> list[tuple[int, int]]:
+def _columns(samples: Sequence[LabSample]) -> list[tuple[int, int]]:
     """The highest sample of each of `_WIDTH` spans of time; an empty span repeats the one before."""
     columns = [(0, 0)] * _WIDTH
     if not samples:
         return columns
     span = samples[-1].seconds / _WIDTH or 1.0
-    best: dict[int, Sample] = {}
+    best: dict[int, LabSample] = {}
     for sample in samples:
         number = min(int(sample.seconds / span), _WIDTH - 1)
         if number not in best or _sum(sample) > _sum(best[number]):
@@ -172,7 +172,7 @@ def _columns(samples: Sequence[Sample]) -> list[tuple[int, int]]:
     return columns
 
 
-def _sum(sample: Sample) -> int:
+def _sum(sample: LabSample) -> int:
     return sample.held_bytes + sample.file_bytes
 
 

@@ -11,9 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from brim.memory.machine import meminfo
 from brim.memory.meter import tree_bytes
-from brim.memory.system import meminfo
 from brim.sizes import format_size, parse_size
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(len(os.sched_getaffinity(0)), 1)
+    return os.cpu_count() or 1
+
 
 _UNLIMITED = 1 << 60  # cgroup v1 writes a huge number where there is no limit
 

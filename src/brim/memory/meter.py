@@ -2,7 +2,7 @@
 
 Anonymous + shared + swapped pages. From /proc/PID/status that takes 0.02 ms a process, and a sum over a tree
 is an upper bound: pages that forked processes share are counted once for each. /proc/PID/smaps_rollup counts
-every page once, takes milliseconds a gigabyte and holds the process up meanwhile: brim.memory.watch.tree says when
+every page once, takes milliseconds a gigabyte and holds the process up meanwhile: brim.memory.tree_meter says when
 it is worth it. File-backed pages (page cache, memory maps) stand beside and are not counted: the kernel takes
 them back when it needs them. Where there is no /proc, the resident size is all that can be seen.
 """

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim import cuts
-from brim.fileset import Bools, Ints
-from brim.sources.readers import plain_type
+from brim.file_set import Bools, Ints
+from brim.sizes import format_size
+from brim.sources.read_table import plain_type
 
 _PIECE_BYTES = 8_000_000  # of a column that are looked at together
 _BLOCK = 10_000  # items of a list that are written as JSON at a time
@@ -134,3 +135,30 @@ def _feed_bytes(digest: hashlib._Hash, pieces: Pieces) -> None:
         if len(piece) and data is not None:
             ends = np.frombuffer(offsets, np.int64)[piece.offset : piece.offset + len(piece) + 1]
             digest.update(memoryview(data)[int(ends[0]) : int(ends[-1])])
+
+
+def changes_between(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """From the facts of the plan that was built to those of another; never empty."""
+    changes = []
+    if old["format"] != new["format"]:
+        changes.append(f"its format was {old['format']} and is now {new['format']}")
+    for name in ("rows", "files"):
+        if old[name] != new[name]:
+            changes.append(f"it had {old[name]:,} {name} and would have {new[name]:,}")
+    if old["bytes"] != new["bytes"]:
+        changes.append(f"its files were {format_size(old['bytes'])} and are {format_size(new['bytes'])}")
+    gone = sorted(set(old["columns"]) - set(new["columns"]))
+    added = sorted(set(new["columns"]) - set(old["columns"]))
+    retyped = sorted(n for n in set(old["columns"]) & set(new["columns"]) if old["columns"][n] != new["columns"][n])
+    changes += [f"the column {name!r} is gone" for name in gone]
+    changes += [f"the column {name!r} is new" for name in added]
+    changes += [f"the column {name!r} has another type" for name in retyped]
+    if old["cut"] != new["cut"] and old["shards"] != new["shards"]:
+        changes.append(f"its shards were cut by {_cut(old['cut'])} and would be by {_cut(new['cut'])}")
+    if not changes and old["features"] != new["features"]:
+        changes.append("the types of its columns for `datasets` changed")
+    return changes or ["names of files or values of its table changed"]
+
+
+def _cut(facts: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items()) or "the default size"

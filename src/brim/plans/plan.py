@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from brim import cuts
 from brim.errors import SourceError
-from brim.fileset import FILE_TYPE, Ints
-from brim.plans.cut import CutOptions, Shard, Shards, cut_shards
+from brim.file_set import FILE_TYPE, Ints
+from brim.plans.cut_shards import CutOptions, Shard, Shards, cut_shards
 from brim.plans.fingerprint import digest_ints, digest_items, digest_json, digest_table
-from brim.sources.filetable import FileTable, flat_numbers, is_list, one_array
+from brim.sources.file_table import FileTable, flat_numbers, is_list, one_array
 
 Format = Literal["parquet", "webdataset"]
 EXTENSIONS: dict[Format, str] = {"parquet": ".parquet", "webdataset": ".tar"}
@@ -219,7 +219,7 @@ def _check_schema(plan: Plan) -> None:
         except (pa.ArrowException, NotImplementedError) as error:
             raise SourceError(
                 f"The column {field.name!r} holds {field.type}, which Parquet cannot store.",
-                hint=f"Cast it to another type, or leave it out with --drop {field.name}.",
+                hint=f"Cast it to another type, or leave it out with --drop={field.name}.",
             ) from error
 
 

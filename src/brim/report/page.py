@@ -18,11 +18,11 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from brim.durable import failures, write_whole
 from brim.errors import InputError
 from brim.report import story
-from brim.report.log import Event, RunLog, read_run
+from brim.report.log_series import Event, RunLog, read_run
 from brim.sizes import format_size
+from brim.state.durable import failures, write_whole
 
 _SCRIPTS = ("scale.js", "chart.js", "cursor.js")
 _MOST_PROCESSES, _MOST_EVENTS, _TABLE_ROWS = 40, 300, 24

@@ -18,15 +18,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from brim.durable import reason
 from brim.errors import BrimError, InputError
 from brim.memory.limit import Limit
-from brim.memory.system import blind_spots, boot_id, machine_facts, machine_now, versions
-from brim.memory.watch.log import LogWriter
-from brim.memory.watch.tree import TreeMeter
+from brim.memory.machine import blind_spots, boot_id, machine_facts, machine_now, versions
+from brim.memory.tree_meter import TreeMeter
 from brim.progress import Progress
 from brim.report.page import write_page
 from brim.sizes import format_size
+from brim.state.durable import reason
+from brim.watching.run_log import LogWriter
 
 _EVERY_S = 0.5
 _PROCESSES_EVERY_S = 5.0
@@ -195,11 +195,11 @@ def recorded(
         return
     if html.is_dir() or not html.absolute().parent.is_dir():
         raise InputError(
-            f"--report {str(html)!r} cannot be written there.", hint="Name a file in a folder that exists."
+            f"--report={str(html)!r} cannot be written there.", hint="Name a file in a folder that exists."
         )
     log = html.with_suffix(".jsonl")
     if log == html:
-        raise InputError("--report takes the name of a page.", hint=f"Write --report {html.with_suffix('.html')}.")
+        raise InputError("--report takes the name of a page.", hint=f"Write --report={html.with_suffix('.html')}.")
     recording = Recording(inner, log, command, limit, forecast)
     exit_code, error = 1, None
     try:

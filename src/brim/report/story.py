@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from brim.memory.guard import span_text
-from brim.report.ended import ending, evidence
-from brim.report.log import RunLog
+from brim.report.log_series import RunLog
+from brim.report.watch_summary import ending, evidence
 from brim.sizes import format_size
 
 NEAR = 0.8  # of the limit
@@ -24,7 +24,7 @@ _LAST_WORDS = ("alert", "exhaustion", "swap", "system", "stop", "term", "kill", 
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StoryVerdict:
     """`grade` is fine, near, failed, stopped, killed or cut; `word` is for a badge, `sentence` says it all."""
 
     grade: str
@@ -67,24 +67,24 @@ def most_held(run: RunLog) -> int:
     return max([peak_of(run)[0], *run.node_peaks.values()])
 
 
-def verdict_of(run: RunLog, now: float) -> Verdict:
+def verdict_of(run: RunLog, now: float) -> StoryVerdict:
     end = run.end
     if end is None:
-        return Verdict("cut", "cut off", f"{_cut_text(run, now)} {_peak_text(run)}".strip())
+        return StoryVerdict("cut", "cut off", f"{_cut_text(run, now)} {_peak_text(run)}".strip())
     ended = ending(asdict(end))
     said = f"{ended[:1].upper()}{ended[1:]} after {took(run.seconds)}. {_peak_text(run)}".strip()
     if end.stopped in ("oom", "kill"):
-        return Verdict("killed", "killed" if end.stopped == "oom" else "killed by brim", said)
+        return StoryVerdict("killed", "killed" if end.stopped == "oom" else "killed by brim", said)
     if end.stopped:
-        return Verdict("stopped", "stopped by brim", said)
+        return StoryVerdict("stopped", "stopped by brim", said)
     if end.signal:
         killed = end.signal == signal.SIGKILL
-        return Verdict("killed" if killed else "failed", "killed" if killed else "ended", said)
+        return StoryVerdict("killed" if killed else "failed", "killed" if killed else "ended", said)
     if end.exit_code:
-        return Verdict("failed", "failed", said)
+        return StoryVerdict("failed", "failed", said)
     if _share(run) >= NEAR or any(run.event_counts.get(kind) for kind in _WARNINGS):
-        return Verdict("near", "came near", said)
-    return Verdict("fine", "fine", said)
+        return StoryVerdict("near", "came near", said)
+    return StoryVerdict("fine", "fine", said)
 
 
 def _cut_text(run: RunLog, now: float) -> str:

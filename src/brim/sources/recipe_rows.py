@@ -13,15 +13,13 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from brim.errors import InputError, SourceError
-from brim.sources.bids.options import BidsOptions
-from brim.sources.filetable import FileTable, Refused
-from brim.sources.object_tree import tree_of
-from brim.sources.options import SourceOptions
-from brim.sources.order import natural
+from brim.sources.bucket_tree import tree_of
+from brim.sources.file_table import FileTable, Refused
+from brim.sources.folder_tree import Tree, natural
 from brim.sources.recipe import VALUE_TYPES, Key, Recipe, RecipeColumn, has_glob, path_regex
 from brim.sources.recipe_tables import Join, SmallFiles
-from brim.sources.tables import make_file_table
-from brim.sources.tree import Tree
+from brim.sources.source_options import BidsOptions, SourceOptions
+from brim.sources.table_source import make_file_table
 
 _SHOWN = 3
 

@@ -16,11 +16,9 @@ from typing import Any
 from xml.etree.ElementTree import ParseError
 
 from brim.errors import MissingExtra, SourceError
-from brim.sources.filetable import Refused
-from brim.sources.pointers import MAX_POINTER_BYTES, pointer_kind
+from brim.sources.file_table import Refused
+from brim.sources.folder_tree import MAX_POINTER_BYTES, Folder, Tree, Walk, pointer_kind
 from brim.sources.recipe import Key, Recipe, RecipeTable, TableColumn
-from brim.sources.tree import Folder, Tree
-from brim.sources.walk import Walk
 
 _MAX_TEXT_BYTES = 16 << 20
 _MAX_TEXTS_BYTES = 256 << 20

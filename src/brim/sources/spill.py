@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from brim.durable import reason
 from brim.errors import SinkFailed
 from brim.sizes import format_size
+from brim.state.durable import reason
 
 BATCH_BYTES = 16_000_000  # rows are gathered up to this before they are written; a larger row is written alone
 BATCH_ROWS = 10_000

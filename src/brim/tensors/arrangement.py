@@ -17,15 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from brim.durable import pwrite_all, write_all
 from brim.errors import InputError
 from brim.formats.splice import copy_range
-from brim.tensors.body import Body
-from brim.tensors.npy import NpyLayout, npy_path
-from brim.tensors.parquet import Column, check_columns, write_parquet
-from brim.tensors.safetensors import SafetensorsLayout
-from brim.tensors.spec import Tensor
-from brim.tensors.streams import Files, Place, Span, sync_file
+from brim.state.durable import write_all
+from brim.tensors.tensor_files import NpyLayout, SafetensorsLayout, VectorColumn, check_columns, npy_path, write_parquet
+from brim.tensors.tensor_spec import Body, Tensor
+from brim.tensors.tensor_stream import Files, FileSpan, Place, sync_file
 
 SUFFIXES = (".safetensors", ".npy", ".parquet")
 
@@ -59,7 +56,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FileGroup:
     """The tensors that share a file."""
 
     target: Path
@@ -70,7 +67,7 @@ class Group:
 class Arrangement:
     """`places` are the streams of each tensor."""
 
-    def __init__(self, request: Request, groups: Sequence[Group]) -> None:
+    def __init__(self, request: Request, groups: Sequence[FileGroup]) -> None:
         self._request = request
         self._groups = groups
         self._direct = request.rows is not None or request.shard_rows is not None
@@ -122,7 +119,7 @@ class Arrangement:
         part = _part_name(shard, number)
         if self._direct and self._body(number, self._planned(shard)) == body:
             descriptor = files.descriptor(part, body.size)
-            pwrite_all(descriptor, body.header, 0)
+            write_all(descriptor, body.header, 0)
             os.fsync(descriptor)
             return part
         inside = f"{part}.whole"
@@ -151,14 +148,14 @@ class Arrangement:
             self._bodies[key] = self._groups[number].layout.body(rows)
         return self._bodies[key]
 
-    def _direct_place(self, number: int, tensor: Tensor, start: int, size: int) -> Iterator[Span]:
+    def _direct_place(self, number: int, tensor: Tensor, start: int, size: int) -> Iterator[FileSpan]:
         shard_rows = self._request.shard_rows
         while size > 0:
             shard, inside = (0, start) if shard_rows is None else divmod(start, shard_rows * tensor.row_bytes)
             planned = self._planned(shard)
             body = self._body(number, planned)
             step = min(size, planned[tensor.name] * tensor.row_bytes - inside)
-            yield Span(_part_name(shard, number), body.starts[tensor.name] + inside, step, body.size)
+            yield FileSpan(_part_name(shard, number), body.starts[tensor.name] + inside, step, body.size)
             start, size = start + step, size - step
 
 
@@ -196,7 +193,7 @@ class ParquetArrangement:
         for tensor in self._request.tensors:
             for name in self._files[tensor.name]:
                 files.descriptor(name)  # a column without rows has a file too
-            columns.append(Column(tensor, tuple(files.folder / name for name in self._files[tensor.name])))
+            columns.append(VectorColumn(tensor, tuple(files.folder / name for name in self._files[tensor.name])))
         whole = files.folder / "whole"
         write_parquet(whole, columns, counts.pop(), self._request.metadata)
         sync_file(whole)
@@ -216,9 +213,9 @@ def arrangement_for(request: Request) -> Arrangement | ParquetArrangement:
         return ParquetArrangement(request)
     if suffix == ".safetensors":
         layout = SafetensorsLayout(request.tensors, request.metadata)
-        return Arrangement(request, [Group(path, request.tensors, layout)])
+        return Arrangement(request, [FileGroup(path, request.tensors, layout)])
     alone = len(request.tensors) == 1
-    groups = [Group(npy_path(path, one.name, alone), (one,), NpyLayout(one)) for one in request.tensors]
+    groups = [FileGroup(npy_path(path, one.name, alone), (one,), NpyLayout(one)) for one in request.tensors]
     return Arrangement(request, groups)
 
 
@@ -243,9 +240,9 @@ def _side_name(number: int, kind: str = "rows") -> str:
 
 
 def _growing(number: int, kind: str = "rows") -> Place:
-    def place(start: int, size: int) -> Iterator[Span]:
+    def place(start: int, size: int) -> Iterator[FileSpan]:
         if size:
-            yield Span(_side_name(number, kind), start, size)
+            yield FileSpan(_side_name(number, kind), start, size)
 
     return place
 

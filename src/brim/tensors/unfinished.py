@@ -15,14 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from brim.durable import failures, free_bytes, rename, sync_folder
 from brim.errors import DestinationError, InputError, PlanChanged, SinkFailed
 from brim.sizes import format_size
+from brim.state.durable import failures, free_bytes, rename, sync_folder
 from brim.tensors.arrangement import Request, arrangement_for
-from brim.tensors.arrays import Batch
-from brim.tensors.reader import finished_spec, shard_files
-from brim.tensors.receipts import RECEIPTS, Checkpoint, Receipts
-from brim.tensors.streams import Checker, Files, Stream, sync_file
+from brim.tensors.checkpoints import RECEIPTS, Checkpoint, CheckpointLog
+from brim.tensors.tensor_batches import TensorBatch
+from brim.tensors.tensor_reader import finished_spec, shard_files
+from brim.tensors.tensor_stream import Checker, Files, Stream, sync_file
 
 FORMAT = 1
 AGAIN = "open it again with resume=True to continue"
@@ -50,7 +50,7 @@ class Unfinished:
             name: [Stream(self._files, self._checker, place) for place in places]
             for name, places in self._arrangement.places.items()
         }
-        self._receipts: Receipts | None = None
+        self._receipts: CheckpointLog | None = None
         with failures(request.path.parent, again):
             self._open(resume, overwrite)
 
@@ -61,7 +61,7 @@ class Unfinished:
                 shutil.rmtree(self.folder, ignore_errors=True)  # a crash while it was being removed
                 return
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._receipts = Receipts(self.folder)
+        self._receipts = CheckpointLog(self.folder)
         try:
             if self._receipts.is_empty or overwrite:
                 begun = resume and self._receipts.job is not None  # to replace a file that is there, perhaps
@@ -166,7 +166,7 @@ class Unfinished:
                 free_bytes=free,
             )
 
-    def add(self, batches: Mapping[str, Batch]) -> None:
+    def add(self, batches: Mapping[str, TensorBatch]) -> None:
         """Write batches after the rows there are. All of them count, or none."""
         for name, batch in batches.items():
             there, promised = self.rows[name], None if self.request.rows is None else self.request.rows[name]

@@ -1,0 +1,278 @@
+"""`brim.map(ds, fn, …)` for `ds.map(fn, …)`: the same rows, within a limit, and it goes on after a crash."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from brim.buckets.bucket_address import Access
+from brim.errors import InputError, named
+from brim.jobs.build_job import Build, BuildOptions
+from brim.jobs.caches import Kept, cache_home, compute_kept, open_cache, open_dataset, sweep_caches
+from brim.jobs.open_store import Built
+from brim.jobs.units import Wanted, refuse_both, refuse_rows, without_function
+from brim.memory.limit import effective_limit
+from brim.memory.meter import process_bytes
+from brim.outputs.rows_file import Writing
+from brim.plans.cut_shards import CutOptions
+from brim.plans.file_checks import CheckOptions
+from brim.plans.fingerprint import digest_json
+from brim.progress import Progress
+from brim.rows.open_rows import open_rows
+from brim.rows.row_options import RowOptions
+from brim.rows.unit import RowSource
+from brim.schedule.messages import OnError
+from brim.schedule.unit_work import ComputeOptions
+from brim.sizes import parse_size
+from brim.sources.dataset_source import dataset_source
+from brim.steps.map_options import InputKind, MapOptions
+from brim.steps.map_step import MapStep
+from brim.stores.hub_client import own_name
+from brim.stores.hub_options import SCHEME, HubAddress, HubOptions, Via, parse_hub_address, repo_name_is_valid
+
+_NAMES = {
+    "workers": "num-proc",
+    "shard-size": "max-shard-size",
+    "config": "config-name",
+    "public": "private=False",
+}
+
+
+def push_to_hub(
+    dataset: Any,
+    repo_id: str,
+    *,
+    config_name: str = "default",
+    set_default: bool | None = None,
+    split: str | None = None,
+    data_dir: str | None = None,
+    commit_message: str | None = None,
+    commit_description: str | None = None,
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    create_pr: bool | None = False,
+    max_shard_size: int | str | None = None,
+    num_shards: int | Mapping[str, int] | None = None,
+    embed_external_files: bool = True,
+    num_proc: int | None = None,
+    memory: str | int | float | None = None,
+    via: Via = "auto",
+    state: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Built:
+    """Publish a dataset of `datasets` without holding it: the names and meanings of `Dataset.push_to_hub`.
+
+    For a Dataset, IterableDataset, DatasetDict or IterableDatasetDict. Called again after a crash, it goes on
+    where it was. Unlike the original, a new repository is private unless you say `private=False`; `num_proc` is
+    how many shards are on their way at a time.
+    """
+    with named(_NAMES):
+        options = BuildOptions(
+            cut=CutOptions(None if max_shard_size is None else parse_size(max_shard_size), num_shards),
+            checks=CheckOptions(allow_empty=True),
+            memory=memory,
+            workers=num_proc,
+            update=True,
+            state=None if state is None else os.fspath(state),
+            hub=HubOptions(
+                config=config_name,
+                data_dir=data_dir,
+                message=commit_message,
+                description=commit_description,
+                public=private is False,
+                via=via,
+                create_pull=bool(create_pr),
+                replace=True,
+                set_default=bool(set_default),
+                token=token,
+            ),
+        )
+        return _push(dataset, repo_id, revision, split, embed_external_files, options, progress or bar_or_notes())
+
+
+def _push(
+    dataset: Any,
+    repo_id: str,
+    revision: str | None,
+    split: str | None,
+    embed_external_files: bool,
+    options: BuildOptions,
+    progress: Progress,
+) -> Built:
+    destination = str(_address(repo_id, revision, options.hub.token))
+    many = hasattr(dataset, "values") and hasattr(dataset, "items")
+    with tempfile.TemporaryDirectory(prefix="brim-spill-") as spill:
+        table = dataset_source(
+            dataset, split=split, embed_external_files=embed_external_files, spill=Path(spill), note=progress.note
+        )
+        hub = replace(options.hub, split=None if many else table.splits[0].name)
+        return Build(table, destination, replace(options, hub=hub)).run(progress)
+
+
+def _address(repo_id: str, revision: str | None, token: str | None) -> HubAddress:
+    if repo_id.startswith(SCHEME):
+        found = parse_hub_address(repo_id)
+        return HubAddress(found.repo, revision or found.revision)
+    if repo_id.startswith("buckets/"):
+        raise InputError("brim does not publish to buckets.", hint="Give the name of a dataset, ORG/NAME.")
+    repo = repo_id if "/" in repo_id else f"{own_name(token)}/{repo_id}"
+    if not repo_name_is_valid(repo):
+        raise InputError(f"{repo_id!r} is not the name of a repository on the Hub.", hint="Write ORG/NAME.")
+    return HubAddress(repo, revision or "main")
+
+
+_NAMES = {"workers": "num-proc", "fresh": "load_from_cache_file=False"}
+_VERSION = 1  # raise it when the same call would give other rows
+
+
+def map(
+    dataset: Any,
+    function: Callable[..., Any] | None = None,
+    *,
+    batched: bool = False,
+    batch_size: int | None = 1000,
+    drop_last_batch: bool = False,
+    writer_batch_size: int | None = 1000,
+    remove_columns: str | Sequence[str] | None = None,
+    with_indices: bool = False,
+    input_columns: str | Sequence[str] | None = None,
+    fn_kwargs: dict[str, Any] | None = None,
+    num_proc: int | None = None,
+    features: Any = None,
+    load_from_cache_file: bool | None = True,
+    desc: str | None = None,
+    splittable: bool | None = None,
+    input: InputKind = "python",
+    on_error: OnError = "stop",
+    keep_done: bool = False,
+    memory: str | int | float | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    endpoint_url: str | None = None,
+    anonymous: bool = False,
+    progress: Progress | None = None,
+) -> Any:
+    """Apply a function to every row or batch: the arguments and the results of `Dataset.map`, within `memory`.
+
+    `dataset` is a datasets.Dataset or DatasetDict, the path of JSONL, CSV, Parquet, Arrow or text files, or an
+    iterator of dicts (or a function that makes one). Files may lie in a bucket, s3://BUCKET/PREFIX: `endpoint_url` is
+    the store if it is not Amazon's, `anonymous` reads without credentials. The result is a Dataset that is
+    memory-mapped from `cache_dir`. Called again, it is read from there; after a crash, finished units are not done
+    again. An iterator is known again by `name`.
+
+    `memory` is for the job: what this process holds when it calls is not counted.
+
+    `input="arrow"` gives the function a pyarrow.Table, "numpy" a dict of arrays. `splittable=True` says that a batch
+    done in parts gives the same rows, so that brim may do that when memory is short. `on_error="skip"` leaves out
+    rows on which the function fails, "quarantine" keeps them in a file. `keep_done=True` keeps what was finished
+    although the function has changed since.
+    """
+    progress = progress or bar_or_notes()
+    fresh = not load_from_cache_file
+
+    def one(part: Any) -> Any:
+        # What was said is looked at before the source is.
+        compute = ComputeOptions(effective_limit(memory).bytes, num_proc, on_error, what=desc or "map")
+        refuse_both(fresh, keep_done)
+        options = MapOptions(
+            batched=batched,
+            batch_size=batch_size,
+            drop_last_batch=drop_last_batch,
+            writer_batch_size=writer_batch_size,
+            remove_columns=_names(remove_columns),
+            with_indices=with_indices,
+            input_columns=_names(input_columns),
+            fn_kwargs=fn_kwargs or {},
+            features=features,
+            input=input,
+            splittable=splittable,
+            **_format_of(part),
+        )
+        source = open_rows(part, RowOptions(name=name, access=Access(endpoint_url, anonymous)))
+        options.check(source.schema)
+        step = MapStep(function, options)
+        if not step.digest.stable:
+            progress.note("brim cannot tell whether this function has changed, so its result will not be found again")
+        # What this process holds already is the caller's: the limit is for the job.
+        limit_bytes = compute.limit_bytes + process_bytes(os.getpid())
+        compute = replace(compute, limit_bytes=limit_bytes, align=step.batch_rows or 1)
+        kept = _computed(source, step, compute, cache_home(cache_dir), fresh, keep_done, progress)
+        made = open_dataset(
+            kept.files,
+            kept.schema,
+            kept.fingerprint,
+            info=getattr(part, "info", None),
+            split=getattr(part, "split", None),
+        )
+        return _with_format_of(part, made)
+
+    with named(_NAMES):
+        if hasattr(dataset, "items") and hasattr(dataset, "values"):
+            return type(dataset)({split: one(part) for split, part in dataset.items()})
+        return one(dataset)
+
+
+def _computed(
+    source: RowSource, step: MapStep, options: ComputeOptions, home: Path, fresh: bool, keep_done: bool,
+    progress: Progress,
+) -> Kept:  # fmt: skip
+    """The cache of this call, filled."""
+    writing = Writing("arrow", step.options.writer_batch_size or 1000, hashed=False)
+    facts = {
+        "kind": "map",
+        "version": _VERSION,
+        "source": source.facts,
+        "step": step.facts,
+        "output": {"batch_rows": writing.batch_rows, "on_error": options.on_error},
+    }
+    wanted = Wanted(digest_json(facts), facts, fresh=fresh, keep_done=keep_done)
+    # The first part is the same for every version of the function, so that another one can go on.
+    folder_name = f"{digest_json(without_function(facts))[:12]}-{wanted.fingerprint[:12]}"
+    about = {"what": step.function.name, "source": source.name}
+    refuse_rows(home, source, [home / folder_name])
+    sweep_caches(home)
+    folder = open_cache(home, folder_name, about, adopt=keep_done)
+    return compute_kept(
+        folder, source, step, writing, wanted, options, progress, lambda had: step.empty_schema(source.schema, had)
+    )
+
+
+def _names(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    return (columns,) if isinstance(columns, str) else None if columns is None else tuple(columns)
+
+
+def _format_of(dataset: Any) -> dict[str, Any]:
+    """The format that a dataset of `datasets` gives its rows in."""
+    format = getattr(dataset, "format", None)
+    if not isinstance(format, dict) or format.get("type") is None:
+        return {}
+    return {
+        "format_type": format["type"],
+        "format_columns": tuple(format.get("columns") or ()) or None,
+        "format_kwargs": dict(format.get("format_kwargs") or {}),
+    }
+
+
+def _with_format_of(dataset: Any, made: Any) -> Any:
+    """What was made of a dataset gives its rows as the dataset does; new columns too."""
+    format = getattr(dataset, "format", None)
+    if not isinstance(format, dict):
+        return made
+    hidden = {*dataset.column_names} - {*format["columns"]}
+    if format["type"] is None and not hidden:
+        return made
+    columns = [name for name in made.column_names if name not in hidden]
+    return made.with_format(format["type"], columns, format["output_all_columns"], **format["format_kwargs"])
+
+
+def bar_or_notes() -> Progress:
+    """A bar in a terminal; elsewhere only what one should know."""
+    from brim.report.bars import Bar, NotesOnly
+
+    return Bar() if sys.stderr.isatty() else NotesOnly()

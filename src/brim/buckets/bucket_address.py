@@ -1,0 +1,83 @@
+"""s3://BUCKET/PREFIX: which bucket, where in it, and how it is reached. Never with what secrets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from brim.errors import InputError
+
+# gs:// and az:// go through the same code; only s3:// is tested.
+SCHEMES = ("s3", "gs", "az")
+_ENDPOINT = re.compile(r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._~%/-]*)?")
+_LAST_PORT = 65535
+_BUCKET = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{1,61}[A-Za-z0-9])")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a bucket is reached, apart from credentials: those come from the environment of whoever asks."""
+
+    endpoint: str | None = None
+    anonymous: bool = False
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None:
+            checked_endpoint(self.endpoint, "--endpoint-url")
+
+
+def checked_endpoint(said: str, where: str) -> str:
+    """The address of a store, if it is one: obstore ends the whole process over some that are none."""
+    if "@" in said:
+        raise InputError(
+            f"The address of {where} holds a name or a password.",
+            hint="Give credentials by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or by a profile.",
+        )
+    match = _ENDPOINT.fullmatch(said)
+    if match is None or int(match["port"] or 0) > _LAST_PORT:
+        raise InputError(f"{where} takes an address like https://s3.example.org, not {said!r}.")
+    return said.rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class BucketAddress:
+    """A place in a bucket. `prefix` has no slash at either end; it may be empty."""
+
+    scheme: str
+    bucket: str
+    prefix: str
+    access: Access = Access()
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def key(self, name: str) -> str:
+        """The key of what is called `name` below this place."""
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+    def below(self, name: str) -> BucketAddress:
+        return replace(self, prefix=self.key(name).strip("/"))
+
+
+def is_bucket_address(text: str) -> bool:
+    return text.startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
+
+
+def parse_bucket_address(text: str, access: Access | None = None) -> BucketAddress:
+    scheme, _, rest = text.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    if scheme not in SCHEMES or not _BUCKET.fullmatch(bucket) or ".." in bucket:
+        hint = f"Write {scheme}://BUCKET/PREFIX; a bucket's name has 3 to 63 letters, digits, dots, dashes."
+        raise InputError(f"{_without_user(text)!r} names no bucket.", hint=hint)
+    parts = prefix.strip("/").split("/")
+    if "" in parts and prefix.strip("/"):
+        raise InputError(f"{text!r} has an empty name in its path.", hint="Write one slash between names.")
+    if "." in parts or ".." in parts:
+        raise InputError(f"{text!r} has a '.' or '..' in its path, which means nothing in a bucket.")
+    return BucketAddress(scheme, bucket, prefix.strip("/"), access or Access())
+
+
+def _without_user(text: str) -> str:
+    """What may be shown: an address can hold a password before its @."""
+    scheme, slashes, rest = text.partition("://")
+    return f"{scheme}{slashes}{rest.rpartition('@')[2]}"

@@ -1,0 +1,126 @@
+"""obstore's errors as brim's: what is wrong, where, what to do; without keys and without pages of XML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from brim.buckets.bucket_address import BucketAddress
+from brim.buckets.bucket_client import endpoint_of
+from brim.errors import BrimError, DestinationError, SinkFailed, SourceError
+
+_STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z ]*)")
+_CODE = re.compile(r"<Code>([^<]{1,60})</Code>")
+_BAD_KEY = re.compile(r'object with invalid path: Error parsing Path "(.*?)": ', re.DOTALL)
+_PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
+_GARBLED = {"BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "RequestTimeout"}  # on the way
+_CREDENTIALS = {
+    "s3": "Credentials come from the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), AWS_PROFILE, or the "
+    "role of the machine.",
+    "gs": "Credentials come from the environment (GOOGLE_APPLICATION_CREDENTIALS), or the role of the machine.",
+    "az": "Credentials come from the environment (AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY).",
+}
+
+
+def is_object_error(error: BaseException) -> bool:
+    """Whether an error came from obstore."""
+    return type(error).__module__.startswith("obstore") or _is_not_found(error)
+
+
+def _is_not_found(error: BaseException) -> bool:
+    return isinstance(error, FileNotFoundError) and "Object at location" in str(error)
+
+
+def status_of(error: BaseException) -> int | None:
+    match = _STATUS.search(str(error))
+    return int(match[1]) if match else None
+
+
+def code_of(error: BaseException) -> str:
+    """What S3 calls the error, like NoSuchBucket."""
+    match = _CODE.search(str(error))
+    return match[1] if match else ""
+
+
+def is_missing(error: BaseException) -> bool:
+    return _is_not_found(error) or type(error).__name__ == "NotFoundError"
+
+
+def is_changed(error: BaseException) -> bool:
+    """Whether a condition of a request did not hold."""
+    return type(error).__name__ in ("PreconditionError", "AlreadyExistsError", "NotModifiedError")
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same request may succeed later."""
+    if not is_object_error(error) or is_missing(error) or is_changed(error):
+        return False
+    status = status_of(error)
+    if status is not None:
+        return status in _PASSING or code_of(error) in _GARBLED
+    return type(error).__name__ == "GenericError"  # no answer at all: cut, refused, too slow
+
+
+@contextmanager
+def explained(address: BucketAddress, *, reading: bool = False) -> Iterator[None]:
+    """Errors of obstore inside become brim's."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, BrimError) or not is_object_error(error):
+            raise
+        raise explain(error, address, reading=reading) from None  # the original holds addresses and answers
+
+
+def explain(error: BaseException, address: BucketAddress, *, reading: bool = False) -> BrimError:
+    wrong = SourceError if reading else DestinationError
+    status, code, kind = status_of(error), code_of(error), type(error).__name__
+    bucket, credentials = f"{address.scheme}://{address.bucket}", _CREDENTIALS[address.scheme]
+    if code == "NoSuchBucket" or (is_missing(error) and "NoSuchBucket" in str(error)):
+        make = "" if reading else " Or make it; brim makes no buckets."
+        return wrong(f"There is no bucket {bucket}.", hint=f"Check its name and the store (--endpoint-url).{make}")
+    if "169.254.169.254" in str(error):  # where the role of a machine is asked for
+        anonymous = " A public bucket can be read with --anonymous." if reading else ""
+        return wrong(f"There are no credentials for {bucket}.", hint=credentials + anonymous)
+    if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
+        return wrong(f"{bucket} does not accept the credentials ({code}).", hint=credentials)
+    if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
+        what = "read" if reading else "write to"
+        anonymous = " A public bucket can be read with --anonymous." if reading and not address.access.anonymous else ""
+        return wrong(f"You may not {what} {address} ({code or status or 'refused'}).", hint=credentials + anonymous)
+    if status in (301, 307) or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
+        return wrong(f"{bucket} is in another region.", hint="Set AWS_REGION to the one it is in.")
+    if (bad := _BAD_KEY.search(str(error))) is not None:
+        return wrong(
+            f"{bucket} holds a key that obstore cannot name: {bad[1]!r}.",
+            hint="Rename it: keys with control characters, empty names (//), '.' or '..' cannot be read. Or give a "
+            "prefix that does not hold it.",
+            key=bad[1],
+        )
+    if code == "NoSuchUpload":
+        return SinkFailed(
+            f"An upload to {address} was aborted by somebody else, or by a rule of the bucket.",
+            hint="Run the same command to continue.",
+        )
+    if is_missing(error):
+        return wrong(f"There is nothing at {address}.")
+    if is_changed(error):
+        return SinkFailed(f"{address} was changed by somebody else meanwhile.", hint="Run the same command again.")
+    endpoint = endpoint_of(address.access) if address.scheme == "s3" else None
+    if "InvalidCertificate" in str(error):
+        return wrong(
+            f"The certificate of {endpoint or bucket} is not one that this machine trusts.",
+            hint="Set AWS_CA_BUNDLE to a file with the certificate of the authority that signed it.",
+        )
+    if is_passing(error):
+        what = f"answered {status}{f' ({code})' if code else ''}" if status else "does not answer"
+        where = f" at {endpoint}" if endpoint else ""
+        if "InvalidContentType" in str(error):
+            where += ", which may speak http only,"
+        return SinkFailed(
+            f"{bucket}{where} {what}, although it was asked again and again.",
+            hint="Run the same command to continue; what is finished stays finished.",
+        )
+    hint = f"Is {endpoint} the address of an S3 store?" if endpoint and not code else ""
+    return wrong(f"{bucket} refuses the request ({code or status or kind}).", hint=hint)

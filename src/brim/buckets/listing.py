@@ -1,0 +1,140 @@
+"""What is in a bucket below a place: names, sizes, ETags."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from brim.buckets.bucket_address import BucketAddress
+from brim.buckets.bucket_client import store_of
+from brim.buckets.bucket_errors import explain, explained, is_missing, is_object_error
+from brim.buckets.requests import Tries, pause, submit, wait
+
+_PAGE = 1000
+_REQUESTS = 64  # at a time, of those that have no body
+DATED = "modified "  # what stands before a date that takes the place of an ETag: some stores give none
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStat:
+    """What is known of an object; with the names that a file's stat has, so that both can be looked at alike.
+
+    The ETag takes the place of the date: it changes when the content does, and a copy has the same.
+    """
+
+    st_size: int
+    etag: str
+    st_ino: int = 0
+
+    @property
+    def st_mtime_ns(self) -> int:
+        return int.from_bytes(hashlib.sha256(self.etag.encode()).digest()[:7])
+
+
+def list_objects(address: BucketAddress, *, reading: bool = True) -> Iterator[tuple[str, ObjectStat]]:
+    """(name below the address, stat) of every object, in the order of the store (by key). Folder marks are left out.
+
+    If the line breaks, it begins again: then some come twice. Stores sort in several ways, so none can be passed over.
+    """
+    tries = Tries()
+    while True:
+        try:
+            yield from _listed(address, tries)
+            return
+        except Exception as error:
+            if not is_object_error(error):
+                raise
+            _wait(tries, error, address, reading)
+
+
+def _listed(address: BucketAddress, tries: Tries) -> Iterator[tuple[str, ObjectStat]]:
+    store = store_of(address)
+    import obstore
+
+    skip = len(address.prefix) + 1 if address.prefix else 0
+    prefix = f"{address.prefix}/" if address.prefix else None
+    pages = obstore.list(store, prefix, chunk_size=_PAGE)
+
+    async def next_page() -> Any:
+        return await anext(pages, None)
+
+    while (page := wait(next_page())) is not None:
+        for found in page:
+            name = found["path"][skip:]
+            if name and not (name.endswith("/") and not found["size"]):
+                yield name, _stat(found)
+        tries.begin()
+
+
+def _wait(tries: Tries, error: Exception, address: BucketAddress, reading: bool) -> None:
+    """Before the same is asked again; or raise what ends it."""
+    if (wait_s := tries.after(error)) is None:
+        raise explain(error, address, reading=reading) from None
+    pause(wait_s)
+
+
+def stat_object(address: BucketAddress, *, reading: bool = True) -> ObjectStat | None:
+    """What is at the address itself; None if it is no object."""
+    if not address.prefix:
+        return None
+    store = store_of(address)
+    with explained(address, reading=reading):
+        return wait(_asked(store, address.prefix))
+
+
+def stat_objects(address: BucketAddress, names: Iterable[str]) -> Iterator[ObjectStat | None]:
+    """What is known of each of these objects below the address, in order; None for one that is not there."""
+    store = store_of(address)
+    waiting: deque[Future[ObjectStat | None]] = deque()
+    try:
+        with explained(address, reading=True):
+            for name in names:
+                waiting.append(submit(_asked(store, address.key(name))))
+                if len(waiting) == _REQUESTS:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+async def _asked(store: Any, key: str) -> ObjectStat | None:
+    import obstore
+
+    try:
+        return _stat(await obstore.head_async(store, key))
+    except Exception as error:
+        if is_object_error(error) and is_missing(error):
+            return None
+        raise
+
+
+def _stat(found: Any) -> ObjectStat:
+    etag = found["e_tag"] or f"{DATED}{found['last_modified']}"
+    return ObjectStat(int(found["size"]), str(etag))
+
+
+def read_small(address: BucketAddress, name: str = "", *, reading: bool = True) -> bytes | None:
+    """All of a small object; None if it is not there."""
+    store = store_of(address)
+    import obstore
+
+    async def read() -> bytes:
+        found = await obstore.get_async(store, address.key(name) if name else address.prefix)
+        return bytes(await found.bytes_async())
+
+    tries = Tries()
+    while True:
+        try:
+            return wait(read())
+        except Exception as error:
+            if not is_object_error(error):
+                raise
+            if is_missing(error):
+                return None
+            _wait(tries, error, address, reading)

@@ -1,0 +1,195 @@
+"""Ranges of objects, a few requests ahead of whoever reads them.
+
+One request at a time would wait for the line again and again: a bucket answers after tens of milliseconds, and one
+connection carries a part of what a line can. So pieces are asked for ahead, in order, and given in order. Each request
+names the ETag that was planned: an object that became another one is noticed by the store itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from brim.buckets.bucket_address import BucketAddress
+from brim.buckets.bucket_client import store_of
+from brim.buckets.bucket_errors import explain, is_changed, is_missing, is_object_error
+from brim.buckets.listing import DATED
+from brim.buckets.requests import Tries, pause, result_of, submit
+from brim.errors import SourceError
+from brim.remote_file import ForwardFile, WindowFile
+
+PIECE_BYTES = 8 << 20
+TO_END = 1 << 62
+AHEAD_BYTES = 2 * PIECE_BYTES  # asked for and not taken yet, by one reader
+_AHEAD_REQUESTS = 16  # small objects: their number is what counts
+
+
+class Changed(Exception):
+    """An object is not what it was when it was planned, or is gone. Whoever knows its name says so to people."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPiece:
+    """A range of an object; `stop` is TO_END for all of one whose size is not known.
+
+    Without an ETag it is taken as it is. An empty one asks whether the object is empty still.
+    """
+
+    key: str
+    start: int
+    stop: int
+    etag: str | None = None
+
+    @property
+    def weight(self) -> int:
+        """The bytes that it takes, as far as they are known."""
+        return PIECE_BYTES // 4 if self.stop == TO_END else self.stop - self.start
+
+
+def fetch(address: BucketAddress, piece: ObjectPiece) -> bytes:
+    """The bytes of one piece."""
+    return next(iter(ahead(address, [piece])))[1]
+
+
+def ahead(
+    address: BucketAddress, pieces: Iterable[ObjectPiece], *, requests: int = _AHEAD_REQUESTS, raw: bool = False
+) -> Iterator[tuple[ObjectPiece, bytes]]:
+    """The bytes of pieces in order; `raw`, as a buffer that came from the line, and not a copy of it.
+
+    `requests` is how many are under way at most, if they are so small that their bytes set no limit.
+    """
+    run = RangeRun(address, pieces, requests=requests, raw=raw)
+    try:
+        while (taken := run.take()) is not None:
+            yield taken
+    finally:
+        run.close()
+
+
+class RangeRun:
+    """Pieces in order, of which a few are asked for before they are taken. `start` asks for the first ones."""
+
+    def __init__(
+        self,
+        address: BucketAddress,
+        pieces: Iterable[ObjectPiece],
+        *,
+        requests: int = _AHEAD_REQUESTS,
+        most_bytes: int = AHEAD_BYTES,
+        raw: bool = False,
+    ) -> None:
+        self._address, self._raw = address, raw
+        self._most_bytes, self._requests = most_bytes, requests
+        self._pieces = iter(pieces)
+        self._next = next(self._pieces, None)
+        self._waiting: deque[tuple[ObjectPiece, Future[bytes] | None]] = deque()
+        self._asked = 0
+
+    def start(self) -> None:
+        while self._next is not None and self._fits(self._next):
+            piece = self._next
+            future = submit(_get(self._address, piece, self._raw)) if piece.weight or piece.etag else None
+            self._waiting.append((piece, future))
+            self._asked += piece.weight
+            self._next = next(self._pieces, None)
+
+    def take(self) -> tuple[ObjectPiece, bytes] | None:
+        """The next piece; None behind the last. While it is used, others are on their way."""
+        self.start()
+        if not self._waiting:
+            return None
+        piece, future = self._waiting.popleft()
+        data = b"" if future is None else _result(future, self._address, piece, self._raw)
+        self._asked -= piece.weight
+        return piece, data
+
+    def close(self) -> None:
+        for _, future in self._waiting:
+            if future is not None:
+                future.cancel()
+        self._waiting.clear()
+        self._next = None
+
+    def _fits(self, piece: ObjectPiece) -> bool:
+        waiting = len(self._waiting)
+        return not waiting or (self._asked + piece.weight <= self._most_bytes and waiting < self._requests)
+
+
+async def _get(address: BucketAddress, piece: ObjectPiece, raw: bool) -> Any:
+    import obstore
+
+    if piece.start == piece.stop:  # a range of nothing cannot be asked for
+        found = await obstore.head_async(store_of(address), piece.key)
+        if found["size"] or (found["e_tag"] and found["e_tag"] != piece.etag):
+            raise Changed(piece.key)
+        return b""
+    options: Any = {} if piece.stop == TO_END else {"range": (piece.start, piece.stop)}
+    if piece.etag and not piece.etag.startswith(DATED):
+        options["if_match"] = piece.etag
+    result = await obstore.get_async(store_of(address), piece.key, options=options)
+    if options.get("if_match") and result.meta["e_tag"] not in (None, piece.etag):  # a store that heeds no conditions
+        raise Changed(piece.key)
+    data = await result.bytes_async()
+    return data if raw else bytes(data)
+
+
+def _result(future: Future[bytes], address: BucketAddress, piece: ObjectPiece, raw: bool) -> bytes:
+    tries = Tries()
+    while True:
+        try:
+            data = result_of(future)
+        except Changed:
+            raise
+        except CancelledError as error:
+            raise SourceError("A request to an object store was dropped.") from error
+        except Exception as error:
+            if is_changed(error) or is_missing(error):
+                raise Changed(piece.key) from None
+            if not is_object_error(error):
+                raise
+            if (wait_s := tries.after(error)) is None:
+                raise explain(error, replace(address, prefix=piece.key), reading=True) from None
+        else:
+            if piece.stop == TO_END or len(data) == piece.stop - piece.start:
+                return data
+            if (wait_s := tries.next_s()) is None:
+                raise Changed(piece.key)
+        pause(wait_s)
+        future = submit(_get(address, piece, raw))
+
+
+def cut(key: str, start: int, stop: int, etag: str | None, piece_bytes: int = PIECE_BYTES) -> Iterator[ObjectPiece]:
+    """A range as pieces of one request each, cut at multiples of their size: there stores have cut the object too."""
+    while start < stop:
+        end = min((start // piece_bytes + 1) * piece_bytes, stop)
+        yield ObjectPiece(key, start, end, etag)
+        start = end
+
+
+class ObjectFile(WindowFile):
+    """Any range of an object."""
+
+    def __init__(self, address: BucketAddress, name: str, size: int, etag: str | None) -> None:
+        super().__init__(name, size)
+        self._address, self._etag = address, etag
+
+    def _fetch(self, start: int, stop: int) -> bytes:
+        pieces = cut(self._address.key(self.name), start, stop, self._etag)
+        return b"".join(data for _, data in ahead(self._address, pieces))
+
+
+class ObjectStream(ForwardFile):
+    """All of an object, a few requests ahead."""
+
+    def __init__(self, address: BucketAddress, name: str, size: int, etag: str | None) -> None:
+        super().__init__(name, size)
+        self._pieces = ahead(address, cut(address.key(name), 0, size, etag), raw=True)
+
+    def _next_block(self) -> bytes:
+        return next(self._pieces)[1]
+
+    def close(self) -> None:
+        self._pieces.close()  # type: ignore[attr-defined]

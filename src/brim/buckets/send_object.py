@@ -1,0 +1,140 @@
+"""Send an object as a stream of parts. It appears whole, or not at all.
+
+Parts are handed over by the thread that makes them; a few are on their way at a time. (obstore could also pull them
+from an iterator, but it would do so on its own threads, and a part that itself comes from a bucket needs those.) Every
+part carries a checksum (CRC-64/NVME), which the store compares with what arrives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent import futures
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from brim.buckets.bucket_address import BucketAddress
+from brim.buckets.bucket_client import store_of
+from brim.buckets.bucket_errors import is_missing, is_object_error
+from brim.buckets.requests import submit, wait
+
+PART_BYTES = 8 << 20
+_MOST_PARTS = 10_000
+_LOOK_S = 0.2
+
+
+def part_bytes(size: int) -> int:
+    """How large the parts of an object are: depends on its size alone, so that its ETag does too."""
+    least = -(-size // _MOST_PARTS)
+    return max(PART_BYTES, -(-least // (1 << 20)) << 20)
+
+
+def send_parts(
+    address: BucketAddress, key: str, parts: Iterable[memoryview], size: int, in_flight: int, check: Callable[[], None]
+) -> str:
+    """Send parts of `size` bytes (the last may be smaller) in order as one object, and return its ETag.
+
+    `check` may raise to drop it.
+    """
+    import asyncio
+
+    queue: asyncio.Queue[memoryview | None] = asyncio.Queue()
+    wanted = threading.Semaphore(0)  # parts that are asked for: none waits here beside the one that is made
+
+    async def given() -> AsyncIterator[memoryview]:
+        while True:
+            wanted.release()
+            part = await queue.get()
+            if part is None:
+                return
+            yield part
+
+    async def hand_over(part: memoryview | None) -> None:
+        queue.put_nowait(part)
+
+    upload = submit(_put(address, key, given(), size, in_flight))
+    try:
+        for part in itertools.chain(parts, [None]):
+            while not wanted.acquire(timeout=_LOOK_S):
+                if upload.done():
+                    break
+                check()
+            if upload.done():
+                upload.result()  # it failed: that is raised here
+                raise AssertionError("an upload ended before its last part")
+            submit(hand_over(part))
+        while not futures.wait([upload], _LOOK_S).done:
+            check()
+        return str(upload.result()["e_tag"] or "")
+    except BaseException:
+        upload.cancel()
+        raise
+
+
+async def _put(address: BucketAddress, key: str, parts: AsyncIterator[memoryview], size: int, in_flight: int) -> Any:
+    import obstore
+
+    # obstore cuts what it is given into parts of chunk_size: another size here would send another number of them.
+    return await obstore.put_async(
+        store_of(address), key, parts, use_multipart=True, chunk_size=size, max_concurrency=in_flight
+    )
+
+
+def send_small(address: BucketAddress, key: str, data: bytes | memoryview) -> str:
+    """Send a small object in one request, and return its ETag."""
+    store = store_of(address)
+    import obstore
+
+    async def put() -> Any:
+        return await obstore.put_async(store, key, data, use_multipart=False)
+
+    return str(wait(put())["e_tag"] or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What tells an object from all that had or will have its key. Some stores go by one, some by the other."""
+
+    e_tag: str | None
+    version: str | None
+
+
+def send_instead(address: BucketAddress, key: str, data: bytes, of: Version | None) -> Version:
+    """Send a small object if what is there is `of`, or if nothing is (None): else obstore's error."""
+    store = store_of(address)
+    import obstore
+
+    mode: Any = "create" if of is None else {name: value for name, value in asdict(of).items() if value is not None}
+    done = obstore.put(store, key, data, mode=mode, use_multipart=False)
+    return Version(done["e_tag"], done["version"])
+
+
+def version_of(address: BucketAddress, key: str) -> Version | None:
+    """What is there now; None if nothing is."""
+    store = store_of(address)
+    import obstore
+
+    try:
+        found = obstore.head(store, key)
+    except Exception as error:
+        if is_object_error(error) and is_missing(error):
+            return None
+        raise
+    return Version(found["e_tag"], found["version"])
+
+
+def delete_objects(address: BucketAddress, keys: list[str]) -> None:
+    store = store_of(address)
+    import obstore
+
+    if keys:
+        obstore.delete(store, keys)
+
+
+def copy_object(address: BucketAddress, source: str, target: str) -> None:
+    """A copy inside the bucket, by the store itself."""
+    store = store_of(address)
+    import obstore
+
+    obstore.copy(store, source, target)

@@ -1,0 +1,30 @@
+"""What an option may be: one of some words, or a number that is large enough. Every option is checked here.
+
+The name of an option is the terminal's (`on-error`); `wording` makes the reader's of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from brim.errors import InputError
+
+
+def one_of(option: str, value: Any, allowed: Collection[Any]) -> None:
+    """InputError unless the value is among those allowed."""
+    if value in allowed:
+        return
+    words = [str(word) for word in allowed if word is not None]
+    listed = " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    raise InputError(f"--{option} takes {listed}, not {value!r}.", hint="", option=option)
+
+
+def at_least(option: str, value: Any, least: int, most: int = 2**62) -> None:
+    """InputError unless the value is a whole number from `least` on; None is an option that was not given."""
+    if value is None:
+        return
+    whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not whole or not least <= value.__index__() < most:
+        what = "a number above zero" if least == 1 else f"a number of at least {least}"
+        raise InputError(f"--{option} takes {what}, not {value!r}.", option=option)

@@ -1,0 +1,200 @@
+"""brim build: package files into shards."""
+
+import functools
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from brim.buckets.bucket_address import BucketAddress, is_bucket_address
+from brim.cli.flags import (
+    BidsFlags,
+    CuttingFlags,
+    KeepingFlags,
+    MaybeSource,
+    PublishingFlags,
+    ReadingFlags,
+    RunningFlags,
+    ScalingFlags,
+    ShowingFlags,
+    StoringFlags,
+    WatchingFlags,
+)
+from brim.cli.plan_command import PlanOption, need, opened, planned, refuse_given, show
+from brim.cli.show import emit, memory_held, page_path, print_lines, progress_for
+from brim.errors import InputError
+from brim.progress import Progress
+from brim.redact import redact_command
+from brim.sizes import format_size
+
+HELP = """Package files into shards at DEST: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX.
+
+Writes Parquet (or WebDataset) shards and a card, so that `load_dataset("DEST")` works and decodes, in
+about 60 MB of memory (100 MB to the Hub, up to 200 MB from or to a bucket) however large the files are.
+Run the same command again after a crash, a kill or Ctrl-C: it does what is missing and nothing else.
+
+To the Hub or a bucket nothing is written to disk but a ledger. Readers of the Hub see the old version or the
+new one, never a part. The token comes from `hf auth login` or HF_TOKEN, keys of a bucket from the
+environment, AWS_PROFILE or the machine's role.
+
+With --plan, a plan that `brim plan --save` wrote is built: a part of it with --part I/N, on any machine that
+sees the source; --finish publishes what all parts brought; without either, all that is missing is done here.
+
+[bold]Examples[/bold]
+
+  brim build scans/ out/
+  brim build scans.csv out/ --files t1w:nifti --files masks:nifti --memory 1GB
+  brim build photos/ out/ --label-from parent --shard-size 1GB
+  brim build ds004884/ out/ --recipe arc
+  brim build photos/ out/ --update       (files were added)
+  brim build ds004884/ hf://datasets/me/arc --recipe arc
+  brim build s3://openneuro.org/ds004884 hf://datasets/me/arc --recipe arc \\
+      --anonymous
+  brim build scans/ s3://lab/scans --endpoint-url https://minio.lab.example
+  brim build scans/ hf://datasets/me/scans --engine ray
+  brim build --plan shared/arc.plan --part 3/100
+  brim build --plan shared/arc.plan --finish
+"""
+
+
+def build(
+    reading: ReadingFlags,
+    bids: BidsFlags,
+    cutting: CuttingFlags,
+    publishing: PublishingFlags,
+    storing: StoringFlags,
+    running: RunningFlags,
+    scaling: ScalingFlags,
+    keeping: KeepingFlags,
+    showing: ShowingFlags,
+    watching: WatchingFlags,
+    source: MaybeSource = None,
+    dest: Annotated[
+        str | None,
+        typer.Argument(metavar="DEST", help="A folder, hf://datasets/ORG/NAME\\[@BRANCH], or s3://BUCKET/PREFIX."),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over: remove what an earlier build left.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Bring DEST up to date; keep unchanged shards.")] = False,
+    stop_file: Annotated[
+        str | None, typer.Option("--stop-file", metavar="FILE", help="Stop cleanly when this file appears.")
+    ] = None,
+    report: Annotated[
+        str | None,
+        typer.Option("--report", metavar="FILE.html", help="A page about the run: memory over time, shards, notes."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as `brim plan` does.")] = False,
+    saved: PlanOption = None,
+    part: Annotated[
+        str | None, typer.Option("--part", metavar="I/N", help="With --plan: only the I-th of N parts.")
+    ] = None,
+    finish: Annotated[bool, typer.Option("--finish", help="With --plan: publish what all parts brought.")] = False,
+) -> None:
+    if saved is None and (part is not None or finish):
+        raise InputError(
+            f"{'--finish' if part is None else '--part'} needs a plan that was saved.",
+            hint="Save one with brim plan SOURCE DEST --save PLAN, then give --plan PLAN.",
+        )
+    job: Any
+    run: Callable[[Progress], Any]
+    if saved is not None:
+        more = {"fresh": fresh, "update": update}
+        refuse_given(source, dest, (reading, bids, cutting, publishing, scaling), more)
+        job = opened(saved, running, storing, reading.root, state=keeping.state, stop_file=stop_file)
+        run = _step(job, part, finish)
+    else:
+        job = planned(
+            need(source), need(dest, "DEST"), reading, bids, cutting, storing, running,
+            **vars(publishing), **vars(scaling), fresh=fresh, update=update, state=keeping.state, stop_file=stop_file,
+        )  # fmt: skip
+        run = job.run
+    if dry_run:
+        show(job, showing.json)
+        return
+    from brim.report.recording import recorded
+
+    page = None if report is None else page_path(report)
+    # The forecast is for this machine: it says nothing about the nodes of a cluster.
+    takes = {} if scaling.engine == "ray" else dict.fromkeys(("low_bytes", "high_bytes"), job.forecast.total)
+    command = redact_command(["brim", *sys.argv[1:]])
+    with recorded(progress_for(showing.json, watching.quiet), page, command, job.limit, takes) as progress:
+        for warning in job.plan.table.warnings if part is None else ():
+            progress.note(warning)
+        result = run(progress)
+    if showing.json:
+        emit("done", **{name: getattr(result, name) for name in result.__slots__})
+        return
+    if part is not None:
+        print_lines(_part_lines(result))
+        return
+    dest = dest or str(result.destination)
+    lines = [
+        ("built", f"{result.destination}{f' ({result.visibility})' if result.visibility else ''}"),
+        ("holds", f"{result.rows:,} rows, {result.files:,} files, {format_size(result.bytes)}"),
+        ("shards", _shards(result)),
+    ]
+    if result.proved:
+        lines.append(("proved", result.proved))
+    lines += memory_held(progress, job.limit.bytes)
+    if result.left_out:
+        lines.append(("left out", f"{len(result.left_out)} file(s) too large for the format, listed in README.md"))
+    if job.plan.format == "parquet":
+        config = publishing.config if saved is None else job.hub.config
+        lines.append(("load", _load(dest, config)))
+    places = (
+        ("--root", reading.root if saved is None else None),
+        ("--state", keeping.state),
+        ("--endpoint-url", storing.endpoint_url if saved is None else _endpoint(job.destination)),
+        ("--source-endpoint-url", storing.source_endpoint_url),
+    )
+    options = [word for option, value in places if value for word in (option, value)]
+    options += ["--anonymous"] if storing.anonymous else []
+    lines.append(("prove", shlex.join(["brim", "verify", dest, *([source] if source else []), *options])))
+    print_lines(lines)
+
+
+def _step(job: Any, part: str | None, finish: bool) -> Callable[[Progress], Any]:
+    """What is to be done of a saved plan."""
+    from brim.jobs.part_receipts import parse_part
+
+    if part is None:
+        return job.finish if finish else job.run  # type: ignore[no-any-return]
+    if finish:
+        raise InputError("Choose one of --part (bring shards) and --finish (publish them).")
+    return functools.partial(job.part, parse_part(part))
+
+
+def _part_lines(result: Any) -> list[tuple[str, str]]:
+    kept = f", {result.kept:,} kept" if result.kept else ""
+    return [
+        ("part", f"{result.part} of {result.parts}, at {result.destination}"),
+        ("shards", f"{result.shards:,} ({result.written:,} brought{kept}), {format_size(result.bytes)}"),
+        ("next", f"{result.next}{f'  (when all {result.parts:,} parts are done)' if result.parts > 1 else ''}"),
+    ]
+
+
+def _shards(result: Any) -> str:
+    """How many there are, and how many of them this run had to bring."""
+    kept = f", {result.kept:,} kept" if result.kept else ""
+    if not result.visibility:
+        return f"{result.shards:,} ({result.written:,} written{kept})"
+    pull = f", by pull request {result.pull_request}" if result.pull_request else ""
+    sent = f"{result.written:,} sent, {format_size(result.sent_bytes)}{kept}"
+    return f"{result.shards:,} ({sent}) in {result.commits:,} commit{'' if result.commits == 1 else 's'}{pull}"
+
+
+def _endpoint(destination: Any) -> str | None:
+    """The store that a saved plan goes to, if it says so."""
+    return destination.access.endpoint if isinstance(destination, BucketAddress) else None
+
+
+def _load(dest: str, config: str) -> str:
+    """How it is loaded."""
+    if is_bucket_address(dest):
+        return f"pyarrow.parquet.read_table({dest.rstrip('/') + '/data/'!r})"
+    path, _, revision = dest.removeprefix("hf://datasets/").partition("@")
+    if not dest.startswith("hf://"):
+        return f"datasets.load_dataset({dest!r})"
+    words = [repr(path.rstrip("/")), *([] if config == "default" else [repr(config)])]
+    return f"datasets.load_dataset({', '.join([*words, *([f'revision={revision!r}'] if revision else [])])})"

@@ -1,0 +1,134 @@
+"""brim check: look at every file before a long run."""
+
+from typing import Annotated, Any
+
+import typer
+
+from brim.cli.flags import BidsFlags, ReadingFlags, ShowingFlags, SourceArgument, StoringFlags, WatchingFlags
+from brim.cli.read_flags import read
+from brim.cli.show import emit, progress_for, wrapped
+
+HELP = """Look at every file before a long run.
+
+Every file exists, can be read, is data and not a pointer, is not empty, and fits the format. The headers of
+NIfTI files, images, PDFs and gzip streams are right: of a sample, or with --all of every file, and then gzip
+streams are read to their last byte. Writes nothing. Exits 3 if anything is wrong, and names the files.
+
+[bold]Examples[/bold]
+
+  brim check scans/
+  brim check scans.csv --files t1w:nifti --all
+  brim check ds004884/ --bids-validator --list
+  brim check s3://openneuro.org/ds004884 --recipe arc --anonymous
+"""
+
+_SHOWN = 3
+
+
+def check(
+    source: SourceArgument,
+    reading: ReadingFlags,
+    bids: BidsFlags,
+    storing: StoringFlags,
+    showing: ShowingFlags,
+    watching: WatchingFlags,
+    sample_size: Annotated[
+        int, typer.Option("--sample-size", metavar="N", min=0, help="Headers to look at in each file column.")
+    ] = 10,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every header, and every gzip stream to its last byte.")
+    ] = False,
+    every_file: Annotated[bool, typer.Option("--list", help="Name every offending file, not three a check.")] = False,
+    validator: Annotated[
+        bool, typer.Option("--bids-validator", help="Run the official BIDS validator too (bids-validator-deno).")
+    ] = False,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--tolerance",
+            metavar="SHARE",
+            help="How far counts may be from what the recipe expects. (default: the recipe's, else 0.1)",
+        ),
+    ] = None,
+) -> None:
+    from brim.jobs.check_files import bids_validator
+    from brim.jobs.check_files import check as check_table
+
+    table = read(source, reading, bids, storing, lenient=True)
+    progress = progress_for(showing.json, watching.quiet)
+    for warning in table.warnings:
+        progress.note(warning)
+    report = check_table(
+        table,
+        sample_size=sample_size,
+        everything=everything,
+        allow_empty=reading.allow_empty,
+        extra=[*expectations(table, source, bids.recipe, tolerance), *([bids_validator(source)] if validator else [])],
+        oversize=reading.oversize,  # type: ignore[arg-type]  # checked there
+        progress=progress,
+    )
+    show(report, showing.json, every_file)
+
+
+def expectations(table: Any, source: str, recipe: str | None, tolerance: float | None) -> list[Any]:
+    """What the recipe says of the whole dataset, as checks. The columns of a BIDS dataset say nothing of it."""
+    from brim.jobs.check_files import Check
+    from brim.sources.open_source import find_recipe, recipe_text
+    from brim.sources.recipe import expectation_findings
+
+    found = find_recipe(recipe_text(recipe))
+    if found is None:
+        return []
+    findings = expectation_findings(table, found, source, tolerance)
+    return [Check(finding.name, finding.ok, 0, detail=finding.detail) for finding in findings]
+
+
+def show(report: Any, as_json: bool, every_file: bool) -> None:
+    """Print a report; DamageFound (exit 3) if anything in it failed."""
+    from brim.errors import DamageFound
+
+    if as_json:
+        for item in report.checks:
+            emit("check", **{name: getattr(item, name) for name in item.__slots__})
+        emit("checked", ok=report.ok, checks=len(report.checks), failed=[item.name for item in report.failed])
+    else:
+        _print(report.checks, every_file)
+    if not report.ok:
+        findings = [_finding(item) for item in report.failed]
+        raise DamageFound(
+            f"{len(findings)} of {len(report.checks)} checks failed: {', '.join(findings)}.",
+            hint="" if every_file else "Run it again with --list to see every file.",
+            findings=findings,
+        )
+
+
+def _finding(item: Any) -> str:
+    return f"{item.name} ({len(item.failed):,})" if item.failed else item.name
+
+
+def _print(checks: list[Any], every_file: bool) -> None:
+    counts = [
+        f"{len(item.failed):,} of {item.counted:,}" if item.failed else f"{item.counted:,}" if item.counted else ""
+        for item in checks
+    ]
+    names = max(len(item.name) for item in checks)
+    width = max(map(len, counts))
+    for item, count in zip(checks, counts, strict=True):
+        files = _files(item)
+        shown = ""
+        if files and not every_file:
+            more = f" and {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
+            shown = ", ".join(files[:_SHOWN]) + more
+        text = " | ".join(part for part in (item.detail, shown) if part)
+        line = f"{'ok' if item.ok else 'FAIL':>4}  {item.name:<{names}}  {count:>{width}}  {text}".rstrip()
+        print(wrapped(line, 6))
+        if every_file:
+            for file in files:
+                print(f"      {file}")
+
+
+def _files(item: Any) -> list[str]:
+    """The offending files, with what is wrong with each where that is known."""
+    if not item.faults:
+        return list(item.failed)
+    return [f"{path} ({fault})" for path, fault in zip(item.failed, item.faults, strict=True)]

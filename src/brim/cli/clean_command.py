@@ -1,0 +1,65 @@
+"""brim clean: what brim.map has cached, and room for more."""
+
+from typing import Annotated
+
+import typer
+
+from brim.cli.flags import ShowingFlags
+from brim.cli.show import emit
+from brim.errors import InputError
+from brim.sizes import format_size
+
+HELP = """List what `brim.map` has cached; with --remove, remove it.
+
+Results of `brim.map` are kept so that the same call is answered at once, and an interrupted one goes on. A cache that a
+running job uses is never removed. A dataset that is open in a program stays readable until it is closed.
+
+[bold]Examples[/bold]
+
+  brim clean
+  brim clean --remove --older-than 30
+  brim clean --remove --unfinished
+"""
+
+
+def clean(
+    showing: ShowingFlags,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove what is listed.")] = False,
+    older_than: Annotated[
+        float, typer.Option("--older-than", metavar="DAYS", help="Only those not used for so many days.")
+    ] = 0.0,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Only jobs that were not finished.")] = False,
+    cache_dir: Annotated[
+        str | None,
+        typer.Option("--cache-dir", metavar="DIR", help="Where the caches are. (default: BRIM_CACHE, or the user's)"),
+    ] = None,
+) -> None:
+    from brim.jobs.caches import cache_home, list_caches, remove_cache
+
+    if older_than < 0:
+        raise InputError("--older-than takes a number of days.")
+    home = cache_home(cache_dir)
+    chosen = [c for c in list_caches(home) if c.age_days >= older_than and not (unfinished and c.done)]
+    freed = busy = 0
+    for cached in chosen:
+        removed = remove and remove_cache(cached)
+        freed += cached.bytes if removed else 0
+        busy += remove and not removed
+        if showing.json:
+            facts = {name: getattr(cached, name) for name in cached.__slots__}
+            emit("cache", **facts, age_days=round(cached.age_days, 2), removed=removed)
+            continue
+        state = "done" if cached.done else "unfinished"
+        print(
+            f"{format_size(cached.bytes):>9}  {cached.age_days:5.1f} days  {state:10}  {cached.rows:>12,} rows  "
+            f"{cached.what} of {cached.source}{'  removed' if removed else ''}"
+        )
+    if showing.json:
+        return
+    total = format_size(sum(cached.bytes for cached in chosen))
+    if not chosen:
+        print(f"Nothing is cached in {home}.")
+    elif remove:
+        print(f"{format_size(freed)} freed{f', {busy} in use and kept' if busy else ''}.")
+    else:
+        print(f"{total} in {len(chosen)} caches in {home}. `brim clean --remove` removes them.")

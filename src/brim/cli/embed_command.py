@@ -1,0 +1,168 @@
+"""brim embed: vectors of texts and images, within a limit."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from brim.cli.compute_flags import job_options, row_options, run_job, tell
+from brim.cli.flags import (
+    ComputingFlags,
+    KeepingFlags,
+    Many,
+    PublishingFlags,
+    RowFlags,
+    RunningFlags,
+    ScalingFlags,
+    ShowingFlags,
+    StoringFlags,
+    WatchingFlags,
+)
+from brim.cli.show import waiting_for
+from brim.errors import InputError
+
+HELP = """Put rows through an embedding model and write their vectors, without ever holding them.
+
+SOURCE is rows (JSONL, CSV, Parquet, Arrow, text; also .gz and .zst) or a folder of images; s3://BUCKET/PREFIX is a
+folder too. DEST ends in .safetensors, .npy or .parquet, or is a folder, hf://datasets/ORG/NAME or s3://BUCKET/PREFIX
+for Parquet shards. Vectors go to disk as they come, in the order of the rows; run the same command again after a
+crash. docs/embed.md has models, formats and promises.
+
+[bold]Examples[/bold]
+
+  brim embed captions.parquet emb.safetensors --column caption \\
+      --model sentence-transformers/all-MiniLM-L6-v2
+  brim embed photos/ emb.npy --image image --keep image \\
+      --model openai/clip-vit-large-patch14
+  brim embed pairs.jsonl vectors/ --model mine:factory --column caption \\
+      --image path --keep id --memory 8GB
+"""
+
+
+def _model(*names: str, metavar: str | None = None, help: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel="Model")
+
+
+def _vectors(*names: str, metavar: str | None = None, help: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel="Vectors")
+
+
+def embed(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or images; or s3://…")
+    ],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="A file, a folder, hf://datasets/ORG/NAME, or s3://…")],
+    rows: RowFlags,
+    publishing: PublishingFlags,
+    running: RunningFlags,
+    scaling: ScalingFlags,
+    computing: ComputingFlags,
+    keeping: KeepingFlags,
+    showing: ShowingFlags,
+    watching: WatchingFlags,
+    storing: StoringFlags,
+    model: Annotated[
+        str,
+        _model("--model", metavar="NAME|FOLDER|MODULE:FACTORY", help="sentence-transformers, transformers, or yours."),
+    ],
+    column: Annotated[str | None, _vectors("--column", metavar="NAME", help="The column of texts.")] = None,
+    image: Annotated[str | None, _vectors("--image", metavar="NAME", help="The column of images.")] = None,
+    keep: Annotated[
+        Many, _vectors("--keep", metavar="COLUMN", help="Stays beside the vectors. May be repeated.")
+    ] = None,
+    batch_size: Annotated[int, _vectors("--batch-size", metavar="ROWS", help="Rows in the model at a time.")] = 32,
+    normalize: Annotated[bool, _vectors("--normalize", help="Make every vector one long.")] = False,
+    nan: Annotated[str, _vectors("--nan", metavar="error|keep", help="Vectors that are no numbers.")] = "error",
+    empty: Annotated[str, _vectors("--empty", metavar="error|keep", help="Texts that are missing or empty.")] = "error",
+    name: Annotated[
+        Many, _vectors("--name", metavar="OLD=NEW", help="Another name for the model's vectors. May be repeated.")
+    ] = None,
+    device: Annotated[str, _model("--device", metavar="auto|cpu|cuda|mps", help="Where the model runs.")] = "auto",
+    dtype: Annotated[
+        str, _model("--dtype", metavar="auto|float32|float16|bfloat16", help="auto: that of the weights.")
+    ] = "auto",
+    pooling: Annotated[
+        str | None, _model("--pooling", metavar="mean|cls|last", help="For transformers models of text.")
+    ] = None,
+    no_projection: Annotated[
+        bool, _model("--no-projection", help="CLIP: the vectors before the common space.")
+    ] = False,
+    max_tokens: Annotated[int | None, _model("--max-tokens", metavar="N", help="Texts are cut to N tokens.")] = None,
+    prompt: Annotated[str | None, _model("--prompt", metavar="TEXT", help="Before every text.")] = None,
+    revision: Annotated[str | None, _model("--revision", metavar="REV", help="Of a model on the Hub.")] = None,
+    argument: Annotated[
+        Many, _model("--argument", metavar="NAME=VALUE", help="For a factory of yours; JSON values. May be repeated.")
+    ] = None,
+    split: Annotated[str, _vectors("--split", metavar="NAME", help="The split that shards become.")] = "train",
+) -> None:
+    from brim.jobs.computed_job import ComputedJob
+    from brim.jobs.vector_file_job import VectorFileJob
+    from brim.outputs.output import RowsFinisher
+    from brim.outputs.vector_output import SUFFIXES
+    from brim.steps.embed_options import EmbedOptions, ModelOptions
+    from brim.steps.embed_rows import open_source
+    from brim.steps.embed_step import EmbedStep
+
+    with waiting_for(source):
+        rows_of, root = open_source(source, image, row_options(rows, storing))
+    options = EmbedOptions(
+        model=model,
+        column=column,
+        image=image,
+        keep=tuple(keep or ()),
+        batch_size=batch_size,
+        normalize=normalize,
+        nan=nan,  # type: ignore[arg-type]
+        empty=empty,  # type: ignore[arg-type]
+        keep_bfloat16=dest.endswith(".safetensors"),
+        image_root=root,
+        image_access=storing.source,
+        names=_pairs(name, "--name"),
+        loading=ModelOptions(
+            device=device,
+            dtype=dtype,  # type: ignore[arg-type]
+            pooling=pooling,  # type: ignore[arg-type]
+            projection=not no_projection,
+            max_tokens=max_tokens,
+            prompt=prompt,
+            revision=revision,
+            arguments=tuple((key, _value(text)) for key, text in _pairs(argument, "--argument")),
+        ),
+    )
+    step = EmbedStep(options)
+    step.check(rows_of.schema)
+    job: Any
+    how = (scaling, computing, keeping, publishing, storing)
+    if not dest.startswith("hf://") and Path(dest).suffix in SUFFIXES:
+        if split != "train":
+            raise InputError("--split is for shards, and DEST is a file.", hint="Leave --split out.")
+        job = VectorFileJob(rows_of, step, dest, job_options(running, *how))
+    else:
+        # A model takes all cores of a machine by itself.
+        alone = running.workers is None and scaling.engine == "local"
+        once = RunningFlags(running.memory, 1 if alone else running.workers)
+        finisher = RowsFinisher("parquet", None, split)
+        job = ComputedJob("embed", rows_of, step, finisher, dest, job_options(once, *how))
+    began = time.monotonic()
+    computed, progress = run_job(job, computing, showing, watching)
+    rate = computed.built.rows / max(time.monotonic() - began, 1e-6)
+    more = [("rate", f"{rate:,.1f} rows a second, loading included")] if computed.outcome.computed else []
+    tell(computed, progress, job, showing, more)
+
+
+def _pairs(given: list[str] | None, option: str) -> tuple[tuple[str, str], ...]:
+    pairs = [word.partition("=") for word in given or ()]
+    for left, sign, right in pairs:
+        if not (left and sign and right):
+            raise InputError(f"{option} takes NAME=VALUE, not {left + sign + right!r}.")
+    return tuple((left, right) for left, _, right in pairs)
+
+
+def _value(text: str) -> Any:
+    """A number, true, a list; anything that is not JSON is a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,104 @@
+"""brim map: a function over rows, within a limit."""
+
+from typing import Annotated
+
+import typer
+
+from brim.cli.compute_flags import job_options, row_options, run_job, tell
+from brim.cli.flags import (
+    ComputingFlags,
+    KeepingFlags,
+    Many,
+    PublishingFlags,
+    RowFlags,
+    RunningFlags,
+    ScalingFlags,
+    ShowingFlags,
+    StoringFlags,
+    WatchingFlags,
+)
+from brim.cli.show import waiting_for
+
+HELP = """Apply a function to every row (or batch) of SOURCE, and write the results to DEST.
+
+SOURCE is JSONL, CSV, TSV, Parquet, Arrow or text (also .gz and .zst), a folder or a glob of them, also in a bucket
+(s3://BUCKET/PREFIX), or a folder that `datasets` has saved. The function takes and returns what it would for
+`Dataset.map`. Workers are as many as fit the limit. Work that runs out of memory is tried again with more room, then
+in smaller pieces where that cannot change the result. Run the same command again after a crash, a kill or Ctrl-C:
+finished units are not done again.
+
+[bold]Examples[/bold]
+
+  brim map docs.jsonl out/ --fn mymodule:clean --memory 4GB
+  brim map 'logs/*.jsonl.zst' out/ --fn steps.py:parse --batched
+  brim map 's3://archive/**/*.jsonl.zst' out/ --fn steps.py:parse --anonymous
+  brim map table.parquet hf://datasets/me/clean --fn mymodule:add_columns \\
+      --remove-columns html
+  brim map pages.jsonl /shared/out --fn steps:clean --memory 8GB --engine ray
+"""
+
+
+def map(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or s3://…")],
+    dest: Annotated[
+        str, typer.Argument(metavar="DEST", help="A folder, hf://datasets/ORG/NAME\\[@BRANCH], or s3://BUCKET/PREFIX.")
+    ],
+    rows: RowFlags,
+    publishing: PublishingFlags,
+    running: RunningFlags,
+    scaling: ScalingFlags,
+    computing: ComputingFlags,
+    keeping: KeepingFlags,
+    showing: ShowingFlags,
+    watching: WatchingFlags,
+    storing: StoringFlags,
+    fn: Annotated[str, typer.Option("--fn", metavar="MODULE:FUNCTION", help="The function; or FILE.py:FUNCTION.")],
+    batched: Annotated[bool, typer.Option("--batched", help="The function takes a batch of rows.")] = False,
+    batch_size: Annotated[int, typer.Option("--batch-size", metavar="ROWS", help="Rows in a batch.")] = 1000,
+    input: Annotated[
+        str, typer.Option("--input", metavar="python|arrow|numpy", help="What the function is given.")
+    ] = "python",
+    with_indices: Annotated[bool, typer.Option("--with-indices", help="Give the function the rows' numbers.")] = False,
+    input_columns: Annotated[
+        Many, typer.Option("--input-columns", metavar="COLUMN", help="Given to the function by position. Repeatable.")
+    ] = None,
+    remove_columns: Annotated[
+        Many, typer.Option("--remove-columns", metavar="COLUMN", help="Not in the output. May be repeated.")
+    ] = None,
+    splittable: Annotated[
+        bool,
+        typer.Option("--splittable", help="A batch done in parts gives the same rows: allow it if memory is short."),
+    ] = False,
+    format: Annotated[str, typer.Option("--format", metavar="parquet|arrow", help="What a shard is.")] = "parquet",
+    rows_per_shard: Annotated[
+        int | None, typer.Option("--rows-per-shard", metavar="N", help="(default: one shard for each unit)")
+    ] = None,
+    split: Annotated[str, typer.Option("--split", metavar="NAME", help="The split that the rows become.")] = "train",
+) -> None:
+    from brim.jobs.computed_job import ComputedJob
+    from brim.outputs.output import RowsFinisher
+    from brim.rows.open_rows import open_rows
+    from brim.steps.map_options import MapOptions
+    from brim.steps.step_process import make_step
+
+    step = make_step(
+        fn,
+        MapOptions(
+            batched=batched,
+            batch_size=batch_size,
+            with_indices=with_indices,
+            input_columns=input_columns,
+            remove_columns=remove_columns,
+            input=input,  # type: ignore[arg-type]
+            splittable=splittable or None,
+        ),
+    )
+    with waiting_for(source):
+        rows_of = open_rows(source, row_options(rows, storing))
+    step.options.check(rows_of.schema)
+    finisher = RowsFinisher(format, rows_per_shard, split)  # type: ignore[arg-type]
+    job = ComputedJob(
+        "map", rows_of, step, finisher, dest, job_options(running, scaling, computing, keeping, publishing, storing)
+    )
+    computed, progress = run_job(job, computing, showing, watching)
+    tell(computed, progress, job, showing, [("load", f"datasets.load_dataset({dest!r})")] if "://" not in dest else [])

@@ -1,0 +1,162 @@
+"""brim plan: what would be built."""
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from brim.cli.flags import (
+    BidsFlags,
+    CuttingFlags,
+    MaybeSource,
+    PublishingFlags,
+    ReadingFlags,
+    RunningFlags,
+    ShowingFlags,
+    StoringFlags,
+)
+from brim.cli.read_flags import read
+from brim.cli.show import emit, print_lines
+from brim.errors import InputError
+
+PlanOption = Annotated[
+    str | None,
+    typer.Option("--plan", metavar="PLAN", help="A plan that was saved, in place of SOURCE and DEST."),
+]
+_ALLOWED = ("root",)  # where the source is on this machine
+
+
+def need(argument: str | None, name: str = "SOURCE") -> str:
+    """An argument that only a saved plan can stand for."""
+    if argument is None:
+        raise InputError(f"{name} is missing.", hint="Give SOURCE and DEST, or --plan PLAN.")
+    return argument
+
+
+def refuse_given(source: str | None, dest: str | None, groups: Sequence[Any], more: Mapping[str, Any]) -> None:
+    """InputError if what the saved plan says already is said again."""
+    given = [name for name, value in (("SOURCE", source), ("DEST", dest)) if value is not None]
+    named = {f.name: getattr(group, f.name) != f.default for group in groups for f in fields(group)}
+    named |= {name: bool(value) for name, value in more.items()}
+    given += [f"--{name.replace('_', '-')}" for name, is_given in named.items() if is_given and name not in _ALLOWED]
+    if given:
+        raise InputError(
+            f"{', '.join(given)} cannot go with --plan: the plan says what is built, from what and where.",
+            hint="Leave it out, or save another plan.",
+        )
+
+
+def opened(plan: str, running: RunningFlags, storing: StoringFlags, root: str | None, **more: Any) -> Any:
+    """The saved plan, as this machine works on it. Of what `storing` says, only the store of PLAN is free."""
+    refuse_given(None, None, (dataclasses.replace(storing, endpoint_url=None),), {})
+    from brim.jobs.parts import SavedBuild, SavedOptions
+
+    return SavedBuild(plan, SavedOptions(running.memory, running.workers, root=root, access=storing.dest, **more))
+
+
+HELP = """Show what would be built, how big it is, and whether it fits.
+
+Looks at every file (none is read whole) and prints rows, bytes as they really are, the shards, and the
+memory a build takes. Nothing is built. Exits 2 if `brim build` would refuse a file.
+
+--save writes the plan to a file, from which `brim build --plan` works in parts on many machines;
+--plan shows such a plan and how far it is.
+
+[bold]Examples[/bold]
+
+  brim plan scans/
+  brim plan scans.csv --files t1w:nifti --shard-size 1GB
+  brim plan photos/ out/ --label-from parent --json
+  brim plan ds004884/ --save-recipe arc-columns.toml
+  brim plan ds004884/ hf://datasets/me/arc --save shared/arc.plan
+  brim plan --plan shared/arc.plan
+  brim plan s3://openneuro.org/ds004884 --recipe arc --anonymous
+"""
+
+
+def planned(
+    source: str,
+    dest: str | None,
+    reading: ReadingFlags,
+    bids: BidsFlags,
+    cutting: CuttingFlags,
+    storing: StoringFlags,
+    running: RunningFlags,
+    **more: Any,
+) -> Any:
+    """The library's plan for what the command line says. `brim build` runs the same."""
+    import brim
+
+    return brim.plan(
+        read(source, reading, bids, storing),
+        dest,
+        **vars(cutting),
+        **vars(running),
+        allow_empty=reading.allow_empty,
+        oversize=reading.oversize,  # type: ignore[arg-type]  # checked by plan
+        endpoint_url=storing.endpoint_url,
+        **more,
+    )
+
+
+def show(build: Any, as_json: bool) -> None:
+    """Print a plan; FilesRefused (exit 2) if building it would refuse a file."""
+    if as_json:
+        emit("plan", **build.facts)
+    else:
+        print_lines(build.lines)
+    build.check()
+
+
+def plan(
+    reading: ReadingFlags,
+    bids: BidsFlags,
+    cutting: CuttingFlags,
+    publishing: PublishingFlags,
+    storing: StoringFlags,
+    running: RunningFlags,
+    showing: ShowingFlags,
+    source: MaybeSource = None,
+    dest: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DEST", help="Where it would be built: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX."
+        ),
+    ] = None,
+    save_recipe: Annotated[
+        str | None,
+        typer.Option("--save-recipe", metavar="FILE.toml", help="Write the columns found, so that later builds agree."),
+    ] = None,
+    save: Annotated[
+        str | None, typer.Option("--save", metavar="PLAN", help="Write the plan to a file for brim build --plan.")
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="With --save: what the repository holds may be replaced.")
+    ] = False,
+    saved: PlanOption = None,
+) -> None:
+    if saved is not None:
+        more = {"save": save, "save_recipe": save_recipe, "update": update}
+        refuse_given(source, dest, (reading, bids, cutting, publishing), more)
+        found = opened(saved, running, storing, reading.root)
+        if showing.json:
+            emit("plan", **found.facts)
+        else:
+            print_lines(found.lines)
+        return
+    job = planned(need(source), dest, reading, bids, cutting, storing, running, **vars(publishing), update=update)
+    if save_recipe is not None:
+        job.save_recipe(save_recipe)
+    show(job, showing.json)
+    if save is None:
+        return
+    job.save(save)
+    if showing.json:
+        emit("saved", path=save, fingerprint=job.plan.fingerprint)
+    else:
+        part = shlex.join(["brim", "build", "--plan", save, "--part"])
+        width = max(len(label) for label, _ in job.lines)
+        print_lines([("saved", save), ("next", f"{part} I/N  (I from 1 to N, on any machine)")], width)

@@ -1,0 +1,82 @@
+"""brim recipes: the built-in recipes, and what they expect."""
+
+from typing import Annotated, Any
+
+import typer
+
+from brim.cli.flags import ShowingFlags
+from brim.cli.show import emit, print_lines
+
+HELP = """The built-in recipes, and what they expect.
+
+A recipe says how a folder becomes rows and columns, and which files and numbers the whole dataset should have.
+With NAME, prints that recipe: a file to start your own from.
+
+[bold]Examples[/bold]
+
+  brim recipes
+  brim recipes arc > mine.toml
+"""
+
+
+def recipes(
+    showing: ShowingFlags,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A built-in recipe, or a file that ends in .toml.")
+    ] = None,
+) -> None:
+    from brim.sources.recipe import builtin_recipes, load_recipe
+
+    if showing.json:
+        for recipe in builtin_recipes() if name is None else [load_recipe(name)]:
+            emit("recipe", **_facts(recipe), **({} if name is None else {"toml": recipe.toml}))
+    elif name is not None:
+        print(load_recipe(name).toml, end="")
+    else:
+        for number, recipe in enumerate(builtin_recipes()):
+            print("\n" * bool(number), end="")
+            print_lines(_lines(recipe))
+
+
+def _lines(recipe: Any) -> list[tuple[str, str]]:
+    expect = recipe.expect
+    lines = [
+        (recipe.name, recipe.title),
+        ("a row", f"for each {' and '.join(recipe.key)} ({' or '.join(recipe.rows)})"),
+        ("files", ", ".join(f"{c.name} (list)" if c.is_list else c.name for c in recipe.columns)),
+    ]
+    for table in recipe.tables:
+        lines.append((table.pattern.rpartition("/")[2], ", ".join(column.name for column in table.columns)))
+    numbers = [("rows", expect.rows), (f"distinct {recipe.key[0]}", expect.subjects), *expect.counts.items()]
+    said = [f"{what} {_span(span)}" for what, span in numbers if span is not None]
+    if said:
+        lines.append(("expected", f"{', '.join(said)} (tolerance {expect.tolerance:g})"))
+    if expect.required:
+        lines.append(("required", ", ".join(expect.required)))
+    if expect.note:
+        lines.append(("note", expect.note))
+    return lines
+
+
+def _span(span: tuple[int, int]) -> str:
+    return f"{span[0]:,}" if span[0] == span[1] else f"{span[0]:,} to {span[1]:,}"
+
+
+def _facts(recipe: Any) -> dict[str, Any]:
+    expect = recipe.expect
+    columns = [{"name": c.name, "type": c.type, "list": c.is_list, "pattern": c.pattern} for c in recipe.columns]
+    values = [
+        {"name": c.name, "type": c.type, "table": table.pattern, "source": c.source}
+        for table in recipe.tables
+        for c in table.columns
+    ]
+    return {
+        "name": recipe.name,
+        "title": recipe.title,
+        "root": recipe.root,
+        "rows": list(recipe.rows),
+        "key": list(recipe.key),
+        "columns": columns,
+        "values": values,
+        "expect": {**vars(expect), "counts": dict(expect.counts)},
+    }

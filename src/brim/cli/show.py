@@ -1,0 +1,122 @@
+"""What every verb prints alike: results, errors, and the progress that fits where it is shown."""
+
+import io
+import json
+import os
+import shutil
+import sys
+import textwrap
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from brim.buckets.bucket_address import is_bucket_address
+from brim.errors import BrimError, InputError
+from brim.progress import told_if_slow
+from brim.sizes import format_size
+
+
+class Printed(io.FileIO):
+    """Where print goes. If that fails (`| head`, a full disk), the work goes on and the rest goes nowhere.
+
+    `failure` is what was lost of what somebody wanted to keep, not of what they stopped to read.
+    """
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                self.failure = error
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return len(data)
+
+
+def emit(event: str, **facts: Any) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps({"event": event, **facts}, default=str), flush=True)
+
+
+def fail(error: BrimError, as_json: bool) -> int:
+    """Print an error and return its exit code."""
+    if as_json:
+        known = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+        emit("error", **{**error.facts, **known, "exit_code": error.exit_code})
+    else:
+        print(f"brim: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"      {error.hint}", file=sys.stderr)
+    return error.exit_code
+
+
+def progress_for(as_json: bool, quiet: bool) -> Any:
+    from brim.report.bars import Bar, JsonLines, NotesOnly, PlainLines
+
+    if as_json:
+        return JsonLines()
+    if quiet:
+        return NotesOnly()
+    return Bar() if sys.stderr.isatty() else PlainLines()
+
+
+def waiting_for(source: str) -> AbstractContextManager[None]:
+    """Reading a source; of a bucket that takes long to tell what it holds, or does not answer, it is said."""
+    if not is_bucket_address(source):
+        return nullcontext()
+    return told_if_slow(lambda text: print(f"brim: {text}", file=sys.stderr, flush=True), f"still waiting for {source}")
+
+
+def print_lines(lines: list[tuple[str, str]], width: int = 0) -> None:
+    """Labels in a column of their own; in a terminal, long texts are wrapped beside them."""
+    width = max([width, *(len(label) for label, _ in lines)])
+    for label, text in lines:
+        print(wrapped(f"{label:>{width}}  {text}", width + 2))
+
+
+def count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def memory_held(progress: Any, limit_bytes: int, seen_bytes: int = 0) -> list[tuple[str, str]]:
+    """What a job held at most, here and on the nodes of a cluster; nothing if nobody looked."""
+    here, limit = getattr(progress, "peak_bytes", 0), format_size(limit_bytes)
+    if node := getattr(progress, "node_peak_bytes", 0):
+        told = f"{format_size(here)} at most here, {format_size(node)} on the fullest node; limit {limit} on each"
+        return [("memory", told)]
+    peak = max(here, seen_bytes)
+    return [("memory", f"{format_size(peak)} at most, of {limit}")] if peak else []
+
+
+def wrapped(line: str, indent: int) -> str:
+    """A line as it is, or broken at blanks to fit the terminal."""
+    if not sys.stdout.isatty():
+        return line
+    columns = max(shutil.get_terminal_size().columns, indent + 20)
+    return textwrap.fill(
+        line,
+        columns,
+        subsequent_indent=" " * indent,
+        drop_whitespace=True,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
+
+
+def absolute(path: str) -> Path:
+    """The path from the root, so that it stays the same for a process that works elsewhere."""
+    try:
+        return Path(path).absolute()
+    except FileNotFoundError as error:
+        raise InputError("The working folder does not exist any more.", hint="cd into one that does.") from error
+
+
+def page_path(report: str) -> Path:
+    """Where a report goes; one that cannot be written there is refused before the work, not after it."""
+    page = absolute(report)
+    if page.is_dir() or not page.parent.is_dir():
+        raise InputError(f"The report {report!r} cannot be written there.", hint="Name a file in an existing folder.")
+    return page

@@ -1,0 +1,183 @@
+"""brim tokenize: a column of text as token ids, within a limit."""
+
+import time
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from brim.cli.compute_flags import job_options, row_options, run_job, tell
+from brim.cli.flags import (
+    ComputingFlags,
+    KeepingFlags,
+    Many,
+    PublishingFlags,
+    RowFlags,
+    RunningFlags,
+    ScalingFlags,
+    ShowingFlags,
+    StoringFlags,
+    WatchingFlags,
+)
+from brim.cli.show import progress_for, waiting_for
+
+_UNIT_BYTES = 4 << 20  # encoding is slow: small units keep all cores busy to the end
+
+HELP = """Turn a column of text into token ids, on all cores, within a memory limit.
+
+SOURCE is JSONL, CSV, TSV, Parquet, Arrow or text (also .gz and .zst), a folder or a glob of them, also in a bucket
+(s3://BUCKET/PREFIX), or a folder that `datasets` has saved. Ids are those of `Tokenizer.encode`. The output does not
+depend on workers, memory or where a run was interrupted; run the same command again to continue. docs/tokenize.md has
+the formats.
+
+[bold]Examples[/bold]
+
+  brim tokenize corpus.jsonl.zst tokens/ --tokenizer gpt2.json --memory 2GB
+  brim tokenize 'books/*.parquet' blocks/ --tokenizer gpt2 --pack 2048
+  brim tokenize corpus.jsonl flat/ --tokenizer gpt2 --eos '<|endoftext|>' \\
+      --format bin --split 0.99/0.01
+  brim tokenize 's3://lab/texts/*.jsonl.zst' s3://lab/tokens --tokenizer gpt2
+"""
+
+
+def _tokens(*names: str, metavar: str | None = None, help: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel="Tokens")
+
+
+def _output(*names: str, metavar: str | None = None, help: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel="Output")
+
+
+def tokenize(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or s3://…")],
+    dest: Annotated[
+        str, typer.Argument(metavar="DEST", help="A folder, hf://datasets/ORG/NAME\\[@BRANCH], or s3://BUCKET/PREFIX.")
+    ],
+    rows: RowFlags,
+    publishing: PublishingFlags,
+    running: RunningFlags,
+    scaling: ScalingFlags,
+    computing: ComputingFlags,
+    keeping: KeepingFlags,
+    showing: ShowingFlags,
+    watching: WatchingFlags,
+    storing: StoringFlags,
+    tokenizer: Annotated[
+        str,
+        _tokens("--tokenizer", metavar="FILE|NAME", help="A tokenizer.json, a folder with one, or a name on the Hub."),
+    ],
+    column: Annotated[str, _tokens("--column", metavar="NAME", help="The column of text.")] = "text",
+    keep: Annotated[Many, _tokens("--keep", metavar="COLUMN", help="Stays beside the ids. May be repeated.")] = None,
+    eos: Annotated[str | None, _tokens("--eos", metavar="TOKEN", help="Ends every document.")] = None,
+    special_tokens: Annotated[
+        bool | None,
+        _tokens(
+            "--special-tokens/--no-special-tokens",
+            help="What the tokenizer puts around a text. (default: yes; no with --pack)",
+        ),
+    ] = None,
+    max_length: Annotated[
+        int | None, _tokens("--max-length", metavar="N", help="Documents are cut to N tokens. (default: not cut)")
+    ] = None,
+    long_documents: Annotated[
+        str,
+        _tokens(
+            "--long-documents", metavar="cut|refuse", help="Longer texts than --long-chars: in pieces, or an error."
+        ),
+    ] = "cut",
+    long_chars: Annotated[int, _tokens("--long-chars", metavar="N", help="What a long text is.")] = 65_536,
+    pack: Annotated[
+        int | None, _output("--pack", metavar="N", help="Rows of exactly N tokens, across documents.")
+    ] = None,
+    pack_tail: Annotated[
+        str, _output("--pack-tail", metavar="drop|keep", help="The tokens at the end that do not fill a row.")
+    ] = "drop",
+    format: Annotated[str, _output("--format", metavar="parquet|arrow|bin", help="What is written.")] = "parquet",
+    dtype: Annotated[
+        str, _output("--dtype", metavar="auto|uint16|uint32", help="auto: int32; for bin the smallest that fits.")
+    ] = "auto",
+    split: Annotated[
+        str | None, _output("--split", metavar="0.99/0.01", help="Shares of train, validation (and test).")
+    ] = None,
+    shuffle: Annotated[
+        int | None, _output("--shuffle", metavar="SEED", help="Documents in random order, out of core.")
+    ] = None,
+    rows_per_shard: Annotated[
+        int | None, _output("--rows-per-shard", metavar="N", help="(default: about 256 MB of ids)")
+    ] = None,
+) -> None:
+    from brim.errors import InputError
+    from brim.jobs.computed_job import ComputedJob
+    from brim.outputs.token_output import WHOLE, FinishOptions, TokenFinisher, parse_split
+    from brim.rows.open_rows import open_rows
+    from brim.steps.tokenize_step import TokenizeOptions, TokenizeStep, settle_dtype
+    from brim.steps.tokenizers import LoadedTokenizer, find_tokenizer
+
+    if keep and (pack is not None or format == "bin"):
+        raise InputError(
+            "--keep needs rows that are documents, and those of --pack and bin are not.", hint="Leave out one of them."
+        )
+    found = find_tokenizer(tokenizer)
+    loaded = LoadedTokenizer(found.read(), found.name)
+    vocabulary = loaded.vocab_size
+    settled = settle_dtype(dtype, format, vocabulary)
+    special = pack is None if special_tokens is None else special_tokens
+    options = TokenizeOptions(
+        column=column, eos=eos, add_special_tokens=special, max_length=max_length, keep=tuple(keep or ()),
+        dtype=settled, long_documents=long_documents, long_chars=long_chars,  # type: ignore[arg-type]
+    )  # fmt: skip
+    step = TokenizeStep(found, options)
+    step.check(loaded)
+    if loaded.switched_off:
+        progress_for(showing.json, watching.quiet).note(
+            f"the tokenizer has its own {' and '.join(loaded.switched_off)}; switched off for this job"
+        )
+    options = replace(row_options(rows, storing), as_text=(column,), least_unit_bytes=_UNIT_BYTES)
+    with waiting_for(source):
+        rows_of = open_rows(source, options)
+    step.output_schema(rows_of.schema)
+    header = {
+        "vocab_size": vocabulary,
+        "eos": None if eos is None else loaded.id_of(eos),
+        "tokenizer_sha256": found.sha256,
+        "created_by": "brim",
+    }
+    finisher = TokenFinisher(
+        FinishOptions(
+            format=format, dtype=settled, pack=pack, pack_tail=pack_tail,  # type: ignore[arg-type]
+            splits=WHOLE if split is None else parse_split(split), shuffle=shuffle is not None, seed=shuffle or 0,
+            rows_per_shard=rows_per_shard, header=tuple(header.items()),
+        ),
+        found.name,
+    )  # fmt: skip
+    job = ComputedJob(
+        "tokenize",
+        rows_of,
+        step,
+        finisher,
+        dest,
+        job_options(running, scaling, computing, keeping, publishing, storing),
+    )
+    finisher.check_room(job.limit.bytes)
+    del loaded
+    began = time.monotonic()
+    computed, progress = run_job(job, computing, showing, watching)
+    tell(computed, progress, job, showing, _told(computed, time.monotonic() - began))
+
+
+def _told(computed: Any, seconds: float) -> list[tuple[str, str]]:
+    """What was counted, in words."""
+    counts = computed.counts
+    if not counts:
+        return []
+    rate = f", {counts['tokens'] / max(seconds, 1e-6):,.0f} a second" if computed.outcome.computed else ""
+    lines = [("tokens", f"{counts['tokens']:,} of {counts['documents']:,} documents{rate}")]
+    said = {
+        "empty": "empty texts: {:,}",
+        "null": "missing texts: {:,}",
+        "cut": "long texts encoded in pieces: {:,}",
+        "rough": "of them cut where no place was safe: {:,}",
+        "dropped_tail": "tokens at the end that did not fill a row: {:,}",
+    }
+    notes = [text.format(counts[name]) for name, text in said.items() if counts[name]]
+    return [*lines, ("of note", "; ".join(notes))] if notes else lines

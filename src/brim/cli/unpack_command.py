@@ -1,0 +1,53 @@
+"""brim unpack: the original files back."""
+
+from typing import Annotated
+
+import typer
+
+from brim.cli.flags import FetchingFlags, KeepingFlags, ShowingFlags, WatchingFlags
+from brim.cli.show import emit, print_lines, progress_for
+from brim.sizes import format_size
+
+HELP = """Write the original files back, byte for byte, under their relative paths.
+
+From a folder, or streamed from the Hub or a bucket. Files that are there already and hold the same bytes are left
+alone, so a stopped run can be continued. Paths that would leave the folder are refused.
+
+[bold]Examples[/bold]
+
+  brim unpack out/ files/
+  brim unpack hf://datasets/me/arc files/
+  brim unpack s3://lab/arc files/
+"""
+
+
+def unpack(
+    dest: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEST", help="What brim built: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX."
+        ),
+    ],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the files go.")],
+    keeping: KeepingFlags,
+    fetching: FetchingFlags,
+    showing: ShowingFlags,
+    watching: WatchingFlags,
+) -> None:
+    import brim
+
+    result = brim.unpack(
+        dest,
+        folder,
+        state=keeping.state,
+        **vars(fetching),
+        progress=progress_for(showing.json, watching.quiet),
+    )
+    if showing.json:
+        emit("unpacked", **vars(result))
+        return
+    there = f", {result.already_there:,} were there" if result.already_there else ""
+    lines = [("unpacked", f"{result.files:,} files, {format_size(result.bytes)}{there}"), ("in", folder)]
+    if result.unproved:
+        lines.append(("not proved", f"{result.unproved:,} shard(s) without a receipt to compare with"))
+    print_lines(lines)

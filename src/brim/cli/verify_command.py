@@ -1,0 +1,56 @@
+"""brim verify: prove what is at a destination."""
+
+from typing import Annotated
+
+import typer
+
+from brim.cli.flags import KeepingFlags, ShowingFlags, StoringFlags, WatchingFlags
+from brim.cli.show import count, emit, print_lines, progress_for
+from brim.sizes import format_size
+
+HELP = """Prove that what is at DEST is whole.
+
+Reads every shard again: size, SHA-256 against the receipts, Parquet footers and row counts, and the card
+against the shards. With SOURCE, compares every source file byte by byte with what is inside the shards.
+Exits 3 and names whatever is damaged, missing or too much.
+
+On the Hub nothing is downloaded but footers: the sizes and SHA-256 that it lists are compared with the
+manifest, and SOURCE by the SHA-256 that its shards must have. --deep reads everything back.
+In a bucket, sizes and ETags take the place of SHA-256.
+
+[bold]Examples[/bold]
+
+  brim verify out/
+  brim verify out/ scans/
+  brim verify hf://datasets/me/arc ds004884/
+  brim verify s3://lab/scans scans/
+"""
+
+
+def verify(
+    dest: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEST", help="What brim built: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX."
+        ),
+    ],
+    keeping: KeepingFlags,
+    storing: StoringFlags,
+    showing: ShowingFlags,
+    watching: WatchingFlags,
+    source: Annotated[str | None, typer.Argument(metavar="SOURCE", help="What it was built from.")] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="On the Hub or in a bucket: read everything back.")] = False,
+    root: Annotated[str | None, typer.Option(metavar="DIR", help="Where a table's relative paths start.")] = None,
+) -> None:
+    import brim
+
+    progress = progress_for(showing.json, watching.quiet)
+    result = brim.verify(dest, source, deep=deep, state=keeping.state, root=root, **vars(storing), progress=progress)
+    if showing.json:
+        emit("verified", **vars(result))
+        return
+    lines = [("whole", f"{count(result.shards, 'shard')}, {result.rows:,} rows, {format_size(result.bytes)}")]
+    if result.files_compared:
+        lines.append(("source", f"{result.files_compared:,} files are inside, byte for byte"))
+    lines += [("not proved", what) for what in result.unproved]
+    print_lines(lines)

@@ -1,1 +1,0 @@
-"""Tokenising: texts to token ids, and token ids to packed, split and shuffled shards."""

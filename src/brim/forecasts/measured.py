@@ -1,0 +1,386 @@
+"""The shape `sampled`: a command was run on parts of its data; what will it take on all of it?
+
+A straight line with a fixed part, fitted so that one odd run does not decide (Theil–Sen: the median of the
+slopes between all pairs). The forecast starts from the largest part that was run, and its range is the spread of
+those slopes. Where the points bend upwards a line is too low: then the high end follows the bend.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from brim.errors import InputError
+from brim.forecasts.shapes import Component, Forecast, Reasons
+from brim.memory.limit import Limit, cgroups, watch_limit
+from brim.memory.machine import Machine, machine_now
+from brim.memory.meter import Process, Usage, proportional_usage, read_process, resident_tree, tree
+from brim.sizes import format_size, parse_size
+
+# Counting page by page holds the processes up: seconds at 200 GB.
+_TOO_LARGE_TO_COUNT = 20 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process tree holds; a range where forked processes share pages that were not counted one by one."""
+
+    pid: int
+    name: str
+    processes: int
+    usage: Usage
+    low_bytes: int
+
+    @property
+    def high_bytes(self) -> int:
+        return self.usage.total_bytes
+
+    def component(self) -> Component:
+        usage = self.usage
+        kinds = (("anonymous", usage.anon_bytes), ("shared", usage.shmem_bytes), ("swap", usage.swap_bytes))
+        said = ", ".join(f"{kind} {format_size(size)}" for kind, size in kinds if size)
+        beside = f"; {format_size(usage.file_bytes)} of file pages do not count" if usage.file_bytes else ""
+        many = f" and {self.processes - 1} that it started" if self.processes > 1 else ""
+        return Component(f"process {self.pid}", self.low_bytes, self.high_bytes, f"{self.name}{many}: {said}{beside}")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What stands around a process: the machine or a cgroup. `used_bytes` includes the process itself."""
+
+    used_bytes: int
+    limit: Limit
+
+
+def pid(*, pid: int, adds: str | int | float | None = None, memory: str | int | float | None = None) -> Forecast:
+    """A process that runs, and everything it started, now and after its next step."""
+    held = tree_held(pid)
+    machine = machine_now()
+    added = 0 if adds is None else parse_size(adds)
+    if memory is not None:
+        return alone(held, added, Limit(parse_size(memory), "--memory, for this process and what it started"))
+    return among_others(held, added, _tightest(surroundings(pid, machine), added), machine)
+
+
+def alone(held: Held, added: int, limit: Limit) -> Forecast:
+    """Judged by its own limit: what others hold does not matter."""
+    parts = (held.component(), _next_step(added))
+    reasons = Reasons(for_crash=_unknown_step(added))
+    return Forecast("pid", parts, limit, reasons, "after its next step", details=_details(held, added))
+
+
+def among_others(held: Held, added: int, around: Surroundings, machine: Machine) -> Forecast:
+    """Judged by what all together hold of what there is: that sum is known, however the tree shares its pages."""
+    own = held.component()
+    counted = min(held.high_bytes, around.used_bytes)
+    others = around.used_bytes - counted
+    parts = (
+        Component.exactly(own.name, counted, own.why),
+        Component.exactly("others", others, "everything else that cannot be taken back"),
+        _next_step(added),
+    )
+    swap_free = machine.swap_free_bytes or 0
+    reasons = Reasons(
+        for_crash=(*_unknown_step(added), "others may grow too, and so may it before its next step"),
+        against=(f"{format_size(swap_free)} of swap are free: slower, but no crash",) if swap_free else (),
+    )
+    return Forecast(
+        "pid",
+        parts,
+        around.limit,
+        reasons,
+        "after its next step",
+        remark=("sum", addition(around.used_bytes, added, around.limit.bytes)),
+        details={**_details(held, added), "others_bytes": others, "used_bytes": around.used_bytes},
+    )
+
+
+def addition(now: int, added: int, limit: int) -> str:
+    """ "162 + 19 = 181 of 188 GB", rounded so that it adds up."""
+    unit, name = (10**9, "GB") if limit >= 10**10 else (10**6, "MB")
+    digits = 0 if limit >= 100 * unit else 1
+    step, total = round(added / unit, digits), round((now + added) / unit, digits)
+    first, second, third, fourth = (f"{x:.{digits}f}" for x in (total - step, step, total, limit / unit))
+    return f"{first} + {second} = {third} of {fourth} {name}: in use now + the next step"
+
+
+def tree_held(pid: int) -> Held:
+    """What a process and everything it started hold now."""
+    members = _members(pid)
+    if not members:
+        raise InputError(
+            f"There is no process {pid}, or this user may not look at it.", hint="`brim watch --match NAME` finds one."
+        )
+    each = sum((member.usage for member in members), Usage())
+    low = each.total_bytes
+    if len(members) > 1:
+        low = max(member.usage.total_bytes for member in members)
+        if each.total_bytes <= _TOO_LARGE_TO_COUNT:
+            counted = [proportional_usage(member.pid) for member in members]
+            if all(usage is not None for usage in counted):
+                true = sum((usage for usage in counted if usage is not None), Usage())
+                each, low = Usage(true.anon_bytes, true.shmem_bytes, true.swap_bytes, each.file_bytes), true.total_bytes
+    return Held(pid, members[0].name, len(members), each, low)
+
+
+def _members(pid: int) -> list[Process]:
+    if sys.platform != "linux":
+        return resident_tree([pid])
+    return [process for process in map(read_process, tree([pid])) if process is not None]
+
+
+def surroundings(pid: int, machine: Machine, root: Path = Path("/")) -> list[Surroundings]:
+    """The machine and every limited cgroup above the process, each with all that is used of it."""
+    found = []
+    if machine.total_bytes is not None:
+        total = machine.total_bytes
+        found.append(Surroundings(machine.used_bytes, Limit(total, "all of this machine's memory")))
+    for group, limit, usage, reclaimable in cgroups(root, pid):
+        if machine.total_bytes is None or limit < machine.total_bytes:
+            found.append(Surroundings(max(usage - reclaimable, 0), Limit(limit, f"the limit of the cgroup {group}")))
+    return found
+
+
+def _tightest(around: list[Surroundings], added: int) -> Surroundings:
+    if not around:
+        raise InputError("This system does not say how much memory it has.", hint="Give the limit with --memory.")
+    return max(around, key=lambda one: (one.used_bytes + added) / max(one.limit.bytes, 1))
+
+
+def _next_step(added: int) -> Component:
+    return Component.exactly("next step", added, "--adds" if added else "nothing was said about it")
+
+
+def _unknown_step(added: int) -> tuple[str, ...]:
+    return () if added else ("what its next step adds is not counted: give --adds, for instance 19GB",)
+
+
+def _details(held: Held, added: int) -> dict[str, object]:
+    return {
+        "pid": held.pid,
+        "process": held.name,
+        "processes": held.processes,
+        "anon_bytes": held.usage.anon_bytes,
+        "shared_bytes": held.usage.shmem_bytes,
+        "swap_bytes": held.usage.swap_bytes,
+        "file_bytes": held.usage.file_bytes,
+        "adds_bytes": added,
+    }
+
+
+# Two parts lie on a line whatever they are: their own error cannot be seen, so it is assumed.
+_ASSUMED_SPREAD = 0.25
+_ENOUGH_PAIRS = 10  # from here on single odd pairs are left out of the range
+_BEND = 1.25  # how much steeper the upper half must be
+_NOISE = 0.02  # of the highest peak: what two runs of the same part may differ by
+_FAR = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPoint:
+    """A run: what part of the data, the highest memory it held, and a doubt about that number if there is one."""
+
+    fraction: float
+    peak_bytes: int
+    doubt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A line through points: bytes for no data, and bytes for all of it, with the range of the slope."""
+
+    fixed_bytes: float
+    slope: float
+    slope_low: float
+    slope_high: float
+
+
+def sampled(
+    *,
+    points: Iterable[str | tuple[float | str, str | int | float]] = (),
+    logs: Iterable[str | os.PathLike[str]] = (),
+    at: float | str = 1,
+    memory: str | int | float | None = None,
+) -> Forecast:
+    """The peak at the fraction `at` of the data (1: all of it), from runs at smaller ones.
+
+    `points` are pairs of fraction and peak, or texts like "1/32=1.2GB"; `logs` are files of `brim run`.
+    """
+    runs = [*map(_point, points), *map(read_point, logs)]
+    goal = parse_fraction(at)
+    fractions = sorted({run.fraction for run in runs})
+    if len(fractions) < 2:
+        raise InputError(
+            f"A line needs two different fractions, and there is {len(fractions) or 'none'}.",
+            hint="Run the command at two or more, for instance: brim run --fraction 1/32 -- COMMAND, then 1/8.",
+        )
+    fit = theil_sen(runs)
+    top = fractions[-1]
+    start = round(median(run.peak_bytes for run in runs if run.fraction == top))
+    rest = goal - top
+    low, high = sorted((fit.slope_low * rest, fit.slope_high * rest))
+    bend = upper_bend(runs, goal)
+    if bend is not None:
+        high = max(high, bend - start)
+    if rest > 0:
+        low, high = max(low, 0.0), max(high, 0.0)
+    more = "more" if rest >= 0 else "less"
+    parts = (
+        Component.exactly("measured", start, f"the peak at {_shown(top)} of the data"),
+        Component("the rest", math.floor(low), math.ceil(high), f"{_shown(abs(rest))} of the data {more}, by the line"),
+    )
+    reasons = Reasons(tuple(_risks(runs, fractions, goal, bend)), tuple(_comforts(runs, fractions, bend)))
+    details = {
+        "points": [{"fraction": run.fraction, "peak_bytes": run.peak_bytes} for run in runs],
+        "fit": {"fixed_bytes": round(fit.fixed_bytes), "bytes_for_all": round(fit.slope)},
+        "at": goal,
+        "curves_upwards": bend is not None,
+    }
+    line = f"{format_size(fit.fixed_bytes)} + {format_size(fit.slope)} × fraction, fitted to {len(runs)} runs"
+    moment = "with all the data" if goal == 1 else f"with {_shown(goal)} of the data"
+    return Forecast("sampled", parts, watch_limit(memory), reasons, moment, ("line", line), details)
+
+
+def theil_sen(points: Sequence[MeasuredPoint]) -> Fit:
+    """The median of the slopes between all pairs, the median of what is left, and the spread of the slopes."""
+    slopes = [
+        (b.peak_bytes - a.peak_bytes) / (b.fraction - a.fraction)
+        for a, b in combinations(points, 2)
+        if a.fraction != b.fraction
+    ]
+    slope = median(slopes)
+    if len(slopes) == 1:
+        spread = _ASSUMED_SPREAD * abs(slope)
+        low, high = slope - spread, slope + spread
+    elif len(slopes) < _ENOUGH_PAIRS:
+        low, high = min(slopes), max(slopes)
+    else:
+        tenths = quantiles(slopes, n=10, method="inclusive")
+        low, high = tenths[0], tenths[-1]
+    fixed = median(point.peak_bytes - slope * point.fraction for point in points)
+    # Points may lie on a line by luck: what a peak may be wrong by tilts it.
+    fractions = [point.fraction for point in points]
+    tilt = _NOISE * max(point.peak_bytes for point in points) / (max(fractions) - min(fractions))
+    return Fit(fixed, slope, min(low, slope - tilt), max(high, slope + tilt))
+
+
+def upper_bend(points: Sequence[MeasuredPoint], goal: float) -> float | None:
+    """Bytes at `goal` if the points bend upwards: a parabola through the first, the middle and the last part."""
+    peaks: dict[float, list[int]] = {}
+    for point in points:
+        peaks.setdefault(point.fraction, []).append(point.peak_bytes)
+    if len(peaks) < 3:
+        return None
+    curve = [(fraction, median(peaks[fraction])) for fraction in sorted(peaks)]
+    (x0, y0), (x1, y1), (x2, y2) = curve[0], curve[len(curve) // 2], curve[-1]
+    lower, upper = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
+    noise = max(_NOISE * y2, *(max(sizes) - min(sizes) for sizes in peaks.values()))
+    if upper <= _BEND * max(lower, 0.0) or (upper - lower) * (x2 - x1) <= 2 * noise:
+        return None
+    return y0 + lower * (goal - x0) + (upper - lower) / (x2 - x0) * (goal - x0) * (goal - x1)
+
+
+def _risks(runs: Sequence[MeasuredPoint], fractions: Sequence[float], goal: float, bend: float | None) -> Iterable[str]:
+    if bend is not None:
+        yield (
+            "the points bend upwards: memory grows faster than the data, and a line is too low. "
+            "The high end follows the bend; run a larger part to be sure"
+        )
+    if goal / fractions[-1] >= _FAR:
+        yield f"the forecast reaches {goal / fractions[-1]:.0f} times beyond the largest part that was run"
+    if len(fractions) == 2:
+        yield "two fractions lie on a line whatever they are" + (
+            f": ± {_ASSUMED_SPREAD:.0%} of the slope is assumed. A third one would show it" if len(runs) == 2 else ""
+        )
+    for run in runs:
+        if run.doubt:
+            yield f"the run at {_shown(run.fraction)} {run.doubt}, so its peak may be too low"
+
+
+def _comforts(runs: Sequence[MeasuredPoint], fractions: Sequence[float], bend: float | None) -> Iterable[str]:
+    if len(fractions) > 2 and bend is None:
+        yield f"the {len(runs)} runs do not bend upwards"
+
+
+def parse_fraction(text: float | str) -> float:
+    """A part from "1/32", "0.03", "3%" or a number; above zero."""
+    try:
+        if isinstance(text, str):
+            cut = text.strip().removesuffix("%")
+            above, slash, below = cut.partition("/")
+            value = float(above) / (float(below) if slash else 1) / (100 if "%" in text else 1)
+        else:
+            value = float(text)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        value = math.nan
+    if not 0 < value < 1e6:
+        raise InputError(f"{text!r} is not a fraction above zero.", hint="Write it like 1/32, 0.03 or 3%.")
+    return value
+
+
+def _point(given: str | tuple[float | str, str | int | float]) -> MeasuredPoint:
+    if not isinstance(given, str):
+        return MeasuredPoint(parse_fraction(given[0]), parse_size(given[1]))
+    fraction, equals, peak = given.partition("=")
+    if not equals:
+        raise InputError(f"{given!r} is not a point.", hint="Write it like 1/32=1.2GB.")
+    return MeasuredPoint(parse_fraction(fraction), parse_size(peak))
+
+
+def read_point(log: str | os.PathLike[str]) -> MeasuredPoint:
+    """The last run in a log of `brim run --fraction F`: its head says the fraction, its end the peak."""
+    head: dict[str, Any] = {}
+    end: dict[str, Any] = {}
+    try:
+        with open(log, "rb") as lines:
+            for line in lines:
+                entry = _entry(line)
+                if entry.get("type") == "head":
+                    head, end = entry, {}
+                elif entry.get("type") == "end":
+                    end = entry
+    except OSError as error:
+        raise InputError(f"{os.fspath(log)} cannot be read: {error.strerror}.") from error
+    name = os.fspath(log)
+    if not head:
+        raise InputError(f"{name} is not a log of brim run.", hint="Make one with: brim run --log FILE -- COMMAND")
+    if head.get("fraction") is None:
+        raise InputError(
+            f"{name} does not say what part of the data was run.",
+            hint="Run it with --fraction, or give the point as --point=1/32=1.2GB.",
+        )
+    if not isinstance(end.get("peak_bytes"), int) or end["peak_bytes"] < 1:
+        raise InputError(f"{name} was cut off: its peak is not known.", hint="Run that part again, or leave it out.")
+    return MeasuredPoint(parse_fraction(head["fraction"]), end["peak_bytes"], _doubt(end))
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    """A line of a log; empty if it is torn or none of brim's."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return {}
+    return entry if isinstance(entry, dict) else {}
+
+
+def _doubt(end: dict[str, Any]) -> str:
+    if end.get("stopped"):
+        return "was stopped for its memory"
+    if end.get("signal"):
+        return f"was ended by signal {end['signal']}"
+    return f"ended with exit code {end['exit_code']}" if end.get("exit_code") else ""
+
+
+def _shown(fraction: float) -> str:
+    near = Fraction(fraction).limit_denominator(1024)
+    exact = near and abs(float(near) - fraction) < 1e-9
+    return str(near) if exact else f"{fraction:.3g}"

@@ -1,0 +1,282 @@
+"""Read source files in the order of a splice, one open at a time.
+
+Consecutive segments of one file share its descriptor, and small ranges that follow each other in a file are
+read ahead together: the values of a memory-mapped Arrow file are a million ranges of one file, side by
+side, and a system call for each would take longer than the copy.
+
+Objects of a bucket are asked for ahead of the reading. `open_file` is for those who look into one file.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
+
+import numpy as np
+
+from brim.buckets.read_object import Changed, ObjectFile, ObjectPiece, ahead, cut
+from brim.file_set import FileSet
+from brim.formats.seekable import Seekable
+from brim.memory.release import keep_heap_small
+from brim.state.durable import reason, refuse_more_files
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+
+class Buffers:
+    """Gives out buffers of one size. One comes back by itself when the last view of it is gone."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free: list[mmap.mmap] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> memoryview:
+        with self._lock:
+            memory = self._free.pop() if self._free else None
+        if memory is None:
+            memory = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # The array stands for all views of the memory: when it goes, nobody has one.
+        array = np.frombuffer(memory, np.uint8)
+        weakref.finalize(array, self._free.append, memory).atexit = False
+        return memoryview(array)  # type: ignore[arg-type]
+
+
+_NONE = -1
+_AHEAD_BYTES = 256 * 1024
+_SMALL_BYTES = 64 * 1024  # a larger range is worth a system call of its own
+_NEAR_BYTES = 4096  # values of an Arrow file may have a little of something else between them
+_OTHER_OBJECT = "is not the object that was planned, or is gone"
+
+
+class Reader(Protocol):
+    """Reads a splice's source files in order. `leave()` it to have the last file checked."""
+
+    def turn_to(self, source: int) -> int:
+        """From now on that file is read. Returns its descriptor, if it has one."""
+
+    def read_into(self, target: memoryview, at: int) -> int:
+        """Fill as much of `target` as one read gives, from byte `at` of the file."""
+
+    def leave(self) -> None: ...
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+def reader_of(files: FileSet, segments: Iterable[tuple[int, int, int]], wanted_bytes: int) -> Reader:
+    """What reads these files. `segments` are (source, start, size) of what will be asked for, in order."""
+    return SourceReader(files, wanted_bytes) if files.bucket is None else ObjectReader(files, segments)
+
+
+class SourceReader:
+    """The one source file that is open. Use it in one thread, and `leave()` it to have the last file checked."""
+
+    def __init__(self, files: FileSet, wanted_bytes: int) -> None:
+        self._files = files
+        self._source = _NONE
+        self._descriptor = _NONE
+        self._room = min(_AHEAD_BYTES, wanted_bytes)
+        self._buffer: memoryview | None = None
+        self._ahead_at = self._ahead_size = 0
+        self._end = _NONE  # where the last read from this file ended
+
+    def turn_to(self, source: int) -> int:
+        """The descriptor of a file that is still what was planned."""
+        if source != self._source:
+            self.leave()
+            self._descriptor = open_source(self._files, source)
+            self._source = source
+            self._end, self._ahead_size = _NONE, 0
+        return self._descriptor
+
+    def read_into(self, target: memoryview, at: int) -> int:
+        """Fill as much of `target` as one read gives, from byte `at` of the file; SourceChanged if it ended."""
+        size = len(target)
+        start = at - self._ahead_at
+        follows = 0 <= at - self._end <= _NEAR_BYTES
+        self._end = at + size
+        try:
+            if start < 0 or start + size > self._ahead_size:
+                if size > _SMALL_BYTES or size > self._room or not follows:
+                    step = os.preadv(self._descriptor, [target], at)
+                    self._end = at + step
+                    return step or self._ended()
+                self._buffer = self._buffer or memoryview(bytearray(self._room))
+                self._ahead_at, self._ahead_size = at, 0
+                self._ahead_size = os.preadv(self._descriptor, [self._buffer], at)
+                start, size = 0, min(size, self._ahead_size) or self._ended()
+        except OSError as error:
+            raise self._files.changed(self._source, f"cannot be read ({reason(error)})") from error
+        assert self._buffer is not None
+        target[:size] = self._buffer[start : start + size]
+        return size
+
+    def _ended(self) -> int:
+        raise self._files.changed(self._source, "became shorter while it was read")
+
+    def leave(self) -> None:
+        """Close the file, after a look whether it is still what was planned."""
+        if self._source != _NONE:
+            try:
+                self._files.check(self._source, os.fstat(self._descriptor))
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        if self._source != _NONE:
+            self._source = _NONE
+            os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+
+class ObjectReader:
+    """Objects of a bucket, asked for ahead of the reading. The store compares each with what was planned."""
+
+    def __init__(self, files: FileSet, segments: Iterable[tuple[int, int, int]]) -> None:
+        assert files.bucket is not None
+        keep_heap_small()  # pieces of some megabytes come and go, in obstore's threads: a third of the peak
+        self._files, self._bucket = files, files.bucket
+        self._sources: deque[int] = deque()  # of the pieces that were asked for
+        self._pieces = ahead(files.bucket, self._asked(segments), raw=True)
+        self._piece = ObjectPiece("", 0, 0)
+        self._data = memoryview(b"")
+
+    def _asked(self, segments: Iterable[tuple[int, int, int]]) -> Iterator[ObjectPiece]:
+        etags = self._files.etags
+        for source, start, size in segments:
+            if source < 0:
+                continue
+            etag = None if etags is None else etags[source].as_py() or None
+            key = self._bucket.key(self._files.path(source))
+            for piece in (
+                cut(key, start, start + size, etag) if self._files.sizes[source] else [ObjectPiece(key, 0, 0, etag)]
+            ):
+                self._sources.append(source)
+                yield piece
+
+    def turn_to(self, source: int) -> int:
+        if not self._files.sizes[source]:
+            self._take()
+        return _NONE
+
+    def _take(self) -> None:
+        """The next piece that was asked for; of an empty object, whether it is empty still."""
+        try:
+            self._piece, data = next(self._pieces)
+        except Changed:
+            raise self._files.changed(self._sources[0], _OTHER_OBJECT) from None
+        self._sources.popleft()
+        self._data = memoryview(data)
+
+    def read_into(self, target: memoryview, at: int) -> int:
+        if not self._data:
+            self._take()
+        start = self._piece.stop - len(self._data)
+        if start != at:
+            raise ValueError(f"byte {at} of an object is read where byte {start} is next")
+        step = min(len(target), len(self._data))
+        target[:step] = self._data[:step]
+        self._data = self._data[step:]
+        return step
+
+    def leave(self) -> None:
+        """Each answer was compared with what was planned."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pieces.close()  # type: ignore[attr-defined]
+
+
+def open_source(files: FileSet, number: int) -> int:
+    """A descriptor of a source file that is still what was planned."""
+    try:
+        descriptor = os.open(files.full_path(number), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        refuse_more_files(error)
+        raise files.changed(number, f"can no longer be opened ({reason(error)})") from error
+    try:
+        files.check(number, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_file(files: FileSet, number: int, *, whole: bool = False) -> BinaryIO:
+    """A file to look into; `whole` says that it will be read from its beginning to its end."""
+    if files.bucket is None:
+        return open(files.full_path(number), "rb")
+    raw = _WholeObject(files, number) if whole else _SomeOfObject(files, number)
+    return io.BufferedReader(raw, _AHEAD_BYTES if whole else io.DEFAULT_BUFFER_SIZE)
+
+
+class _SomeOfObject(Seekable, io.RawIOBase):
+    """A few places of an object; what is read near each other shares a request."""
+
+    def __init__(self, files: FileSet, number: int) -> None:
+        assert files.bucket is not None
+        assert files.etags is not None
+        self._files, self._number = files, number
+        size, etag = int(files.sizes[number]), files.etags[number].as_py()
+        self._object = ObjectFile(files.bucket, files.path(number), size, etag)
+
+    def _size(self) -> int:
+        return self._object.size
+
+    def _read(self, size: int) -> bytes | memoryview:
+        return self._object.read_at(self._at, size)
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        try:
+            data = self._read(len(view))
+        except Changed:
+            raise self._files.changed(self._number, _OTHER_OBJECT) from None
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+class _WholeObject(_SomeOfObject):
+    """All of an object, asked for ahead. Going elsewhere than on takes requests of its own."""
+
+    def __init__(self, files: FileSet, number: int) -> None:
+        super().__init__(files, number)
+        assert files.bucket is not None
+        assert files.etags is not None
+        key = files.bucket.key(files.path(number))
+        self._pieces = ahead(files.bucket, cut(key, 0, self._object.size, files.etags[number].as_py()))
+        self._left, self._streamed = memoryview(b""), 0
+
+    def _read(self, size: int) -> bytes | memoryview:
+        if self._at != self._streamed:
+            return super()._read(size)
+        if not self._left:
+            self._left = memoryview(next(self._pieces, (None, b""))[1])
+        data, self._left = self._left[:size], self._left[size:]
+        self._streamed += len(data)
+        return data
+
+    def close(self) -> None:
+        self._pieces.close()  # type: ignore[attr-defined]
+        super().close()

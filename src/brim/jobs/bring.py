@@ -1,0 +1,379 @@
+"""One run of a build: find what is missing, bring it to the sink, remember it, publish.
+
+The order of things is what makes a crash harmless. A shard is where it belongs before its receipt is
+written; the receipt is on disk before anything depends on it; the card that makes the dataset loadable
+comes last. Running the same build again does what is missing and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+from brim.buckets.requests import interrupted_by
+from brim.errors import DestinationError, PlanChanged, SinkFailed
+from brim.formats.card import CardFacts, write_card, write_unfinished_card
+from brim.jobs.content import Content
+from brim.plans.cut_shards import Shard
+from brim.plans.shard_bytes import Slice
+from brim.progress import Progress
+from brim.schedule.scheduler import Executor
+from brim.schedule.threads import Dropped, LocalExecutor
+from brim.sizes import format_size
+from brim.state.ledger import JobRecord, Lazy, Ledger, Receipt, finished_ledger
+from brim.state.stop import Stop
+from brim.stores.store import Announcement, ObjectsGone, Publication, Put, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What a run has to do with others that bring shards of the same content."""
+
+    only: frozenset[str] | None = None  # the shards of this run; the rest, and publishing, is for others
+    received: Callable[[], Iterable[Receipt]] = tuple  # for shards that others brought
+    lacking: Callable[[Sequence[Shard]], None] = lambda shards: None  # what has to be brought; may refuse to
+
+
+STAGED_S = 12 * 3600  # how long a shard that was sent and not committed counts as there
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to run, apart from what. `card` is changed into the card of this destination."""
+
+    workers: int
+    limit_bytes: int
+    fresh: bool = False
+    update: bool = False
+    replace: bool = False  # files that brim did not write are replaced too
+    split: str | None = None  # the one split that is published; others stay as they are
+    card: Callable[[CardFacts], CardFacts] = field(default=lambda facts: facts)
+    config: str = "default"
+    manifest_name: Callable[[str], str] | None = None  # of a split, where a ledger is published with the shards
+    others: Others = field(default_factory=Others)
+    executor: Executor | None = None  # None: threads of this process
+
+
+class Run:
+    """One run, with the lock of the destination's ledger held."""
+
+    def __init__(
+        self, content: Content, sink: Store, ledger: Ledger, options: RunOptions, progress: Progress, stop: Stop
+    ) -> None:
+        self.content, self.sink, self.ledger, self.options = content, sink, ledger, options
+        self.progress, self.stop = progress, stop
+        self.job = content.fingerprint[:16]
+        self.written = self.sent_bytes = 0
+        self.proved = ""
+        self._names = {shard.name for shard in content.shards}
+        self._known: dict[str, str] = {}  # the hash of shards that have to be sent again
+        self._waiting: dict[str, Receipt] = {}  # sent, and not committed
+        self._abort = threading.Event()  # for shards that are compared
+
+    def run(self) -> Sequence[Receipt]:
+        self._settle_with_previous()
+        strangers = self._strangers()
+        if self.ledger.job is None or self.ledger.job.fingerprint != self.content.fingerprint:
+            self.ledger.begin(
+                JobRecord(self.content.fingerprint, self.content.facts, versions(), self.content.left_out)
+            )
+        self.ledger.add_all(r for r in self.options.others.received() if self.ledger.receipts.get(r.name) != r)
+        only = self.options.others.only
+        for _ in range(_ROUNDS):
+            self._abort.clear()
+            try:
+                self._run_shards(self._begin())
+                if only is not None:
+                    return [self.ledger.receipts[shard.name] for shard in self.content.shards if shard.name in only]
+                return self._publish(strangers)
+            except ObjectsGone as gone:
+                self.progress.note(f"the destination no longer has {len(gone.names)} shard(s): sending them again")
+                for name in gone.names:
+                    self.ledger.forget(name)
+        raise SinkFailed(
+            "Shards that were sent disappear from the destination before they are published.",
+            hint="Run the same command to try again.",
+        )
+
+    def _settle_with_previous(self) -> None:
+        """Continue the same job; start over or update another one only if asked to."""
+        previous = self.ledger.job
+        if previous is None:
+            return
+        if self.options.fresh:
+            for name in sorted(self.ledger.receipts):
+                self.ledger.forget(name)
+            self.ledger.former.clear()
+            self.sink.discard(self.ledger.names)
+        elif not self.options.update:
+            refuse_another(
+                self.content,
+                previous,
+                "Use --update to bring it up to date (unchanged shards are kept), --fresh to start over, or "
+                "another destination.",
+            )
+
+    def _strangers(self) -> set[str]:
+        """Files among the shards that brim did not write. They are replaced only if that was asked for."""
+        ours = self._names | self.ledger.names
+        strangers = [name for name in self.sink.shards() if name not in ours]
+        if not self.options.replace:
+            refuse_strangers(strangers, self.sink.staged)
+        return set(strangers)
+
+    def _begin(self) -> list[Shard]:
+        """What has to be brought to the sink; the sink is told if there is anything."""
+        todo = self._todo()
+        shared = self.options.others.only is not None
+        if todo:
+            self.options.others.lacking(todo)
+        if todo or not (self.ledger.done or shared):
+            self._need_room(todo)
+            ready = {name for name, receipt in self.ledger.receipts.items() if self.sink.holds(receipt.piece)}
+            missing = len({shard.name for shard in todo} | (self._names - ready))
+            title = f"{self.content.rows:,} rows in {len(self.content.shards):,} shards"
+            config, split = self.options.config, self.options.split
+            facts = self.options.card(self.content.card([]))
+            self.sink.begin(
+                Announcement(
+                    self.content.fingerprint,
+                    title,
+                    0 if shared else missing,
+                    unfinished_card=lambda card: write_unfinished_card(card, config, split),
+                    trial_card=lambda card: write_card(facts, card),
+                )
+            )
+        self.progress.start(
+            "publish" if self.sink.staged else "build",
+            self.content.size(todo),
+            len(todo),
+            self.options.limit_bytes,
+        )
+        return todo
+
+    def _todo(self) -> list[Shard]:
+        """The shards without a receipt that still holds; others are kept, moved or hashed again."""
+        if not self.ledger.all_of(self.job):
+            reuse(self.content, self.sink, self.ledger, self.job)
+        todo = []
+        doubtful = []
+        only = self.options.others.only
+        shards = self.content.shards
+        for shard, mtimes in self.content.with_mtimes(s for s in shards if only is None or s.name in only):
+            receipt = self.ledger.receipts.get(shard.name)
+            same = receipt is not None and receipt.mtimes == mtimes
+            if receipt is None or receipt.job != self.job or not self._is_there(receipt):
+                if receipt is not None and receipt.job == self.job and receipt.staged_at and same:
+                    self._known[shard.name] = receipt.sha256
+                todo.append(shard)
+            elif not same:
+                doubtful.append((shard, receipt))
+        if doubtful:
+            todo += self._compare(doubtful)
+        return sorted(todo, key=lambda shard: shard.start)
+
+    def _is_there(self, receipt: Receipt) -> bool:
+        return self.sink.holds(receipt.piece) or 0 <= time.time() - receipt.staged_at < STAGED_S
+
+    def _compare(self, doubtful: list[tuple[Shard, Receipt]]) -> list[Shard]:
+        """Hash shards whose files may have changed; returns those that did."""
+        self.progress.note(f"comparing the content of {len(doubtful)} shard(s) with what is there")
+        total = self.content.size([shard for shard, _ in doubtful])
+        self.progress.start("compare", total, len(doubtful), self.options.limit_bytes)
+        changed = []
+        with ThreadPoolExecutor(self.options.workers, "compare") as pool:
+            try:
+                hashes = pool.map(lambda pair: self._hash(pair[0]), doubtful)
+                for (shard, receipt), sha256 in zip(doubtful, hashes, strict=True):
+                    self.progress.shard(shard.name, receipt.size, sha256, "compared")
+                    if sha256 == receipt.sha256:
+                        self.ledger.add(
+                            replace(
+                                self._receipt(shard, receipt.size, sha256),
+                                staged_at=receipt.staged_at,
+                                etag=receipt.etag,
+                            )
+                        )
+                    else:
+                        self.progress.note(f"{shard.name}: the content of its files changed, so it is written again")
+                        self._known[shard.name] = sha256
+                        changed.append(shard)
+            except BaseException:
+                self._abort.set()
+                raise
+        return changed
+
+    def _hash(self, shard: Shard) -> str:
+        def look() -> None:
+            if self._abort.is_set():
+                raise Dropped
+            self.look()
+
+        def sent(size: int) -> None:
+            look()
+            self.progress.advance(size)
+
+        with interrupted_by(look), self.content.slice(shard).splice() as splice:
+            return splice.sha256(sent)
+
+    def _need_room(self, todo: list[Shard]) -> None:
+        need, free = 0 if self.content.linked else self.content.size(todo), self.sink.free_bytes()
+        if free is not None and need > free:
+            raise SinkFailed(
+                f"The destination has {format_size(free)} of free disk and the shards to write take "
+                f"{format_size(need)}; nothing was written.",
+                hint="Make room, then run the same command to continue.",
+                need_bytes=need,
+                free_bytes=free,
+            )
+
+    def _run_shards(self, todo: list[Shard]) -> None:
+        """Bring shards, several at a time; the first failure drops the others cleanly."""
+        kept = self._names - {shard.name for shard in todo}  # what may have got lost waits once it was sent again
+        staged = (r for r in self.ledger.receipts.values() if r.staged_at and r.name in kept)
+        self._waiting = {r.name: r for r in staged if not self.sink.holds(r.piece)}
+        with closing(self._executor().run(todo, self.sink, self)) as finished:
+            for receipt, put in finished:
+                if receipt.staged_at:
+                    self._waiting[receipt.name] = receipt
+                self.written += put.sent
+                self.sent_bytes += receipt.size if put.sent else 0
+                how = "already there" if not put.sent else "sent" if self.sink.staged else "written"
+                self.progress.shard(receipt.name, receipt.size, receipt.sha256, how)
+                self._checkpoint()
+
+    def _executor(self) -> Executor:
+        return self.options.executor or LocalExecutor(self.options.workers)
+
+    def _checkpoint(self) -> None:
+        """Tell the sink what is there only for some hours."""
+        if not self._waiting or self.options.others.only is not None:
+            return
+        waiting = [self._waiting[name] for name in sorted(self._waiting)]
+        self.sink.checkpoint([r.piece for r in waiting], min(r.staged_at for r in waiting))
+        self._waiting = {r.name: r for r in waiting if not self.sink.holds(r.piece)}
+
+    # What the executor asks and tells
+
+    def slice(self, shard: Shard) -> Slice:
+        return self.content.slice(shard)
+
+    def known(self, shard: Shard) -> str | None:
+        return self._known.get(shard.name) or self.content.sha256(shard)
+
+    def begin(self, shard: Shard) -> None:
+        if shard.name in self.ledger.receipts:
+            self.ledger.forget(shard.name)  # before its file becomes another one
+
+    def done(self, shard: Shard, size: int, put: Put) -> Receipt:
+        receipt = replace(self._receipt(shard, size, put.sha256), etag=put.etag)
+        self.ledger.add(receipt)
+        return receipt
+
+    def hashed(self, size: int) -> None:
+        self.look()
+        self.progress.hashed(size)
+
+    def sent(self, size: int) -> None:
+        self.look()
+        self.progress.advance(size)
+
+    def look(self) -> None:
+        self.stop.check()
+
+    def note(self, text: str) -> None:
+        self.progress.note(text)
+
+    def nodes(self, held: dict[str, int]) -> None:
+        self.progress.nodes(held)
+
+    def _receipt(self, shard: Shard, size: int, sha256: str) -> Receipt:
+        key, mtimes = self.content.key(shard), self.content.mtimes(shard)
+        staged_at = int(time.time()) if self.sink.staged else 0
+        return Receipt(shard.name, shard.split, shard.rows, size, sha256, key, mtimes, self.job, staged_at)
+
+    def _publish(self, strangers: set[str]) -> Sequence[Receipt]:
+        names, known = [shard.name for shard in self.content.shards], self.ledger.receipts
+        receipts = Lazy(names, known.__getitem__)
+        facts = self.options.card(self.content.card(receipts))
+        self.proved = self.sink.publish(
+            Publication(
+                Lazy(names, lambda name: known[name].piece),
+                frozenset((self.ledger.names | strangers) - self._names),
+                lambda existing: write_card(facts, existing),
+                self._manifests(receipts),
+            )
+        )
+        for name in sorted(self.ledger.receipts.keys() - self._names):
+            self.ledger.forget(name)
+        self.ledger.finish(receipts)
+        return receipts
+
+    def _manifests(self, receipts: Iterable[Receipt]) -> dict[str, bytes]:
+        """The ledger as it is published, split by split. The dates of this machine's files stay here."""
+        manifests: dict[str, bytes] = {}
+        if self.options.manifest_name is not None and self.ledger.job is not None:
+            for split in self.content.splits:
+                of = (replace(receipt, mtimes="") for receipt in receipts if receipt.split == split)
+                manifests[self.options.manifest_name(split)] = finished_ledger(self.ledger.job, of)
+        return manifests
+
+
+def refuse_another(content: Content, previous: JobRecord, hint: str) -> None:
+    """A destination that holds another dataset is not written over."""
+    if previous.fingerprint != content.fingerprint:
+        changes = content.changes_from(previous.facts)
+        raise PlanChanged(f"The destination holds another dataset: {'; '.join(changes)}.", hint=hint, changes=changes)
+
+
+def refuse_strangers(names: Sequence[str], staged: bool) -> None:
+    """Files that brim did not write must not become part of a dataset."""
+    if names:
+        raise DestinationError(
+            f"The destination holds {len(names)} file(s) that brim did not write there, such as "
+            f"{names[0]}; they would become part of the dataset.",
+            hint="Move them away, or choose another destination."
+            + (" --fresh replaces them; the repository's history keeps them." if staged else ""),
+        )
+
+
+def versions() -> dict[str, str]:
+    import pyarrow
+
+    from brim import __version__
+
+    return {"brim": __version__, "pyarrow": pyarrow.__version__}
+
+
+def reuse(content: Content, sink: Store, ledger: Ledger, job: str) -> None:
+    """Give shards of an earlier job that are part of this one their new names and receipts."""
+    wanted: dict[str, list[Shard]] = {}
+    for shard in content.shards:
+        wanted.setdefault(content.key(shard), []).append(shard)
+    kept: list[tuple[Shard, Receipt]] = []
+    for receipt in ledger.known().values():
+        places = wanted.get(receipt.key)
+        if not places:
+            continue
+        here = ledger.receipts.get(receipt.name) == receipt and sink.holds(receipt.piece)
+        if not here and not sink.holds_aside(receipt.piece):
+            continue
+        same = next((shard for shard in places if here and shard.name == receipt.name), None)
+        if here and same is None:
+            ledger.forget(receipt.name)
+            sink.set_aside(receipt.piece)
+        shard = same or places[0]
+        places.remove(shard)
+        kept.append((shard, receipt))
+    for shard, receipt in kept:
+        if ledger.receipts.get(shard.name) != receipt:
+            if shard.name in ledger.receipts:
+                ledger.forget(shard.name)  # before its file becomes another one
+            receipt = replace(receipt, etag=sink.bring_back(receipt.piece, shard.name))
+        # The dates of its files stay as they were: if they changed, content is compared as in any resumed run.
+        ledger.add(replace(receipt, name=shard.name, split=shard.split, job=job))

@@ -1,0 +1,239 @@
+"""Where `brim.map` keeps what it computed: a folder for each job, found again by its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from brim.errors import DamageFound, DestinationError, InputError
+from brim.jobs.units import Wanted, open_units
+from brim.outputs.output import make_shards, settle, with_features
+from brim.outputs.rows_file import Writing, read_schema
+from brim.progress import Progress
+from brim.rows.unit import RowSource
+from brim.schedule.processes import Computation
+from brim.schedule.unit_work import ComputeOptions, clear_scratch, has_scratch
+from brim.state.durable import failures, reason, rename, write_whole
+from brim.state.ledger import LEDGER, Ledger, Receipt
+from brim.state.lock import locked
+from brim.state.stop import stoppable
+from brim.steps.row_features import as_schema, features_of, import_datasets
+from brim.steps.step import Step
+
+_ABOUT = "about.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """A cache folder, for people."""
+
+    folder: Path
+    bytes: int
+    used_at: float
+    done: bool
+    what: str
+    source: str
+    rows: int
+
+    @property
+    def age_days(self) -> float:
+        return max(time.time() - self.used_at, 0.0) / 86400
+
+
+def cache_home(cache_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of all caches: as given, or $BRIM_CACHE, or the user's cache folder."""
+    if cache_dir is not None:
+        return Path(os.path.abspath(cache_dir))
+    if os.environ.get("BRIM_CACHE"):
+        return Path(os.path.abspath(os.environ["BRIM_CACHE"]))
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(home) / "brim" / "map"
+
+
+def open_cache(home: Path, name: str, about: dict[str, Any], *, adopt: bool = False) -> Path:
+    """The folder of one job, made if it is new. What it is about is told for `brim clean`.
+
+    `adopt`: an unfinished job whose name begins alike (the function alone differs) becomes this one.
+    """
+    folder = home / name
+    try:
+        if adopt and not folder.exists():
+            _adopt(home, name)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / _ABOUT, json.dumps(about).encode())
+    except OSError as error:
+        raise DestinationError(
+            f"The cache folder {str(folder)!r} cannot be used: {reason(error)}.",
+            hint="Choose another one with cache_dir=, or set BRIM_CACHE.",
+        ) from error
+    return folder
+
+
+def _adopt(home: Path, name: str) -> None:
+    alike = [path for path in home.glob(f"{name.partition('-')[0]}-*") if not Ledger(path / "units").done]
+    latest = max(alike, key=lambda path: path.stat().st_mtime, default=None)
+    if latest is not None:
+        with locked(latest):
+            latest.rename(home / name)
+
+
+def sweep_caches(home: Path) -> None:
+    """Take away what killed processes left in any cache, apart from the units that they finished."""
+    for folder in home.iterdir() if home.is_dir() else ():
+        if (folder / _ABOUT).is_file() and has_scratch(folder / "units"):
+            with suppress(DestinationError, FileNotFoundError), locked(folder):  # somebody is using it, or removed it
+                clear_scratch(folder / "units")
+
+
+def list_caches(home: Path) -> list[Cached]:
+    """Every cache, the one used longest ago first."""
+    found = []
+    for folder in sorted(home.iterdir()) if home.is_dir() else []:
+        if not (folder / _ABOUT).is_file():
+            continue  # not ours
+        about = _about(folder)
+        ledger = Ledger(folder / "units")
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        found.append(
+            Cached(
+                folder,
+                sum(path.stat().st_size for path in files),
+                (folder / _ABOUT).stat().st_mtime,
+                ledger.done,
+                str(about.get("what", "?")),
+                str(about.get("source", "?")),
+                sum(receipt.rows for receipt in ledger.receipts.values()),
+            )
+        )
+    return sorted(found, key=lambda cached: cached.used_at)
+
+
+def remove_cache(cached: Cached) -> bool:
+    """Take a cache away; False if a job is using it. Datasets that are open stay readable until they are closed."""
+    try:
+        with locked(cached.folder):
+            (cached.folder / "units" / LEDGER).unlink(missing_ok=True)  # first: a half removed cache is no cache
+            shutil.rmtree(cached.folder)
+    except DestinationError:
+        return False
+    except OSError as error:
+        raise InputError(f"The cache {str(cached.folder)!r} cannot be removed: {reason(error)}.") from error
+    return True
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    try:
+        about = json.loads((folder / _ABOUT).read_text())
+        return about if isinstance(about, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The files of a finished job, in order, all of one schema."""
+
+    files: Sequence[Path]
+    schema: pa.Schema
+    fingerprint: str
+
+
+def compute_kept(
+    folder: Path, source: RowSource, step: Step, writing: Writing, wanted: Wanted, options: ComputeOptions,
+    progress: Progress, empty_schema: Callable[[bool], pa.Schema],
+) -> Kept:  # fmt: skip
+    """Do what is missing in `folder`, and nothing if it is all there.
+
+    `empty_schema` gives the schema where no row comes out; it is told whether any went in.
+    """
+    with locked(folder), stoppable(folder / "stop") as stop, failures(folder):
+        units = open_units(folder / "units", wanted, Ledger(folder))
+        try:
+            if not units.done or not _complete(folder / "units", units):
+                computation = Computation(source, step, writing, units, folder / "units", options, progress, stop)
+                outcome = computation.run()
+                empty = empty_schema(bool(outcome.receipts))
+                receipts = _settled(folder / "units", outcome.receipts, writing, empty, units, progress)
+                units.finish(receipts)
+            receipts = [units.receipts[name] for name in sorted(units.receipts)]
+            files = [folder / "units" / receipt.name for receipt in receipts if receipt.rows]
+            schema = read_schema(files[0], "arrow") if files else empty_schema(bool(receipts))
+            return Kept(files, schema, wanted.fingerprint)
+        finally:
+            units.close()
+            progress.finish()
+
+
+def _complete(folder: Path, units: Ledger) -> bool:
+    """Whether every file is there with its size."""
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    return all(sizes.get(receipt.name) == receipt.size for receipt in units.receipts.values())
+
+
+def _settled(
+    folder: Path, receipts: Sequence[Receipt], writing: Writing, empty: pa.Schema, units: Ledger, progress: Progress
+) -> list[Receipt]:
+    """All files with one schema: those that differ are written again, and take the place of what they were."""
+    schema = with_features(settle(folder, receipts, "arrow", empty))
+    made = {one.path.name: one for one in make_shards(folder, receipts, schema, writing, "", progress.advance)}
+    settled = []
+    for receipt in receipts:
+        one = made.get(receipt.name)
+        if one is not None and one.path.parent != folder:
+            units.forget(receipt.name)  # before its file becomes another one
+            rename(one.path, folder / receipt.name)
+            receipt = Receipt(
+                receipt.name, "", one.rows, one.size, one.sha256, receipt.key, receipt.mtimes, receipt.job
+            )
+            units.add(receipt)
+        settled.append(receipt)
+    shutil.rmtree(folder / "made", ignore_errors=True)
+    return settled
+
+
+def open_dataset(
+    files: Sequence[Path],
+    schema: Any,
+    fingerprint: str | None = None,
+    *,
+    info: Any = None,
+    split: Any = None,
+) -> Any:
+    """A Dataset over Arrow stream files, in order, mapped from disk: nothing is held but where batches are.
+
+    `schema` is a pa.Schema with features in its metadata, a datasets.Features, or its dict; the files have its
+    types. Files without rows are left out. `info` and `split` are those of the dataset that was mapped.
+    """
+    datasets = import_datasets("reading the result as a Dataset")
+    from datasets.table import ConcatenationTable, InMemoryTable, MemoryMappedTable
+
+    schema = as_schema(schema)
+    features = datasets.Features.from_dict(features_of(schema))
+    blocks = []
+    for path in files:
+        try:
+            block = MemoryMappedTable.from_file(os.fspath(path))
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DamageFound(f"{path} cannot be read: {error}.", hint="Remove it and run again.") from error
+        if block.num_rows:
+            blocks.append(block)
+    if not blocks:
+        table: Any = InMemoryTable(features.arrow_schema.empty_table())
+    elif len(blocks) == 1:
+        table = blocks[0]
+    else:
+        table = ConcatenationTable(pa.concat_tables([block.table for block in blocks]), [[one] for one in blocks])
+    made = info.copy() if info is not None else datasets.DatasetInfo()
+    made.features = features
+    name = hashlib.sha256(fingerprint.encode()).hexdigest()[:16] if fingerprint else None
+    return datasets.Dataset(table, info=made, split=split, fingerprint=name)

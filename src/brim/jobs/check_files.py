@@ -1,0 +1,359 @@
+"""Look at every file of a source before a long run, and say what would ruin it.
+
+What `stat` and the first bytes tell is looked at for every file. Headers are looked at for a sample, or for
+every file, and then gzip streams are read to their last byte too. Nothing is written or changed. What a
+recipe expects of the source is not known here: such checks are handed in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import IO, Any, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.buckets.bucket_address import Access
+from brim.choices import at_least, one_of
+from brim.errors import InputError, MissingExtra, Stopped
+from brim.file_set import Ints
+from brim.formats.parquet_shard import MAX_CELL_BYTES
+from brim.formats.probe import PROBED_NAMES, look_of, probe_gzip, probe_header
+from brim.formats.source_reader import open_file
+from brim.memory.limit import effective_limit, usable_cores
+from brim.plans.file_checks import REASONS, CheckOptions, Oversize, check_files, check_paths_stay_home
+from brim.progress import Progress, Silent
+from brim.sources.file_table import FileTable, Reason, Refused, flat_numbers
+from brim.sources.open_source import read_source
+from brim.sources.source_options import SourceOptions
+
+_ABSENT: tuple[Reason, ...] = ("missing", "folder", "special", "unreadable", "url", "name", "twin")
+_REQUESTS = 16  # at a time, to a bucket
+_PROBED_KINDS = ("nifti", "image", "pdf")
+_ANATOMICAL = (
+    "T1w|T2w|FLAIR|PDw|PD|PDT2|T2star|T2starw|inplaneT1|inplaneT2|inplanePD|angio|UNIT1|MP2RAGE|MPM|MTS|MTR|"
+    "MEGRE|MESE|VFA|IRT1|FLASH|T1map|T2map|T2starmap|R1map|R2map|R2starmap|PDmap|ct|ncct|cta"
+)
+_DERIVED = r"_(mask|dseg|probseg|msk|roi|defacemask)\.nii(\.gz)?$"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at. `failed` names all offending files, `faults` what is wrong with each of
+    them, where that differs from file to file."""
+
+    name: str
+    ok: bool
+    counted: int
+    failed: list[str] = field(default_factory=list)
+    detail: str = ""
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """All that was looked at."""
+
+    checks: list[Check]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if not check.ok]
+
+
+def check(
+    source: str | os.PathLike[str] | FileTable,
+    *,
+    sample_size: int = 10,
+    everything: bool = False,
+    max_cell_bytes: int | None = MAX_CELL_BYTES,
+    oversize: Oversize = "error",
+    allow_empty: bool = False,
+    extra: Sequence[Check] = (),
+    endpoint_url: str | None = None,
+    anonymous: bool = False,
+    progress: Progress | None = None,
+) -> CheckReport:
+    """Look at a source's files. `sample_size` headers a column, or all of them and the gzip streams too.
+
+    The source is a folder, a BIDS dataset or a table that names files, by its path; or what `files`, `bids` and `table`
+    make of one. For a path in a bucket, `endpoint_url` and `anonymous` are as for `files`. `max_cell_bytes` None: the
+    format has no such limit; with oversize="skip" larger files are left out, so that they are no fault.
+    `extra` checks are part of the report.
+    """
+    at_least("sample-size", sample_size, 0)
+    one_of("oversize", oversize, get_args(Oversize))
+    if oversize == "skip":
+        max_cell_bytes = None
+    if isinstance(source, FileTable):
+        table = source
+    else:
+        table = read_source(source, SourceOptions(lenient=True, access=Access(endpoint_url, anonymous)))
+    at_home = _names_no_place(table)
+    refused = check_files(table, CheckOptions(allow_empty=allow_empty), max_cell_bytes).refused
+    total = len(table.files)
+    links = sum(r.reason == "annex" for r in table.refused)  # of git-annex, which lead nowhere: not among the files
+    checks = [
+        _refusals("exists and can be read", refused, _ABSENT, total + len(table.refused)),
+        _refusals("is data, not a pointer", refused, ("annex", "lfs"), total + links),
+    ]
+    if not allow_empty:
+        checks.append(_refusals("is not empty", refused, ("empty",), total))
+    if max_cell_bytes is not None:
+        checks.append(_refusals("fits the format", refused, ("oversize",), total))
+    if table.crowded:
+        checks.append(Check("one file where one is expected", False, total, list(table.crowded)))
+    if at_home.counted:
+        checks.append(at_home)
+    # An oversized file is whole as far as anybody knows; the others have nothing to look into.
+    unfit = {r.path for r in refused if r.reason != "oversize"}
+    checks += _look_inside(table, unfit, None if everything else sample_size, progress or Silent())
+    checks += extra
+    reminder = anatomical_reminder(table)
+    return CheckReport([*checks, reminder] if reminder.counted else checks)
+
+
+def anatomical_reminder(table: FileTable) -> Check:
+    """Counts the images that may show a face. Always ok: whether one was removed is not brim's to see."""
+    paths = table.files.paths
+    name = rf"(?i)_({_ANATOMICAL})\.nii(\.gz)?$|(^|/)anat/[^/]*\.nii(\.gz)?$"
+    found = pc.and_not(pc.match_substring_regex(paths, name), pc.match_substring_regex(paths, "(?i)" + _DERIVED))
+    mask = np.array(found, bool)
+    for column, about in table.columns.items():
+        if about.kind == "nifti" and re.fullmatch(f"(?i:{_ANATOMICAL})", column):
+            mask[flat_numbers(table.rows.column(column))] = True
+    count = int(mask.sum())
+    detail = "brim cannot tell whether faces were removed from anatomical images: make sure that they were"
+    return Check("faces (a reminder)", True, count, detail=detail if count else "no anatomical images")
+
+
+def _names_no_place(table: FileTable) -> Check:
+    """Whether the metadata gives away where things lie on this machine."""
+    name, count = "metadata names no path of this machine", len(table.rows.column_names) - len(table.columns)
+    try:
+        check_paths_stay_home(table)
+    except InputError as error:
+        return Check(name, False, count, detail=str(error))
+    return Check(name, True, count)
+
+
+def _refusals(name: str, refused: Sequence[Refused], reasons: Sequence[Reason], counted: int) -> Check:
+    found = list(dict.fromkeys(r for r in refused if r.reason in reasons))
+    counts = Counter(r.reason for r in found)
+    detail = "; ".join(
+        f"{count:,} × {REASONS[reason].one}. {REASONS[reason].todo}" for reason, count in counts.most_common()
+    )
+    return Check(name, not found, counted, [r.path for r in found], detail)
+
+
+def _look_inside(table: FileTable, unfit: set[str], sample_size: int | None, progress: Progress) -> list[Check]:
+    """Headers, a line for each type of file; with no sample size those of all files, and gzip streams whole."""
+    kinds, of_all = _chosen(table, unfit, sample_size)
+    looks = {number: look_of(table.files.path(number), kind) for number, kind in kinds.items()}
+    headers: dict[int, str] = {}
+    streams: dict[int, str] = {}
+    lacking: list[MissingExtra] = []
+    zipped = [n for n in kinds if sample_size is None and table.files.path(n).lower().endswith(".gz")]
+    whole = set(zipped)
+
+    def look(number: int, advance: Callable[[int], None]) -> None:
+        path, kind = table.files.full_path(number), kinds[number]
+        try:
+            fault = probe_header(path, kind, partial(open_file, table.files, number))
+        except MissingExtra as error:
+            lacking.append(error)
+            fault, kind = None, "file"  # the stream can be read all the same
+        if fault is not None:
+            headers[number] = fault
+        elif (
+            number in whole
+            and (fault := probe_gzip(path, advance, kind, partial(open_file, table.files, number, whole=True)))
+            is not None
+        ):
+            streams[number] = fault
+
+    if zipped:
+        progress.start("check", int(table.files.sizes[zipped].sum()), 0, effective_limit().bytes)
+    try:
+        # Of objects, most of the time is spent on waiting for answers, unless they are read whole.
+        waits = table.files.bucket is not None and not zipped
+        _in_threads(look, kinds, progress, _REQUESTS if waits else usable_cores())
+    finally:
+        progress.finish()
+    checks = []
+    for name in ("NIfTI", "image", "PDF", "gzip"):
+        numbers = [n for n, found in looks.items() if found == name]
+        if numbers:
+            sampled = f"{len(numbers):,} of {of_all[name]:,} looked at; --all looks at every file"
+            detail = sampled if len(numbers) < of_all[name] else ""
+            if lacking and name == "NIfTI":
+                checks.append(Check("NIfTI headers", True, 0, detail=f"NOT LOOKED AT. {lacking[0]}"))
+                continue
+            checks.append(_faulty(f"{name} headers", table, numbers, headers, detail))
+    if zipped:
+        checks.append(_faulty("gzip, to the last byte", table, [n for n in zipped if n not in headers], streams))
+    return checks
+
+
+def _faulty(name: str, table: FileTable, numbers: list[int], faults: dict[int, str], detail: str = "") -> Check:
+    wrong = [n for n in numbers if n in faults]
+    return Check(
+        name, not wrong, len(numbers), [table.files.path(n) for n in wrong], detail, [faults[n] for n in wrong]
+    )
+
+
+def _chosen(table: FileTable, unfit: set[str], sample_size: int | None) -> tuple[dict[int, str], Counter[str]]:
+    """File number → kind of its column, of the files to look into; and how many there are of each type."""
+    kinds: dict[int, str] = {}
+    of_all: Counter[str] = Counter()
+    seen = np.zeros(len(table.files), bool)
+    for name, column in table.columns.items():
+        numbers = _candidates(table, flat_numbers(table.rows.column(name)), column.kind, unfit)
+        fresh = np.unique(numbers[~seen[numbers]])
+        seen[fresh] = True
+        of_all.update(look_of(table.files.path(n), column.kind) or "" for n in fresh.tolist())
+        if sample_size is not None and len(numbers) > sample_size:
+            numbers = numbers[np.linspace(0, len(numbers) - 1, sample_size).round().astype(np.int64)]
+        for number in numbers.tolist():
+            kinds.setdefault(number, column.kind)
+    return kinds, of_all
+
+
+def _candidates(table: FileTable, numbers: Ints, kind: str, unfit: set[str]) -> Ints:
+    """Those of the files that can be looked into."""
+    paths = table.files.paths.take(pa.array(numbers))
+    mask = table.files.sizes[numbers] > 0
+    if kind not in _PROBED_KINDS:
+        mask &= np.array(pc.match_substring_regex(paths, PROBED_NAMES), bool)
+    if unfit:
+        mask &= ~np.array(pc.is_in(paths, pa.array(list(unfit), paths.type)), bool)
+    if table.files.bundles:
+        mask &= ~np.isin(numbers, list(table.files.bundles))
+    return numbers[mask]
+
+
+def _in_threads(
+    look: Callable[[int, Callable[[int], None]], None], numbers: Iterable[int], progress: Progress, threads: int
+) -> None:
+    """Look at each file, on all cores: zlib works outside of Python's lock."""
+    waiting, lock, stop = iter(numbers), threading.Lock(), threading.Event()
+
+    def advance(size: int) -> None:
+        if stop.is_set():
+            raise Stopped("Stopped.")
+        progress.advance(size)
+
+    def work() -> None:
+        while not stop.is_set():
+            with lock:
+                number = next(waiting, None)
+            if number is None:
+                return
+            look(number, advance)
+
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for future in [pool.submit(work) for _ in range(threads)]:
+                future.result()
+        finally:
+            stop.set()  # Ctrl-C, or a library that is missing: the other threads need not go on
+
+
+_PROGRAM = "bids-validator-deno"
+_LIST = '"issues":['
+_READ = 1 << 20
+
+
+def bids_validator(folder: str | os.PathLike[str]) -> Check:
+    """What the validator says of a folder. Its errors fail the check, its warnings are counted."""
+    beside = os.path.join(os.path.dirname(sys.executable), _PROGRAM)
+    program = beside if os.path.isfile(beside) else shutil.which(_PROGRAM)
+    if program is None:
+        raise MissingExtra(
+            "The BIDS validator is not installed.", hint=f"Install it with: pip install {_PROGRAM}", extra=_PROGRAM
+        )
+    if not os.path.isdir(folder):
+        raise InputError(f"{os.fspath(folder)!r} is not a folder: --bids-validator is for BIDS folders.")
+    command = [program, "--format", "json", "--no-color", os.path.abspath(folder)]
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace") as process,
+    ):
+        assert process.stdout is not None
+        try:
+            return _summed(_Answer(process.stdout))
+        except (ValueError, KeyError) as error:
+            process.kill()
+            code = process.wait()
+            said.seek(0)
+            lines = said.read().split("\n")
+            raise InputError(
+                f"The BIDS validator could not run: {lines[0].strip() or f'exit code {code}'}.",
+                hint=f"See what it says itself: {_PROGRAM} {os.fspath(folder)}",
+            ) from error
+
+
+class _Answer:
+    """The validator's JSON, read an issue at a time: a large dataset has a million of them."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self.files = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        decoder = json.JSONDecoder()
+        text = ""
+        while _LIST not in text:
+            text += self._more()
+        text = text.partition(_LIST)[2]
+        while not text.startswith("]"):
+            try:
+                issue, end = decoder.raw_decode(text)
+            except json.JSONDecodeError:
+                text += self._more()
+                continue
+            yield issue
+            text = text[end:].lstrip(",") or self._more().lstrip(",")
+        text += self._stream.read()
+        total = re.search(r'"totalFiles":\s*(\d+)', text)
+        self.files = int(total[1]) if total else 0
+
+    def _more(self) -> str:
+        piece = self._stream.read(_READ)
+        if not piece:
+            raise ValueError("the answer ends early")
+        return piece
+
+
+def _summed(answer: _Answer) -> Check:
+    codes_of: dict[str, dict[str, None]] = {}  # file → its errors, each once
+    codes: Counter[str] = Counter()
+    severities: Counter[str] = Counter()
+    for issue in answer:
+        severities[issue["severity"]] += 1
+        if issue["severity"] == "error":
+            place = issue.get("location") or next(iter(issue.get("affects") or ()), "(the dataset)")
+            codes_of.setdefault(place.lstrip("/"), {})[issue["code"]] = None
+            codes[issue["code"]] += 1
+    common = ", ".join(f"{code} {count:,}" for code, count in codes.most_common(3))
+    detail = f"{severities['error']:,} errors, {severities['warning']:,} warnings" + (f" ({common})" if common else "")
+    failed = sorted(codes_of)
+    faults = [", ".join(codes_of[path]) for path in failed]
+    return Check("BIDS validator", not failed, answer.files, failed, detail, faults)

@@ -1,0 +1,328 @@
+"""A saved plan, done in parts on any number of machines, and published at the end.
+
+A part brings its shards to the destination and keeps receipts; it publishes nothing. Finishing takes all
+receipts together and publishes as a build on one machine does, with the same result byte for byte.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from brim.buckets.bucket_address import Access, BucketAddress
+from brim.choices import at_least
+from brim.errors import InputError, SourceChanged
+from brim.jobs.bring import STAGED_S, Others, versions
+from brim.jobs.content import PlanContent
+from brim.jobs.open_store import Built, Delivery, at_destination, deliver, state_of, usual_workers
+from brim.jobs.part_receipts import Part, divide, listed
+from brim.jobs.plan_place import open_place
+from brim.memory.limit import Limit, effective_limit
+from brim.plans.cut_shards import Shard
+from brim.plans.describe_plan import BuildForecast, forecast_build, plan_facts, plan_lines
+from brim.plans.plan import Plan
+from brim.plans.saved_plan import Saved, load_plan, moved, understood
+from brim.progress import Progress, Silent
+from brim.state.durable import failures
+from brim.state.ledger import STATE, Ledger, Receipt
+from brim.state.lock import locked
+from brim.state.stop import stoppable
+from brim.stores.destination import Destination, make_state, parse_destination, refuse_source, taken_by_dataset
+from brim.stores.folder_store import make_folder
+from brim.stores.hub_options import HubAddress, HubOptions
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SavedOptions:
+    """How this machine works on a saved plan. Nothing here decides a byte of the result."""
+
+    memory: str | int | float | None = None
+    workers: int | None = None
+    state: str | None = None
+    stop_file: str | None = None
+    root: str | None = None  # where the source is on this machine
+    access: Access = field(default_factory=Access)  # to the bucket that the plan is in
+
+    def __post_init__(self) -> None:
+        at_least("workers", self.workers, 1)
+        if self.stop_file and os.path.isdir(self.stop_file):
+            raise InputError(f"--stop-file={self.stop_file!r} is a folder.", hint="Give the name of a file.")
+        if self.root is not None and "://" in self.root:
+            raise InputError(f"With --plan, --root is a folder of this machine, not {self.root!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class PartDone:
+    """What a run of a part did. `next` is the command that publishes when all parts are done."""
+
+    part: int
+    parts: int
+    destination: str
+    bytes: int
+    shards: int
+    written: int
+    kept: int
+    sent_bytes: int
+    next: str
+
+
+@dataclass(frozen=True)
+class _Moved(PlanContent):
+    """A plan whose source is elsewhere on this machine. Receipts tell the dates that were planned."""
+
+    planned: Plan
+
+    def mtimes(self, shard: Shard) -> str:
+        return self.planned.shard_mtimes(shard)
+
+    def with_mtimes(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
+        return self.planned.with_mtimes(shards)
+
+
+class SavedBuild:
+    """A plan in a file, with its destination: do a part of it, finish it, or do all that is missing."""
+
+    def __init__(self, path: str | os.PathLike[str], options: SavedOptions | None = None) -> None:
+        self.options = options or SavedOptions()
+        self.place = open_place(path, self.options.access)
+        try:
+            self.saved: Saved = load_plan(self.place.path)
+            with understood(self.place.path, self.saved.versions):
+                self.hub = HubOptions(**self.saved.job["hub"])
+        except InputError as error:
+            raise InputError(
+                error.words[0].replace(str(self.place.path), self.place.shown), hint=error.words[1], **error.facts
+            ) from error
+        self.plan: Plan = self.saved.plan
+        self.destination: Destination = parse_destination(
+            self.saved.job["destination"], Access(self.saved.job.get("endpoint"))
+        )
+        self.receipts = self.place.receipts
+        self.limit: Limit = effective_limit(self.options.memory)
+        workers = self.options.workers or usual_workers(self.destination)
+        to = self.destination
+        self.forecast: BuildForecast = forecast_build(
+            self.plan, self.limit, workers, hub=isinstance(to, HubAddress), bucket=isinstance(to, BucketAddress)
+        )
+
+    @property
+    def _job(self) -> str:
+        return self.plan.fingerprint[:16]
+
+    def command(self, *words: str) -> str:
+        endpoint = self.options.access.endpoint
+        words += ("--endpoint-url", endpoint) if endpoint else ()
+        return shlex.join(["brim", "build", "--plan", self.place.shown, *words])
+
+    def part(self, part: Part, progress: Progress | None = None) -> PartDone:
+        """Bring what is missing of a part."""
+        progress = progress or Silent()
+        edges = divide(self.plan.shards, part.count)
+        mine = self.plan.shards[edges[part.number - 1] : edges[part.number]]
+        with ExitStack() as stack:
+            folder = stack.enter_context(self.receipts.part(part))
+            stop = stack.enter_context(stoppable(folder / "stop", *self._stop_files()))
+            stack.callback(progress.finish)
+            stack.enter_context(failures(self.destination if isinstance(self.destination, Path) else folder))
+            ledger = Ledger(folder)
+            self.receipts.check(part, ledger, self.plan.fingerprint)
+            stack.callback(ledger.close)
+            content = self._content(mine, progress)  # before anything is made at the destination
+            there: Iterable[Receipt] = ()
+            if isinstance(self.destination, Path):
+                make_folder(self.destination)
+                make_state(self.destination, self.destination / STATE)
+                stack.enter_context(locked(self.destination / STATE, shared=True))
+                built = Ledger(self.destination / STATE).receipts
+                # What a build on one machine did before counts as well.
+                there = [r for s in mine if (r := built.get(s.name)) and r.job == self._job]
+            names = frozenset(shard.name for shard in mine)
+            others = Others(only=names, received=lambda: (r for r in there if r.name not in ledger.receipts))
+            done = self._delivered(content, self._delivery(others), ledger, progress, stop) if mine else None
+        counts = {name: getattr(done, name, 0) for name in ("bytes", "shards", "written", "kept", "sent_bytes")}
+        return PartDone(part.number, part.count, str(self.destination), **counts, next=self.command("--finish"))
+
+    def finish(self, progress: Progress | None = None) -> Built:
+        """Publish what all parts brought. InputError that names the parts which are missing."""
+        return self._whole(progress or Silent(), only_publish=True)
+
+    def run(self, progress: Progress | None = None) -> Built:
+        """Bring whatever is missing, of all parts, and publish."""
+        return self._whole(progress or Silent(), only_publish=False)
+
+    def _whole(self, progress: Progress, only_publish: bool) -> Built:
+        state = state_of(self.destination, self.options.state, self.hub)
+        with self.receipts.alone():
+            received = self.receipts.all(self.plan.fingerprint)
+            if only_publish:  # before anything is made at the destination
+                here = Ledger(state)
+                known = here.receipts if here.job and here.job.fingerprint == self.plan.fingerprint else {}
+                self._refuse([s for s in self.plan.shards if s.name not in received and s.name not in known], received)
+            content = PlanContent(self.plan) if only_publish else self._content(self.plan.shards, progress)
+            with at_destination(self.destination, state, self.options.stop_file, progress) as (ledger, stop):
+
+                def of_parts() -> Iterable[Receipt]:
+                    if ledger.done:
+                        progress.note("this plan was finished before: looking whether everything is still there")
+                    return [r for r in received.values() if self._counts(r, ledger.receipts.get(r.name))]
+
+                def refuse(lacking: Sequence[Shard]) -> None:
+                    if only_publish:
+                        self._refuse(lacking, received)
+
+                delivery = self._delivery(Others(received=of_parts, lacking=refuse))
+                return self._delivered(content, delivery, ledger, progress, stop)
+
+    def _counts(self, receipt: Receipt, known: Receipt | None) -> bool:
+        """Whether a part's receipt takes the place of the one that the destination's ledger has for the same name."""
+        if known is None or known.job != receipt.job:
+            return True
+        if known.sha256 == receipt.sha256 or not isinstance(self.destination, Path):
+            return known != dataclasses.replace(receipt, staged_at=0)
+        try:  # files of the same size were changed between two builds: the shard itself says which one is in it
+            with open(self.destination / receipt.name, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == receipt.sha256
+        except OSError:
+            return False
+
+    def _delivered(self, content: PlanContent, delivery: Delivery, *rest: Any) -> Built:
+        files = content.plan.table.files
+        refuse_source(self.destination, files.root, None, files, taken_by_dataset(self.destination, self.hub.folder))
+        try:
+            return deliver(content, self.destination, delivery, *rest)
+        except SourceChanged as error:
+            raise SourceChanged(
+                error.words[0], hint="Restore it, or plan again: brim plan … --save PLAN.", **error.facts
+            ) from error
+
+    def _delivery(self, others: Others) -> Delivery:
+        return Delivery(
+            self.limit,
+            self.forecast.workers,
+            self.limit.bytes - self.forecast.total,
+            update=self.saved.job["update"],
+            hub=self.hub,
+            others=others,
+        )
+
+    def _stop_files(self) -> list[Path]:
+        return [Path(self.options.stop_file)] if self.options.stop_file else []
+
+    def _content(self, shards: Sequence[Shard], progress: Progress) -> PlanContent:
+        """What is read on this machine."""
+        for name, version in versions().items():
+            if (planned := self.saved.versions.get(name)) != version:
+                progress.note(f"the plan was made with {name} {planned}, and this is {version}: bytes may differ")
+        if self.options.root is None:
+            return PlanContent(self.plan)
+        if self.plan.table.files.bucket is not None:
+            raise InputError(
+                "The source of this plan is in a bucket, and --root is for one in a folder.", hint="Leave --root out."
+            )
+        plan, other = moved(self.plan, os.path.abspath(self.options.root), shards)
+        if other:
+            progress.note(f"{other:,} file(s) in --root have other dates than planned; paths and sizes are the same")
+        return _Moved(plan, self.plan)
+
+    def _refuse(self, lacking: Sequence[Shard], received: dict[str, Receipt]) -> None:
+        """InputError that says which parts have to be run for these shards; if there are any."""
+        if not lacking:
+            return
+        count = self.receipts.count()
+        if count is None:
+            raise InputError(
+                "No part of this plan was done yet.",
+                hint=f"Run {self.command('--part', '1/N')} and so on; without --part or --finish, all is done here.",
+            )
+        remote = isinstance(self.destination, HubAddress)
+        expired = [shard.name for shard in lacking if shard.name in received]
+        # A receipt that looks good to its part and is not must not keep the part from doing it again.
+        self.receipts.forget(n for n in expired if time.time() - received[n].staged_at < STAGED_S or not remote)
+        parts = self._parts_of(lacking, count)
+        what = f"{len(lacking):,} of {len(self.plan.shards):,} shards are not there"
+        if expired:
+            what += f", {len(expired):,} of them no longer"
+            if remote:
+                what += f" (what is sent and not published lasts {STAGED_S // 3600} hours)"
+        commands = [self.command("--part", f"{number}/{count}") for number in parts[:_SHOWN]]
+        if len(parts) > _SHOWN:
+            commands.append("and so on")
+        raise InputError(
+            f"{what}. Missing or unfinished: part{'s' if len(parts) > 1 else ''} {listed(parts)} of {count}.",
+            hint=f"Run {'; '.join(commands)}; then {self.command('--finish')}.",
+            parts=parts,
+            count=count,
+        )
+
+    def _parts_of(self, shards: Sequence[Shard], count: int) -> list[int]:
+        """The parts that these shards belong to."""
+        places = {shard.name: place for place, shard in enumerate(self.plan.shards)}
+        numbers = np.array([places[shard.name] for shard in shards], np.int64)
+        found = np.searchsorted(divide(self.plan.shards, count), numbers, side="right")
+        return [int(number) for number in np.unique(found)]
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """How far it is, for programs."""
+        count, done = self.receipts.count(), self.receipts.all(self.plan.fingerprint)
+        here = Ledger(state_of(self.destination, self.options.state, self.hub))
+        same = here.job is not None and here.job.fingerprint == self.plan.fingerprint
+        lacking = [shard for shard in self.plan.shards if shard.name not in done]
+        missing = [] if count is None else self._parts_of(lacking, count)
+        begun = set() if count is None else set(self._parts_of([s for s in self.plan.shards if s.name in done], count))
+        return {
+            "path": self.place.shown,
+            "destination": str(self.destination),
+            "shards": len(self.plan.shards),
+            "done": len(self.plan.shards) - len(lacking),
+            "parts": count,
+            "missing_parts": [number for number in missing if number not in begun],
+            "unfinished_parts": [number for number in missing if number in begun],
+            "finished": same and here.done,
+        }
+
+    def check(self) -> None:
+        """Files were checked before the plan was saved."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The plan and how far it is, for programs."""
+        return {**plan_facts(self.plan, self.forecast, self.limit), "saved": self.progress}
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """The plan and how far it is, for people."""
+        told = self.progress
+        count, missing, unfinished = told["parts"], told["missing_parts"], told["unfinished_parts"]
+        remote = isinstance(self.destination, HubAddress | BucketAddress)
+        lines = [*plan_lines(self.plan, self.forecast, self.limit, remote), ("destination", told["destination"])]
+        if told["finished"]:
+            return [*lines, ("parts", "finished: it is published")]
+        if count is None:
+            return [*lines, ("parts", "none was begun"), ("next", self.command("--part", "1/N"))]
+        whole = count - len(missing) - len(unfinished)
+        lines.append(("parts", f"{whole:,} of {count:,} done, {told['done']:,} of {told['shards']:,} shards"))
+        lines += [("unfinished", f"part {listed(unfinished)}")] if unfinished else []
+        lines += [("not begun", f"part {listed(missing)}")] if missing else []
+        next_part = f"{[*unfinished, *missing][0]}/{count}" if missing or unfinished else None
+        return [*lines, ("next", self.command(*(["--part", next_part] if next_part else ["--finish"])))]
+
+
+def job_facts(destination: Destination, hub: HubOptions, update: bool) -> dict[str, Any]:
+    """What a saved plan tells beside the plan: where it goes and how it is published. Never the token."""
+    options = dataclasses.asdict(hub)
+    del options["token"]
+    endpoint = destination.access.endpoint if isinstance(destination, BucketAddress) else None
+    return {"destination": str(destination), "endpoint": endpoint, "hub": options, "update": update}

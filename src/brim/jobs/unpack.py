@@ -1,0 +1,200 @@
+"""The original files back from a dataset, byte for byte, under their relative paths."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from brim.buckets.bucket_address import Access
+from brim.errors import DamageFound, InputError
+from brim.formats.readable import Hashing, Readable, ReadableFile, ShardFile
+from brim.jobs.published import Published, opened
+from brim.memory.limit import effective_limit
+from brim.plans.shard_bytes import locate
+from brim.progress import Progress, Silent
+from brim.state.durable import BUFFER_BYTES, failures
+from brim.state.ledger import Receipt
+from brim.stores.destination import lies_in, parse_destination, refuse_source
+
+_WAITING = ".brim-unpack"
+
+
+@dataclass
+class Unpacked:
+    """What was written."""
+
+    files: int = 0
+    bytes: int = 0
+    already_there: int = 0
+    unproved: int = 0  # shards without a receipt to compare with
+
+
+def unpack(
+    destination: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    state: str | os.PathLike[str] | None = None,
+    endpoint_url: str | None = None,
+    anonymous: bool = False,
+    progress: Progress | None = None,
+) -> Unpacked:
+    """Write every file of a dataset below `out`. What is there already must be the same, and stays.
+
+    No file appears before its shard is proved: one on disk is hashed first, one on the Hub as it streams.
+    """
+    if "://" in os.fspath(out):
+        raise InputError(
+            f"Files are unpacked to a folder, and {os.fspath(out)!r} is none.", hint="Give a local folder."
+        )
+    target = Path(out)
+    progress = progress or Silent()
+    if target.exists() and not target.is_dir():
+        raise InputError(f"{str(target)!r} is a file.", hint="Give a folder.")
+    source = parse_destination(destination, Access(endpoint_url, anonymous))
+    if isinstance(source, Path):
+        refuse_source(target, str(source))
+        if lies_in(target, source / "data"):
+            raise InputError(f"{str(target)!r} lies among the shards of the dataset.", hint="Unpack to another folder.")
+    with opened(destination, state, progress.note, Access(endpoint_url, anonymous)) as published:
+        receipts = published.told.receipts
+        names = sorted(published.sizes)
+        if not names:
+            raise InputError(f"{os.fspath(destination)!r} holds no shards.")
+        if published.told.unfinished:
+            progress.note("the build is not finished: files of shards that are not there yet are not unpacked")
+        missing = [name for name in receipts if name not in published.sizes]
+        if missing:
+            raise DamageFound(f"{missing[0]} is missing.", hint="brim verify lists everything that is wrong.")
+        progress.start("unpack", sum(published.sizes.values()), len(names), effective_limit().bytes)
+        try:
+            with failures(target):
+                target.mkdir(parents=True, exist_ok=True)
+                work = _Unpacking(published, os.path.realpath(target), progress)
+                try:
+                    for name in names:
+                        work.shard(name, receipts.get(name))
+                finally:
+                    work.clear()
+                return work.finish()
+        finally:
+            progress.finish()
+
+
+class _Unpacking:
+    """Files go to a folder beside the others first, and get their names when their shard is proved."""
+
+    def __init__(self, published: Published, root: str, progress: Progress) -> None:
+        self.published, self.root, self.progress = published, root, progress
+        self.result = Unpacked()
+        self._waiting_room = os.path.join(root, _WAITING)
+        self._waiting: dict[str, str] = {}  # by its path, where a file waits
+        self.clear()  # what a killed run left
+
+    def shard(self, name: str, receipt: Receipt | None) -> None:
+        if receipt is None:
+            self.result.unproved += 1
+        elif not self.published.remote:
+            self._prove(name, receipt, self.published.sha256(name, True, lambda _: None))
+        with closing(self.published.stream(name)) as shard, closing(self.published.open(name)) as footer_of:
+            for found in locate(shard, footer_of):
+                for file in _members(shard, found) if (found.path or "").endswith("/") else (found,):
+                    self._file(shard, file)
+                self.progress.advance(found.size)
+            if isinstance(shard, Hashing) and receipt is not None:
+                self._prove(name, receipt, shard.sha256())
+        for path, temporary in self._waiting.items():
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.rename(temporary, path)
+        self._waiting = {}
+        self.progress.shard(name, self.published.sizes[name], "", "unpacked")
+
+    def _prove(self, name: str, receipt: Receipt, sha256: str | None) -> None:
+        if sha256 != receipt.sha256:
+            raise DamageFound(
+                f"{name} is damaged: its content is not what was written.",
+                hint="brim verify lists everything that is wrong.",
+            )
+
+    def _file(self, shard: Readable, found: ShardFile) -> None:
+        path = _safe_path(found, shard.name, self.root)
+        there = self._waiting.get(path, path)
+        if os.path.lexists(there):
+            if not _holds(there, shard, found):
+                raise InputError(
+                    f"{found.path!r} is already there with other content.", hint="Unpack into an empty folder."
+                )
+            self.result.already_there += 1
+            return
+        os.makedirs(self._waiting_room, exist_ok=True)
+        temporary = os.path.join(self._waiting_room, str(len(self._waiting)))
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            shard.copy_to(descriptor, found.offset, found.size)
+        finally:
+            os.close(descriptor)
+        self._waiting[path] = temporary
+        self.result.files += 1
+        self.result.bytes += found.size
+
+    def finish(self) -> Unpacked:
+        computed = self.published.told.computed
+        if (self.result.unproved or computed) and not self.result.files + self.result.already_there:
+            why = "was computed" if computed else "was not built by brim, and its columns are encoded"
+            raise InputError(
+                f"There are no files that brim packed: the dataset {why}.",
+                hint="Read it with datasets.load_dataset.",
+            )
+        return self.result
+
+    def clear(self) -> None:
+        """Nothing unproved is left, however it ended."""
+        shutil.rmtree(self._waiting_room, ignore_errors=True)
+
+
+def _members(shard: Readable, found: ShardFile) -> Iterator[ShardFile]:
+    """The files of a folder that is packed as one value."""
+    file = io.BufferedReader(ReadableFile(shard, found.offset))
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        while (member := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # it would keep every header
+            yield ShardFile(found.column, found.row, f"{found.path}{member.name}", member.offset_data, member.size)
+
+
+def _safe_path(found: ShardFile, shard_name: str, root: str) -> str:
+    """Where a file goes; refuses a path that leads out of the folder, also by a link that is there."""
+    name = found.path or ""
+    if found.path is None:
+        raise InputError(
+            f"{shard_name} row {found.row} holds content without a name in its column {found.column!r}, so there is no "
+            "file to write.",
+            hint="Read it with datasets.load_dataset.",
+        )
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
+        raise DamageFound(
+            f"{shard_name} row {found.row} names {name!r}, which would leave the folder.",
+            hint="Nothing was written there; do not trust this dataset.",
+        )
+    path = os.path.join(root, *parts)
+    parent = os.path.realpath(os.path.dirname(path))
+    if parent != root and not parent.startswith(root + os.sep):
+        raise DamageFound(f"{name!r} would be written outside of the folder, through a link.")
+    return path
+
+
+def _holds(path: str, shard: Readable, found: ShardFile) -> bool:
+    """Whether the file at `path` is what the shard holds."""
+    if os.path.islink(path) or not os.path.isfile(path) or os.path.getsize(path) != found.size:
+        return False
+    with open(path, "rb", buffering=0) as file:
+        for at in range(0, found.size, BUFFER_BYTES):
+            want = min(BUFFER_BYTES, found.size - at)
+            if file.read(want) != shard.read_at(found.offset + at, want):
+                return False
+    return True

@@ -1,0 +1,400 @@
+"""Prove that what is at a destination is whole, from what is there and not from memory of writing it."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from brim.buckets.bucket_address import Access, is_bucket_address
+from brim.buckets.requests import interrupted_by
+from brim.errors import BrimError, DamageFound, DestinationError, InputError, SourceChanged, Stopped
+from brim.file_set import Ints
+from brim.formats.card import CARD, card_rows, card_splits, read_card
+from brim.formats.readable import Readable, ShardFile
+from brim.formats.splice import SpliceBuilder
+from brim.jobs.bring import versions
+from brim.jobs.published import Published, is_computed, opened
+from brim.memory.limit import effective_limit, usable_cores
+from brim.plans.cut_shards import CutOptions, shard_name
+from brim.plans.plan import Plan, make_plan
+from brim.plans.shard_bytes import count_rows, hollow_columns, locate, splice_of
+from brim.progress import Advance, Progress, Silent
+from brim.sources.file_table import FileTable, flat_numbers
+from brim.sources.open_source import read_source
+from brim.sources.source_options import SourceOptions
+from brim.state.ledger import JobRecord
+
+_REQUESTS = 8  # at a time, to the Hub
+_STREAMS = 4  # at a time, from the Hub or a bucket: some 20 MB each
+_NAME = re.compile(r"(?P<folder>.+)/(?P<split>[^/]+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar|arrow)")
+
+
+@dataclass
+class Verified:
+    """What was proved, and what could not be."""
+
+    shards: int = 0
+    rows: int = 0
+    bytes: int = 0
+    files_compared: int = 0
+    unproved: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+
+
+def verify(
+    destination: str | os.PathLike[str],
+    source: str | os.PathLike[str] | FileTable | None = None,
+    *,
+    deep: bool = False,
+    state: str | os.PathLike[str] | None = None,
+    root: str | os.PathLike[str] | None = None,
+    endpoint_url: str | None = None,
+    source_endpoint_url: str | None = None,
+    anonymous: bool = False,
+    progress: Progress | None = None,
+) -> Verified:
+    """Prove what is at a destination; raise DamageFound that names whatever is wrong.
+
+    A folder is read again. Of a repository on the Hub, the sizes and SHA-256 that it lists are compared with
+    the manifest, and the footers are read; of a place in a bucket, sizes and ETags. `deep` reads everything
+    back. With a source, every source file's bytes are compared with those inside the shards (on the Hub and in a
+    bucket: by the SHA-256 that its shards must have, unless `deep`).
+
+    `endpoint_url` is the S3 store of buckets, `source_endpoint_url` that of the source if it is another one;
+    `anonymous` reads without credentials: the source if it is in another bucket, else the destination too.
+    """
+    progress = progress or Silent()
+    other_store = source_endpoint_url not in (None, endpoint_url)
+    nameless = anonymous and not _in_another_bucket(source, destination, other_store)
+    with opened(destination, state, progress.note, Access(endpoint_url, nameless)) as published:
+        check = _Verification(published, deep, progress)
+        if source is not None and published.told.computed:
+            raise InputError(
+                f"What is at {os.fspath(destination)!r} was computed, so its source cannot be found inside.",
+                hint="Leave SOURCE out. The command that computed it, run again, says whether anything has changed.",
+            )
+        try:
+            check.shards()
+            check.card()
+            if source is not None:
+                access = Access(source_endpoint_url or endpoint_url, anonymous)
+                check.source(source, None if root is None else os.fspath(root), access)
+        finally:
+            check.progress.finish()
+    if check.result.findings:
+        count = len(check.result.findings)
+        raise DamageFound(
+            f"{count} problem{'s' if count != 1 else ''} found:\n" + "\n".join(f"  {f}" for f in check.result.findings),
+            hint="Run the command that built it again: it makes what is missing or of another size. With --update it "
+            "takes over what has changed in the source; --fresh starts over."
+            if check.told.jobs or check.told.unfinished
+            else "It was not built by brim. `brim build SOURCE DEST --fresh` replaces it by what the source holds.",
+            findings=check.result.findings,
+        )
+    return check.result
+
+
+def _in_another_bucket(source: object, destination: str | os.PathLike[str], other_store: bool) -> bool:
+    """A public archive, say, that was packaged into a bucket of one's own."""
+    text = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
+    if not is_bucket_address(text):
+        return False
+    return other_store or text.split("/")[:3] != os.fspath(destination).split("/")[:3]
+
+
+class _Verification:
+    def __init__(self, published: Published, deep: bool, progress: Progress) -> None:
+        self.published, self.told, self.deep, self.progress = published, published.told, deep, progress
+        self.result = Verified()
+        self.rows_of: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def found(self, what: str) -> None:
+        with self._lock:
+            self.result.findings.append(what)
+
+    def shards(self) -> None:
+        here, receipts = self.published.sizes, self.told.receipts
+        if not self.told.jobs:
+            self.result.unproved.append("content: there is no ledger, so there are no checksums to compare with")
+            self._complete_by_name(set(here))
+        if self.told.unfinished:
+            self.found("the build is not finished: run the same brim build again")
+        if self.told.jobs:
+            for name in sorted(set(here) - set(receipts)):
+                self.found(f"{name}: is not part of the dataset")
+        names = sorted(receipts) if self.told.jobs else sorted(here)
+        reads = self.deep or not self.published.remote
+        self.result.unproved += [] if self.deep else self.published.unproved
+        total = sum(here[name] for name in names if name in here) if reads else 0
+        self.progress.start("verify", total, len(names), effective_limit().bytes)
+        with ThreadPoolExecutor(self._threads(reads)) as pool:
+            try:
+                for name, result in zip(names, pool.map(self._shard, names), strict=True):
+                    if result is not None:
+                        self.rows_of[name], size = result
+                        self.result.rows += self.rows_of[name]
+                        self.result.bytes += size
+            finally:
+                self._stopped.set()  # Ctrl-C: the other threads need not go on
+        self.result.shards = len(names)
+
+    def _threads(self, reads: bool) -> int:
+        if not reads:
+            return _REQUESTS
+        return min(usable_cores(), _STREAMS) if self.published.remote else usable_cores()
+
+    def _complete_by_name(self, here: set[str]) -> None:
+        """Without a ledger, the names still say how many shards there should be."""
+        seen: dict[tuple[str, str, int, str], set[int]] = {}
+        for name in sorted(here):
+            match = _NAME.fullmatch(name)
+            if match is None:
+                if not self.published.remote:
+                    self.found(f"{name}: is not part of the dataset")
+            else:
+                kind = (match["folder"], match["split"], int(match["count"]), Path(name).suffix)
+                seen.setdefault(kind, set()).add(int(match["number"]))
+        for (folder, split, count, extension), numbers in seen.items():
+            for number in sorted(set(range(count)) - numbers):
+                self.found(f"{shard_name(folder, split, number, count, extension)}: is missing")
+
+    def _shard(self, name: str) -> tuple[int, int] | None:
+        """(rows, size) of a shard that is as its receipt says; None after noting what is wrong."""
+        receipt = self.told.receipts.get(name)
+        size = self.published.sizes.get(name)
+        if size is None:
+            self.found(f"{name}: is missing")
+            return None
+        if receipt is not None and size != receipt.size:
+            self.found(f"{name}: has {size:,} bytes instead of {receipt.size:,}")
+            return None
+        if size == 0:
+            self.found(f"{name}: is empty")
+            return None
+        try:
+            with interrupted_by(self._look):
+                digest = self.published.sha256(name, self.deep, self._advance)
+            if receipt is not None and digest != receipt.sha256:
+                was, now = receipt.sha256[:12], "is not listed" if digest is None else f"{digest[:12]}…"
+                self.found(f"{name}: its content changed (SHA-256 {now} instead of {was}…)")
+                return None
+            with interrupted_by(self._look), closing(self.published.open(name)) as shard:
+                rows = count_rows(shard)
+                hollow = hollow_columns(shard)
+        except pa.ArrowException as error:
+            self.found(f"{name}: cannot be read as {Path(name).suffix[1:]} ({str(error).splitlines()[0]})")
+            return None
+        except DamageFound as error:
+            self._damaged(name, error)
+            return None
+        if rows is None:
+            rows = 0 if receipt is None else receipt.rows
+        if receipt is not None and rows != receipt.rows:
+            self.found(f"{name}: holds {rows:,} rows instead of {receipt.rows:,}")
+            return None
+        if receipt is None:
+            for column in hollow:
+                self.found(f"{name}: the files of its column {column!r} are empty: {rows:,} rows hold paths alone")
+        self.progress.shard(name, size, digest or "", "verified")
+        return rows, size
+
+    def _damaged(self, name: str, error: DamageFound) -> None:
+        what = error.message.removeprefix(f"{name} ").removeprefix(f"{Path(name).name} ")
+        self.found(f"{name}: {what.splitlines()[0].rstrip('.')}")
+
+    def _look(self) -> None:
+        if self._stopped.is_set():
+            raise Stopped("Stopped.")
+
+    def _advance(self, size: int) -> None:
+        self._look()
+        self.progress.advance(size)
+
+    def card(self) -> None:
+        """The card says what the shards hold."""
+        try:
+            text = self.published.card()
+            if text is None:
+                self.found(f"{CARD}: is missing")
+                return
+            fields = read_card(text)
+        except UnicodeDecodeError:
+            self.found(f"{CARD}: is not UTF-8")
+            return
+        except DamageFound as error:
+            self._damaged(CARD, error)
+            return
+        except DestinationError as error:
+            self.found(f"{CARD}: {error}")
+            return
+        if self.result.findings:
+            return  # with shards missing, the card cannot agree
+        rows: dict[str, dict[str, int]] = {} if self.rows_of else {"data": {}}
+        for name, count in self.rows_of.items():
+            match = _NAME.fullmatch(name)
+            if match:
+                of = rows.setdefault(match["folder"], {})
+                of[match["split"]] = of.get(match["split"], 0) + count
+        for folder, splits in rows.items():
+            config = "default" if folder == "data" else folder
+            named = card_splits(fields, config)
+            if named is not None and named != set(splits):
+                self.found(f"{CARD}: names the splits {_list(named)}, the shards are of {_list(set(splits))}")
+            for name, said in card_rows(fields, config).items():
+                if name in splits and said != splits[name]:
+                    self.found(f"{CARD}: says {said:,} rows of {name}, the shards hold {splits[name]:,}")
+
+    def source(self, source: str | os.PathLike[str] | FileTable, root: str | None, access: Access) -> None:
+        """Every source file is inside as often as the source names it, byte for byte."""
+        if len(self.told.jobs) <= 1:
+            self._with_source(self._table(source, root, self.told.job, access), self.told.job)
+            return
+        # Several configs or splits, each published from a source of its own: prove those that this one gives.
+        given = False
+        for job in self.told.jobs:
+            if is_computed(job):
+                continue
+            try:
+                table = self._table(source, root, job, access)
+                same = not table.refused and self._plan(table, job).facts["content"] == job.facts["content"]
+            except BrimError:
+                continue  # read as another part was, it may be no source at all
+            if same:
+                self._with_source(table, job)
+            given |= same
+        if not given and any(job.left_out for job in self.told.jobs):
+            self.result.unproved.append("source: it was not compared, because a part was published with files left out")
+        elif not given:
+            self.found(f"the source is not what any of the {len(self.told.jobs)} parts here was published from")
+
+    def _with_source(self, table: FileTable, job: JobRecord | None) -> None:
+        for refused in table.refused:
+            self.found(f"source {refused.path}: is {refused.reason}")
+        if self.published.remote and not self.deep:
+            self._by_hash(table, job)
+            return
+        number_of: dict[str, int] = {path.as_py(): number for number, path in enumerate(table.files.paths)}
+        expected = np.zeros(len(table.files), np.int64)
+        for name in table.columns:
+            np.add.at(expected, flat_numbers(table.rows.column(name)), 1)
+        seen = np.zeros(len(table.files), np.int64)
+        left_out = set(job.left_out) if job else set()
+        names = self._names(job)
+        self.progress.start("compare", int((expected * table.files.sizes).sum()), len(names), effective_limit().bytes)
+        compared = 0
+        for name in names:
+            try:
+                self._compare(name, table, number_of, seen)
+                compared += 1
+            except DamageFound as error:
+                self._damaged(name, error)
+            except SourceChanged as error:
+                self.found(f"source {error.facts['path']}: {error.facts['what']}")
+            self.progress.shard(name, 0, "", "compared")
+        self.result.files_compared += int(seen.sum())
+        if len(self.rows_of) < self.result.shards or compared < len(names):
+            return  # files of a damaged shard would all be reported once more
+        for number in np.flatnonzero(seen != expected).tolist():
+            path = table.files.path(number)
+            if path not in left_out:
+                self.found(
+                    f"{path}: is {seen[number]} time(s) in the shards and {expected[number]} time(s) in the source"
+                )
+        self._metadata(table, job)
+
+    def _names(self, job: JobRecord | None) -> list[str]:
+        """The whole shards of a build; of the only one, all that are here."""
+        several = job is not None and len(self.told.jobs) > 1
+        mark = job.fingerprint[:16] if several and job else None
+        return sorted(name for name in self.rows_of if mark is None or self.told.receipts[name].job == mark)
+
+    def _plan(self, table: FileTable, job: JobRecord, folder: str = "data") -> Plan:
+        """What a build of this source would be, done as that one was."""
+        return make_plan(table, job.facts["format"].split()[0], CutOptions(**job.facts["cut"]), folder)
+
+    def _by_hash(self, table: FileTable, job: JobRecord | None) -> None:
+        """Without a download: the shards that this source gives must have the SHA-256 that the Hub lists."""
+        if job is None or job.left_out or table.refused:
+            self.result.unproved.append("source: it was not compared; --deep reads the shards back and compares files")
+            return
+        mine = [name for name, receipt in self.told.receipts.items() if receipt.job == job.fingerprint[:16]]
+        plan = self._plan(table, job, next(iter(mine or self.told.receipts)).rpartition("/")[0])
+        if plan.facts["content"] != job.facts["content"]:
+            self.found("the source's files or the values of its table are not those that were published")
+            return
+        self.progress.start(
+            "compare", sum(s.file_bytes for s in plan.shards), len(plan.shards), effective_limit().bytes
+        )
+        for shard in plan.shards:
+            receipt = self.told.receipts.get(shard.name)
+            with splice_of(plan, shard) as splice:
+                sha256 = splice.sha256(self.progress.advance)
+            if receipt is None or receipt.sha256 != sha256:
+                why = "" if job.versions == versions() else f" (published with {_versions(job.versions)}: try --deep)"
+                self.found(f"{shard.name}: the source gives other bytes{why}")
+            self.progress.shard(shard.name, 0, sha256, "compared")
+        self.result.files_compared += table.file_count()
+
+    def _metadata(self, table: FileTable, job: JobRecord | None) -> None:
+        """The source's values are those that were built: its plan has the same digest of content."""
+        if job is None or job.left_out or self.result.findings or table.refused:
+            self.result.unproved.append("metadata: the values of other columns were not compared with the source")
+            return
+        if self._plan(table, job).facts["content"] != job.facts["content"]:
+            self.found("the values of the source's table are not those that were built (its files are)")
+
+    def _table(
+        self, source: str | os.PathLike[str] | FileTable, root: str | None, job: JobRecord | None, access: Access
+    ) -> FileTable:
+        """The source, read as it was for a build."""
+        if isinstance(source, FileTable):
+            return source
+        recipe: dict[str, Any] = job.facts["recipe"] if job else {}
+        return read_source(source, SourceOptions.from_recipe(recipe, root, access))
+
+    def _compare(self, name: str, table: FileTable, number_of: dict[str, int], seen: Ints) -> None:
+        with closing(self.published.stream(name)) as shard, closing(self.published.open(name)) as footer_of:
+            for found in locate(shard, footer_of):
+                number = number_of.get(found.path or "")
+                if number is None:
+                    self.found(f"{name}: holds {found.path}, which the source does not have")
+                elif found.size != table.files.sizes[number]:
+                    size = table.files.sizes[number]
+                    self.found(f"{found.path}: has {size:,} bytes in the source and {found.size:,} in {name}")
+                    seen[number] += 1
+                else:
+                    if not _same(shard, found, table, number, self.progress.advance):
+                        self.found(f"{found.path}: differs between the source and {name}")
+                    seen[number] += 1
+
+
+def _same(shard: Readable, found: ShardFile, table: FileTable, number: int, advance: Advance) -> bool:
+    """Whether the range of the shard and the source's value hold the same bytes."""
+    value = SpliceBuilder(table.files)
+    value.value(number)
+    at = found.offset
+    for chunk in value.finish().chunks():
+        if shard.read_at(at, len(chunk)) != chunk:
+            return False
+        at += len(chunk)
+        advance(len(chunk))
+    return True
+
+
+def _versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _list(names: set[Any]) -> str:
+    return ", ".join(sorted(map(str, names))) or "(none)"

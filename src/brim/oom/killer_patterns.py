@@ -1,0 +1,255 @@
+"""What killers other than the kernel write: a table of patterns, and the kill that each one tells of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from brim.oom.kills import Bound, Kill, MachineRoom, Sizes
+from brim.redact import redact
+from brim.sizes import format_size
+
+MIB = 1 << 20
+Match = re.Match[str]
+
+
+def _oomd(m: Match) -> Kill:
+    limit, usage = None, None
+    why = m["why"].strip().rstrip(".")
+    if used := re.search(r"memory used \((\d+)\) / total \((\d+)\)", why):
+        usage, limit = int(used[1]), int(used[2])
+        swap = re.search(r"swap used \((\d+)\) / total \((\d+)\)", why)
+        percent = re.search(r"more than ([\d.]+%)", why)
+        why = f"memory {format_size(usage)} of {format_size(limit)}"
+        if swap:
+            why += f" and swap {format_size(int(swap[1]))} of {format_size(int(swap[2]))}"
+        why += f" used, more than {percent[1]}" if percent else " used"
+    watched = re.search(r"memory pressure for (/\S*) being", why)
+    return Kill(
+        "systemd-oomd",
+        "cgroup" if watched else "machine",
+        reason="systemd-oomd says so" if m["verb"] == "Killed" else "systemd-oomd chose it",
+        unit=m["group"].rsplit("/", 1)[-1],
+        signal=9,
+        bound=Bound(
+            kind="memory pressure" if watched else "memory and swap",
+            group=watched[1] if watched else None,
+            task_group=m["group"],
+            text=why,
+        ),
+        room=MachineRoom(ram_bytes=limit, available_bytes=None if limit is None or usage is None else limit - usage),
+    )
+
+
+def _earlyoom(m: Match) -> Kill:
+    signal = m["number"] or {"KILL": "9", "TERM": "15"}.get(m["signal"] or "", "")
+    return Kill(
+        "earlyoom",
+        "machine",
+        "killed" if signal == "9" else "asked to end",
+        reason="earlyoom says so",
+        pid=int(m["pid"] or m["pid2"]),
+        name=m["name"] or m["name2"],
+        uid=int(m["uid"]) if m["uid"] else None,
+        command=redact(m["cmdline"]) if m["cmdline"] not in (None, "", "...") else None,
+        signal=int(signal) if signal else None,
+        sizes=Sizes(rss_bytes=int(m["mib"]) * MIB),
+    )
+
+
+def old_earlyoom(m: Match) -> Kill:
+    return Kill("earlyoom", "machine", reason="earlyoom says so", pid=int(m["pid"]), name=m["name"].strip(), signal=9)
+
+
+def _slurm_step(m: Match) -> Kill:
+    return Kill(
+        "slurm",
+        "cgroup",
+        sure="likely",
+        reason="Slurm counted kills in the step's cgroup, and does not say which process",
+        unit=f"step {m['step']}",
+        count=int(m["n"]),
+        signal=9,
+        bound=Bound(kind="memory"),
+    )
+
+
+def _slurm_poll(m: Match) -> Kill:
+    return Kill(
+        "slurm",
+        "cgroup",
+        reason="Slurm says so",
+        unit=f"{m['kind'].lower()} {m['step']}",
+        signal=9,
+        bound=Bound(int(m["limit"]) * 1024, int(m["usage"]) * 1024, "memory"),
+    )
+
+
+def _slurm_task(m: Match) -> Kill:
+    reason = "srun says so, and not which process"
+    return Kill("slurm", "cgroup", sure="likely", reason=reason, unit=f"task {m['task']}", host=m["host"], signal=9)
+
+
+def _slurm_vague(m: Match) -> Kill:
+    reason = "Slurm says that the limit was reached, not that anything was killed"
+    return Kill("slurm", "cgroup", sure="possible", reason=reason, signal=9)
+
+
+def _pbs(m: Match) -> Kill:
+    bound = Bound(int(m["limit"]) * 1024, int(m["usage"]) * 1024, m["kind"])
+    return Kill("batch system", "cgroup", reason="PBS says so", bound=bound)
+
+
+def _lsf(m: Match) -> Kill:
+    return Kill("batch system", "cgroup", reason="LSF says so", bound=Bound(text="LSF's memory limit"))
+
+
+def _rlimit(m: Match) -> Kill:
+    return Kill(
+        "rlimit",
+        "process",
+        "refused",
+        reason="the kernel refused an allocation and says why",
+        pid=int(m["pid"]),
+        name=m["name"],
+        bound=Bound(int(m["limit"]), int(m["usage"]), "RLIMIT_DATA"),
+    )
+
+
+def _unit(m: Match) -> Kill:
+    reason = "systemd says that the kernel killed a process of this unit, and not which"
+    return Kill("kernel", sure="likely", reason=reason, unit=m["unit"], signal=9)
+
+
+def _kubelet(m: Match) -> Kill:
+    return Kill("kernel", "machine", reason="the kubelet says so", pid=int(m["pid"]), name=m["name"], signal=9)
+
+
+def _evicted(m: Match) -> Kill:
+    text = f"the node was low on memory; container {m['unit']} was using {m['usage']}"
+    return Kill("kubelet", "machine", "evicted", reason="the kubelet says so", unit=m["unit"], bound=Bound(text=text))
+
+
+def _pod(m: Match) -> Kill:
+    reason = "Kubernetes says OOMKilled; the kernel's record would tell how much it held"
+    return Kill("container runtime", "cgroup", sure="likely", reason=reason, signal=9)
+
+
+def _container(m: Match) -> Kill:
+    named = re.search(r"\bname=([\w./-]+)", m["rest"] or "")
+    unit = f"container {named[1]}" if named else f"container {m['id'][:12]}"
+    reason = "the container runtime says so, and not which process"
+    return Kill("container runtime", "cgroup", sure="likely", reason=reason, unit=unit, signal=9)
+
+
+def _inspected(m: Match) -> Kill:
+    reason = "Docker's OOMKilled flag is set, which is right more often than not"
+    return Kill("container runtime", "cgroup", sure="possible", reason=reason, signal=9)
+
+
+def _talos(m: Match) -> Kill:
+    group = m["group"].removeprefix("/sys/fs/cgroup")
+    return Kill(
+        "container runtime",
+        "machine",
+        reason="the Talos controller says so",
+        unit=group.rsplit("/", 1)[-1],
+        bound=Bound(kind="memory pressure", task_group=group),
+        signal=9,
+    )
+
+
+def _ray(m: Match) -> Kill:
+    used, total = (round(float(m[key]) * 1e9) for key in ("used", "total"))
+    bound = Bound(round(total * float(m["threshold"])), used, "memory", text=f"Ray's threshold of {m['threshold']}")
+    return Kill("ray", "machine", reason="Ray says so", bound=bound, room=MachineRoom(ram_bytes=total), signal=9)
+
+
+def _dask(m: Match) -> Kill:
+    pid = int(m["pid"]) if m["pid"] else None
+    text = f"{m['percent']} % of the worker's memory limit"
+    return Kill("dask", "process", reason="Dask's nanny says so", pid=pid, bound=Bound(text=text), signal=9)
+
+
+# (a word that must be there, the pattern, what it makes); the first that matches counts
+PATTERNS: list[tuple[str, re.Pattern[str], Callable[[Match], Kill]]] = [
+    (
+        "due to",
+        re.compile(r"\b(?P<verb>Killed|Marked) (?P<group>/\S+) (?:for killing )?due to (?P<why>memory .*)"),
+        _oomd,
+    ),
+    (
+        "process ",
+        re.compile(
+            r"(?:sending SIG(?P<signal>\w+) to process (?P<pid>\d+)(?: uid (?P<uid>\d+))? \"(?P<name>.*?)\""
+            r"|killing process (?P<pid2>\d+) \"(?P<name2>.*?)\" with signal (?P<number>\d+))"
+            r": (?:badness|oom_score) -?\d+,(?: oom_score_adj -?\d+,)? VmRSS (?P<mib>\d+) MiB"
+            r"(?:, cmdline \"(?P<cmdline>.*)\")?"
+        ),
+        _earlyoom,
+    ),
+    (
+        "Detected ",
+        re.compile(
+            r"Detected (?P<n>\d+) oom[-_]kill events?(?:\(s\))? in "
+            r"(?:step |StepId=)(?P<step>\w+(?:[.+_\[\]]\w+)*)(?=[. ])"
+        ),
+        _slurm_step,
+    ),
+    (
+        "exceeded memory limit",
+        re.compile(r"(?P<kind>Job|Step) (?P<step>[\w.]+) exceeded memory limit \((?P<usage>\d+) > (?P<limit>\d+)\)"),
+        _slurm_poll,
+    ),
+    (
+        "Out Of Memory",
+        re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? (?P<task>[\d,-]+): Out Of Memory"),
+        _slurm_task,
+    ),
+    (
+        "memory limit at some point",
+        re.compile(r"slurmstepd\S*: (?:error: )?Exceeded (?:job|step) memory limit at some point"),
+        _slurm_vague,
+    ),
+    (
+        "PBS: job killed",
+        re.compile(r"PBS: job killed: (?P<kind>\w+) (?P<usage>\d+)kb exceeded limit (?P<limit>\d+)kb"),
+        _pbs,
+    ),
+    ("TERM_MEMLIMIT", re.compile(r"TERM_MEMLIMIT: job killed after reaching LSF memory usage limit"), _lsf),
+    (
+        "exceed data ulimit",
+        re.compile(r"mmap: (?P<name>.*?) \((?P<pid>\d+)\): VmData (?P<usage>\d+) exceed data ulimit (?P<limit>\d+)\."),
+        _rlimit,
+    ),
+    ("OOM killer", re.compile(r"(?P<unit>\S+): A process of this unit has been killed by the OOM killer"), _unit),
+    ("'oom-kill'", re.compile(r"(?P<unit>\S+): Failed with result 'oom-kill'"), _unit),
+    (
+        "System OOM",
+        re.compile(r"System OOM encountered, victim process: (?P<name>.*?), pid: (?P<pid>\d+)(?=\D)"),
+        _kubelet,
+    ),
+    (
+        "low on resource: memory",
+        re.compile(r"low on resource: memory\..*?Container (?P<unit>\S+) was using (?P<usage>[\w.]+)"),
+        _evicted,
+    ),
+    ('"OOMKilled": true', re.compile(r'"OOMKilled": true'), _inspected),
+    ("OOMKilled", re.compile(r"(?:[Rr]eason\"?:?\s+\"?|\s)OOMKilled\b"), _pod),
+    ("container oom ", re.compile(r"container oom (?P<id>[0-9a-f]{12,64})(?P<rest> \(.*)?"), _container),
+    (
+        "askOOM",
+        re.compile(r"TaskOOM event.*?(?:ContainerID:|container_id[=:]\s*\"?)(?P<id>[0-9a-f]{12,64})(?P<rest>.*)"),
+        _container,
+    ),
+    ("SIGKILL to cgroup", re.compile(r"Sending SIGKILL to cgroup .*\"cgroup\": \"(?P<group>/[^\"]+)\""), _talos),
+    (
+        "memory usage threshold",
+        re.compile(
+            r"was (?P<used>\d+(?:\.\d+)?)GB / (?P<total>\d+(?:\.\d+)?)GB \([\d.]+\), which exceeds the memory usage "
+            r"threshold of (?P<threshold>\d+(?:\.\d+)?)"
+        ),
+        _ray,
+    ),
+    ("memory budget", re.compile(r"(?:\(pid=(?P<pid>\d+)\) )?exceeded (?P<percent>\d+)% memory budget"), _dask),
+]

@@ -1,0 +1,313 @@
+"""Log files as lines, streamed: plain, gzip, xz or bzip2, of any size, in any encoding.
+
+A gigabyte of log is mostly lines that say nothing about memory. Telling words are looked for in blocks of
+bytes, and only the lines around them become text; memory stays at a block whatever the file's size.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from pathlib import Path
+from typing import Any
+
+# The first letters of month names as glibc's locales write them. Ambiguous ones are left out.
+_MONTHS: dict[str, int] = {}
+for _number, _names in enumerate(
+    (
+        "jan ene gen янв sty tam led oca",
+        "feb fév fev févr fevr febr фев lut hel úno şub",
+        "mar mär mrz mars maart märz мар",
+        "apr avr avril abr апр kwi huh dub nis",
+        "may mai mag maj mei мая май tou kvě",
+        "jun juin giu июн cze kes čvn haz",
+        "jul juil lug июл lip hei čvc tem",
+        "aug août aou ago авг sie elo srp ağu",
+        "sep sept set sett сен wrz syy zář eyl",
+        "oct okt ott out окт paź lok říj eki",
+        "nov ноя lis kas",
+        "dec dez déc dic дек gru jou pro ara",
+    ),
+    start=1,
+):
+    for _name in _names.split():
+        _MONTHS.setdefault(_name, _number)
+
+_BOOT_SECONDS = re.compile(r"\[\s*(\d{1,10}\.\d{1,9})\]")
+_KMSG = re.compile(r"^\d+,\d+,(\d+),[^;]*;")
+_ISO = re.compile(
+    r"(?<!\d)(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\s?(Z\b|UTC\b|[+-]\d\d:?\d\d(?!\d))?"
+)
+_CTIME = re.compile(r"\[?\b[^\W\d_]{2,5}\.? ([^\W\d_]{3,9})\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\]?")
+_SYSLOG = re.compile(
+    r"(?:^|[\s>|])([^\W\d_]{3,9})\.? +(\d{1,2})(?: (\d{4}))? (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?=[\s:,]|$)"
+)
+_SYSLOG_ASIAN = re.compile(r"(?:^|\s)(\d{1,2})[月월] +(\d{1,2})日? (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")
+_EPOCH = re.compile(r"^\[?(1[0-9]{9})\.(\d{3,9})\]?[ :]")
+_HOST = re.compile(
+    r"(?:\d\d:\d\d:\d\d(?:[.,]\d+)?\s?(?:Z|UTC|[+-]\d\d:?\d\d)?)\s+([\w.:-]*[A-Za-z][\w.:-]*|\d+(?:\.\d+){3})"
+    r"\s+(?:kernel|[\w.@()/-]+(?:\[\d+\])?):"
+)
+_SYSTEM_CLOCK = re.compile(r"setting system clock to .*\((\d{9,11})\)")
+_SCANNED = 160  # a prefix is not longer
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    when: datetime | None = None
+    boot_s: float | None = None
+    host: str | None = None
+
+    def seconds_to(self, other: Stamp) -> float | None:
+        """How much later the other one is, if both tell the same kind of time."""
+        if self.boot_s is not None and other.boot_s is not None:
+            return other.boot_s - self.boot_s
+        if self.when is not None and other.when is not None:
+            return (other.when - self.when).total_seconds()
+        return None
+
+
+class Clock:
+    """Reads the stamps of one log."""
+
+    def __init__(self, reference: datetime | None = None, boot_time: datetime | None = None) -> None:
+        self.reference = reference or datetime.now().astimezone()
+        self.boot_time = boot_time
+
+    def learn(self, text: str) -> None:
+        """Take the time of boot from the line in which the kernel sets its clock."""
+        match, seconds = _SYSTEM_CLOCK.search(text), _BOOT_SECONDS.search(text)
+        if match and seconds:
+            self.boot_time = datetime.fromtimestamp(int(match[1]) - float(seconds[1]), UTC).astimezone()
+
+    def stamp(self, text: str) -> Stamp:
+        """The stamp of a line; empty if it has none that can be understood."""
+        head = text[:_SCANNED]
+        boot_s = _boot_seconds(head)
+        try:
+            when = self._date(head)
+            if when is None and boot_s is not None and self.boot_time is not None:
+                when = self.boot_time + timedelta(seconds=boot_s)
+        except (ValueError, OverflowError, OSError):
+            when = None  # "Feb 31", year 0: a line that only looks stamped
+        host = _HOST.search(head)
+        return Stamp(when, boot_s, host[1] if host else None)
+
+    def _date(self, head: str) -> datetime | None:
+        if match := _ISO.search(head):
+            return _dated(int(match[1]), int(match[2]), match.group(3, 4, 5, 6), match[7], _zone(match[8]))
+        if (match := _CTIME.search(head)) and (month := month_number(match[1])):
+            return _dated(int(match[6]), month, match.group(2, 3, 4, 5))
+        if (match := _SYSLOG.search(head)) and (month := month_number(match[1])):
+            if match[3]:
+                return _dated(int(match[3]), month, match.group(2, 4, 5, 6), match[7])
+            return self._with_year(month, match.group(2, 4, 5, 6), match[7])
+        if match := _SYSLOG_ASIAN.search(head):
+            return self._with_year(int(match[1]), match.group(2, 3, 4, 5), match[6])
+        if match := _EPOCH.search(head):
+            return datetime.fromtimestamp(float(f"{match[1]}.{match[2]}"), UTC).astimezone()
+        return None
+
+    def _with_year(self, month: int, rest: Sequence[str], fraction: str | None) -> datetime | None:
+        latest = self.reference + timedelta(days=1)
+        for year in range(latest.year, latest.year - 9, -1):  # 29 February comes every fourth year, or eighth
+            try:
+                when = _dated(year, month, rest, fraction)
+            except ValueError:
+                continue
+            if when <= latest:
+                return when
+        return None
+
+
+def month_number(name: str) -> int | None:
+    name = name.lower()
+    return _MONTHS.get(name) or _MONTHS.get(name[:3])
+
+
+def _boot_seconds(head: str) -> float | None:
+    if match := _BOOT_SECONDS.search(head):
+        return float(match[1])
+    if match := _KMSG.match(head):
+        return int(match[1]) / 1e6
+    return None
+
+
+def _zone(text: str | None) -> tzinfo | None:
+    if not text:
+        return None
+    if text in ("Z", "UTC"):
+        return UTC
+    digits = text[1:].replace(":", "")
+    offset = timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
+    return timezone(-offset if text[0] == "-" else offset)
+
+
+def _dated(
+    year: int, month: int, rest: Sequence[str], fraction: str | None = None, zone: tzinfo | None = None
+) -> datetime:
+    """A time with a zone: this machine's where the log names none."""
+    day, hour, minute, second = map(int, rest)
+    micro = int((fraction or "0").ljust(6, "0")[:6])
+    when = datetime(year, month, day, hour, minute, second, micro, zone)
+    return when.astimezone() if zone is None else when
+
+
+BLOCK_BYTES = 256 << 10
+LINE_BYTES = 16 << 10  # the kernel writes at most 1 KiB; what is longer is cut
+
+# What a decompressor says about a file that was cut or is damaged.
+UNREADABLE = (OSError, EOFError, lzma.LZMAError, ValueError, zlib.error)
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+ZSTANDARD = b"\x28\xb5\x2f\xfd"
+
+
+def blocks_of(path: Path) -> Iterator[bytes]:
+    """A file's content, unpacked if its first bytes say that it is packed; a pipe is taken as it is."""
+    with open(path, "rb") as raw:
+        magic = b""
+        if raw.seekable():
+            magic = raw.read(6)
+            raw.seek(0)
+        if magic.startswith(ZSTANDARD):
+            raise OSError(f"it is packed with zstd; unpack it first: zstd -d {path}")
+        if magic.startswith(b"\x1f\x8b"):
+            with gzip.open(raw) as packed:
+                yield from _blocks(packed.read1)
+        elif magic.startswith(b"\xfd7zXZ\x00"):
+            with lzma.open(raw) as packed_xz:
+                yield from _blocks(packed_xz.read1)
+        elif magic.startswith(b"BZh"):
+            with bz2.open(raw) as packed_bz2:
+                yield from _blocks(packed_bz2.read1)
+        else:
+            yield from _blocks(raw.read)
+
+
+def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    """Blocks until the end. `read1` of a packed file that was cut gives what can be unpacked before it fails."""
+    while block := read(BLOCK_BYTES):
+        yield block
+
+
+def lines_of(
+    blocks: Iterable[bytes],
+    needles: tuple[bytes, ...] = (),
+    busy: Callable[[], bool] = lambda: False,
+    glance: Callable[[bytes], None] = lambda _: None,
+) -> Iterator[tuple[int, str]]:
+    """(number, text) of the lines that hold a needle, each with the line before it; of all lines while `busy()`.
+
+    Without needles, all lines. `glance` sees every block, for what does not depend on a line.
+    """
+    number, rest = 1, b""
+    for block in blocks:
+        cut = block.rfind(b"\n") + 1
+        if not cut:
+            if len(rest) < 4 * LINE_BYTES:
+                rest += block[: 4 * LINE_BYTES]
+            continue
+        whole, rest = rest + block[:cut], block[cut:]
+        glance(whole)
+        if needles:
+            yield from _telling(whole, number, needles, busy)
+        else:
+            yield from enumerate(map(_text, whole.split(b"\n")[:-1]), number)
+        number += whole.count(b"\n")
+    if rest:
+        glance(rest)
+        yield number, _text(rest)
+
+
+def _telling(
+    whole: bytes, number: int, needles: tuple[bytes, ...], busy: Callable[[], bool]
+) -> Iterator[tuple[int, str]]:
+    """The telling lines of a block. Looking for needles in the block is many times faster than in every line."""
+    starts = sorted(_starts(whole, needles))
+    at, counted = 0, 0  # everything before `at` was given or passed over; lines up to `counted` are numbered
+    index = 0
+    while at < len(whole):
+        if not busy():
+            while index < len(starts) and starts[index] < at:
+                index += 1
+            if index == len(starts):
+                return
+            at = starts[index]
+        number += whole.count(b"\n", counted, at)
+        counted = at
+        end = whole.index(b"\n", at)
+        yield number, _text(whole[at:end])
+        at = end + 1
+
+
+def _starts(whole: bytes, needles: tuple[bytes, ...]) -> set[int]:
+    found: set[int] = set()
+    for needle in needles:
+        hit = whole.find(needle)
+        while hit >= 0:
+            start = whole.rfind(b"\n", 0, hit) + 1
+            found.add(start)
+            if start:
+                found.add(whole.rfind(b"\n", 0, start - 1) + 1)
+            end = whole.find(b"\n", hit)
+            hit = whole.find(needle, end + 1) if end >= 0 else -1
+    return found
+
+
+def _text(line: bytes) -> str:
+    if len(line) > LINE_BYTES:  # a progress bar that was drawn over and over: its beginning and its end
+        line = line[: LINE_BYTES // 2] + b"\r" + line[-LINE_BYTES // 2 :]
+    return line.rstrip(b"\r\n").decode("utf-8", "replace").replace("\x00", "")
+
+
+def unwrap(text: str) -> list[str]:
+    """The lines inside a line: what a progress bar drew over, journalctl -o json, Docker's JSON logs and the like.
+
+    Colours are taken off.
+    """
+    if "\x1b" in text:
+        text = _COLOUR.sub("", text)
+    if "\r" in text:
+        parts = [part for part in text.split("\r") if part]
+        return parts[:1] + parts[1:][-2:]
+    stripped = text.lstrip()
+    if not stripped.startswith("{") or not stripped.endswith("}"):
+        return [text]
+    try:
+        entry = json.loads(stripped)
+    except (ValueError, RecursionError):
+        return [text]
+    message = next((entry[key] for key in ("MESSAGE", "message", "msg", "log") if entry.get(key)), None)
+    if isinstance(message, list):  # journalctl writes what is not UTF-8 as numbers
+        message = bytes(b for b in message if isinstance(b, int) and 0 <= b < 256).decode("utf-8", "replace")
+    if not isinstance(message, str):
+        return [text]
+    prefix = _prefix(entry)
+    return [prefix + line for line in message.splitlines()]
+
+
+def _prefix(entry: dict[str, Any]) -> str:
+    """A prefix as journalctl -o short-iso writes it, from the fields of a JSON entry."""
+    parts = []
+    micros = entry.get("_SOURCE_REALTIME_TIMESTAMP") or entry.get("__REALTIME_TIMESTAMP")
+    when = next((entry[key] for key in ("time", "timestamp", "@timestamp", "ts") if entry.get(key)), None)
+    if isinstance(micros, str) and micros.isdigit() and len(micros) < 18:
+        parts.append(datetime.fromtimestamp(int(micros) / 1e6, UTC).isoformat())
+    elif isinstance(when, str):
+        parts.append(when)
+    host = entry.get("_HOSTNAME") or entry.get("hostname") or entry.get("host")
+    if parts and isinstance(host, str):
+        parts.append(host.replace(" ", "_"))
+    who = entry.get("SYSLOG_IDENTIFIER") or entry.get("_COMM")
+    if isinstance(who, str):
+        pid = entry.get("_PID")
+        parts.append(f"{who}[{pid}]:" if isinstance(pid, str) else f"{who}:")
+    return " ".join(parts) + " " if parts else ""

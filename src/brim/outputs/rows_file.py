@@ -1,0 +1,246 @@
+"""The rows of a unit as a file: written in batches that depend on the rows alone, hashed on the way, on disk for good.
+
+Types may widen inside a unit: a column of nulls turns out to hold text. Then the file so far stays as it is, a new
+one is begun, and at the end all are written again as one, with the type that holds everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from brim.rows.schemas import cast
+from brim.state.durable import rename, write_all
+from brim.steps.row_features import unified
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How the rows of a unit are written: batches (or row groups) end after so many rows or bytes.
+
+    `hashed`: the file will be published, and its SHA-256 is part of the proof. A cache needs none.
+    """
+
+    format: Literal["arrow", "parquet"]
+    batch_rows: int = 1000
+    batch_bytes: int = 32 << 20
+    hashed: bool = True
+
+
+EXTENSIONS = {"arrow": ".arrow", "parquet": ".parquet"}
+_SYNC_BYTES = 64 << 20
+
+
+class HashedFile:
+    """A file that is only appended to, and knows its size and, if wanted, its hash. Dirty pages do not pile up."""
+
+    def __init__(self, path: Path, hashed: bool) -> None:
+        self.path, self.size = path, 0
+        self._digest = hashlib.sha256() if hashed else None
+        self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
+        self._synced = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self._digest is not None:
+            self._digest.update(view)
+        write_all(self._file.fileno(), view)
+        self.size += len(view)
+        if self.size - self._synced >= _SYNC_BYTES:
+            os.fdatasync(self._file.fileno())
+            self._synced = self.size
+        return len(view)
+
+    def tell(self) -> int:
+        return self.size
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            try:
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
+
+    @property
+    def sha256(self) -> str:
+        return "" if self._digest is None else self._digest.hexdigest()
+
+
+class RowsFile:
+    """A file of rows with one schema. Batches are cut by rows and bytes, whatever the tables that come."""
+
+    def __init__(self, path: Path, schema: pa.Schema, writing: Writing) -> None:
+        self.schema, self.rows = schema, 0
+        self._writing = writing
+        self._held: list[pa.Table] = []
+        self._held_rows = self._held_bytes = 0
+        self.file = HashedFile(path, writing.hashed)
+        sink = pa.PythonFile(self.file, mode="w")
+        if writing.format == "arrow":
+            self._writer: Any = pa.ipc.new_stream(sink, schema)
+        else:
+            self._writer = pq.ParquetWriter(
+                sink, schema, compression="zstd", compression_level=1, write_page_index=True, use_dictionary=True
+            )
+
+    def write(self, table: pa.Table) -> None:
+        """Rows that belong together: a cut may come after them, and inside them where they are many."""
+        while table.num_rows:
+            room = self._writing.batch_rows - self._held_rows
+            part, table = table.slice(0, room), table.slice(room)
+            self._held.append(part)
+            self._held_rows += part.num_rows
+            self._held_bytes += part.nbytes
+            if self._held_rows >= self._writing.batch_rows or self._held_bytes >= self._writing.batch_bytes:
+                self._flush()
+
+    def _flush(self) -> None:
+        if not self._held_rows:
+            return
+        table = pa.concat_tables(self._held).combine_chunks()
+        self._held, self.rows = [], self.rows + table.num_rows
+        rows = table.num_rows
+        # A batch of few huge rows is cut again, by their mean size.
+        parts = -(-self._held_bytes // (2 * self._writing.batch_bytes)) or 1
+        step = -(-rows // parts)
+        self._held_rows = self._held_bytes = 0
+        for start in range(0, rows, step):
+            piece = table.slice(start, step)
+            if self._writing.format == "arrow":
+                for batch in _no_empty(piece.to_batches()):
+                    self._writer.write_batch(batch)
+            else:
+                self._writer.write_table(piece, row_group_size=max(piece.num_rows, 1))
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+        self.file.close()
+
+    def abandon(self) -> None:
+        """After an error: nothing more is written."""
+        try:
+            self.file.closed = True
+            self.file._file.close()
+        finally:
+            self.file.path.unlink(missing_ok=True)
+
+
+def _no_empty(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return (batch for batch in batches if batch.num_rows)
+
+
+class UnitFile:
+    """A file for the rows of one unit, whose types may widen while it grows."""
+
+    def __init__(self, target: Path, writing: Writing) -> None:
+        self._target, self._writing = target, writing
+        self._parts: list[RowsFile] = []
+
+    def write(self, table: pa.Table) -> None:
+        if not self._parts or table.schema != self._parts[-1].schema:
+            table = self._fitting(table)
+        self._parts[-1].write(table)
+
+    def _fitting(self, table: pa.Table) -> pa.Table:
+        """The table as it goes to the last part, which is a new one if its types hold more than before."""
+        if self._parts:
+            schema = unified([self._parts[-1].schema, table.schema])
+            if schema.equals(self._parts[-1].schema):
+                return cast(table, schema)
+            self._parts[-1].close()
+        else:
+            schema = table.schema
+        path = self._target.with_name(f".{self._target.name}.{os.getpid()}.{len(self._parts)}.tmp")
+        self._parts.append(RowsFile(path, schema, self._writing))
+        return cast(table, schema)
+
+    def finish(self) -> tuple[int, int, str]:
+        """Give the file its name: rows, size and SHA-256. Without any rows it has no columns: other units decide."""
+        if not self._parts:
+            self.write(pa.table({}))
+        self._parts[-1].close()
+        whole = self._parts[-1]
+        if len(self._parts) > 1:
+            whole = self._join()
+        rename(whole.file.path, self._target)
+        return whole.rows, whole.file.size, whole.file.sha256
+
+    def _join(self) -> RowsFile:
+        last = self._parts[-1]
+        path = self._target.with_name(f".{self._target.name}.{os.getpid()}.join.tmp")
+        joined = RowsFile(path, last.schema, self._writing)
+        for part in self._parts:
+            for table in read_rows(part.file.path, self._writing.format):
+                joined.write(cast(table, last.schema))
+        joined.close()
+        for part in self._parts:
+            part.file.path.unlink()
+        return joined
+
+    def abandon(self) -> None:
+        for part in self._parts:
+            part.abandon()
+
+
+def joined(tables: list[pa.Table]) -> pa.Table:
+    """Tables as one, with types that hold all of them."""
+    if len(tables) == 1:
+        return tables[0]
+    schema = unified([table.schema for table in tables])
+    return pa.concat_tables([cast(table, schema) for table in tables])
+
+
+def read_rows(path: Path, format: str) -> Iterator[pa.Table]:
+    """The batches of a file of rows, one at a time."""
+    if format == "arrow":
+        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+            for batch in reader:
+                yield pa.Table.from_batches([batch], reader.schema)
+        return
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group, use_threads=False)
+
+
+def read_schema(path: Path, format: str) -> pa.Schema:
+    if format == "arrow":
+        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+            return reader.schema
+    return pq.read_schema(path)
+
+
+def write_rows(path: Path, tables: Iterable[pa.Table], schema: pa.Schema, writing: Writing) -> RowsFile:
+    """A whole file of rows with this schema, under a temporary name until it is complete."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    file = RowsFile(temporary, schema, writing)
+    try:
+        for table in tables:
+            file.write(cast(table, schema))
+        file.close()
+    except BaseException:
+        file.abandon()
+        raise
+    rename(temporary, path)
+    return file

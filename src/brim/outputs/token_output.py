@@ -1,0 +1,310 @@
+"""From the token files of units to the files that are published: split, shuffle, pack, write.
+
+Everything streams. It is made in a working folder inside the destination and gets its names when all of it is
+complete and synced; the same units and options give the same bytes, so running it again after a crash is harmless.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from brim.choices import at_least, one_of
+from brim.errors import DoesNotFit, InputError
+from brim.formats.card import CardFacts
+from brim.outputs.output import Finished, MadeShard, Units, card_of, with_features
+from brim.outputs.rows_file import Writing
+from brim.outputs.token_documents import SPLIT, Packer, TokenSplit, in_key_order, open_unit, unit_batches, with_places
+from brim.outputs.token_files import BinWriter, ShardOptions, ShardWriter, TokenShard
+from brim.progress import Advance
+from brim.rows.schemas import unify
+from brim.sizes import format_size
+from brim.state.durable import failures, rename, sha256_of
+from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, ROUGH
+
+WHOLE = (TokenSplit("train", 1.0),)
+_WORK = ".finish"
+_NAMES = {2: ("train", "validation"), 3: ("train", "validation", "test")}
+
+
+@dataclass(frozen=True, slots=True)
+class FinishOptions:
+    """What is made of the documents. `seed` decides the splits, and the order if `shuffle`.
+
+    `header` is told in the header of `bin` files: vocab_size, eos, tokenizer_sha256, created_by.
+    """
+
+    format: Literal["parquet", "arrow", "bin"] = "parquet"
+    dtype: str = "int32"
+    pack: int | None = None
+    pack_tail: Literal["drop", "keep"] = "drop"
+    splits: tuple[TokenSplit, ...] = WHOLE
+    shuffle: bool = False
+    seed: int = 0
+    rows_per_shard: int | None = None
+    shard_bytes: int = 256_000_000
+    header: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        one_of("format", self.format, ("parquet", "arrow", "bin"))
+        one_of("pack-tail", self.pack_tail, ("drop", "keep"))
+        at_least("pack", self.pack, 2)
+        if self.pack is None and self.pack_tail != "drop":
+            raise InputError("--pack-tail is for rows of --pack.", hint="Add --pack=N, or leave --pack-tail out.")
+        at_least("rows-per-shard", self.rows_per_shard, 1)
+        if self.rows_per_shard is not None and self.format == "bin":
+            raise InputError("A bin file is one file for each split.", hint="Leave --rows-per-shard out.")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """`tokens` are those that were written; `rough` documents were cut where no place was safe."""
+
+    documents: int = 0
+    tokens: int = 0
+    empty: int = 0
+    null: int = 0
+    cut: int = 0
+    rough: int = 0
+    dropped_tail: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTokens:
+    made: list[TokenShard]
+    schema: pa.Schema
+    counts: TokenCounts
+
+
+def parse_split(text: str) -> tuple[TokenSplit, ...]:
+    """Shares like 0.99/0.01, or 98/1/1: train, validation and test, in this order."""
+    try:
+        shares = [float(part) for part in text.split("/")]
+    except ValueError:
+        shares = []
+    total = sum(shares)
+    right = len(shares) in _NAMES and all(share > 0 for share in shares)
+    if not right or not (abs(total - 1) < 1e-6 or abs(total - 100) < 1e-4):
+        raise InputError(
+            f"--split takes two or three shares that make 1 or 100, not {text!r}.", hint="Write 0.99/0.01 or 98/1/1."
+        )
+    return tuple(TokenSplit(name, share / total) for name, share in zip(_NAMES[len(shares)], shares, strict=True))
+
+
+def finish_tokens(
+    units: Sequence[Path],
+    folder: Path,
+    options: FinishOptions,
+    limit_bytes: int,
+    advance: Callable[[int], None],
+    source: pa.Schema | None = None,
+) -> FinishedTokens:
+    """Make the final files below `folder`. `advance` is told of documents as they are done.
+
+    `source` is the schema of the source, where kept columns may have features of `datasets`.
+    """
+    types = _types(units, options)
+    schema = _output_schema(types, source)
+    if options.format == "bin" or options.pack is not None:
+        _refuse_kept(schema)
+    work = folder / _WORK
+    with failures(folder):
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        counter = _Counter()
+        documents = with_places(
+            counter.watch(unit_batches(units, types)), options.splits, options.seed, options.shuffle
+        )
+        if options.shuffle:
+            total = sum(path.stat().st_size for path in units)
+            documents = in_key_order(documents, total, work / "buckets", limit_bytes)
+        outputs = [_output(work, split.name, schema, options) for split in options.splits]
+        try:
+            for batch in documents:
+                for number, part in _by_split(batch, len(outputs)):
+                    outputs[number].write(part)
+                advance(batch.num_rows)
+            done = [output.finish() for output in outputs]
+        finally:
+            for output in outputs:
+                output.abandon()
+        made = [replace(each, path=folder / each.name) for files, _ in done for each in files]
+        for files, _ in done:
+            for each in files:
+                rename(each.path, folder / each.name)
+        shutil.rmtree(work)
+    dropped = sum(count for _, count in done)
+    return FinishedTokens(
+        made, schema, replace(counter.counts, tokens=counter.counts.tokens - dropped, dropped_tail=dropped)
+    )
+
+
+class _Rows:
+    """The way of one split's documents into shards: packed, or as they are."""
+
+    def __init__(self, writer: ShardWriter, packer: Packer | None, keep_tail: bool) -> None:
+        self._writer, self._packer, self._keep_tail = writer, packer, keep_tail
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for rows in self._packer.add(batch) if self._packer is not None else (batch,):
+            self._writer.write(rows)
+
+    def finish(self) -> tuple[list[TokenShard], int]:
+        dropped = 0
+        if self._packer is not None and (tail := self._packer.tail()) is not None:
+            if self._keep_tail:
+                self._writer.write(tail)
+            else:
+                dropped = self._packer.tail_tokens
+        return self._writer.finish(), dropped
+
+    def abandon(self) -> None:
+        self._writer.abandon()
+
+
+class _Counter:
+    """Counts what goes by."""
+
+    def __init__(self) -> None:
+        self.counts = TokenCounts()
+
+    def watch(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            offsets = batch.column(IDS).offsets.to_numpy()
+            has_note = NOTE in batch.schema.names
+            notes = batch.column(NOTE).to_numpy() if has_note else np.zeros(batch.num_rows, np.uint8)
+            null = int(np.count_nonzero(notes == NULL))
+            rough = int(np.count_nonzero(notes == ROUGH))
+            now = self.counts
+            self.counts = replace(
+                now,
+                documents=now.documents + batch.num_rows,
+                tokens=now.tokens + int(offsets[-1] - offsets[0]),
+                empty=now.empty + int(np.count_nonzero(np.diff(offsets) == 0)) - null,
+                null=now.null + null,
+                cut=now.cut + int(np.count_nonzero(notes == CUT)) + rough,
+                rough=now.rough + rough,
+            )
+            yield batch
+
+
+def _types(units: Sequence[Path], options: FinishOptions) -> pa.Schema:
+    """Types that hold the rows of every unit: a kept column may have been an integer here and a float there."""
+    found: dict[pa.Schema, None] = {}
+    for path in units:
+        with open_unit(path) as reader:
+            found[reader.schema] = None
+    return unify(found) if found else pa.schema([pa.field(IDS, pa.list_(pa.type_for_alias(options.dtype)))])
+
+
+def _output_schema(types: pa.Schema, source: pa.Schema | None) -> pa.Schema:
+    """The columns of the output, with the features that the source tells of those that are kept."""
+    schema = pa.schema([column for column in types if column.name != NOTE])
+    kept = pa.schema([column for column in schema if column.name != IDS], source.metadata if source else None)
+    return with_features(schema.with_metadata(with_features(kept).metadata))
+
+
+def _refuse_kept(schema: pa.Schema) -> None:
+    kept = [name for name in schema.names if name != IDS]
+    if kept:
+        raise InputError(
+            f"--keep={' '.join(kept)} needs rows that are documents.", hint="Leave out --keep, or --pack and bin."
+        )
+
+
+def _output(work: Path, split: str, schema: pa.Schema, options: FinishOptions) -> _Rows | BinWriter:
+    if options.format == "bin":
+        block = options.pack if options.pack_tail == "drop" else None
+        return BinWriter(work, split, options.dtype, dict(options.header) | {"pack": options.pack}, block)
+    tokens = options.shard_bytes // np.dtype(options.dtype).itemsize
+    writer = ShardWriter(work, split, schema, ShardOptions(options.format, tokens, options.rows_per_shard))
+    packer = Packer(options.pack, schema.field(IDS).type.value_type) if options.pack is not None else None
+    return _Rows(writer, packer, options.pack_tail == "keep")
+
+
+def _by_split(batch: pa.RecordBatch, count: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    if count == 1:
+        yield 0, batch
+        return
+    splits = batch.column(SPLIT).to_numpy()
+    for number in range(count):
+        rows = np.flatnonzero(splits == number)
+        if len(rows) == batch.num_rows:
+            yield number, batch
+        elif len(rows):
+            yield number, batch.take(pa.array(rows))
+
+
+_COPIES = 6  # of a packed row: held, joined, its group, encoded and compressed
+_READ_BIN = """import json
+import numpy as np
+
+head = json.load(open("{folder}/{split}.json"))
+tokens = np.memmap("{folder}/{split}.bin", dtype=head["dtype"], mode="r")
+starts = np.load("{folder}/{split}.idx.npy", mmap_mode="r")
+first = tokens[starts[0] : starts[1]]"""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFinisher:
+    """Split, shuffle, pack, write. `tokenizer` is its name, for the card."""
+
+    options: FinishOptions
+    tokenizer: str
+
+    @property
+    def writing(self) -> Writing:
+        return Writing("arrow", 10_000, 8 << 20)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {**asdict(self.options), "splits": [asdict(split) for split in self.options.splits], "header": None}
+
+    def check_room(self, limit_bytes: int) -> None:
+        """A packed row is in memory as a whole, several times while it is written."""
+        if self.options.pack is None or self.options.format == "bin":
+            return
+        need = _COPIES * 4 * self.options.pack * len(self.options.splits)
+        if need > limit_bytes // 2:
+            raise DoesNotFit(
+                f"Rows of {self.options.pack:,} tokens are too long for a limit of {format_size(limit_bytes)}.",
+                hint=f"Give --memory={-(-2 * need // 10**6)}MB, a smaller --pack, or --format=bin, which has no rows.",
+                limit_bytes=limit_bytes,
+                need_bytes=2 * need,
+            )
+
+    def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
+        paths = [units.folder / receipt.name for receipt in units.receipts if receipt.rows]
+        folder = units.folder / "made"
+        rows = sum(receipt.rows for receipt in units.receipts)
+        each = sum(receipt.size for receipt in units.receipts) / max(rows, 1)
+        done = finish_tokens(
+            paths, folder, self.options, units.limit_bytes, lambda count: advance(round(count * each)), units.schema
+        )
+        made = {}
+        for one in done.made:
+            size, sha256 = one.path.stat().st_size, sha256_of(one.path, lambda _: advance(0))
+            made[f"{shards}/{Path(one.name).name}"] = MadeShard(one.path, one.split, one.rows, size, sha256)
+        card = self._card(done.schema, done.counts, shards)
+        return Finished(made, card, asdict(done.counts))
+
+    def _card(self, schema: pa.Schema, counts: TokenCounts, shards: str) -> CardFacts:
+        card = card_of(schema, f".{self.options.format}")
+        if self.options.format == "bin":
+            code = _READ_BIN.format(folder=shards, split=self.options.splits[0].name)
+            card = replace(card, code=code, columns=[("tokens", self.options.dtype)])
+        return replace(card, notes=self._notes(counts))
+
+    def _notes(self, counts: TokenCounts) -> list[str]:
+        notes = [f"{counts.documents:,} documents, {counts.tokens:,} tokens", f"tokenizer: {Path(self.tokenizer).name}"]
+        if self.options.pack is not None:
+            notes.append(f"packed in rows of {self.options.pack:,} tokens")
+        if self.options.shuffle:
+            notes.append(f"shuffled with the seed {self.options.seed}")
+        return notes

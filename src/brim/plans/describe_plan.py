@@ -1,0 +1,245 @@
+"""A plan in words and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from brim import cuts
+from brim.buckets.read_object import AHEAD_BYTES
+from brim.buckets.send_object import part_bytes
+from brim.errors import DoesNotFit
+from brim.forecasts.shapes import EMBED_FACTORS
+from brim.memory.limit import Limit
+from brim.plans.cut_shards import metadata_bytes
+from brim.plans.plan import Plan
+from brim.sizes import format_size
+from brim.sources.features import SIZED_BY_PATH
+from brim.sources.file_table import flat_numbers
+
+VIEWER_ROW_BYTES = 300_000_000  # the Hub's viewer refuses larger row groups
+# Measured on Python 3.11 with pyarrow 26 (benchmarks/package.py): the interpreter with what a build
+# imports, the buffers of a worker, and a shard's segments, paths and skeleton for each file in it.
+BASE_BYTES = 48_000_000
+DATASETS_BYTES = 45_000_000  # what `import datasets` adds
+WORKER_BYTES = 4_000_000
+HUB_BYTES = 30_000_000  # huggingface_hub and its connections
+OBJECTS_BYTES = 25_000_000  # obstore and its connections
+OBJECT_READER_BYTES = AHEAD_BYTES + 6_000_000  # what a worker has asked a bucket for, and the piece it reads
+PER_FILE_BYTES = 160
+PER_ROW_BYTES = 48
+PER_TAR_ROW_BYTES = 2_600
+# Writing values by way of the disk: what it takes whatever they are, and how often a row group is held. A
+# row group of few large values is held more often, because a page takes whole values.
+WRITER_BYTES = 25_000_000
+GROUP_FACTOR, LARGE_GROUP_FACTOR = 2.2, 4.0
+LARGE_ROW_BYTES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class BuildForecast:
+    """Bytes of memory for a build, by what they are for."""
+
+    base: int
+    worker: int
+    workers: int
+
+    @property
+    def total(self) -> int:
+        return self.base + self.worker * self.workers
+
+
+def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False, bucket: bool = False) -> BuildForecast:
+    """As many workers as asked for and as fit; DoesNotFit if not even one does."""
+    table = plan.table
+    paths = int(table.files.paths.nbytes)
+    base = BASE_BYTES + HUB_BYTES * hub + (DATASETS_BYTES if table.verbatim else 0) + PER_ROW_BYTES * len(table)
+    base += sum(int(table.rows.column(n).nbytes) for n in table.rows.column_names if n not in table.borrowed)
+    base += paths + 24 * len(table.files)
+    from_bucket = table.files.bucket is not None
+    base += OBJECTS_BYTES * (bucket or from_bucket)
+    if table.files.ranges is not None:
+        base += int(table.files.on_disk.paths.nbytes) + 24 * len(table.files.on_disk)
+    reader = 0
+    if table.files.etags is not None:
+        base += int(table.files.etags.nbytes)
+        reader = OBJECT_READER_BYTES
+    most_rows = int(plan.shards.rows.max())
+    share = most_rows / max(len(table), 1)
+    per_row = PER_TAR_ROW_BYTES if plan.format == "webdataset" else 0
+    numbers = sum(int(table.rows.column(name).nbytes) for name in table.columns)
+    in_shard = table.file_count() * PER_FILE_BYTES + 3 * paths + 3 * numbers
+    parts = sending_bytes(int(plan.shards.file_bytes.max())) * bucket
+    worker = WORKER_BYTES + reader + parts + int(share * in_shard) + per_row * most_rows + _values_bytes(plan)
+    fit = max((limit.bytes - base) // worker, 0)
+    if fit < 1:
+        need = base + worker
+        raise DoesNotFit(
+            f"The build needs about {format_size(need)} of memory and may take {limit}.",
+            hint=f"Raise it with --memory={-(-need // 1_000_000)}MB"
+            + (", or cut smaller shards." if worker - reader - sending_bytes(0) * bucket > 2 * WORKER_BYTES else "."),
+            need_bytes=need,
+            limit_bytes=limit.bytes,
+        )
+    return BuildForecast(base, worker, int(min(workers, fit, len(plan.shards))))
+
+
+def sending_bytes(size: int) -> int:
+    """Of a shard of this size to a bucket: a part that is made, one that waits and one on its way."""
+    return 3 * part_bytes(size)
+
+
+def _values_bytes(plan: Plan) -> int:
+    """What writing the columns that are not of files takes, for the largest shard."""
+    held = 3 * int(plan.shards.value_bytes.max())
+    if plan.format != "parquet" or not on_disk_bytes(plan):
+        return held
+    largest = int(metadata_bytes(plan.table).max())
+    factor = GROUP_FACTOR if largest < LARGE_ROW_BYTES else LARGE_GROUP_FACTOR
+    return min(held, WRITER_BYTES + int(factor * (cuts.GROUP_VALUE_BYTES + largest)))
+
+
+def on_disk_bytes(plan: Plan) -> int:
+    """The most that a worker writes to a temporary file, before it is compressed."""
+    most = int(plan.shards.value_bytes.max())
+    return most if plan.format == "parquet" and most > cuts.HELD_VALUE_BYTES else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trap:
+    """The metadata trap: what a library that sizes files by their paths would do with this dataset."""
+
+    path_bytes: int
+    file_bytes: int
+    embed_bytes: tuple[int, int]
+    kinds: tuple[str, ...]  # columns' kinds that `datasets` sizes by path
+
+
+def metadata_trap(plan: Plan) -> Trap:
+    table = plan.table
+    lengths = np.asarray(pc.binary_length(table.files.paths).fill_null(0).to_numpy(zero_copy_only=False))
+    path_bytes = sum(int(lengths[flat_numbers(table.rows.column(name))].sum()) for name in table.columns)
+    file_bytes = int(table.file_bytes().sum())
+    low, high = (factor * file_bytes for factor in EMBED_FACTORS)
+    kinds = tuple(sorted({column.kind for column in table.columns.values()} & SIZED_BY_PATH))
+    return Trap(path_bytes, file_bytes, (low, high), kinds)
+
+
+def plan_facts(plan: Plan, forecast: BuildForecast, limit: Limit) -> dict[str, Any]:
+    """Everything a program may want to know about a plan."""
+    table = plan.table
+    row_bytes = table.file_bytes()
+    # What a source publishes as it stands may be all values and no files.
+    sizes = plan.shards.file_bytes + (plan.shards.value_bytes if table.verbatim else 0)
+    trap = metadata_trap(plan)
+    largest = int(table.files.sizes.argmax()) if len(table.files) else None
+    return {
+        "rows": len(table),
+        "files": table.file_count(),
+        "path_bytes": trap.path_bytes,
+        "file_bytes": trap.file_bytes,
+        "largest_file": None
+        if largest is None
+        else {"path": table.files.path(largest), "bytes": int(table.files.sizes[largest])},
+        "largest_row_bytes": int(row_bytes.max()) if len(table) else 0,
+        "columns": {
+            name: {"type": column.kind, "list": column.is_list, "guessed": column.guessed}
+            for name, column in table.columns.items()
+        },
+        "splits": {split.name: split.stop - split.start for split in table.splits},
+        "format": plan.format,
+        "shards": {
+            "count": len(sizes),
+            "min_bytes": int(sizes.min()),
+            "median_bytes": int(np.median(sizes)),
+            "max_bytes": int(sizes.max()),
+            "why": plan.why,
+        },
+        "memory": {
+            "need_bytes": forecast.total,
+            "base_bytes": forecast.base,
+            "worker_bytes": forecast.worker,
+            "workers": forecast.workers,
+            "limit_bytes": limit.bytes,
+            "limit_reason": limit.reason,
+        },
+        "temporary_disk_bytes": forecast.workers * on_disk_bytes(plan),
+        "embedding_in_one_go": {
+            "low_bytes": trap.embed_bytes[0],
+            "high_bytes": trap.embed_bytes[1],
+            "sized_by_path": list(trap.kinds),
+        },
+        "rows_viewer_refuses": int((row_bytes > VIEWER_ROW_BYTES).sum()),
+        "left_out": list(table.left_out),
+        "warnings": list(table.warnings),
+        "refused": [{"reason": r.reason, "path": r.path} for r in table.refused],
+        "fingerprint": plan.fingerprint,
+    }
+
+
+def plan_lines(plan: Plan, forecast: BuildForecast, limit: Limit, remote: bool = False) -> list[tuple[str, str]]:
+    """The plan as (label, text) lines; `remote` if it is sent somewhere."""
+    facts = plan_facts(plan, forecast, limit)
+    table, shards, memory = plan.table, facts["shards"], facts["memory"]
+    lines = [
+        ("rows", f"{facts['rows']:,}" + _splits(facts["splits"])),
+        ("files", f"{facts['files']:,}" + _columns(plan)),
+    ]
+    if facts["files"]:
+        lines.append(("as paths", f"{format_size(facts['path_bytes'])}, which is what a table of paths looks like"))
+        lines.append(("as data", f"{format_size(facts['file_bytes'])}, which is what it is"))
+    if facts["largest_file"] is not None:
+        largest = facts["largest_file"]
+        lines.append(("largest file", f"{format_size(largest['bytes'])}  {largest['path']}"))
+        lines.append(("largest row", format_size(facts["largest_row_bytes"])))
+    spread = f"{format_size(shards['min_bytes'])} / {format_size(shards['median_bytes'])} / "
+    spread += format_size(shards["max_bytes"])
+    lines.append(("shards", f"{shards['count']:,} {plan.format} ({shards['why']})"))
+    lines.append(("shard sizes", f"{spread}  (smallest / median / largest)"))
+    workers = f"{memory['workers']} worker" + ("s" if memory["workers"] != 1 else "")
+    lines.append(("memory", f"about {format_size(memory['need_bytes'])} with {workers}; limit {limit}"))
+    temporary = facts["temporary_disk_bytes"]
+    none = f"0 B: shards are {'sent as they are made' if remote else 'written once, in place'}"
+    lines.append(
+        ("temporary disk", f"up to {format_size(temporary)}: values that do not fit memory" if temporary else none)
+    )
+    if facts["files"]:
+        lines.append(("in one go", _one_go(facts)))
+    if facts["rows_viewer_refuses"]:
+        lines.append(
+            (
+                "Hub viewer",
+                f"will not show {facts['rows_viewer_refuses']:,} row(s) above {format_size(VIEWER_ROW_BYTES)}; "
+                "they load all the same",
+            )
+        )
+    if table.left_out:
+        shown = ", ".join(table.left_out[:3]) + ("…" if len(table.left_out) > 3 else "")
+        lines.append(("left out", f"{len(table.left_out)} file(s) too large for the format: {shown}"))
+    lines += [("note", warning) for warning in table.warnings]
+    return lines
+
+
+def _splits(splits: dict[str, int]) -> str:
+    return f"  ({', '.join(f'{name} {rows:,}' for name, rows in splits.items())})"
+
+
+def _columns(plan: Plan) -> str:
+    columns = plan.table.columns
+    parts = [f"{name}: {'list of ' if column.is_list else ''}{column.kind}" for name, column in columns.items()]
+    guessed = any(column.guessed for column in columns.values())
+    return f"  ({'; '.join(parts)}{'; guessed, --files to change' if guessed else ''})" if parts else ""
+
+
+def _one_go(facts: dict[str, Any]) -> str:
+    embed = facts["embedding_in_one_go"]
+    text = (
+        f"embedding all files first would hold {format_size(embed['low_bytes'])} to "
+        f"{format_size(embed['high_bytes'])} (2 to 3 × {format_size(facts['file_bytes'])})"
+    )
+    if embed["sized_by_path"]:
+        text += f"; `datasets` sizes {', '.join(embed['sized_by_path'])} columns by their paths and makes one shard"
+    return text

@@ -1,0 +1,305 @@
+"""A plan in a file: made once, then used by many machines without looking at the source again.
+
+The file is Arrow streams and a JSON header, one after another, and ends with a SHA-256 of all that. Its rows and
+files are memory-mapped when it is loaded. It holds absolute paths, so only its owner may read it and it is never
+published. What is in it is described in docs/internals.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedRandom
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from brim.buckets.bucket_address import Access, BucketAddress, parse_bucket_address
+from brim.errors import InputError, SourceError
+from brim.file_set import FileSet, Ints
+from brim.plans.cut_shards import CutOptions, Shard, Shards
+from brim.plans.plan import FORMAT_VERSION, Plan
+from brim.sources.file_table import FileColumn, FileTable, Split, flat_numbers
+from brim.state.durable import reason, rename
+from brim.tarball import Bundle
+
+_SHARD_FACTS = ("folder", "extension", "splits", "counts")
+_SHARD_COLUMNS = ("starts", "stops", "file_bytes", "value_bytes")
+_MAGIC, _VERSION = b"BRIMPLAN", 1
+_START = struct.Struct("<8sI")
+_END = struct.Struct("<QQ")  # where the header is; behind it come the SHA-256 and the magic again
+_TAIL_BYTES = 32 + len(_MAGIC)
+_ALIGN = 64  # as Arrow aligns its buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A plan that was loaded, and what its maker wrote beside it. `bytes` is the size of the file."""
+
+    plan: Plan
+    job: Mapping[str, Any]
+    versions: Mapping[str, str]
+    bytes: int
+
+
+def save_plan(path: Path, plan: Plan, job: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+    """Write a plan, and whatever JSON `job` holds, to a file that appears whole or not at all."""
+    if plan.table.files.ranges is not None:
+        raise InputError(
+            "A dataset of `datasets` lives in this process, so its plan cannot be saved for others.",
+            hint="Save the dataset to files first, or build it here.",
+        )
+    with _written(path) as (file, temporary):
+        _write(file, plan, job, versions)
+        file.flush()
+        again = _read(temporary, trusting=False).plan
+        if again.fingerprint != plan.fingerprint:
+            raise InputError(
+                "The table holds types that do not come back from a file as they were.",
+                hint="Leave such columns out with --drop, or build on one machine without --save.",
+            )
+
+
+def load_plan(path: Path) -> Saved:
+    """The plan as it was, without a look at its source. InputError if the file is not a whole plan."""
+    return _read(path, trusting=True)
+
+
+@contextmanager
+def understood(path: Path, versions: Mapping[str, str]) -> Iterator[None]:
+    """What is in a whole plan, and not as this version knows it, was written by another."""
+    try:
+        yield
+    except (KeyError, TypeError) as error:
+        what = f"was made by brim {versions['brim']} and says what this version does not know"
+        raise _not_a_plan(path, what) from error
+
+
+def moved(plan: Plan, root: str, shards: Sequence[Shard]) -> tuple[Plan, int]:
+    """The plan with its source at another place, for reading `shards`; and how many files have other dates there.
+
+    A file is known again by its relative path and its size. Dates and inodes are taken as they are there.
+    """
+    files = plan.table.files
+    mtimes, inodes = files.mtimes_ns.copy(), files.inodes.copy()
+    there = dataclasses.replace(files, root=root, mtimes_ns=mtimes, inodes=inodes)
+    other = 0
+    for number in _numbers_of(plan.table, shards).tolist():
+        try:
+            now = os.stat(there.full_path(number))
+        except OSError as error:
+            raise SourceError(
+                f"The source file {files.path(number)!r} is not in {root!r}: {reason(error)}.",
+                hint="Give the folder that holds the source on this machine with --root=DIR.",
+            ) from error
+        if now.st_size != files.sizes[number]:
+            raise there.changed(number, f"was {files.sizes[number]} bytes when planned and is {now.st_size} there")
+        other += now.st_mtime_ns != int(mtimes[number])
+        mtimes[number], inodes[number] = now.st_mtime_ns, now.st_ino & 0x7FFF_FFFF_FFFF_FFFF
+    return _with_facts(dataclasses.replace(plan, table=plan.table.replace(files=there)), plan.facts), other
+
+
+def _numbers_of(table: FileTable, shards: Sequence[Shard]) -> Ints:
+    """The files on disk that shards are made of."""
+    found = [np.zeros(0, np.int64)]
+    for shard in shards:
+        rows = table.rows.slice(shard.start, shard.rows)
+        found += [flat_numbers(rows.column(name)) for name in table.columns]
+    numbers = np.unique(np.concatenate(found))
+    bundles = [number for number in numbers.tolist() if number in table.files.bundles]
+    inside = [n for number in bundles for n in table.files.bundles[number].numbers]
+    return np.unique(np.concatenate([np.setdiff1d(numbers, bundles), np.array(inside, np.int64)]))
+
+
+def _with_facts(plan: Plan, facts: dict[str, Any]) -> Plan:
+    """The plan with its digests as they are known, which spares reading all of it for them."""
+    vars(plan)["facts"] = facts
+    return plan
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[tuple[BufferedRandom, Path]]:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w+b") as file:
+                yield file, temporary
+                os.fsync(file.fileno())
+            rename(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InputError(
+            f"The plan cannot be written to {str(path)!r}: {reason(error)}.", hint="Name a file in another folder."
+        ) from error
+
+
+def _write(file: BufferedRandom, plan: Plan, job: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+    file.write(_START.pack(_MAGIC, _VERSION))
+    places: dict[str, tuple[int, int]] = {}
+    for name, table in _sections(plan).items():
+        file.write(bytes(-file.tell() % _ALIGN))
+        start = file.tell()
+        with pa.ipc.new_stream(pa.PythonFile(file, "w"), table.schema) as stream:
+            stream.write_table(table)
+        places[name] = (start, file.tell() - start)
+    table = plan.table
+    header = {
+        "sections": places,
+        "fingerprint": plan.fingerprint,
+        "facts": plan.facts,
+        "shards": {name: getattr(plan.shards, name) for name in _SHARD_FACTS},
+        "format": plan.format,
+        "cut": plan.cut.facts(),
+        "why": plan.why,
+        "root": table.files.root,
+        "bucket": _bucket_facts(table.files.bucket),
+        "columns": {name: dataclasses.asdict(column) for name, column in table.columns.items()},
+        "features": table.features,
+        "splits": [[split.name, split.start, split.stop] for split in table.splits],
+        "recipe": table.recipe,
+        "about": table.about,
+        "warnings": table.warnings,
+        "left_out": table.left_out,
+        "verbatim": table.verbatim,
+        "job": job,
+        "versions": versions,
+    }
+    body = json.dumps(header).encode()
+    start = file.tell()
+    file.write(body + _END.pack(start, len(body)))
+    file.seek(0)
+    digest = hashlib.file_digest(file, "sha256").digest()
+    file.seek(0, os.SEEK_END)
+    file.write(digest + _MAGIC)
+
+
+def _sections(plan: Plan) -> dict[str, pa.Table]:
+    """What is long, in columns."""
+    files = plan.table.files
+    numbers = list(files.bundles)
+    bundles = [files.bundles[number] for number in numbers]
+    return {
+        "rows": plan.table.rows,
+        "files": pa.table(
+            {"path": files.paths, "size": files.sizes, "mtime_ns": files.mtimes_ns, "inode": files.inodes}
+            | ({} if files.etags is None else {"etag": files.etags})
+        ),
+        "bundles": pa.table(
+            {
+                "number": pa.array(numbers, pa.int64()),
+                "names": pa.array([list(b.names) for b in bundles], pa.large_list(pa.string())),
+                "numbers": pa.array([list(b.numbers) for b in bundles], pa.large_list(pa.int64())),
+            }
+        ),
+        "shards": pa.table({name: getattr(plan.shards, name) for name in _SHARD_COLUMNS}),
+    }
+
+
+def _read(path: Path, *, trusting: bool) -> Saved:
+    """Map the file. Unless `trusting`, the plan's digests are made anew from what is in it."""
+    whole = _mapped(path)
+    view = memoryview(whole)
+    if bytes(view[: len(_MAGIC)]) != _MAGIC:
+        raise _not_a_plan(path, "is not a plan that brim saved")
+    end = len(view) - _TAIL_BYTES
+    if end < _START.size + _END.size or bytes(view[-len(_MAGIC) :]) != _MAGIC:
+        raise _not_a_plan(path, "is cut off")
+    version = _START.unpack_from(view)[1]
+    if version != _VERSION:
+        raise _not_a_plan(path, f"has the format {version} of another version of brim, and this one reads {_VERSION}")
+    if hashlib.sha256(view[:end]).digest() != bytes(view[end : end + 32]):
+        raise _not_a_plan(path, "is damaged")
+    start, length = _END.unpack_from(view, end - _END.size)
+    header: dict[str, Any] = json.loads(bytes(view[start : start + length]))
+    if header["facts"]["format"] != f"{header['format']} {FORMAT_VERSION}":
+        raise _not_a_plan(path, "was made by a version of brim that writes other shards")
+    with understood(path, header["versions"]):
+        sections = {name: whole.slice(*place) for name, place in header["sections"].items()}
+        plan = _plan_of(header, {name: pa.ipc.open_stream(data).read_all() for name, data in sections.items()})
+    if trusting:
+        plan = _with_facts(plan, header["facts"])
+        if plan.fingerprint != header["fingerprint"]:
+            raise _not_a_plan(path, "contradicts itself")
+    return Saved(plan, header["job"], header["versions"], len(view))
+
+
+def _mapped(path: Path) -> pa.Buffer:
+    try:
+        with open(path, "rb") as file:
+            if not os.fstat(file.fileno()).st_size:  # which cannot be mapped
+                return pa.py_buffer(b"")
+        with pa.memory_map(str(path)) as mapped:
+            return mapped.read_buffer()
+    except OSError as error:
+        hint = "Save one with brim plan SOURCE DEST --save PLAN."
+        raise InputError(f"The plan {str(path)!r} cannot be read: {reason(error)}.", hint=hint) from error
+
+
+def _plan_of(header: dict[str, Any], sections: dict[str, pa.Table]) -> Plan:
+    rows, files, bundles, shards = (sections[name] for name in ("rows", "files", "bundles", "shards"))
+    file_set = FileSet(
+        header["root"],
+        _one(files.column("path")),
+        sizes=_one(files.column("size")).to_numpy(),
+        mtimes_ns=_one(files.column("mtime_ns")).to_numpy(),
+        inodes=_one(files.column("inode")).to_numpy(),
+        bundles={
+            number: Bundle(tuple(names), tuple(numbers))
+            for number, names, numbers in zip(*(column.to_pylist() for column in bundles.columns), strict=True)
+        },
+        bucket=_bucket_of(header["bucket"]),
+        etags=_one(files.column("etag")) if "etag" in files.column_names else None,
+    )
+    table = FileTable(
+        rows,
+        {name: FileColumn(**column) for name, column in header["columns"].items()},
+        file_set,
+        header["features"],
+        tuple(Split(*split) for split in header["splits"]),
+        warnings=tuple(header["warnings"]),
+        left_out=tuple(header["left_out"]),
+        recipe=header["recipe"],
+        about=header["about"],
+        verbatim=header["verbatim"],
+        borrowed=frozenset(rows.column_names),
+    )
+    facts = header["shards"]
+    made = Shards(
+        facts["folder"],
+        facts["extension"],
+        tuple(facts["splits"]),
+        tuple(facts["counts"]),
+        *(_one(shards.column(name)).to_numpy() for name in _SHARD_COLUMNS),
+    )
+    return Plan(table, made, header["format"], CutOptions(**header["cut"]), header["why"])
+
+
+def _bucket_facts(bucket: BucketAddress | None) -> dict[str, Any] | None:
+    """Where objects are and how they are reached; credentials are the machine's own."""
+    return None if bucket is None else {"address": str(bucket), **dataclasses.asdict(bucket.access)}
+
+
+def _bucket_of(facts: dict[str, Any] | None) -> BucketAddress | None:
+    if facts is None:
+        return None
+    return parse_bucket_address(facts["address"], Access(facts["endpoint"], facts["anonymous"]))
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    """A column that was written in one piece."""
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+
+def _not_a_plan(path: Path, what: str) -> InputError:
+    return InputError(f"{str(path)!r} {what}.", hint="Save the plan again with brim plan SOURCE DEST --save PLAN.")

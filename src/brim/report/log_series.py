@@ -1,0 +1,368 @@
+"""Reads the log of a run (docs/log-format.md) for a report: streamed, thinned, and not trusted.
+
+A log may be cut in the middle of a line, hold lines that are none of brim's, lack any field, be a gigabyte
+long and have been written across a change of the clock. Whatever it is, this gives what is known and counts
+what could not be read. If several runs were appended to one file, the last one is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from brim.errors import InputError
+from brim.memory.guard import Trend, judge
+from brim.state.durable import reason
+from brim.watching.log_entries import End, Head, end_of, head_of, objects, size, text, texts, time_of_day
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesPoint:
+    """Memory at one moment: `x` seconds after the beginning by a clock that never goes back, `t` as logged."""
+
+    x: float
+    t: float
+    anon_bytes: int = 0
+    shmem_bytes: int = 0
+    swap_bytes: int = 0
+    file_bytes: int = 0
+    total_bytes: int = 0
+    available_bytes: int | None = None
+
+
+_HIGHEST = tuple(map(attrgetter, ("total_bytes", "anon_bytes", "shmem_bytes", "swap_bytes", "file_bytes")))
+_LOWEST = attrgetter("total_bytes")
+
+
+def thin(samples: Sequence[SeriesPoint], most: int) -> list[SeriesPoint]:
+    """At most about `most` of the samples, in their order.
+
+    Spans are powers of two seconds, counted from zero: wider ones are made of narrower ones, so that thinning
+    what was thinned before loses nothing that thinning once would have kept.
+    """
+    if len(samples) <= most:
+        return list(samples)
+    span = max(samples[-1].x - samples[0].x, 1e-3)
+    power = math.floor(math.log2(span / most))
+    while True:
+        kept = _thin_by(samples, 2.0**power)
+        if len(kept) <= most or 2.0**power > 2 * span:
+            return kept
+        power += 1
+
+
+def _thin_by(samples: Sequence[SeriesPoint], width: float) -> list[SeriesPoint]:
+    kept = {0, len(samples) - 1}
+    begin = 0
+    for number in range(1, len(samples) + 1):
+        if number == len(samples) or samples[number].x // width != samples[begin].x // width:
+            kept.update(_extremes(samples, range(begin, number)))
+            begin = number
+    return [samples[number] for number in sorted(kept)]
+
+
+def _extremes(samples: Sequence[SeriesPoint], numbers: range) -> set[int]:
+    if len(numbers) == 1:
+        return set(numbers)
+    extremes = {max(numbers, key=lambda number: series(samples[number])) for series in _HIGHEST}
+    extremes.add(min(numbers, key=lambda number: _LOWEST(samples[number])))
+    return extremes
+
+
+MOST_SAMPLES = 2000
+_MOST_EVENTS, _MOST_KINDS = 400, 40  # events of each kind
+_MOST_PROCESSES = 1000
+_MOST_REMARKS = 100
+_MOST_NODES = 200
+_LONGEST_LINE = 8 << 20
+_STEP_BACK_S, _LEAP_S, _LEAP_SHOWN_S = 5.0, 86_400.0, 60.0
+_GAP_S, _GAP = 60.0, 10  # a pause at least that long, and that many times the usual one
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened; `elsewhere`: on the machine, maybe to another. `lines` is a text of many lines."""
+
+    x: float
+    t: float
+    kind: str
+    text: str
+    lines: tuple[str, ...] = ()
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPeak:
+    """The most a process was seen to hold, as if it shared nothing; `last_bytes` is None once it was not listed."""
+
+    pid: int
+    name: str
+    peak_bytes: int
+    peak_x: float
+    last_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunLog:
+    """A run as its log tells it. `end` is None if the log was cut off."""
+
+    path: Path
+    head: Head
+    end: End | None
+    samples: tuple[SeriesPoint, ...]
+    events: tuple[Event, ...]
+    event_counts: Mapping[str, int]
+    processes: tuple[ProcessPeak, ...]
+    trend: Trend
+    peak: SeriesPoint | None
+    file_peak_bytes: int
+    least_available_bytes: int | None
+    gpu_peaks: Mapping[int, tuple[int, int]]
+    node_peaks: Mapping[str, int]  # of the cluster that the job ran on
+    seconds: float
+    sample_count: int
+    gaps: tuple[tuple[float, float], ...]
+    clock_jumps: tuple[tuple[float, float], ...]
+    bad_lines: int
+    good_lines: int
+    earlier_runs: int
+
+    @property
+    def last_t(self) -> float | None:
+        times = [sample.t for sample in self.samples[-1:]] + [event.t for event in self.events[-1:]]
+        return max(times, default=None)
+
+
+def read_run(path: Path) -> RunLog:
+    """The last run in a log; an InputError if the file cannot be read."""
+    if not path.exists():
+        raise InputError(f"There is no log {str(path)!r}.", hint="brim run --log FILE.jsonl writes one.")
+    if not path.is_file():
+        raise InputError(f"{str(path)!r} is not a file.", hint="Give a log that brim run has written.")
+    run, earlier, bad, good = _Reading(Head()), 0, 0, 0
+    try:
+        for entry in _entries(path):
+            if entry is not None and entry.get("type") == "head":
+                earlier += run.taken > 0
+                run = _Reading(head_of(entry))
+            if entry is not None and run.take(entry):
+                good += 1
+                run.taken += 1
+            else:
+                bad += 1
+    except OSError as error:
+        raise InputError(f"The log {str(path)!r} cannot be read: {reason(error)}.") from error
+    return run.finish(path, bad, good, earlier)
+
+
+def _entries(path: Path) -> Iterator[dict[str, Any] | None]:
+    """The objects in a file; None for each line that is none. Lines are never held beyond a bound."""
+    with open(path, "rb") as file:
+        while line := file.readline(_LONGEST_LINE):
+            if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+                while (rest := file.readline(_LONGEST_LINE)) and not rest.endswith(b"\n"):
+                    pass
+                yield None
+                continue
+            if not line.strip():
+                continue
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
+                entry = None
+            yield entry if isinstance(entry, dict) else None
+
+
+class _Clock:
+    """Seconds since the first entry. The clock of the machine may be set back or leap; this one does not."""
+
+    def __init__(self) -> None:
+        self.x = 0.0
+        self._zero: float | None = None
+        self._last_t = 0.0
+        self.stopped = False
+        self.jumps: list[tuple[float, float]] = []
+
+    def at(self, t: float) -> float:
+        if self.stopped:  # what is added after the end (a post-mortem) does not make the run longer
+            return self.x
+        if self._zero is None:
+            self._zero = self._last_t = t
+        step = t - self._last_t
+        if step < -_STEP_BACK_S or step > _LEAP_S:
+            self.x += _LEAP_SHOWN_S if step > 0 else 0.0
+            self._zero = t - self.x
+            if len(self.jumps) < _MOST_REMARKS:
+                self.jumps.append((self.x, step))
+        self._last_t = t
+        self.x = max(self.x, t - self._zero)
+        return self.x
+
+
+class _Alike:
+    """Events of one kind: all of them, or every second, fourth … one when they become many, and the last."""
+
+    def __init__(self) -> None:
+        self._every: list[Event] = []
+        self._stride, self._count = 1, 0
+        self._last: Event | None = None
+
+    def add(self, event: Event) -> None:
+        if self._count % self._stride == 0:
+            self._every.append(event)
+            self._last = None
+        else:
+            self._last = event
+        self._count += 1
+        if len(self._every) > _MOST_EVENTS:
+            self._last = self._every[-1] if len(self._every) % 2 == 0 else None
+            del self._every[1::2]
+            self._stride *= 2
+
+    @property
+    def kept(self) -> list[Event]:
+        return [*self._every, *([self._last] if self._last else [])]
+
+
+class _Reading:
+    """What has been read of a run so far; its size does not grow with the log's."""
+
+    def __init__(self, head: Head) -> None:
+        self.taken = 0
+        self._head = head
+        self._end: End | None = None
+        self._clock = _Clock()
+        self._samples: list[SeriesPoint] = []
+        self._sample_count = 0
+        self._first_x = self._last_x = 0.0
+        self._gaps: list[tuple[float, float]] = []
+        self._peak: SeriesPoint | None = None
+        self._file_peak = 0
+        self._least_available: int | None = None
+        self._gpu_peaks: dict[int, tuple[int, int]] = {}
+        self._node_peaks: dict[str, int] = {}
+        self._events: dict[str, _Alike] = {}
+        self._event_counts: dict[str, int] = {}
+        self._processes: dict[int, ProcessPeak] = {}
+
+    def take(self, entry: dict[str, Any]) -> bool:
+        """False if this is no entry of a log."""
+        kind, t = entry.get("type"), time_of_day(entry.get("t"))
+        if kind == "end":
+            if t is not None:
+                self._clock.at(t)
+            self._clock.stopped = True
+            self._end = end_of(entry)
+        elif kind == "sample" and t is not None:
+            self._take_sample(entry, t)
+        elif kind == "event" and t is not None:
+            self._take_event(entry, t)
+        else:
+            return kind == "head"
+        return True
+
+    def _take_sample(self, entry: dict[str, Any], t: float) -> None:
+        x = self._clock.at(t)
+        anon, shmem, swap, file = (
+            size(entry.get(name)) or 0 for name in ("anon_bytes", "shmem_bytes", "swap_bytes", "file_bytes")
+        )
+        total = size(entry.get("total_bytes"))
+        if total is None:
+            total = anon + shmem + swap
+        elif not (anon or shmem or swap):
+            anon = total  # a log that does not tell them apart
+        sample = SeriesPoint(x, t, anon, shmem, swap, file, total, size(entry.get("available_bytes")))
+        self._see_gap(x)
+        self._sample_count += 1
+        if self._peak is None or total > self._peak.total_bytes:
+            self._peak = sample
+        self._file_peak = max(self._file_peak, file)
+        if sample.available_bytes is not None:
+            least = self._least_available
+            self._least_available = sample.available_bytes if least is None else min(least, sample.available_bytes)
+        self._samples.append(sample)
+        if len(self._samples) >= 4 * MOST_SAMPLES:
+            self._samples = thin(self._samples, MOST_SAMPLES)
+        if isinstance(entry.get("processes"), list):
+            self._take_processes(entry["processes"], x)
+        for gpu in objects(entry.get("gpus")):
+            index, used, whole = (size(gpu.get(name)) for name in ("index", "used_bytes", "total_bytes"))
+            if index is not None and used is not None and (index in self._gpu_peaks or len(self._gpu_peaks) < 64):
+                self._gpu_peaks[index] = max(self._gpu_peaks.get(index, (0, 0)), (used, whole or 0))
+        for node in objects(entry.get("nodes")):
+            name, peak = text(node.get("name"), 80), size(node.get("peak_bytes"))
+            if name and peak is not None and (name in self._node_peaks or len(self._node_peaks) < _MOST_NODES):
+                self._node_peaks[name] = max(self._node_peaks.get(name, 0), peak)
+
+    def _see_gap(self, x: float) -> None:
+        if self._sample_count == 0:
+            self._first_x = x
+        else:
+            usual = (self._last_x - self._first_x) / self._sample_count
+            if x - self._last_x > max(_GAP_S, _GAP * usual) and len(self._gaps) < _MOST_REMARKS:
+                self._gaps.append((self._last_x, x))
+        self._last_x = x
+
+    def _take_processes(self, listed: list[Any], x: float) -> None:
+        before, now = self._processes, {}
+        for process in objects(listed):
+            pid = size(process.get("pid"))
+            if pid is None:
+                continue
+            total = sum(size(process.get(name)) or 0 for name in ("anon_bytes", "shmem_bytes", "swap_bytes"))
+            known = before.get(pid)
+            peak, peak_x = (known.peak_bytes, known.peak_x) if known and known.peak_bytes >= total else (total, x)
+            now[pid] = ProcessPeak(pid, text(process.get("name"), 80) or "?", peak, peak_x, total)
+        gone = (
+            replace(old, last_bytes=None) if old.last_bytes is not None else old
+            for pid, old in before.items()
+            if pid not in now
+        )
+        now.update({process.pid: process for process in gone})
+        if len(now) > 2 * _MOST_PROCESSES:
+            largest = sorted(now.values(), key=lambda process: -process.peak_bytes)
+            now = {process.pid: process for process in largest[:_MOST_PROCESSES]}
+        self._processes = now
+
+    def _take_event(self, entry: dict[str, Any], t: float) -> None:
+        kind = text(entry.get("kind"), 40) or "event"
+        if kind not in self._event_counts and len(self._event_counts) >= _MOST_KINDS:
+            kind = "other"
+        lines = texts(entry.get("lines"), 1000)
+        event = Event(
+            self._clock.at(t), t, kind, text(entry.get("text"), 1000) or kind, lines, bool(entry.get("machine"))
+        )
+        self._event_counts[kind] = self._event_counts.get(kind, 0) + 1
+        self._events.setdefault(kind, _Alike()).add(event)
+
+    def finish(self, path: Path, bad: int, good: int, earlier: int) -> RunLog:
+        samples = tuple(thin(self._samples, MOST_SAMPLES))
+        events = sorted((event for alike in self._events.values() for event in alike.kept), key=lambda event: event.x)
+        trend = judge([(s.x, s.total_bytes) for s in samples], [(s.x, s.file_bytes) for s in samples])
+        return RunLog(
+            path=path,
+            head=self._head,
+            end=self._end,
+            samples=samples,
+            events=tuple(events),
+            event_counts=self._event_counts,
+            processes=tuple(sorted(self._processes.values(), key=lambda process: -process.peak_bytes)),
+            trend=trend,
+            peak=self._peak,
+            file_peak_bytes=self._file_peak,
+            least_available_bytes=self._least_available,
+            gpu_peaks=self._gpu_peaks,
+            node_peaks=self._node_peaks,
+            seconds=self._clock.x,
+            sample_count=self._sample_count,
+            gaps=tuple(self._gaps),
+            clock_jumps=tuple(self._clock.jumps),
+            bad_lines=bad,
+            good_lines=good,
+            earlier_runs=earlier,
+        )

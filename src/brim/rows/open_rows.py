@@ -1,0 +1,341 @@
+"""Open a source of rows, whatever it is: see `open_rows`."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from brim.errors import InputError, SourceError
+from brim.file_set import FileSet, FileSetBuilder
+from brim.rows.cut_tables import TableLayout, lay_out, of_arrow, row_units
+from brim.rows.cut_text import text_units
+from brim.rows.make_unit import unit_size
+from brim.rows.python_rows import tables_of
+from brim.rows.row_files import RowFiles, find
+from brim.rows.row_options import RowOptions, Skip, never
+from brim.rows.schemas import unify
+from brim.rows.spool import table_spool, text_spool
+from brim.rows.text_schema import settle
+from brim.rows.unit import Reading, RowSource, Unit
+from brim.sources.dataset_source import batches_of
+from brim.sources.read_table import as_table
+from brim.state.durable import reason
+
+
+def pick_split(dataset: Any, options: RowOptions) -> Any:
+    """The dataset itself, or the split of a dict of them."""
+    if not isinstance(dataset, dict):
+        return dataset
+    names = [str(name) for name in dataset]
+    listed = f"It has: {', '.join(names)}."
+    if options.split is None and len(names) == 1:
+        return dataset[names[0]]
+    if options.split is None:
+        raise InputError("The dict of datasets has several splits.", hint=f"{listed} Name one with split=.")
+    if options.split not in names:
+        raise InputError(f"The dict of datasets has no split {options.split!r}.", hint=listed)
+    return dataset[options.split]
+
+
+def mapped_layout(dataset: Any) -> tuple[TableLayout, dict[str, str]] | None:
+    """The files that hold the rows in order, and their names of the columns; None if there are no such files."""
+    if dataset._indices is not None:
+        return None
+    lines = getattr(dataset.data, "blocks", [[dataset.data]])
+    layout = TableLayout("arrow", dataset.features.arrow_schema)
+    rows, sizes = [], []
+    stored: dict[str, str] | None = None
+    for line in lines:
+        path = getattr(line[0], "path", None) if len(line) == 1 else None
+        if path is None or not os.path.exists(path):
+            return None
+        path = os.path.abspath(path)
+        schema, own_rows, own_bytes, _ = of_arrow(path, os.path.basename(path))
+        followed = _follow(line[0].replays, schema.names, int(own_rows.sum()))
+        if followed is None:
+            return None
+        start, stop, names = followed
+        types = {new: schema.field(old).type for new, old in names.items()}
+        wanted = {field.name: field.type for field in layout.schema}
+        if types != wanted or (stored is not None and names != stored):
+            return None
+        stored = names
+        found = os.stat(path)
+        layout.names.append((path, os.path.basename(path), found.st_size, found.st_mtime_ns))
+        layout.starts.append(start)
+        layout.file_rows.append(stop - start)
+        edges = np.clip(np.concatenate([[0], np.cumsum(own_rows)]), start, stop)
+        kept = np.diff(edges)
+        rows.append(kept.astype(np.int64))
+        sizes.append((own_bytes * kept / np.maximum(own_rows, 1)).astype(np.int64))
+    if stored is None:
+        return None
+    layout.rows, layout.bytes = np.concatenate(rows), np.concatenate(sizes)
+    return layout, {field.name: stored[field.name] for field in layout.schema}
+
+
+def _follow(replays: list[Any], names: list[str], rows: int) -> tuple[int, int, dict[str, str]] | None:
+    """The rows and columns of a file that are left after what was done to its table; None for what is not known."""
+    start, stop = 0, rows
+    columns = {name: name for name in names}
+    for action, arguments, options in replays:
+        if action == "slice" and not options:
+            offset, length = (*arguments, None)[:2] if arguments else (0, None)
+            start = min(start + offset, stop)
+            stop = stop if length is None else min(start + length, stop)
+        elif action == "rename_columns" and len(arguments) == 1 and len(arguments[0]) == len(columns):
+            columns = dict(zip(arguments[0], columns.values(), strict=True))
+        elif action == "drop" and len(arguments) == 1:
+            columns = {new: old for new, old in columns.items() if new not in arguments[0]}
+        elif action == "select" and len(arguments) == 1:
+            columns = {new: columns[new] for new in arguments[0]}
+        elif action != "replace_schema_metadata":
+            return None
+    return start, stop, columns
+
+
+def dataset_tables(dataset: Any) -> Iterator[pa.Table]:
+    """The rows of a dataset in its order, by way of `datasets`, in small tables."""
+    if not hasattr(dataset, "_indices"):  # a stream
+        yield from dataset.with_format("arrow").iter(batch_size=100)
+        return
+    order = dataset._indices
+    rows = None if order is None else order.column(0).to_numpy().astype(np.int64)
+    if len(dataset):
+        yield from batches_of(dataset.data, rows)
+
+
+_STREAM_BYTES = 32 << 20  # of a unit of what has no size
+_RATIO = 4  # what text is taken to grow by when it is decompressed
+_SAMPLE_BYTES = 1 << 20
+
+_Cut = Callable[[int, bool, Path | None, Skip], Iterator[Unit]]
+
+
+@dataclass(slots=True)
+class Rows:
+    """A RowSource: what is known of it, and the function that cuts it."""
+
+    name: str
+    schema: pa.Schema
+    facts: dict[str, Any]
+    reading: Reading
+    total_bytes: int | None
+    total_rows: int | None
+    cut: _Cut
+    files: FileSet | None = None
+
+    def units(
+        self, align: int, *, indices: bool = False, spool: Path | None = None, skip: Skip = never
+    ) -> Iterator[Unit]:
+        if align < 1:
+            raise ValueError("align must be 1 or more")
+        return self.cut(align, indices, spool, skip)
+
+
+def open_rows(source: Any, options: RowOptions | None = None) -> RowSource:
+    """The rows of a path, a glob, a folder, a list of those, a `datasets.Dataset`, or an iterable of dicts or tables.
+
+    A folder may be one that `datasets` saved. An iterator can be cut into units once; a function that makes one, as
+    often as wanted. A list of dicts, and a pandas, Polars or Arrow table, are iterables too.
+    """
+    options = options or RowOptions()
+    if isinstance(source, str | os.PathLike):
+        return _open_files([os.fspath(source)], options)
+    if isinstance(source, list | tuple) and all(isinstance(one, str | os.PathLike) for one in source):
+        return _open_files([os.fspath(one) for one in source], options)
+    library = type(source).__module__.split(".")[0]
+    if library == "datasets":
+        return _open_dataset(pick_split(source, options), options)
+    if library in ("pandas", "polars") or (hasattr(source, "__arrow_c_stream__") and not hasattr(source, "__next__")):
+        table = as_table(source)
+        return _open_stream(lambda: iter([table]), options, total_rows=table.num_rows)
+    if callable(source):
+        return _open_stream(lambda: _iterated(source()), options)
+    if isinstance(source, Iterator):
+        return _open_stream(lambda: source, options, once=True)
+    return _open_stream(lambda: _iterated(source), options)
+
+
+def _iterated(rows: Any) -> Iterator[Any]:
+    try:
+        return iter(rows)
+    except TypeError as error:
+        raise InputError(
+            f"Rows cannot be read from a {type(rows).__name__}.",
+            hint="Give a path, a list of paths, a datasets.Dataset, or an iterable of dicts.",
+        ) from error
+
+
+def _open_files(sources: list[str], options: RowOptions) -> RowSource:
+    found = find(sources, options)
+    name = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1:,} more"
+    facts = {
+        "kind": found.kind,
+        "files": len(found.files),
+        "bytes": int(found.files.sizes.sum()),
+        "digest": found.digest(),
+        "options": options.facts,
+    }
+    reading: dict[str, Any] = {"root": found.files.root, **found.options}
+    if found.kind == "csv":
+        reading["delimiter"] = found.delimiter
+    if found.codec:
+        facts["codec"] = reading["codec"] = found.codec
+    if found.kind in ("parquet", "arrow"):
+        rows = _laid_out(name, lay_out(found), facts, reading, options)
+    else:
+        try:
+            schema = settle(found, options)
+        except OSError as error:
+            raise InputError(f"{name!r} cannot be read: {reason(error)}.") from error
+        rows = _open_text(name, found, schema, facts, reading, options)
+    rows.files = found.files
+    return rows
+
+
+def _open_text(
+    name: str, found: RowFiles, schema: pa.Schema, facts: dict[str, Any], reading: dict[str, Any], options: RowOptions
+) -> RowSource:
+    total = int(found.files.sizes.sum())
+    spooled = found.codec is not None and found.kind != "document"
+    unit_bytes = options.unit_bytes or unit_size(total * _RATIO if spooled else total, options.least_unit_bytes)
+
+    def cut(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
+        if spooled:
+            return text_spool(found, unit_bytes, align, options.limit, spool, skip)
+        return text_units(found, unit_bytes, count=indices, limit=options.limit)
+
+    rows = len(found.files) if found.kind == "document" else None
+    rows = rows if options.limit is None or rows is None else min(rows, options.limit)
+    return _rows(name, schema, facts, reading, total, rows, cut, options)
+
+
+def _laid_out(
+    name: str, layout: TableLayout, facts: dict[str, Any], reading: dict[str, Any], options: RowOptions
+) -> RowSource:
+    unit_bytes = options.unit_bytes or unit_size(layout.total_bytes, options.least_unit_bytes)
+
+    def cut(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
+        return row_units(layout, unit_bytes, align, options.limit)
+
+    rows = layout.total_rows if options.limit is None else min(layout.total_rows, options.limit)
+    return _rows(name, layout.schema, facts, reading, layout.total_bytes, rows, cut, options)
+
+
+def _rows(
+    name: str,
+    schema: pa.Schema,
+    facts: dict[str, Any],
+    reading: dict[str, Any],
+    total_bytes: int | None,
+    total_rows: int | None,
+    cut: _Cut,
+    options: RowOptions,
+) -> RowSource:
+    if options.columns is not None:
+        missing = [column for column in options.columns if column not in schema.names]
+        if missing:
+            raise InputError(
+                f"The source has no column {missing[0]!r}.", hint=f"Its columns are: {', '.join(schema.names)}."
+            )
+        schema = pa.schema([schema.field(column) for column in options.columns])
+    how = Reading(schema.serialize().to_pybytes(), options.columns, reading)
+
+    def blamed(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
+        """Units, and what the system says of the source while they are cut: whoever asks may be writing."""
+        try:
+            yield from cut(align, indices, spool, skip)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of what is spooled
+                raise
+            where = error.filename if isinstance(error.filename, str) else name
+            raise SourceError(f"{where!r} cannot be read: {error.strerror or error}.", path=where) from error
+
+    return Rows(name, schema, facts, how, total_bytes, total_rows, blamed)
+
+
+def _open_dataset(dataset: Any, options: RowOptions) -> RowSource:
+    streamed = not hasattr(dataset, "_indices")
+    facts: dict[str, Any] = {"kind": "dataset", "options": options.facts}
+    if streamed:
+        return _open_stream(lambda: dataset_tables(dataset), options)
+    facts["fingerprint"] = str(dataset._fingerprint)
+    laid = mapped_layout(dataset)
+    if laid is not None:
+        layout, stored = laid
+
+        rows = _laid_out("the dataset", layout, facts, {"stored": stored}, options)
+        files = FileSetBuilder("/")
+        for path, *_ in layout.names:
+            files.add(path, os.stat(path))
+        rows.files = files.finish()
+        return rows
+    schema = dataset.features.arrow_schema
+    return _spooled("the dataset", lambda: dataset_tables(dataset), schema, facts, len(dataset), options)
+
+
+def _open_stream(
+    make: Callable[[], Iterator[Any]], options: RowOptions, *, total_rows: int | None = None, once: bool = False
+) -> RowSource:
+    """The schema is that of the first rows; they are given again to who asks for units first."""
+    name = options.name or "the iterator"
+    tables = tables_of(make(), name)
+    first = list(_first(tables))
+    if not first:
+        raise InputError(f"{name} gives no rows.", hint="There is nothing to do.")
+    schema = unify(table.schema for table in first)
+    if not len(schema):
+        raise InputError(f"{name} gives rows without columns.")
+    started: list[Iterator[pa.Table]] = [itertools.chain(first, tables)]
+
+    def all_tables() -> Iterable[pa.Table]:
+        if started:
+            return started.pop()
+        if once:
+            raise InputError(
+                "The rows of this iterator were read already.", hint="Give a function that makes it, not the iterator."
+            )
+        return tables_of(make(), name)
+
+    facts: dict[str, Any] = {"iterator": True, "options": options.facts}
+    if options.name:
+        facts["name"] = options.name
+    return _spooled(name, all_tables, schema, facts, total_rows, options)
+
+
+def _first(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    size = 0
+    for table in tables:
+        yield table
+        size += table.nbytes
+        if size >= _SAMPLE_BYTES:
+            return
+
+
+def _spooled(
+    name: str,
+    make: Callable[[], Iterable[pa.Table]],
+    schema: pa.Schema,
+    facts: dict[str, Any],
+    total_rows: int | None,
+    options: RowOptions,
+) -> RowSource:
+    unit_bytes = options.unit_bytes or _STREAM_BYTES
+    if options.columns is not None and not set(options.columns) <= set(schema.names):
+        missing = next(column for column in options.columns if column not in schema.names)
+        raise InputError(f"{name} has no column {missing!r}.", hint=f"Its columns are: {', '.join(schema.names)}.")
+
+    def cut(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
+        return table_spool(make(), name, unit_bytes, align, options.limit, spool, skip, schema)
+
+    rows = total_rows if options.limit is None or total_rows is None else min(total_rows, options.limit)
+    return _rows(name, schema, facts, {}, None, rows, cut, options)

@@ -1,0 +1,268 @@
+"""What a worker calls: the rows of a unit as a stream of small tables, and their cut into batches.
+
+The tables have the schema of the plan. Where a unit has more (a column that the plan's sample did not show, a float
+among integers), its tables have wider types from there on, and nothing is lost: cast them with `schemas.unify`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from brim.buckets.bucket_address import is_bucket_address
+from brim.errors import BrimError, InputError
+from brim.rows.arrow_rows import ArrowFile
+from brim.rows.cut_text import count_rows, end_of_row
+from brim.rows.make_unit import check_unchanged
+from brim.rows.open_files import AnyFile, RemotePlace, Spans, as_arrow_file, located, streamed
+from brim.rows.parquet_rows import ParquetRows, parquet_file
+from brim.rows.read_text import TextReader, too_far
+from brim.rows.schemas import TypesDiffer, cast, merged
+from brim.rows.unit import Reading, Span, Unit
+from brim.sources.dataset_source import row_bytes
+from brim.state.durable import reason
+
+_MOST_ROWS = 8192
+
+
+def read_arrow(file: AnyFile, span: Span, shown: str, columns: list[str] | None) -> Iterator[pa.Table]:
+    opened = ArrowFile(file, shown)
+    try:
+        for batch in opened.read(span.start, span.end, span.batches):
+            table = pa.Table.from_batches([batch])
+            yield table if columns is None else table.select([name for name in columns if name in table.column_names])
+    finally:
+        opened.close()
+
+
+def read_parquet(
+    file: AnyFile, span: Span, shown: str, columns: list[str] | None, block_bytes: int
+) -> Iterator[pa.Table]:
+    try:
+        with parquet_file(file) as opened:
+            columns = columns if columns is None else [n for n in columns if n in opened.schema.names]
+            wanted, first = list[tuple[int, int, int]](), 0  # group, its first row, rows in a batch
+            for number in range(opened.metadata.num_row_groups):
+                group = opened.metadata.row_group(number)
+                if first + group.num_rows > span.start and first < span.end and group.num_rows:
+                    row_bytes = max(1, group.total_byte_size // group.num_rows)
+                    wanted.append((number, first, min(max(block_bytes // row_bytes, 1), _MOST_ROWS)))
+                first += group.num_rows
+            opened.expect([number for number, _, _ in wanted], columns)
+            for number, first, batch_rows in wanted:
+                yield from _group(opened, number, first, span, batch_rows, columns)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).replace(str(file), shown).split("\n")[0].rstrip(".")
+        raise InputError(
+            f"{shown!r} cannot be read as Parquet (rows {span.start:,} to {span.end:,}): {reason}.",
+            hint="Write it again.",
+        ) from error
+
+
+def _group(
+    file: ParquetRows, number: int, first: int, span: Span, batch_rows: int, columns: list[str] | None
+) -> Iterator[pa.Table]:
+    for batch in file.batches(number, batch_rows, columns):
+        if first >= span.end:
+            return
+        low, high = max(span.start - first, 0), min(span.end - first, len(batch))
+        first += len(batch)
+        if low < high:
+            yield pa.Table.from_batches([batch if high - low == len(batch) else batch.slice(low, high - low)])
+
+
+BLOCK_BYTES = 1 << 20
+
+
+def read_unit(reading: Reading, unit: Unit, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Table]:
+    """The rows of a unit, in order. A file that is not what it was is SourceChanged, before or after it is read."""
+    schema = pa.ipc.read_schema(pa.py_buffer(reading.schema))
+    text = TextReader(schema, reading.columns, str(reading.options.get("delimiter", ",")))
+    ahead = _ahead(reading, unit)
+    try:
+        for number, span in enumerate(unit.spans):
+            shown = _shown(unit, reading, number)
+            check_unchanged(unit, number, shown)
+            try:
+                for table in _tables(span, shown, reading, text, block_bytes, ahead):
+                    text.schema = _wide(text.schema, table, shown)
+                    if table.num_rows:
+                        yield cast(table, text.schema)
+            except OSError as error:
+                raise InputError(f"{shown!r} cannot be read: {reason(error)}.", path=shown) from error
+            check_unchanged(unit, number, shown)
+    finally:
+        if ahead is not None:
+            ahead.close()
+
+
+def _ahead(reading: Reading, unit: Unit) -> Spans | None:
+    """The bytes of text objects, on their way before their turn comes."""
+    parts = []
+    for number, span in enumerate(unit.spans):
+        file = located(span, _shown(unit, reading, number), reading.options)
+        if not isinstance(file, RemotePlace) or span.kind in ("parquet", "arrow"):
+            return None
+        parts.append((file, span.start, span.end))
+    return Spans(parts) if parts else None
+
+
+def _tables(
+    span: Span, shown: str, reading: Reading, text: TextReader, block_bytes: int, ahead: Spans | None
+) -> Iterator[pa.Table]:
+    file = located(span, shown, reading.options)
+    if span.kind == "document":
+        yield _document(file, span, shown, reading, ahead)
+    elif span.kind == "parquet":
+        yield from read_parquet(file, span, shown, _stored(reading), block_bytes)
+    elif span.kind == "arrow":
+        renamed = {old: new for new, old in reading.options.get("stored", {}).items()}
+        for table in read_arrow(file, span, shown, _stored(reading)):
+            yield table.rename_columns([renamed.get(n, n) for n in table.column_names]) if renamed else table
+    else:
+        with streamed(file, span.start, span.end, ahead) as content:
+            yield from text.read(file, content, span, shown, block_bytes)
+
+
+def _stored(reading: Reading) -> list[str] | None:
+    """The columns to read, by the names that the files have for them."""
+    stored = reading.options.get("stored", {})
+    if reading.columns is None:
+        return list(stored.values()) or None
+    return [stored.get(name, name) for name in reading.columns]
+
+
+def _wide(schema: pa.Schema, table: pa.Table, shown: str) -> pa.Schema:
+    try:
+        return merged(schema, table.schema.with_metadata(schema.metadata))
+    except TypesDiffer as error:
+        raise InputError(f"{shown!r}: {error}.", hint="Give the column one type.", column=error.column) from error
+
+
+def _document(file: AnyFile, span: Span, shown: str, reading: Reading, ahead: Spans | None) -> pa.Table:
+    wanted = reading.columns or ("text", "path")
+    codec = reading.options.get("codec")
+    try:
+        with as_arrow_file(file, ahead) as opened:
+            raw = (pa.CompressedInputStream(opened, codec) if codec else opened).read()
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{shown!r} is not UTF-8 text (byte {error.start:,}).", hint="Save it as UTF-8.") from error
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{shown!r} cannot be read: {error}.", hint="Is the file whole?") from error
+    if len(raw) >= 2**31:
+        raise InputError(f"{shown!r} is a document of more than 2 GiB.", hint="Read it as lines, or cut it.")
+    columns = {"text": text, "path": shown}
+    return pa.table({name: pa.array([columns[name]], pa.string()) for name in wanted})
+
+
+def _shown(unit: Unit, reading: Reading, number: int) -> str:
+    if unit.origins:
+        return unit.origins[number][0]
+    root = reading.options.get("root")
+    path = unit.spans[number].path
+    if is_bucket_address(path):
+        return path.removeprefix(f"{root}/")
+    return os.path.relpath(path, root) if root else os.path.basename(path)
+
+
+def cut_batches(tables: Iterable[pa.Table], rows: int | None, bytes: int) -> Iterator[pa.Table]:
+    """The same rows in tables of `rows` rows (the last has what is left), or of `bytes` bytes, whichever comes first.
+
+    None and 0 set no limit. Nothing is copied unless types widen on the way. By bytes, a table ends before the row
+    that would pass the limit.
+    """
+    held: list[pa.Table] = []
+    cutter = _Cutter(rows or 2**62, bytes or 2**62)
+    for table in tables:
+        start = 0
+        for edge in cutter.edges(table, weighed=bool(bytes)):
+            if edge > start:
+                held.append(table.slice(start, edge - start))
+            start = edge
+            if held:
+                yield _joined(held)
+            held = []
+        if start < table.num_rows:
+            held.append(table.slice(start))
+    if held:
+        yield _joined(held)
+
+
+class _Cutter:
+    """Where tables end in a stream of rows; knows what of the next one is there already."""
+
+    def __init__(self, rows: int, bytes: int) -> None:
+        self._rows, self._bytes = rows, bytes
+        self._count = self._size = 0
+
+    def edges(self, table: pa.Table, *, weighed: bool) -> list[int]:
+        """The rows of this table at which a new one begins, its end perhaps among them."""
+        ends = np.cumsum(row_bytes(table)) if weighed else np.zeros(table.num_rows, np.int64)
+        edges: list[int] = []
+        start = base = 0
+        while True:
+            fits = int(np.searchsorted(ends, base + self._bytes - self._size, side="right"))
+            if fits == start and self._count == 0:
+                fits += 1  # a row that is too large stands alone
+            edge = min(start + self._rows - self._count, fits)
+            if edge > table.num_rows or (edge == table.num_rows and edge - start + self._count < self._rows):
+                break
+            edges.append(edge)
+            start, base = edge, int(ends[edge - 1]) if edge else 0
+            self._count = self._size = 0
+        self._count += table.num_rows - start
+        self._size += (int(ends[-1]) if len(ends) else 0) - base
+        return edges
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    if len(tables) == 1:
+        return tables[0]
+    wide = tables[0].schema
+    for table in tables[1:]:
+        wide = merged(wide, table.schema)
+    return pa.concat_tables([cast(table, wide) for table in tables])
+
+
+def where(unit: Unit, reading: Reading, offset: int) -> str:
+    """The offset-th row of a unit, for people: its file, its row there and its byte, as far as they can be told."""
+    try:
+        return _where(unit, reading, offset)
+    except (OSError, BrimError):  # the file is gone, or its store: what is said with this is more important
+        return f"row {offset + 1:,} of unit {unit.number:,}"
+
+
+def _where(unit: Unit, reading: Reading, offset: int) -> str:
+    left = offset
+    delimiter = str(reading.options.get("delimiter", ","))
+    for number, span in enumerate(unit.spans):
+        shown = _shown(unit, reading, number)
+        file = located(span, shown, reading.options)
+        if span.kind == "document":
+            own = 1
+        elif span.kind in ("parquet", "arrow"):
+            own = span.end - span.start
+        else:
+            try:
+                own = count_rows(file, span.kind, span.start, span.end, delimiter)
+            except (OSError, BrimError):
+                return f"{shown}, row {offset + 1:,} of unit {unit.number:,}"
+        if left >= own and number + 1 < len(unit.spans):
+            left -= own
+            continue
+        if span.kind == "document":
+            return shown
+        if unit.origins:
+            return f"{shown}, row {unit.origins[number][1] + left + 1:,}"
+        if span.kind in ("parquet", "arrow"):
+            return f"{shown}, row {span.start + left + 1:,}"
+        place = end_of_row(file, span.kind, span.start, span.end, left, delimiter) if left else span.start
+        if too_far(file, span.start):
+            return f"{shown}, byte {place:,}"
+        before = count_rows(file, span.kind, 0, span.start, delimiter) if span.start else 0
+        return f"{shown}, row {before + left + 1:,} (byte {place:,})"
+    return f"row {offset + 1:,} of unit {unit.number:,}"

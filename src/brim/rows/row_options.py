@@ -1,0 +1,58 @@
+"""What can be said about a source of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from brim.buckets.bucket_address import Access
+from brim.choices import at_least, one_of
+from brim.errors import InputError
+
+FORMATS = ("jsonl", "csv", "tsv", "parquet", "arrow", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """How a source is read and cut. All but `name` and `access` may decide the rows, and is part of the fingerprint."""
+
+    format: str | None = None  # one of FORMATS; None goes by the names of the files
+    text: Literal["lines", "document"] = "lines"  # a row of a text file: a line, or the whole file
+    columns: tuple[str, ...] | None = None
+    delimiter: str | None = None  # of CSV; None goes by the name: a tab for .tsv
+    as_text: tuple[str, ...] = ()  # columns of CSV that are text whatever they look like
+    limit: int | None = None  # the first rows only
+    split: str | None = None  # of a folder saved by `datasets`
+    config: str | None = None
+    unit_bytes: int | None = None  # None: a 64th of the source, between `least_unit_bytes` and 128 MiB
+    least_unit_bytes: int = 8 << 20
+    name: str | None = None  # of an iterator, which has none of its own
+    access: Access = field(default_factory=Access)  # how a bucket is reached
+
+    def __post_init__(self) -> None:
+        one_of("input-format", self.format, (None, *FORMATS))
+        one_of("text", self.text, ("lines", "document"))
+        if self.delimiter is not None and (len(self.delimiter.encode()) != 1 or self.delimiter in '"\r\n'):
+            raise InputError(
+                f"{self.delimiter!r} cannot separate the values of a CSV file.", hint="Give one character."
+            )
+        at_least("limit", self.limit, 1)
+        at_least("unit-size", self.unit_bytes, 1)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was said, without what only names things, as it comes back from JSON."""
+        said = {name: getattr(self, name) for name in self.__slots__ if name not in ("name", "access")}
+        said = {name: value for name, value in said.items() if value != getattr(_PLAIN, name)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
+
+
+_PLAIN = RowOptions()
+
+Skip = Callable[[int], bool]
+
+
+def never(number: int) -> bool:
+    """Skip no unit."""
+    return False

@@ -1,0 +1,87 @@
+"""What parent and worker say to each other. A worker is set up once, then given units one at a time.
+
+Rows never travel here: a worker reads its unit and writes a file, and what comes back is a few numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from brim.outputs.rows_file import Writing
+from brim.rows.unit import Reading, Unit
+from brim.steps.step import Step
+
+OnError = Literal["stop", "skip", "quarantine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """All that a worker needs to know once. `gate` is a file of a byte: while it is 1, memory is short.
+
+    Its path may be relative to where the setup itself is.
+    """
+
+    step: Step
+    reading: Reading
+    writing: Writing
+    folder: str
+    gate: str
+    on_error: OnError = "stop"
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Do this unit. `pieces`: each batch in that many parts (0: row by row), where that gives the same rows.
+
+    `probe`: only the first batch, to see its types. `types` are those that were seen so, as a serialized schema.
+    """
+
+    unit: Unit
+    pieces: int = 1
+    soft_bytes: int = 0
+    probe: bool = False
+    types: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker has loaded everything and holds this much."""
+
+    held_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """The worker begins with these rows of its unit. `seen_bytes` of input are behind it."""
+
+    offset: int
+    rows: int
+    seen_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The types of the first batch, as a serialized schema; empty if it gave no rows."""
+
+    types: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The unit is a file on disk. `held_bytes` is what the worker still holds; `bad_rows` were left out."""
+
+    rows: int
+    size: int
+    sha256: str
+    held_bytes: int
+    bad_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The unit cannot be done. `kind` memory: there was too little; error: `error` says what is wrong."""
+
+    kind: Literal["memory", "error"]
+    error: Any = None

@@ -1,0 +1,327 @@
+"""A worker: a fresh process that takes a unit, streams its batches through the step, and leaves a file.
+
+Started with `python -m`, so that scripts without a main guard work and nothing of the parent is copied. It ends with
+its parent, and the kernel takes it first when the machine runs out of memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_WAIT_S = 5.0  # at most, for memory to be given back by others
+_TELL_S = 0.1
+
+
+def main() -> None:
+    """`python -m brim.schedule.worker FD SETUP`"""
+    parent = os.getppid()
+    _die_with(parent)
+    try:
+        _work(Connection(int(sys.argv[1])))
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(1)  # the parent is gone
+
+
+def _work(connection: Connection) -> None:
+    _take_streams()
+    # Imported here: dying with the parent comes first.
+    from brim.memory.meter import process_bytes
+    from brim.schedule.messages import Failed, Ready
+
+    try:
+        with open(sys.argv[2], "rb") as file:
+            setup = pickle.load(file)
+        worker = Worker(setup, connection)
+        worker.open()
+    except BaseException as error:  # noqa: BLE001  whatever it is, the parent has to know
+        connection.send(Failed("memory") if _is_memory(error) else Failed("error", _travelling(error)))
+        return
+    connection.send(Ready(process_bytes(os.getpid())))
+    while True:
+        try:
+            order = connection.recv()
+        except EOFError:
+            break
+        if order is None:
+            break
+        worker.do(order)
+    worker.close()
+    connection.close()
+    _end_children()
+
+
+class Worker:
+    """The state of one worker process."""
+
+    def __init__(self, setup: Any, connection: Connection) -> None:
+        self.setup, self.connection = setup, connection
+        self._told = 0.0
+        with open(Path(sys.argv[2]).parent / setup.gate, "rb") as file:
+            self._gate = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
+
+    def open(self) -> None:
+        import pyarrow as pa
+
+        pa.set_cpu_count(1)
+        pa.set_io_thread_count(1)
+        self.schema = pa.ipc.read_schema(pa.py_buffer(self.setup.reading.schema))
+        step = self.setup.step
+        if hasattr(step, "threads"):
+            step.threads = self.setup.threads
+        step.open(self.schema)
+        self._types = b""
+
+    def close(self) -> None:
+        self.setup.step.close()
+
+    def do(self, order: Any) -> None:
+        from brim.memory.meter import process_bytes
+        from brim.memory.release import release
+        from brim.outputs.rows_file import EXTENSIONS, UnitFile
+        from brim.schedule.messages import Done, Failed
+        from brim.state.durable import failures
+
+        if order.probe:
+            self._probe(order)
+            return
+        self._settle(order.types)
+        target = Path(self.setup.folder) / f"{order.unit.number:08d}{EXTENSIONS[self.setup.writing.format]}"
+        out = UnitFile(target, self.setup.writing)
+        bad = _Bad(target.with_name(f"{target.stem}.bad.arrow"), order.unit.number, order.unit.first_row)
+        try:
+            for table in self._results(order, bad):
+                with failures(target.parent):
+                    out.write(table)
+            with failures(target.parent):
+                rows, size, sha256 = out.finish()
+                bad.close()
+        except BaseException as error:  # noqa: BLE001  whatever it is, the parent has to know
+            out.abandon()
+            bad.abandon()
+            memory = _is_memory(error)
+            self.connection.send(Failed("memory") if memory else Failed("error", _travelling(error)))
+            return
+        release()
+        self.connection.send(Done(rows, size, sha256, process_bytes(os.getpid()), bad.rows))
+
+    def _probe(self, order: Any) -> None:
+        """The types of the first batch. What it gives is not kept: the unit is done from its beginning after this."""
+        from brim.schedule.messages import Failed, Probed
+
+        try:
+            table = next(self._results(order, _Bad(Path(), 0, None)), None)
+        except BaseException as error:  # noqa: BLE001  whatever it is, the parent has to know
+            self.connection.send(Failed("memory") if _is_memory(error) else Failed("error", _travelling(error)))
+            return
+        types = b"" if table is None or not table.num_rows else table.schema.serialize().to_pybytes()
+        self.connection.send(Probed(types))
+
+    def _settle(self, types: bytes) -> None:
+        import pyarrow as pa
+
+        from brim.steps.step import Settles
+
+        if types and types != self._types and isinstance(self.setup.step, Settles):
+            self._types = types
+            self.setup.step.settle(pa.ipc.read_schema(pa.py_buffer(types)))
+
+    def _results(self, order: Any, bad: _Bad) -> Iterator[Any]:
+        """One table for each batch: cuts between them are the same however the batch was done."""
+        from brim.outputs.rows_file import joined
+        from brim.rows.read_unit import cut_batches, read_unit
+        from brim.steps.step import Batch
+
+        step, unit = self.setup.step, order.unit
+        offset = seen = 0
+        for table in cut_batches(read_unit(self.setup.reading, unit), step.batch_rows, step.batch_bytes):
+            first = None if unit.first_row is None else unit.first_row + offset
+            self._pause(order.soft_bytes)
+            results: list[Any] = []
+            for batch in _pieces(Batch(table, offset, first), order.pieces if step.splittable else 1):
+                self._tell(batch, seen, exact=order.pieces != 1)
+                results += self._apply(batch, order.pieces != 1, bad, unit)
+            if results:
+                yield joined(results)
+            del results
+            offset += table.num_rows
+            seen += table.nbytes
+
+    def _apply(self, batch: Any, small: bool, bad: _Bad, unit: Any) -> list[Any]:
+        """What the step makes of a batch; rows that it cannot do are left out if that was asked for."""
+        from brim.steps.step import BadRow
+
+        try:
+            return list(self.setup.step.apply(batch, small))
+        except BadRow as error:
+            if self.setup.on_error == "stop":
+                raise self._explained(error, batch, unit) from error
+            start, stop = error.row, error.row + error.rows
+            if self.setup.on_error == "quarantine":
+                bad.keep(batch.table.slice(start, error.rows), batch, start, error)
+            bad.rows += error.rows
+        results: list[Any] = []
+        for begin, end in ((0, start), (stop, batch.table.num_rows)):
+            if end > begin:
+                first = None if batch.first_row is None else batch.first_row + begin
+                part = replace(
+                    batch, table=batch.table.slice(begin, end - begin), offset=batch.offset + begin, first_row=first
+                )
+                results += self._apply(part, small, bad, unit)
+        return results
+
+    def _explained(self, error: Any, batch: Any, unit: Any) -> Exception:
+        """The function's own error, and where in the input it happened."""
+        from brim.schedule.work_failures import explain
+
+        return explain(error, unit, self.setup.reading, batch.offset)
+
+    def _tell(self, batch: Any, seen: int, exact: bool) -> None:
+        """Where this worker is. Not more often than is useful, unless a row shall be named."""
+        from brim.schedule.messages import At
+
+        now = time.monotonic()
+        if exact or self.setup.step.batch_rows != 1 or now - self._told >= _TELL_S:
+            self._told = now
+            self.connection.send(At(batch.offset, batch.table.num_rows, seen))
+
+    def _pause(self, soft_bytes: int) -> None:
+        """Between batches: give back what is free, and wait a little while memory is short."""
+        from brim.memory.meter import process_bytes
+        from brim.memory.release import release
+
+        if soft_bytes and process_bytes(os.getpid()) > soft_bytes:
+            release()
+        if self._gate[0]:
+            release()
+            until = time.monotonic() + _WAIT_S
+            while self._gate[0] and time.monotonic() < until:
+                time.sleep(0.02)
+
+
+class _Bad:
+    """Rows that the step could not do, with the reason, in a file beside the unit's."""
+
+    def __init__(self, path: Path, unit: int, first_row: int | None) -> None:
+        self.rows = 0
+        self._path, self._unit, self._first_row = path, unit, first_row
+        self._tables: list[Any] = []
+
+    def keep(self, table: Any, batch: Any, start: int, error: Any) -> None:
+        import pyarrow as pa
+
+        from brim.schedule.work_failures import reason
+
+        offsets = [batch.offset + start + n for n in range(table.num_rows)]
+        rows = [None if self._first_row is None else self._first_row + offset for offset in offsets]
+        notes = {
+            "brim_row": pa.array(rows, pa.int64()),  # in the source, where that is known
+            "brim_unit": pa.array([self._unit] * table.num_rows, pa.int64()),
+            "brim_offset": pa.array(offsets, pa.int64()),  # in the unit
+            "brim_error": pa.array([reason(error)] * table.num_rows),
+        }
+        table = table.replace_schema_metadata(None)
+        for name, values in notes.items():
+            table = table.append_column(name, values)
+        self._tables.append(table)
+
+    def close(self) -> None:
+        from brim.outputs.rows_file import Writing, write_rows
+        from brim.steps.row_features import unified
+
+        if self._tables:
+            schema = unified([table.schema for table in self._tables])
+            write_rows(self._path, self._tables, schema, Writing("arrow"))
+            self._tables = []
+        else:
+            self._path.unlink(missing_ok=True)  # of an earlier attempt, which had some
+
+    def abandon(self) -> None:
+        self._tables = []
+
+
+def _pieces(batch: Any, pieces: int) -> Iterator[Any]:
+    """A batch in parts: `pieces` of them, or row by row for 0."""
+    rows = batch.table.num_rows
+    step = 1 if pieces == 0 else max(-(-rows // pieces), 1)
+    if step >= rows:
+        yield batch
+        return
+    for start in range(0, rows, step):
+        first = None if batch.first_row is None else batch.first_row + start
+        yield replace(batch, table=batch.table.slice(start, step), offset=batch.offset + start, first_row=first)
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Too little memory, whoever says so."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"MemoryError", "ArrowMemoryError", "OutOfMemoryError"}:
+        return True
+    cause = error.__cause__
+    return cause is not None and _is_memory(cause)
+
+
+def _travelling(error: BaseException) -> Exception:
+    """An error that can be sent: brim's own as they are, others as text."""
+    import traceback
+
+    from brim.errors import BrimError, InputError
+
+    if isinstance(error, BrimError):
+        return error
+    text = "".join(traceback.format_exception(error))
+    return InputError(f"A worker failed: {type(error).__name__}: {error}".rstrip(), traceback=text)
+
+
+def _die_with(parent: int) -> None:
+    """End when the parent ends, however that is."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        try:
+            Path("/proc/self/oom_score_adj").write_text("500")
+        except OSError:
+            pass
+    if os.getppid() != parent:
+        os._exit(1)
+    threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+
+
+def _end_children() -> None:
+    """What the user's function has started and left behind."""
+    from brim.memory.meter import tree
+
+    for pid in tree([os.getpid()])[1:]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def _take_streams() -> None:
+    """What the user's function prints goes to the log, and it has nothing to read. Ctrl-C is the parent's to handle."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    main()

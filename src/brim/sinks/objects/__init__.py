@@ -1,1 +1,0 @@
-"""A place in a bucket as destination."""

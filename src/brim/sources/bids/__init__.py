@@ -1,1 +1,0 @@
-"""BIDS: neuroimaging datasets as they are, with what each image needs beside it."""

@@ -1,0 +1,318 @@
+"""A dataset of `datasets`, in memory, mapped from disk or streamed, as a file table.
+
+What is built from it loads to the same features, rows and bytes as what `Dataset.push_to_hub` makes, and
+nothing is held: see media.py for the columns of files. Other columns stay where they are, or go to the spill
+folder if they have to be put in order first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from brim import cuts
+from brim.errors import InputError, MissingExtra, SourceError
+from brim.file_set import Ints
+from brim.sources.dataset_media import Media, MediaColumns, media_of
+from brim.sources.file_table import FileColumn, FileTable, Split
+from brim.sources.source_options import check_split
+from brim.sources.spill import BATCH_BYTES, BATCH_ROWS, Spill, gathered
+
+
+def row_bytes(table: pa.Table) -> Ints:
+    """About how many bytes each row takes."""
+    columns = (cuts.column_bytes(column) for column in table.columns)
+    return sum(columns, np.zeros(len(table), np.int64))
+
+
+def batches_of(table: Any, rows: Ints | None) -> Iterator[pa.Table]:
+    """The rows of a `datasets.table.Table` in batches; in the order of `rows` if that is given."""
+    from datasets.formatting import query_table
+
+    weights = row_bytes(table.table)
+    weights = weights if rows is None else weights[rows]
+    edges = cuts.fill(weights, BATCH_BYTES, BATCH_ROWS).tolist()
+    for start, stop in itertools.pairwise(edges):
+        key = slice(start, stop) if rows is None else rows[start:stop].tolist()
+        yield query_table(table, key).combine_chunks()
+
+
+def embedded(tables: Iterator[pa.Table], feature: Any, name: str, tokens: Any) -> Iterator[pa.Table]:
+    """Tables of one column with its media embedded as `datasets` does it; row by row where files are read."""
+    from datasets.table import embed_array_storage
+
+    for table in tables:
+        step = 1 if _names_files(table.column(0)) else max(len(table), 1)
+        for start in range(0, len(table), step):
+            column = table.column(0).slice(start, step)
+            try:
+                column = embed_array_storage(column, feature, token_per_repo_id=tokens)
+            except (OSError, TypeError, ValueError, ImportError, pa.ArrowException) as error:
+                raise SourceError(f"A file of the column {name!r} cannot be embedded: {error}.") from error
+            yield pa.table({name: column})
+
+
+def _names_files(array: Any) -> bool:
+    """Whether a struct somewhere inside has a path and no bytes."""
+    if isinstance(array, pa.ChunkedArray):
+        return any(_names_files(chunk) for chunk in array.chunks)
+    if isinstance(array, pa.ExtensionArray):
+        return _names_files(array.storage)
+    kind = array.type
+    if pa.types.is_struct(kind):
+        if {"bytes", "path"} <= {field.name for field in kind}:
+            empty = array.field("bytes").is_null().to_numpy(zero_copy_only=False)
+            return bool((empty & array.field("path").is_valid().to_numpy(zero_copy_only=False)).any())
+        return any(_names_files(child) for child in array.flatten())
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _names_files(array.flatten())
+    return False
+
+
+# The functions behind rename_column(s), remove_columns and add_column: they do not look at values.
+_BLIND = frozenset(["_rename_columns_fn", "identity_func", "add_column_fn"])
+_CAST_BYTES, _CAST_ROWS = 1_000_000, 1000
+
+
+class _DoesNotFit(Exception):
+    """Values cannot be cast to what the features say. Never leaves this module."""
+
+
+def read_stream(stream: Any, split: str, spill: Spill) -> tuple[pa.Table, Any]:
+    """The rows as a table that is mapped from disk, and its features."""
+    from datasets.table import CastError
+
+    try:
+        stream = _with_features(stream, split)
+        features = stream.features
+        spill.tell(f"the stream of the split {split!r}")
+        plain = stream.decode(False).with_format("arrow")
+        seen: list[str] = []
+        plain._ex_iterable = _without_decoding(plain._ex_iterable, seen)
+        if seen:
+            spill.note(
+                f"the split {split!r} decodes media before a map or filter and encodes them anew after it; "
+                "cast_column(NAME, Type(decode=False)) before it, and back after it, keeps their bytes"
+            )
+        plain._info.features = None  # or every row would be cast alone
+        tables = _cast(plain.iter(batch_size=1), features)  # one row may be huge
+        return spill.rows(features.arrow_schema.remove_metadata(), tables), features
+    except (CastError, _DoesNotFit, pa.ArrowException) as error:
+        raise SourceError(
+            f"The rows of the split {split!r} do not fit its features: {' '.join(str(error).split())}.",
+            hint="Give the dataset features that hold for every row.",
+        ) from error
+
+
+def _cast(tables: Iterable[pa.Table], features: Any) -> Iterator[pa.Table]:
+    """Tables of one row as the features say, several at a time where their own types agree."""
+    from datasets.table import cast_table_to_features
+
+    for table in gathered(tables, _CAST_BYTES, _CAST_ROWS):
+        for name in features:
+            if name not in table.column_names:
+                table = table.append_column(name, pa.nulls(len(table)))
+        try:
+            table = cast_table_to_features(table, features)
+        except TypeError as error:  # a text where the first rows had nothing
+            raise _DoesNotFit(str(error)) from error
+        yield table.replace_schema_metadata(None)
+
+
+def _with_features(stream: Any, split: str) -> Any:
+    """The stream with its features, which `datasets` tells from the first rows if it has none."""
+    try:
+        stream = stream._resolve_features()
+    except StopIteration:  # there is no first row
+        pass
+    if not stream.features:
+        raise SourceError(
+            f"The split {split!r} has no rows to tell its columns from.", hint="Give the dataset its features."
+        )
+    return stream
+
+
+def _without_decoding(step: Any, seen: list[str]) -> Any:
+    """A copy of the steps of a stream that decodes media only where somebody looks; `seen` gets those places."""
+    from datasets.features.features import require_decoding
+    from datasets.iterable_dataset import _features_with_decoding
+
+    step = copy(step)
+    if hasattr(step, "ex_iterables"):
+        step.ex_iterables = [_without_decoding(each, seen) for each in step.ex_iterables]
+    if not hasattr(step, "ex_iterable"):
+        return step
+    step.ex_iterable = _without_decoding(step.ex_iterable, seen)
+    function, formatted = getattr(step, "function", None), step.ex_iterable
+    if function is None or type(formatted).__name__ != "FormattedExamplesIterable" or not formatted.features:
+        return step
+    function = getattr(function, "func", function)  # inside of a partial
+    if function.__module__ == "datasets.iterable_dataset" and function.__name__ in _BLIND:
+        formatted._features = _features_with_decoding(formatted.features, False)
+    elif any(require_decoding(feature) for feature in formatted.features.values()):
+        seen.append(str(function))
+    return step
+
+
+_SMALL_BYTES = 16_000_000  # columns that take less are put in order in memory
+
+
+def dataset_source(
+    dataset: Any,
+    *,
+    split: str | None = None,
+    embed_external_files: bool = True,
+    spill: Path,
+    note: Callable[[str], None] = lambda text: None,
+) -> FileTable:
+    """The file table of a Dataset, IterableDataset, or a dict of either.
+
+    Files in the folder `spill` are part of the table: keep it until the build has ended, then remove it.
+    `note` is told, in words, what is written there.
+    """
+    spilled = Spill(spill, note)
+    parts = [_part(one, name, spilled) for name, one in _splits(dataset, split)]
+    features = _same_features(parts)
+    tokens = {key: token for part in parts for key, token in part.tokens.items()}
+    reader = _Reader(features, spilled, embed_external_files, tokens)
+    tables, splits, start = [], [], 0
+    for part in parts:
+        tables.append(reader.rows(part))
+        splits.append(Split(part.split, start, start + len(tables[-1])))
+        start = splits[-1].stop
+    spilled.finish()
+    pa.default_memory_pool().release_unused()  # the numbers of a million values took several times their size
+    return FileTable(
+        rows=pa.concat_tables(tables),
+        columns={name: FileColumn(media.kind, media.is_list) for name, media in reader.media.items()},
+        files=reader.columns.files.finish(),
+        features=json.loads(json.dumps(features.to_dict())),
+        splits=tuple(splits),
+        refused=tuple(reader.columns.refused),
+        verbatim=True,
+        borrowed=frozenset(features) - set(reader.media),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A split: a `datasets.table.Table`, and the order in which its rows are published if not its own."""
+
+    split: str
+    table: Any
+    rows: Ints | None
+    features: Any
+    tokens: Mapping[str, Any]
+
+
+def _splits(dataset: Any, split: str | None) -> Iterator[tuple[str, Any]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtra(
+            "Reading a dataset of `datasets` needs that library.",
+            hint="Install it with: pip install 'brim[datasets]'",
+            extra="datasets",
+        ) from error
+    if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
+        if split is not None:
+            raise InputError("split= is for one dataset; a dict of datasets names its splits itself.")
+        if not dataset:
+            raise InputError("The dict of datasets is empty.", hint="There is nothing to build.")
+        named = {str(name): one for name, one in dataset.items()}
+    else:
+        own = getattr(dataset, "split", None)
+        named = {str(split) if split else (str(own) if own is not None else "train"): dataset}
+    for name, one in named.items():
+        if not isinstance(one, datasets.Dataset | datasets.IterableDataset):
+            raise InputError(
+                f"This is a {type(one).__name__}, not a dataset of `datasets`.",
+                hint="Give a Dataset, an IterableDataset, or a DatasetDict or IterableDatasetDict.",
+            )
+        check_split(name)
+        yield name, one
+
+
+def _part(dataset: Any, split: str, spill: Spill) -> _Part:
+    import datasets
+
+    if isinstance(dataset, datasets.Dataset):
+        order = dataset._indices
+        rows = None if order is None else order.column(0).to_numpy().astype(np.int64)
+        return _Part(split, dataset.data, rows, dataset.features, {})
+    table, features = read_stream(dataset, split, spill)
+    return _Part(split, datasets.table.InMemoryTable(table), None, features, dataset._token_per_repo_id)
+
+
+def _same_features(parts: list[_Part]) -> Any:
+    first = parts[0]
+    for part in parts[1:]:
+        if part.features != first.features:
+            names = {*part.features, *first.features}
+            differs = sorted(n for n in names if part.features.get(n) != first.features.get(n))
+            raise InputError(
+                f"The splits {first.split!r} and {part.split!r} differ in the column {differs[0]!r}.",
+                hint="All splits need the same features.",
+            )
+    return first.features
+
+
+class _Reader:
+    """Turns parts into rows of one file table."""
+
+    def __init__(self, features: Any, spill: Spill, embed: bool, tokens: Mapping[str, Any]) -> None:
+        self.features = features
+        self.schema: pa.Schema = features.arrow_schema.remove_metadata()
+        found = {field.name: media_of(features[field.name], field.type) for field in self.schema}
+        self.media: dict[str, Media] = {name: media for name, media in found.items() if media is not None}
+        self.columns = MediaColumns(spill, embed, tokens)
+        self._spill = spill
+        self._embed = embed
+        self._tokens = tokens
+
+    def rows(self, part: _Part) -> pa.Table:
+        """The rows of a part: numbers of files in the columns of media, all others as they are."""
+        from datasets.features.features import require_storage_embed
+
+        columns: dict[str, Any] = {}
+        plain = []
+        for field in self.schema:
+            if field.name in self.media:
+                column = part.table.table.column(field.name)
+                columns[field.name] = self.columns.number(column, self.media[field.name], part.rows)
+            elif self._embed and require_storage_embed(self.features[field.name]):
+                columns[field.name] = self._embedded(part, field.name)
+            else:
+                plain.append(field.name)
+        if plain:
+            ordered = self._in_order(part, plain)
+            columns |= {name: ordered.column(name) for name in plain}
+        rows = pa.table({field.name: columns[field.name] for field in self.schema})
+        wanted = [field if field.name not in self.media else rows.schema.field(field.name) for field in self.schema]
+        return rows if rows.schema.types == [field.type for field in wanted] else rows.cast(pa.schema(wanted))
+
+    def _in_order(self, part: _Part, names: list[str]) -> pa.Table:
+        """Columns in the order of the part's rows, without holding much of them."""
+        table = part.table.select(names)
+        if part.rows is None:
+            return table.table
+        tables = batches_of(table, part.rows)
+        schema = table.schema.remove_metadata()
+        if int(row_bytes(table.table)[part.rows].sum()) <= _SMALL_BYTES:
+            return pa.concat_tables([table.table.slice(0, 0), *tables])
+        self._spill.tell(f"the rows of the split {part.split!r} in their order")
+        return self._spill.rows(schema, (one.replace_schema_metadata(None) for one in tables))
+
+    def _embedded(self, part: _Part, name: str) -> pa.ChunkedArray:
+        """A column with media deep inside, embedded by `datasets`."""
+        self._spill.tell(f"the column {name!r} of the split {part.split!r}, with its files embedded")
+        tables = embedded(batches_of(part.table.select([name]), part.rows), self.features[name], name, self._tokens)
+        return self._spill.rows(pa.schema([self.schema.field(name)]), tables).column(0)

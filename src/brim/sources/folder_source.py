@@ -1,0 +1,270 @@
+"""A folder of files: one row a file, or the rows of its metadata.csv, as imagefolder has it."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.errors import InputError, SourceError
+from brim.file_set import FileSetBuilder, Ints
+from brim.sources.bucket_tree import tree_of
+from brim.sources.features import KINDS, extension_of, is_companion, kind_of
+from brim.sources.file_table import FileColumn, FileTable, Split, one_array
+from brim.sources.folder_tree import Tree, Walk
+from brim.sources.read_table import read_table
+from brim.sources.source_options import SourceOptions
+from brim.sources.table_source import describe, limit_rows, make_file_table
+
+_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+_SPLIT_FOLDERS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_SPLIT_CODES = {folder: code for code, folders in enumerate(_SPLIT_FOLDERS.values(), start=1) for folder in folders}
+_COMPANION = 255
+_SPLIT_OF = {folder: split for split, folders in _SPLIT_FOLDERS.items() for folder in folders}
+
+
+def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
+    """Rows from a folder of files."""
+    if options.split_by or options.drop:
+        raise InputError("--split-by and --drop are for tables; a folder's splits are train/, validation/, test/.")
+    if options.root:
+        raise InputError("--root is for tables; a folder is its own root.")
+    tree = tree_of(folder, options.access)
+    walk = Walk.through(tree)
+    selected = options.selects()
+    allowed = SourceOptions(exclude=options.exclude).selects()
+    relevant: int | None = None
+    builder = FileSetBuilder(tree.root, tree.bucket)
+    kinds, tops = array("B"), array("B")  # a byte a file: a million files must stay small
+    metadata: list[str] = []
+    for path, stat in walk:
+        if path.rsplit("/", 1)[-1] in _METADATA and allowed(path):
+            metadata.append(path)
+        elif selected(path):
+            builder.add(path, stat)
+            kind = kind_of(path)
+            kinds.append(_COMPANION if kind == "file" and is_companion(path) else KINDS.index(kind))
+            tops.append(_SPLIT_CODES.get(path.split("/", 1)[0], 0) if "/" in path else 0)
+            if len(builder) == options.limit:
+                relevant = len(walk.refused)  # what is refused later lies beyond the rows that were asked for
+    refused = tuple(r for r in walk.refused[:relevant] if selected(r.path))
+    warnings = _walk_warnings(walk)
+    files = builder.finish()
+    if metadata:
+        return _with_metadata(tree, metadata, files.paths.to_pylist(), options, warnings)
+    if not len(files) and not refused:
+        what = " that --include and --exclude leave" if options.include or options.exclude else ""
+        raise SourceError(f"There are no files{what} in {tree.shown or tree.root!r}.", path=tree.root)
+    codes = np.frombuffer(kinds, np.uint8)
+    name, kind, guessed = _column(codes, options)
+    numbers = np.arange(len(files), dtype=np.int64)
+    if kind != "file" and guessed:
+        beside = numbers[codes != KINDS.index(kind)]
+        if len(beside):
+            numbers = numbers[codes == KINDS.index(kind)]
+            others = files.paths.take(pa.array(beside)).to_pylist()
+            warnings += (_companion_warning(Counter(extension_of(path) or "(none)" for path in others)),)
+    numbers, splits = _splits(numbers, np.frombuffer(tops, np.uint8)[numbers], files.paths, options)
+    if len(numbers) < len(files) or len(splits) > 1:
+        files = files.take(numbers)
+    rows = pa.table({name: pa.array(np.arange(len(files), dtype=np.int64))})
+    if options.limit is not None:
+        rows, splits = limit_rows(rows, splits, options.limit)
+        files = files.take(np.arange(len(rows), dtype=np.int64))
+    columns = {name: FileColumn(kind, is_list=False, guessed=guessed)}
+    given: dict[str, Any] = {}
+    if options.label_from:
+        rows, given["label"] = _label(rows, name, files.paths, options)
+    features, _ = describe(rows.schema, columns, given)
+    return FileTable(rows, columns, files, features, splits, refused, warnings, recipe=options.recipe())
+
+
+def _walk_warnings(walk: Walk) -> tuple[str, ...]:
+    warnings = []
+    if walk.loops:
+        warnings.append(
+            f"{len(walk.loops)} symbolic link(s) lead back to themselves and were not followed: {walk.loops[0]}"
+        )
+    if walk.outputs:
+        warnings.append(f"the folder {walk.outputs[0]}/ was built by brim and is passed over")
+    return tuple(warnings)
+
+
+def _companion_warning(other: Counter[str]) -> str:
+    what = ", ".join(f"{count} {extension}" for extension, count in other.most_common(4))
+    return f"{other.total()} file(s) beside the data are left out ({what}); --files file:file takes every file as it is"
+
+
+def _column(codes: np.ndarray[Any, np.dtype[np.uint8]], options: SourceOptions) -> tuple[str, str, bool]:
+    """The name and kind of the file column, from the kinds of all files."""
+    named = options.file_columns()
+    if len(named) > 1:
+        raise InputError("A folder of files has one file column; --files was given more than once.")
+    found = set(np.unique(codes).tolist()) - {_COMPANION}
+    kind = KINDS[found.pop()] if len(found) == 1 else "file"
+    for name, given in named.items():
+        return name, given or kind, given is None
+    return kind, kind, True
+
+
+def _splits(
+    numbers: Ints, tops: np.ndarray[Any, np.dtype[np.uint8]], paths: pa.Array, options: SourceOptions
+) -> tuple[Ints, tuple[Split, ...]]:
+    """The files, split after split, and the splits."""
+    present = sorted(set(np.unique(tops).tolist()) - {0})
+    if options.split is not None or not present:
+        return numbers, (Split(options.split or "train", 0, len(numbers)),)
+    names = list(_SPLIT_FOLDERS)
+    outside = numbers[tops == 0]
+    if len(outside):
+        raise SourceError(
+            f"The folder has splits ({', '.join(names[code - 1] for code in present)}), but {len(outside)} file(s) lie "
+            f"outside of them, for example {paths[int(outside[0])].as_py()!r}.",
+            hint="Move them, leave them out with --exclude, or put all into one split with --split=train.",
+        )
+    ends = np.cumsum([int((tops == code).sum()) for code in present]).tolist()
+    splits = [Split(names[c - 1], start, end) for c, start, end in zip(present, [0, *ends], ends, strict=False)]
+    return numbers[np.argsort(tops, kind="stable")], tuple(splits)
+
+
+def _label(rows: pa.Table, column: str, paths: pa.Array, options: SourceOptions) -> tuple[pa.Table, dict[str, Any]]:
+    """The name of the folder that a column's file lies in, as a class label; null for files in the top folder."""
+    if "label" in rows.column_names:
+        raise SourceError("--label-from=parent would add a column 'label', which is there already.")
+    parts = [(path or "").split("/") for path in paths.take(one_array(rows.column(column))).to_pylist()]
+    depth = 1 if options.split is None and any(p[0] in _SPLIT_OF and len(p) > 1 for p in parts) else 0
+    labels = pa.array([p[-2] if len(p) > depth + 1 else None for p in parts], pa.string())
+    names = sorted(pc.unique(labels.drop_null()).to_pylist())
+    if not names:
+        raise SourceError("--label-from=parent: no file lies in a folder that could be its label.")
+    numbers = pc.index_in(labels, pa.array(names, pa.string())).cast(pa.int64())
+    return rows.append_column("label", numbers), {"names": names, "_type": "ClassLabel"}
+
+
+def _with_metadata(
+    tree: Tree, metadata: list[str], paths: list[str], options: SourceOptions, warnings: tuple[str, ...]
+) -> FileTable:
+    tables = []
+    tree.expect(metadata)
+    for path in metadata:
+        tables.append(_prefixed(read_table(path, tree), path.rpartition("/")[0], path))
+    try:
+        rows = pa.concat_tables(tables, promote_options="default")
+    except pa.ArrowException as error:
+        raise SourceError(f"The metadata files {', '.join(metadata)} do not go together: {error}.") from error
+    split_column = "\0split"
+    rows = rows.append_column(split_column, pa.array(_row_splits(rows, options), pa.string()))
+    columns = _metadata_columns(rows, paths, options)
+    rows = rows.rename_columns([columns.get(name, (name, None))[0] for name in rows.column_names])
+    file_columns = dict(columns.values())
+    listed = _listed(rows, list(file_columns))
+    unlisted = [path for path in paths if path not in listed]
+    if not any(map(is_companion, listed)):
+        unlisted = [path for path in unlisted if not is_companion(path)]
+    if unlisted:
+        warnings += (f"{len(unlisted)} file(s) are in no row of {metadata[0]} and are left out: {unlisted[0]}",)
+    reading = SourceOptions(
+        include=options.include,
+        exclude=options.exclude,
+        limit=options.limit,
+        split_by=split_column,
+        root=tree.root,
+    )
+    table = make_file_table(rows, file_columns, tree, reading, {}, warnings).replace(recipe=options.recipe())
+    if options.label_from and all(column.is_list for column in table.columns.values()):
+        raise SourceError("--label-from=parent needs a column with one file a row.")
+    if options.label_from:
+        first = next(name for name, column in table.columns.items() if not column.is_list)
+        labelled, label = _label(table.rows, first, table.files.paths, options)
+        features = None if table.features is None else {**table.features, "label": label}
+        table = table.replace(rows=labelled, features=features)
+    return table
+
+
+def _row_splits(rows: pa.Table, options: SourceOptions) -> list[str]:
+    """The split of each row: the top folder that its first file lies in."""
+    if options.split is not None:
+        return [options.split] * rows.num_rows
+    name = next(n for n in rows.column_names if _is_file_name(n) or _is_file_names(n))
+    firsts = [cell[0] if isinstance(cell, list) and cell else cell for cell in rows.column(name).to_pylist()]
+    tops = [first.split("/", 1)[0] if isinstance(first, str) and "/" in first else "" for first in firsts]
+    splits = [_SPLIT_OF.get(top) for top in tops]
+    if set(splits) - {None} and None in splits:
+        stray = firsts[splits.index(None)]
+        raise SourceError(
+            f"The metadata names files in splits, and {splits.count(None)} outside of them, such as {stray!r}.",
+            hint="Move them, or put all into one split with --split=train.",
+        )
+    return [split or "train" for split in splits]
+
+
+def _prefixed(rows: pa.Table, folder: str, shown: str) -> pa.Table:
+    """Paths of a metadata file are relative to it; here they become relative to the root."""
+    found = False
+    for name in rows.column_names:
+        if _is_file_name(name) or _is_file_names(name):
+            found = True
+            if folder:
+                values = rows.column(name).to_pylist()
+                moved = [_join(folder, value) for value in values]
+                at = rows.column_names.index(name)
+                rows = rows.set_column(at, name, pa.array(moved, rows.schema.field(name).type))
+    if not found:
+        raise SourceError(
+            f"{shown!r} has no column 'file_name'.",
+            hint="Name the files there (file_name, or NAME_file_name for several), as imagefolder has it.",
+        )
+    return rows
+
+
+def _join(folder: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_join(folder, item) for item in value]
+    return f"{folder}/{value}" if value else value
+
+
+def _is_file_name(name: str) -> bool:
+    return name == "file_name" or name.endswith("_file_name")
+
+
+def _is_file_names(name: str) -> bool:
+    return name == "file_names" or name.endswith("_file_names")
+
+
+def _metadata_columns(rows: pa.Table, paths: list[str], options: SourceOptions) -> dict[str, tuple[str, FileColumn]]:
+    """Old name → (new name, file column): `file_name` is named after its kind, `mask_file_name` is `mask`."""
+    named = options.file_columns()
+    columns: dict[str, tuple[str, FileColumn]] = {}
+    for old in rows.column_names:
+        if not (_is_file_name(old) or _is_file_names(old)):
+            continue
+        is_list = _is_file_names(old)
+        values = [v for cell in rows.column(old).to_pylist() for v in (cell if is_list and cell else [cell]) if v]
+        if values and not all(isinstance(value, str) for value in values):
+            raise SourceError(f"The column {old!r} of the metadata does not hold names of files.")
+        kinds = {kind_of(value) for value in values}
+        kind = kinds.pop() if len(kinds) == 1 else "file"
+        new = old.removesuffix("_file_names" if is_list else "_file_name")
+        if old in ("file_name", "file_names"):
+            new = next(iter(named), kind + "s" if is_list else kind)
+            kind = named.get(new) or kind
+        if new in rows.column_names:
+            raise SourceError(f"The metadata has both {old!r} and {new!r}.", hint="Rename one of them.")
+        columns[old] = (new, FileColumn(kind, is_list, guessed=new not in named))
+    return columns
+
+
+def _listed(rows: pa.Table, columns: list[str]) -> set[str]:
+    listed: set[str] = set()
+    for name in columns:
+        for cell in rows.column(name).to_pylist():
+            listed.update(cell if isinstance(cell, list) else [cell] if cell else [])
+    return listed

@@ -1,0 +1,290 @@
+"""What sources do with a folder, wherever it is: list it, look at a name, read a small file.
+
+`LocalTree` is a folder on disk, `ObjectTree` (object_tree.py) what lies below a place in a bucket. Paths are relative
+to the top of the tree, with / between names. Errors are those of the operating system: a missing file is a
+FileNotFoundError in a bucket too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO, Literal, Protocol, TextIO
+
+from brim.buckets.bucket_address import BucketAddress
+from brim.errors import SourceError
+from brim.file_set import Stat
+from brim.sources.file_table import Refused
+from brim.state.durable import reason
+
+
+def natural(text: str) -> tuple[object, ...]:
+    """A key for sorting: numbers by value (then by how they are written), everything else by character."""
+    pieces = (piece for piece in re.split(r"([0-9]+)", text) if piece)
+    return tuple((0, int(piece), piece) if piece[0] in "0123456789" else (1, 0, piece) for piece in pieces)
+
+
+MAX_POINTER_BYTES = 1024
+HEAD_BYTES = 64  # enough to tell
+_LFS = b"version https://git-lfs.github.com/spec/"
+_OLD_LFS = b"version https://hawser.github.com/spec/"
+_ANNEX = b"/annex/objects/"
+
+COMMANDS = {
+    "annex": "datalad get -r .   (or: git annex get .)",
+    "lfs": "git lfs pull",
+}
+
+
+def pointer_kind(head: bytes) -> Literal["annex", "lfs"] | None:
+    """What a small file that begins with these bytes stands for, or None if it is data."""
+    if head.startswith((_LFS, _OLD_LFS)):
+        return "lfs"
+    return "annex" if head.startswith(_ANNEX) else None
+
+
+def is_annex_link(path: str) -> bool:
+    """Whether a link that leads nowhere is one of git-annex: its content is not here."""
+    try:
+        return "annex/objects/" in os.readlink(path)
+    except OSError:
+        return False
+
+
+IGNORED = frozenset(["Thumbs.db", "desktop.ini", "__MACOSX", "@eaDir", "lost+found", "__pycache__"])
+
+
+@dataclass
+class Walk:
+    """A walk and what it met: iterate it, then look at `refused`, `loops` and `outputs`.
+
+    It goes through `tree`, which is the folder `root` unless another is given.
+    """
+
+    root: str
+    refused: list[Refused] = field(default_factory=list)
+    loops: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    keep_hidden: Callable[[str], bool] = lambda prefix: False  # whether hidden files of this folder are data
+    tree: Tree | None = None
+
+    def __post_init__(self) -> None:
+        self._tree: Tree = self.tree or LocalTree(self.root)
+
+    @classmethod
+    def through(cls, tree: Tree) -> Walk:
+        return cls(tree.root, tree=tree)
+
+    def __iter__(self) -> Iterator[tuple[str, Stat]]:
+        """(root-relative path, stat) of every file."""
+        try:
+            top = self._tree.top()
+        except OSError as error:
+            raise SourceError(f"The source {self.root!r} cannot be read: {reason(error)}.") from error
+        stack: list[tuple[str, Iterator[str], tuple[tuple[int, int] | None, ...]]] = [
+            ("", self._names(""), (top.identity,))
+        ]
+        while stack:
+            prefix, names, above = stack[-1]
+            for name in names:
+                path = prefix + name
+                found = self.look(path, path)
+                if found is None:
+                    continue
+                if not isinstance(found, Folder):
+                    yield path, found
+                    continue
+                if found.twin:
+                    self.refused.append(Refused("twin", path))
+                here = found.identity
+                if here is not None and here in above:
+                    self.loops.append(path)
+                    continue
+                stack.append((path + "/", self._names(path + "/"), (*above, here)))
+                break
+            else:
+                stack.pop()
+
+    def _names(self, prefix: str) -> Iterator[str]:
+        """What is in a folder and is not to be passed over, sorted."""
+        try:
+            names = self._tree.names(prefix)
+        except OSError as error:
+            if not prefix:
+                raise SourceError(f"The source {self.root!r} cannot be read: {reason(error)}.") from error
+            self.refused.append(Refused("unreadable", prefix.rstrip("/") + "/"))
+            return iter(())
+        if prefix and ".brim" in names:
+            self.outputs.append(prefix.rstrip("/"))
+            return iter(())
+        hidden = self.keep_hidden(prefix)
+        return iter(sorted(n for n in names if hidden or (not n.startswith(".") and n not in IGNORED)))
+
+    def look(self, at: str, path: str) -> Stat | Folder | None:
+        """What is at a place, or None after noting by its path why it is refused."""
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            self.refused.append(Refused("name", path.encode("utf-8", "backslashreplace").decode()))
+            return None
+        found = self._tree.look(at)
+        if found == "loop":
+            self.loops.append(path)
+        elif isinstance(found, str):
+            self.refused.append(Refused(found, path))
+        return None if isinstance(found, str) else found
+
+
+Absent = Literal["missing", "annex", "unreadable", "special", "loop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """What a name may be instead of a file. `identity` tells a link that leads back into its own path."""
+
+    identity: tuple[int, int] | None = None
+    twin: bool = False  # in a bucket, an object may have the name of a folder
+
+
+class Tree(Protocol):
+    """A folder of files. `bucket` is where it is if that is no local folder."""
+
+    root: str
+    bucket: BucketAddress | None
+
+    @property
+    def shown(self) -> str:
+        """The last part of its name, for messages."""
+
+    def top(self) -> Folder:
+        """The folder itself; OSError if it cannot be looked at."""
+
+    def look(self, path: str) -> Stat | Folder | Absent:
+        """What is there, or why there is nothing to take."""
+
+    def names(self, folder: str) -> list[str]:
+        """What is in a folder, in no particular order."""
+
+    def walk(self, folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+        """(folder, names of folders, names of files) from the top down, as os.walk does it."""
+
+    def is_there(self, path: str) -> bool:
+        """Whether there is anything by this name, be it a link that leads nowhere."""
+
+    def is_folder(self, path: str) -> bool: ...
+    def is_file(self, path: str) -> bool: ...
+    def is_link(self, path: str) -> bool: ...
+    def may_read(self, path: str) -> bool: ...
+    def size(self, path: str) -> int: ...
+
+    def head(self, path: str) -> bytes:
+        """The first bytes of a file, enough to tell a pointer from data."""
+
+    def open(self, path: str) -> BinaryIO:
+        """A small file, to read."""
+
+    def text(
+        self, path: str, encoding: str = "utf-8-sig", errors: str = "strict", newline: str | None = None
+    ) -> TextIO: ...
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """These small files will be read next, in about this order: where that helps, they are asked for ahead."""
+
+    def below(self, folder: str) -> Tree:
+        """A folder of this one as a tree of its own."""
+
+    def place(self, path: str) -> str:
+        """A name for the file that all spellings of its path share."""
+
+
+class LocalTree:
+    """A folder on disk. Symbolic links are followed."""
+
+    bucket: BucketAddress | None = None
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    @property
+    def shown(self) -> str:
+        return os.path.basename(self.root)
+
+    def _full(self, path: str) -> str:
+        return os.path.join(self.root, path)
+
+    def top(self) -> Folder:
+        found = os.stat(self.root)
+        return Folder((found.st_dev, found.st_ino))
+
+    def look(self, path: str) -> Stat | Folder | Absent:
+        full = self._full(path)
+        try:
+            found = os.stat(full)
+        except FileNotFoundError:
+            return "annex" if is_annex_link(full) else "missing"
+        except NotADirectoryError:
+            return "missing"
+        except OSError as error:
+            return "loop" if error.errno == errno.ELOOP else "unreadable"
+        if stat.S_ISDIR(found.st_mode):
+            return Folder((found.st_dev, found.st_ino))
+        return found if stat.S_ISREG(found.st_mode) else "special"
+
+    def names(self, folder: str) -> list[str]:
+        return os.listdir(self._full(folder))
+
+    def walk(self, folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
+        for full, folders, files in os.walk(self._full(folder)):
+            inside = os.path.relpath(full, self.root)
+            yield "" if inside == "." else inside, folders, files
+
+    def is_there(self, path: str) -> bool:
+        return os.path.lexists(self._full(path))
+
+    def is_folder(self, path: str) -> bool:
+        return os.path.isdir(self._full(path))
+
+    def is_file(self, path: str) -> bool:
+        return os.path.isfile(self._full(path))
+
+    def is_link(self, path: str) -> bool:
+        return os.path.islink(self._full(path))
+
+    def may_read(self, path: str) -> bool:
+        return os.access(self._full(path), os.R_OK)
+
+    def size(self, path: str) -> int:
+        return os.path.getsize(self._full(path))
+
+    def head(self, path: str) -> bytes:
+        descriptor = os.open(self._full(path), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, HEAD_BYTES)
+        finally:
+            os.close(descriptor)
+
+    def open(self, path: str) -> BinaryIO:
+        return open(self._full(path), "rb")
+
+    def text(
+        self, path: str, encoding: str = "utf-8-sig", errors: str = "strict", newline: str | None = None
+    ) -> TextIO:
+        return open(self._full(path), encoding=encoding, errors=errors, newline=newline)
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """The kernel reads ahead by itself."""
+
+    def below(self, folder: str) -> LocalTree:
+        return LocalTree(self._full(folder))
+
+    def place(self, path: str) -> str:
+        """The absolute path. Where `..` follows a link, only the real folder leads to the same file."""
+        full = self._full(path)
+        if ".." in path.split("/"):
+            folder, name = os.path.split(full)
+            return os.path.join(os.path.realpath(folder), name)
+        return os.path.normpath(full)

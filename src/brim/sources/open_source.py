@@ -1,0 +1,94 @@
+"""What rows there are, and which files they name."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+
+from brim.buckets.bucket_address import is_bucket_address, parse_bucket_address
+from brim.errors import InputError, SourceError
+from brim.sources.bids_columns import SCHEMA_KIND, read_schema
+from brim.sources.bids_source import bids_source, is_bids
+from brim.sources.bucket_tree import ObjectTree
+from brim.sources.file_table import FileTable
+from brim.sources.folder_source import folder_source
+from brim.sources.folder_tree import LocalTree, Tree
+from brim.sources.recipe import Recipe, load_recipe, parse_recipe
+from brim.sources.recipe_rows import recipe_source
+from brim.sources.source_options import BidsOptions, SourceOptions
+from brim.sources.table_source import table_source
+from brim.state.durable import reason, refuse_more_files
+
+_PLAIN = "files"  # the recipe that takes a folder as it is
+
+
+def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileTable:
+    """A BIDS dataset, a folder of files, or a table that names files: whatever the path leads to."""
+    path = os.fspath(source)
+    if is_bucket_address(path):
+        objects = ObjectTree.listed(parse_bucket_address(path, options.access))
+        return _read_folder(objects, options) if len(objects) else _read_table(path, options)
+    if "://" in path:
+        raise SourceError(
+            f"brim cannot read {path.partition('://')[0]}:// as a source.",
+            hint="Give a folder, a table that names files, or s3://BUCKET/PREFIX.",
+        )
+    if not os.path.lexists(path):
+        raise SourceError(f"The source {path!r} does not exist.", hint="Give a folder, or a table that names files.")
+    try:
+        if os.path.isdir(path):
+            return _read_folder(LocalTree(os.path.abspath(path)), options)
+        return _read_table(path, options)
+    except OSError as error:
+        refuse_more_files(error)
+        shown = os.fspath(error.filename).rstrip("/") if error.filename else path
+        raise SourceError(f"The source {shown!r} cannot be read: {reason(error)}.", path=path) from error
+
+
+def _read_table(path: str, options: SourceOptions) -> FileTable:
+    if options.recipe_text or options.bids != BidsOptions():
+        raise InputError("Recipes and the options of BIDS are for folders, not for tables.")
+    return table_source(path, options)
+
+
+def _read_folder(folder: Tree, options: SourceOptions) -> FileTable:
+    recipe = options.recipe_text
+    if (recipe is None and is_bids(folder)) or recipe == SCHEMA_KIND:
+        return bids_source(folder, options)
+    if recipe is not None and recipe != _PLAIN:
+        return _read_by_recipe(folder, recipe, options)
+    if options.bids != BidsOptions():
+        raise InputError("This folder is not a BIDS dataset, and an option of BIDS was given.")
+    return folder_source(folder, options)
+
+
+def _read_by_recipe(folder: Tree, recipe: str, options: SourceOptions) -> FileTable:
+    found = find_recipe(recipe)
+    return bids_source(folder, options, read_schema(recipe)) if found is None else recipe_source(folder, found, options)
+
+
+def find_recipe(text: str | None) -> Recipe | None:
+    """The recipe of that name or TOML; None for those that only say how to read: files, bids, saved columns."""
+    if text is None or text in (_PLAIN, SCHEMA_KIND):
+        return None
+    if "\n" not in text:
+        return load_recipe(text)
+    try:
+        kind = tomllib.loads(text).get("kind")
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"The recipe is not TOML: {error}.") from error
+    return None if kind == SCHEMA_KIND else parse_recipe(text)
+
+
+def recipe_text(recipe: str | None) -> str | None:
+    """A recipe's name, or the text of its file: a job remembers what it said, not where it was."""
+    if recipe is None or not recipe.endswith(".toml"):
+        return recipe
+    try:
+        with open(recipe, encoding="utf-8-sig") as file:
+            return file.read() + "\n"
+    except OSError as error:
+        hint = "brim recipes lists the built-in ones."
+        raise InputError(f"The recipe {recipe!r} cannot be read: {reason(error)}.", hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"The recipe {recipe!r} is not UTF-8 text.", hint="Save it as UTF-8.") from error

@@ -1,0 +1,197 @@
+"""Read a table of metadata from disk, or take one that is in memory, as Arrow."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import gzip
+import io
+import os
+import sys
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.errors import SourceError
+from brim.sources.folder_tree import LocalTree, Tree
+from brim.state.durable import reason
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_LOSES_DIGITS = r"^[+-]?(0[0-9]|[0-9]{19,}$|[0-9]{16,}\.?[0-9]*$)"
+TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
+
+
+def table_extension(path: str) -> str | None:
+    """The extension that says how to read a table, or None if it is not one."""
+    name = path.lower()
+    name = name.removesuffix(".gz") if name.endswith((".csv.gz", ".tsv.gz", ".jsonl.gz")) else name
+    return next((extension for extension in TABLE_EXTENSIONS if name.endswith(extension)), None)
+
+
+class _TableFile:
+    """A table's file, which is read several times. The bytes of an object are fetched once."""
+
+    def __init__(self, path: str, tree: Tree) -> None:
+        self._zipped = path.endswith(".gz")
+        self._full = os.path.join(tree.root, path)
+        self._data: bytes | None = None
+        if tree.bucket is not None:
+            with tree.open(path) as file:
+                self._data = file.read()
+
+    def for_arrow(self) -> Any:
+        if self._data is None:
+            return self._full  # by which pyarrow knows how it is compressed
+        data = pa.BufferReader(self._data)
+        return pa.CompressedInputStream(data, "gzip") if self._zipped else data
+
+    def open(self) -> IO[bytes]:
+        """What is inside, as bytes."""
+        file = self._full if self._data is None else io.BytesIO(self._data)
+        if self._zipped:
+            return gzip.open(file, "rb")  # type: ignore[return-value]  # it reads bytes
+        return open(file, "rb") if isinstance(file, str) else file
+
+
+def read_table(path: str, tree: Tree | None = None) -> pa.Table:
+    """The table at a path of a tree, which for an absolute path may be any."""
+    tree = tree or LocalTree("/")
+    extension = table_extension(path)
+    shown = os.path.basename(path)
+    if extension is None:
+        raise SourceError(
+            f"{shown!r} is not a table that brim reads.",
+            hint=f"Give a folder, or a file that ends in {', '.join(TABLE_EXTENSIONS)}.",
+            path=path,
+        )
+    try:
+        if tree.size(path) == 0:
+            raise SourceError(f"The table {shown!r} is empty.", path=path)
+        source = _TableFile(path, tree)
+        if extension in DELIMITERS:
+            table = _read_csv(source, DELIMITERS[extension])
+        elif extension == ".parquet":
+            import pyarrow.parquet as pq
+
+            table = pq.ParquetFile(source.for_arrow()).read()
+        else:
+            table = _read_jsonl(source, tree.size(path))
+        return checked(table, shown)
+    except OSError as error:
+        raise SourceError(f"The table {shown!r} cannot be read: {reason(error)}.", path=path) from error
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        said = str(error).replace(os.path.dirname(path) + os.sep, "").strip().rstrip(".")
+        raise SourceError(
+            f"The table {shown!r} is broken: {said}.", hint="Mend that place and run again.", path=path
+        ) from error
+
+
+def as_table(source: Any) -> pa.Table:
+    """A pandas, Polars or Arrow table, or a list of dicts."""
+    try:
+        if isinstance(source, pa.Table):
+            table = source
+        elif type(source).__module__.split(".")[0] == "pandas":
+            named = any(name is not None for name in source.index.names)
+            table = pa.Table.from_pandas(source, preserve_index=named)
+        elif isinstance(source, list):
+            names = dict.fromkeys(name for row in source for name in row)  # not only those of the first row
+            table = pa.table({name: [row.get(name) for row in source] for name in names})
+        elif type(source).__module__.split(".")[0] == "polars":
+            oldest = sys.modules["polars"].CompatLevel.oldest()  # without view types, which few functions take
+            table = source.lazy().collect().to_arrow(compat_level=oldest)
+        elif hasattr(source, "__arrow_c_stream__") or isinstance(source, pa.RecordBatch):
+            table = pa.table(source)
+        else:
+            raise SourceError(
+                f"brim.table() cannot read a {type(source).__name__}.",
+                hint="Give a path, a pandas, Polars or Arrow table, or a list of dicts.",
+            )
+    except (pa.ArrowException, TypeError, AttributeError) as error:
+        raise SourceError(f"The table cannot be turned into Arrow: {error}.") from error
+    return checked(table, "the table")
+
+
+def checked(table: pa.Table, shown: str) -> pa.Table:
+    """A table with distinct, non-empty column names, without metadata of other libraries."""
+    names = table.column_names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SourceError(f"{shown!r} has several columns named {twice[0]!r}.", hint="Rename all but one.")
+    if "" in names:
+        raise SourceError(f"{shown!r} has a column without a name.", hint="Name it in the header.")
+    return _without_views(table.replace_schema_metadata(None))
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Views as plain texts, which every function takes."""
+    schema = pa.schema([field.with_type(plain_type(field.type)) for field in table.schema])
+    return table if schema.equals(table.schema) else table.cast(schema)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type with texts and binaries in place of views of them."""
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
+    return kind
+
+
+def _read_csv(source: _TableFile, delimiter: str) -> pa.Table:
+    from pyarrow import csv
+
+    parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    # One thread: the reader's threads would each keep memory of their own.
+    read = csv.ReadOptions(use_threads=False, block_size=8 << 20)
+    table = csv.read_csv(source.for_arrow(), read, parse)
+    _check_quotes(source, delimiter)
+    broken = [field.name for field in table.schema if pa.types.is_binary(field.type)]
+    if broken:
+        raise pa.ArrowInvalid(f"the column {broken[0]!r} is not UTF-8 text; save the table as UTF-8")
+    # 007 is a name and not the number seven, and an id of twenty digits is more than a number can hold:
+    # columns that would lose digits stay text.
+    numbers = [f.name for f in table.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
+    if numbers:
+        as_text = csv.ConvertOptions(
+            include_columns=numbers, column_types=dict.fromkeys(numbers, pa.string()), strings_can_be_null=True
+        )
+        texts = csv.read_csv(source.for_arrow(), read, parse, as_text)
+        for name in numbers:
+            text = texts.column(name)
+            if pc.any(pc.match_substring_regex(text, _LOSES_DIGITS)).as_py():
+                table = table.set_column(table.column_names.index(name), name, text)
+    return table
+
+
+def _check_quotes(source: _TableFile, delimiter: str) -> None:
+    """A quote that is never closed would make one cell of the rest of the table."""
+    with source.open() as file:
+        quotes = sum(block.count(b'"') for block in iter(lambda: file.read(1 << 20), b""))
+    if quotes % 2 == 0:
+        return
+    try:
+        with io.TextIOWrapper(source.open(), encoding="utf-8-sig", newline="") as text:
+            for _ in csv_module.reader(text, delimiter=delimiter, strict=True):
+                pass
+    except csv_module.Error as error:
+        raise pa.ArrowInvalid(f"a quote is opened and never closed ({error})") from error
+
+
+def _read_jsonl(source: _TableFile, size: int) -> pa.Table:
+    from pyarrow import json
+
+    block = 4 << 20
+    while True:
+        try:
+            return json.read_json(source.for_arrow(), json.ReadOptions(use_threads=False, block_size=block))
+        except pa.ArrowInvalid as error:  # a line longer than a block
+            if "straddling" not in str(error) or block > max(size, 1) * 64:
+                raise
+            block *= 8

@@ -1,0 +1,357 @@
+"""A table that names files: find the file columns, look at every file, number them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim import cuts
+from brim.buckets.bucket_address import is_bucket_address, parse_bucket_address
+from brim.errors import InputError, SourceError
+from brim.file_set import FileSet, FileSetBuilder, Stat
+from brim.sources.features import (
+    NoFeature,
+    as_feature_dict,
+    cast_to_feature,
+    feature_of,
+    feature_of_type,
+    kind_of,
+    kind_of_feature,
+)
+from brim.sources.file_table import FileColumn, FileTable, Refused, Split, one_array
+from brim.sources.folder_tree import Folder, Tree, Walk
+from brim.sources.read_table import as_table, read_table
+from brim.sources.source_options import SourceOptions, check_split
+from brim.sources.table_files import Base, base_of, in_one_tree, table_at
+
+_SAMPLE = 64
+_SPLIT_ORDER = ("train", "validation", "test")
+
+
+def table_source(source: Any, options: SourceOptions, features: Any = None) -> FileTable:
+    """Rows from a table on disk or in memory."""
+    rows, base = _read(source, options)
+    if rows.num_rows == 0:
+        raise SourceError("The table has no rows.", hint="There is nothing to build.")
+    if options.label_from:
+        raise InputError("--label-from is for folders of files; a table has its labels in a column.")
+    base = base_of(options.root, options.access) if options.root else base
+    rows = _drop(rows, options.drop)
+    given = as_feature_dict(features) if features is not None else {}
+    columns = _file_columns(rows, base, options, given)
+    for name, feature in given.items():
+        if name not in columns:
+            cast = cast_to_feature(rows.column(name), feature, name)
+            rows = rows.set_column(rows.column_names.index(name), name, cast)
+    rows, tree = in_one_tree(rows, columns, base, options.root is not None, options.access)
+    return make_file_table(rows, columns, tree, options, given)
+
+
+def _read(source: Any, options: SourceOptions) -> tuple[pa.Table, Base]:
+    """A table, and where its relative paths start."""
+    if not isinstance(source, str | os.PathLike):
+        return as_table(source), Base(os.getcwd())
+    text = os.fspath(source)
+    if is_bucket_address(text):
+        name, folder = table_at(parse_bucket_address(text, options.access))
+        assert folder.bucket is not None
+        return read_table(name, folder), Base(folder.bucket)
+    path = os.path.abspath(text)
+    return read_table(path), Base(os.path.dirname(path))
+
+
+def make_file_table(
+    rows: pa.Table,
+    columns: Mapping[str, FileColumn],
+    tree: Tree,
+    options: SourceOptions,
+    given: Mapping[str, Any],
+    warnings: tuple[str, ...] = (),
+) -> FileTable:
+    """The file table of rows whose file columns hold paths relative to the top of `tree`."""
+    if rows.num_rows == 0:
+        raise SourceError("The table has no rows.", hint="There is nothing to build.")
+    if options.split_by in columns:
+        raise InputError(f"--split-by={options.split_by} names a column of files.")
+    rows = _select(rows, columns, options, tree.root)
+    rows, splits = _split(rows, options)
+    if options.limit is not None:
+        rows, splits = limit_rows(rows, splits, options.limit)
+    rows, files, refused = _number_files(rows, columns, tree, fixed_root=options.root is not None)
+    described, unknown = describe(rows.schema, columns, given)
+    return FileTable(
+        rows=rows,
+        columns=dict(columns),
+        files=files,
+        features=described,
+        splits=splits,
+        refused=refused,
+        warnings=warnings + unknown,
+        recipe=options.recipe(),
+    )
+
+
+def describe(
+    schema: pa.Schema, columns: Mapping[str, FileColumn], given: Mapping[str, Any]
+) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """The features of all columns, or None and a warning where `datasets` knows no feature for one."""
+    features: dict[str, Any] = {}
+    for field in schema:
+        if field.name in given:
+            features[field.name] = given[field.name]
+        elif field.name in columns:
+            column = columns[field.name]
+            inner = feature_of(column.kind)
+            features[field.name] = {"feature": inner, "_type": "List"} if column.is_list else inner
+        else:
+            try:
+                features[field.name] = feature_of_type(field.type)
+            except NoFeature as error:
+                return None, (
+                    f"column {field.name!r} has the Arrow type {error}, which `datasets` cannot read; other "
+                    f"readers can. --drop {field.name} leaves it out.",
+                )
+    return features, ()
+
+
+def limit_rows(rows: pa.Table, splits: tuple[Split, ...], limit: int) -> tuple[pa.Table, tuple[Split, ...]]:
+    """The first `limit` rows, with the splits that are left."""
+    cut = tuple(Split(s.name, s.start, min(s.stop, limit)) for s in splits if s.start < limit)
+    return rows.slice(0, limit), cut
+
+
+def _drop(rows: pa.Table, names: tuple[str, ...]) -> pa.Table:
+    for name in names:
+        _need_column(rows, name, "--drop")
+    return rows.drop_columns(list(names)) if names else rows
+
+
+def _need_column(rows: pa.Table, name: str, option: str) -> None:
+    if name not in rows.column_names:
+        raise SourceError(
+            f"{option} names the column {name!r}, which the table does not have.",
+            hint=f"Its columns are: {', '.join(rows.column_names)}.",
+        )
+
+
+def _holds_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _holds_text(kind.value_type)
+    return str(kind) in ("string", "large_string", "string_view")
+
+
+def _is_text_list(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _holds_text(kind.value_type)
+    return False
+
+
+def _file_columns(
+    rows: pa.Table, base: Base, options: SourceOptions, given: Mapping[str, Any]
+) -> dict[str, FileColumn]:
+    named = options.file_columns(rows.column_names)
+    columns: dict[str, FileColumn] = {}
+    for name, feature in given.items():
+        _need_column(rows, name, "features=")
+        media = kind_of_feature(feature)
+        if media is not None:
+            named[name] = media[0]
+    for name, kind in named.items():
+        _need_column(rows, name, "--files")
+        column_type = rows.schema.field(name).type
+        if not _holds_text(column_type) and not _is_text_list(column_type):
+            raise SourceError(
+                f"The column {name!r} holds {column_type}, not paths of files.",
+                hint="Name a column of paths, or of lists of paths.",
+            )
+        is_list = not _holds_text(column_type)
+        media = kind_of_feature(given[name]) if name in given else None
+        if media is not None and media[1] != is_list:
+            said, has = ("lists of files", "one a row") if media[1] else ("one file a row", "lists")
+            raise SourceError(f"features= says {said} for the column {name!r}, and the table has {has}.")
+        columns[name] = FileColumn(kind or _kind_of_sample(_sample(rows.column(name))), is_list)
+    if columns:
+        return columns
+    return _guess(rows, base)
+
+
+def _guess(rows: pa.Table, base: Base) -> dict[str, FileColumn]:
+    columns: dict[str, FileColumn] = {}
+    absent: list[str] = []
+    for field in rows.schema:
+        if not _holds_text(field.type) and not _is_text_list(field.type):
+            continue
+        sample = _sample(rows.column(field.name))
+        here = [path for path in sample if is_bucket_address(path) or _is_there(base, path)]
+        if sample and 2 * len(here) >= len(sample):
+            columns[field.name] = FileColumn(_kind_of_sample(sample), not _holds_text(field.type), guessed=True)
+        elif sample and all(kind_of(path) != "file" for path in sample):
+            absent.append(field.name)
+    if columns:
+        return columns
+    if absent:
+        raise SourceError(
+            f"The column {absent[0]!r} looks like names of files, but they are not there, for example "
+            f"{_sample(rows.column(absent[0]))[0]!r}.",
+            hint="Paths are relative to the table; --root=DIR says where else they start.",
+        )
+    raise SourceError(
+        f"No column of the table names files. Its columns are: {', '.join(rows.column_names)}.",
+        hint="Say which one does with --files=COLUMN[:TYPE].",
+    )
+
+
+def _is_there(base: Base, path: str) -> bool:
+    try:
+        return base.tree.is_there(path) and not base.tree.is_folder(path)
+    except ValueError:  # a zero byte in the text
+        return False
+
+
+def _sample(column: pa.ChunkedArray) -> list[str]:
+    """Some of the non-empty texts, spread over the column."""
+    step = max(1, len(column) // _SAMPLE)
+    values = column.take(pa.array(np.arange(0, len(column), step)))
+    flat: list[str] = []
+    for value in values.to_pylist():
+        flat.extend(value if isinstance(value, list) else [value])
+    return [text for text in flat if text][:_SAMPLE]
+
+
+def _kind_of_sample(paths: list[str]) -> str:
+    kinds = Counter(kind_of(path) for path in paths)
+    return next(iter(kinds)) if len(kinds) == 1 else "file"
+
+
+def _paths(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array | None]:
+    """The flat paths of a column (empty text is null), and the lists they come in if it is one of lists."""
+    array = one_array(column)
+    lists = None
+    if _is_text_list(array.type):
+        lists = array.cast(pa.list_(array.type.value_type))
+        array = lists.flatten()
+    array = array.cast(pa.large_string())
+    return pc.if_else(pc.equal(array, ""), pa.scalar(None, pa.large_string()), array), lists
+
+
+def _select(rows: pa.Table, columns: Mapping[str, FileColumn], options: SourceOptions, base: str) -> pa.Table:
+    """The rows with a file that `include` matches (if given) and none that `exclude` matches."""
+    if not options.include and not options.exclude:
+        return rows
+    included = SourceOptions(include=options.include).selects()
+    allowed = SourceOptions(exclude=options.exclude).selects()
+    cells = [rows.column(name).to_pylist() for name in columns]
+    keep = []
+    for row in zip(*cells, strict=True):
+        cells_paths = [p for cell in row for p in (cell if isinstance(cell, list) else [cell]) if p]
+        paths = [p.removeprefix(base + "/") for p in cells_paths]
+        keep.append(all(map(allowed, paths)) and (not options.include or any(map(included, paths))))
+    rows = rows.filter(pa.array(keep, pa.bool_()))
+    if rows.num_rows == 0:
+        raise SourceError("No row of the table is left after --include and --exclude.")
+    return rows
+
+
+def _split(rows: pa.Table, options: SourceOptions) -> tuple[pa.Table, tuple[Split, ...]]:
+    if options.split_by is None:
+        return rows, (Split(options.split or "train", 0, rows.num_rows),)
+    _need_column(rows, options.split_by, "--split-by")
+    values = [str(value) if value is not None else None for value in rows.column(options.split_by).to_pylist()]
+    if None in values:
+        raise SourceError(f"The column {options.split_by!r} does not name a split in every row.")
+    names = sorted(set(values), key=lambda n: (_SPLIT_ORDER.index(n) if n in _SPLIT_ORDER else 3, str(n)))
+    rank = {name: number for number, name in enumerate(names)}
+    ranks = np.array([rank[value] for value in values])
+    order = np.argsort(ranks, kind="stable")
+    ends = np.cumsum(np.bincount(ranks, minlength=len(names))).tolist()
+    splits = []
+    for name, start, stop in zip(names, [0, *ends], ends, strict=False):
+        check_split(str(name))
+        splits.append(Split(str(name), start, stop))
+    return rows.take(pa.array(order)).drop_columns([options.split_by]), tuple(splits)
+
+
+def _number_files(
+    rows: pa.Table, columns: Mapping[str, FileColumn], tree: Tree, fixed_root: bool
+) -> tuple[pa.Table, FileSet, tuple[Refused, ...]]:
+    """Replace paths by file numbers; each distinct path is looked at once."""
+    found: dict[str, Stat] = {}
+    walk = Walk.through(tree)
+    encoded = {}
+    for name in columns:
+        flat, lists = _paths(rows.column(name))
+        encoded[name] = (flat.dictionary_encode(), lists)
+        for path in encoded[name][0].dictionary.to_pylist():
+            if path not in found:
+                stat_result = _look(walk, path)
+                if stat_result is not None:
+                    found[path] = stat_result
+    places = {path: tree.place(path) for path in found}
+    root = tree.root if tree.bucket is not None else _root(tree.root, list(places.values()), fixed_root)
+    builder = FileSetBuilder(root, tree.bucket)
+    number: dict[str, int] = {}
+    by_place: dict[str, int] = {}  # two spellings of a path are one file
+    for path, place in places.items():
+        relative = place if tree.bucket is not None else os.path.relpath(place, root)
+        if relative not in by_place:
+            by_place[relative] = builder.add(relative, found[path])
+        number[path] = by_place[relative]
+    for name, (flat, lists) in encoded.items():
+        numbers = pa.array([number.get(path) for path in flat.dictionary.to_pylist()], pa.int64())
+        cells = numbers.take(flat.indices)
+        if lists is not None:
+            cells = pa.ListArray.from_arrays(
+                pc.cast(_compact_offsets(lists), pa.int32()),
+                cells,
+                mask=lists.is_null() if lists.null_count else None,
+            )
+        at = rows.column_names.index(name)
+        nullable = rows.schema.field(name).nullable or cells.null_count > 0
+        field = pa.field(name, cells.type, nullable=nullable)
+        rows = rows.set_column(at, field, cells)
+    return rows, builder.finish(), tuple(walk.refused)
+
+
+def _compact_offsets(lists: pa.Array) -> pa.Array:
+    """Offsets into the flattened values: null lists count as empty, whatever lies behind them."""
+    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+    return pa.array(cuts.running(lengths))
+
+
+def _look(walk: Walk, path: str) -> Stat | None:
+    if "://" in path:
+        walk.refused.append(Refused("url", path))
+        return None
+    if "\0" in path:
+        walk.refused.append(Refused("missing", path.replace("\0", "\\0")))
+        return None
+    found = walk.look(path, path)
+    if isinstance(found, Folder):
+        walk.refused.append(Refused("folder", path))
+        return None
+    if found is None and path in walk.loops:
+        walk.refused.append(Refused("missing", path))
+    return found
+
+
+def _root(base: str, full: list[str], fixed: bool) -> str:
+    """The folder that published paths start from: the table's, or what all files have in common."""
+    if all(path.startswith(base.rstrip("/") + "/") for path in full):
+        return base
+    if fixed:
+        outside = next(path for path in full if not path.startswith(base + os.sep))
+        raise SourceError(f"{os.path.basename(outside)!r} lies outside of --root.", hint="Give a folder above it.")
+    root = os.path.commonpath([os.path.dirname(path) for path in full])
+    if root in ("/", os.path.dirname(os.path.expanduser("~"))):
+        raise SourceError(
+            f"The files of the table have nothing in common but {root!r}, so their paths would tell about "
+            "this machine.",
+            hint="Bring them below one folder (links will do) and name it with --root=DIR.",
+        )
+    return root

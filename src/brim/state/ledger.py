@@ -1,0 +1,348 @@
+"""The ledger: an append-only file of receipts that survives any crash.
+
+One JSON object a line, each with a checksum of its own, each on disk before the next thing depends on it.
+A torn or damaged line is as if it had not been written: its shard is done again. A finished job's ledger
+is rewritten in order, so that it depends on what was built and not on what was interrupted.
+
+Plain lines and fsync rather than SQLite, whose WAL does not work on the network file systems of clusters.
+The ledger holds no path of this machine and no secret: it may travel with the folder it describes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator, KeysView, MutableMapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Generic, TypeVar, overload
+
+from brim.errors import DestinationError
+from brim.state.durable import append_line, end_torn_line, reason, record_line, record_of, write_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A shard as a destination sees it. `etag` is what a bucket called its content when it was sent."""
+
+    name: str
+    size: int
+    sha256: str
+    etag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A shard is done: what it is called, what it holds, what it was made of."""
+
+    name: str
+    split: str
+    rows: int
+    size: int
+    sha256: str
+    key: str
+    mtimes: str
+    job: str
+    staged_at: int = 0  # when it was sent to where it is safe only for some hours; 0: it is where it belongs
+    etag: str = ""  # what a bucket calls its content
+
+    @property
+    def piece(self) -> Piece:
+        return Piece(self.name, self.size, self.sha256, self.etag)
+
+
+Each = TypeVar("Each")
+
+
+class Lazy(Sequence[Each], Generic[Each]):
+    """What is made of names, whenever it is asked for and not before: a million would take much memory at once."""
+
+    def __init__(self, names: Sequence[str], make: Callable[[str], Each]) -> None:
+        self._names, self._make = names, make
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, at: int) -> Each: ...
+    @overload
+    def __getitem__(self, at: slice) -> Lazy[Each]: ...
+    def __getitem__(self, at: int | slice) -> Each | Lazy[Each]:
+        return Lazy(self._names[at], self._make) if isinstance(at, slice) else self._make(self._names[at])
+
+    def __iter__(self) -> Iterator[Each]:
+        return map(self._make, self._names)
+
+
+@dataclass(slots=True)
+class Total:
+    """Of several shards."""
+
+    shards: int = 0
+    bytes: int = 0
+
+
+def totals(receipts: Iterable[Receipt]) -> dict[str, Total]:
+    """By split."""
+    found: dict[str, Total] = {}
+    for receipt in receipts:
+        total = found.setdefault(receipt.split, Total())
+        total.shards += 1
+        total.bytes += receipt.size
+    return found
+
+
+# Rows, size, when it was staged, which split and job; two hashes; the length of the digest of dates, which follows with
+# the ETag.
+_PACKED = struct.Struct("<qqqI32s32sB")
+_SHARED_AT = struct.calcsize("<qqq")
+
+
+class PackedReceipts(MutableMapping[str, Receipt]):
+    """Receipts by name, in the order in which they came. One is made anew whenever it is asked for."""
+
+    def __init__(self) -> None:
+        self._packed: dict[str, bytes | Receipt] = {}
+        self._shared: dict[tuple[str, str], int] = {}  # splits and jobs, which are few, by number
+        self._pairs: list[tuple[str, str]] = []
+
+    def __getitem__(self, name: str) -> Receipt:
+        packed = self._packed[name]
+        if isinstance(packed, Receipt):
+            return packed
+        rows, size, staged_at, shared, sha256, key, length = _PACKED.unpack_from(packed)
+        split, job = self._pairs[shared]
+        rest = packed[_PACKED.size :]
+        dates, etag = rest[:length].hex(), rest[length:].decode()
+        return Receipt(name, split, rows, size, sha256.hex(), key.hex(), dates, job, staged_at, etag)
+
+    def __setitem__(self, name: str, receipt: Receipt) -> None:
+        self._packed[name] = self._pack(receipt)
+
+    def _pack(self, receipt: Receipt) -> bytes | Receipt:
+        """A receipt with other texts than hashes stays what it is."""
+        texts = (receipt.sha256, receipt.key, receipt.mtimes)
+        try:
+            hashes = [bytes.fromhex(text) for text in texts]
+            if len(hashes[0]) != 32 or len(hashes[1]) != 32 or [h.hex() for h in hashes] != [*texts]:
+                return receipt
+            pair = (receipt.split, receipt.job)
+            shared = self._shared.setdefault(pair, len(self._pairs))
+            if shared == len(self._pairs):
+                self._pairs.append(pair)
+            numbers = (receipt.rows, receipt.size, receipt.staged_at, shared, *hashes[:2], len(hashes[2]))
+            return _PACKED.pack(*numbers) + hashes[2] + receipt.etag.encode()
+        except (TypeError, ValueError, struct.error):
+            return receipt
+
+    def __delitem__(self, name: str) -> None:
+        del self._packed[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._packed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def keys(self) -> KeysView[str]:
+        return self._packed.keys()
+
+    def jobs(self) -> set[str]:
+        """The jobs that the receipts are of."""
+        found = self._packed.values()
+        numbers = {each[_SHARED_AT : _SHARED_AT + 4] for each in found if isinstance(each, bytes)}
+        others = {each.job for each in found if isinstance(each, Receipt)}
+        return others | {self._pairs[int.from_bytes(number, "little")][1] for number in numbers}
+
+
+LEDGER = "ledger.jsonl"
+STATE = ".brim"
+_TOGETHER = 10_000  # receipts that are written at once
+
+
+_FIELDS = tuple(field.name for field in fields(Receipt))
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What was asked for: the plan's fingerprint, and the facts it is made of."""
+
+    fingerprint: str
+    facts: dict[str, Any]
+    versions: dict[str, str]
+    left_out: tuple[str, ...] = ()
+
+
+class Ledger:
+    """The receipts of one destination. `job` is the last one begun, `done` whether it was finished.
+
+    Threads may add to it at the same time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LEDGER
+        self._descriptor: int | None = None
+        self._lock = threading.Lock()
+        try:
+            with open(self.path, "rb") as file:
+                self._read(file)
+        except (FileNotFoundError, NotADirectoryError):
+            self._read(())
+        except OSError as error:  # it belongs to somebody else, or is a folder
+            raise DestinationError(
+                f"The ledger {str(self.path)!r} cannot be read: {reason(error)}.",
+                hint="Choose another folder for it with --state=DIR.",
+            ) from error
+
+    @classmethod
+    def of(cls, data: bytes) -> Ledger:
+        """A ledger that was published, to read from."""
+        ledger = cls(Path(os.devnull))
+        ledger._read(io.BytesIO(data))
+        return ledger
+
+    def _read(self, lines: Iterable[bytes]) -> None:
+        self.job: JobRecord | None = None
+        self.done = False
+        self.receipts = PackedReceipts()
+        self.former: dict[str, Receipt] = {}  # by key: shards that were written here and have no receipt any more
+        self._former_names: set[str] = set()
+        self._notes: dict[str, Any] = {}
+        for line in lines:
+            try:
+                self._take(record_of(line.removesuffix(b"\n")))
+            except (TypeError, KeyError, ValueError):
+                continue  # whole, and not of a ledger that this version knows
+
+    @property
+    def names(self) -> set[str]:
+        """Every name that a shard ever had here."""
+        return self._former_names | self.receipts.keys()
+
+    def know(self, names: Iterable[str]) -> None:
+        """Names that shards have or had at the destination."""
+        self._former_names |= set(names)
+
+    def known(self) -> dict[str, Receipt]:
+        """Every shard that was ever written here, by key."""
+        return self.former | {receipt.key: receipt for receipt in self.receipts.values()}
+
+    def all_of(self, job: str) -> bool:
+        """Whether every shard that was ever written here is one of this job."""
+        return self.receipts.jobs() | {receipt.job for receipt in self.former.values()} <= {job}
+
+    def agree_with(self, published: bytes) -> None:
+        """The destination is the truth: unless a job is under way here, begin with the ledger that is published."""
+        theirs = Ledger.of(published)
+        known = None if self.job is None else self.job.fingerprint
+        if (known is None or self.done) and known != (None if theirs.job is None else theirs.job.fingerprint):
+            write_whole(self.path, published)
+            self._read(io.BytesIO(published))
+        self.know(theirs.names)
+
+    def _take(self, record: dict[str, Any] | None) -> None:
+        if record is None:
+            return
+        kind = record.pop("type", None)
+        if kind == "job":
+            self.job = JobRecord(**{**record, "left_out": tuple(record.get("left_out", ()))})
+            self.done = False
+            self._notes = {}
+        elif kind == "shard":
+            receipt = Receipt(**record)
+            if not _stays_inside(receipt):
+                raise ValueError(receipt.name)
+            before = self.receipts.get(receipt.name)
+            if before is not None:
+                self.former[before.key] = before
+            self.receipts[receipt.name] = receipt
+            self.former.pop(receipt.key, None)
+        elif kind == "gone" and record["name"] in self.receipts:
+            receipt = self.receipts.pop(record["name"])
+            self.former[receipt.key] = receipt
+            self._former_names.add(receipt.name)
+        elif kind == "note":
+            self._notes[record["name"]] = record["value"]
+        elif kind == "done":
+            self.done = True
+
+    def begin(self, job: JobRecord) -> None:
+        self._append({"type": "job", **asdict(job)})
+
+    def add(self, receipt: Receipt) -> None:
+        self._append(_record_of(receipt))
+
+    def add_all(self, receipts: Iterable[Receipt]) -> None:
+        """Many at once: all are on disk when this returns, without a wait for each."""
+        lines = [_record_of(receipt) for receipt in receipts]
+        for start in range(0, len(lines), _TOGETHER):
+            with self._lock:
+                self._write(*lines[start : start + _TOGETHER])
+
+    def forget(self, name: str) -> None:
+        self._append({"type": "gone", "name": name})
+
+    def remember(self, name: str, value: Any) -> None:
+        """Something else that the job needs after a crash."""
+        if self._notes.get(name) != value:
+            self._append({"type": "note", "name": name, "value": value})
+
+    def recall(self, name: str) -> Any:
+        return self._notes.get(name)
+
+    def finish(self, receipts: Iterable[Receipt]) -> None:
+        """Write the ledger again: the job and its receipts in order, and that it is done."""
+        if self.job is None:
+            raise ValueError("no job has begun")
+        self.close()
+        write_whole(self.path, finished_lines(self.job, receipts))
+        self.done = True
+
+    def _append(self, record: dict[str, Any]) -> None:
+        with self._lock:
+            self._write(record)
+
+    def _write(self, *records: dict[str, Any]) -> None:
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            end_torn_line(self._descriptor)
+        append_line(self._descriptor, b"".join(map(_encode, records)))
+        for record in records:
+            self._take(json.loads(json.dumps(record)))
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _stays_inside(receipt: Receipt) -> bool:
+    """A folder may come from a stranger with its ledger: no line of it reaches a file outside."""
+    name = str(receipt.name)
+    return not name.startswith("/") and ".." not in name.split("/") and "/" not in str(receipt.sha256)
+
+
+def finished_ledger(job: JobRecord, receipts: Iterable[Receipt]) -> bytes:
+    """A ledger that depends on what was built alone: the job, its receipts in order, and that it is done."""
+    return b"".join(finished_lines(job, receipts))
+
+
+def finished_lines(job: JobRecord, receipts: Iterable[Receipt]) -> Iterator[bytes]:
+    yield _encode({"type": "job", **asdict(job)})
+    for receipt in receipts:
+        yield _encode({**_record_of(receipt), "staged_at": 0})
+    yield _encode({"type": "done"})
+
+
+def _record_of(receipt: Receipt) -> dict[str, Any]:
+    return {"type": "shard", **{name: getattr(receipt, name) for name in _FIELDS}}
+
+
+def _encode(record: dict[str, Any]) -> bytes:
+    return record_line({name: value for name, value in record.items() if name not in ("staged_at", "etag") or value})

@@ -1,0 +1,50 @@
+"""One run at a time at one destination, or several that share it. A lock dies with its process, however that ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from brim.errors import DestinationError
+from brim.state.durable import reason, write_whole
+
+
+@contextmanager
+def locked(
+    folder: Path, *, shared: bool = False, busy: str = "Another brim is building at this destination."
+) -> Iterator[None]:
+    """Hold the folder's lock; `shared`, with others that share it. `busy` says what it means that somebody has it."""
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise DestinationError(
+            f"The lock {str(folder / 'lock')!r} cannot be opened: {reason(error)}.",
+            hint="Make that possible, or keep the ledger in another folder with --state DIR.",
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DestinationError(busy, hint="Wait for it to end, or stop it.") from error
+        except OSError as error:
+            raise DestinationError(
+                f"The file system of the ledger cannot lock files: {reason(error)}.",
+                hint="Keep the ledger on another disk with --state=DIR.",
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def owner_of(folder: Path) -> str:
+    """What tells the runs that keep their books in this folder from all others: random, and kept there."""
+    path = folder / "owner"
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        write_whole(path, secrets.token_hex(16).encode())
+        return path.read_text()

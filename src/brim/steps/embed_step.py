@@ -1,0 +1,322 @@
+"""The step of `brim embed`: a window of rows in, the same rows with their vectors out.
+
+The rows of a window are sorted by the length of their texts and cut into batches of `batch_size`; while one is in the
+model, the next is being prepared on a thread. The batches are the same whatever runs beside them, so the vectors are
+too. A device that is out of memory gets a batch in halves. That is not remembered for the next batch, so that
+vectors do not depend on what a worker did before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.errors import BrimError, DoesNotFit, InputError
+from brim.memory.limit import usable_cores
+from brim.steps.embed_columns import (
+    Array,
+    check_image_type,
+    decoded,
+    empty_vectors,
+    fetched,
+    first_bad_row,
+    in_bucket,
+    plain_vectors,
+    stored,
+    vector_column,
+    vector_field,
+)
+from brim.steps.embed_options import EmbedOptions
+from brim.steps.models import Model, Output, load_model, model_facts
+from brim.steps.step import BadRow, Batch
+
+_FACTS_VERSION = 1
+_FETCHES = 16
+
+
+@dataclass(slots=True)
+class _Running:
+    """What a worker has open."""
+
+    model: Model
+    ahead: ThreadPoolExecutor
+    decoders: ThreadPoolExecutor | None
+    fetchers: ThreadPoolExecutor
+    outputs: dict[str, Output] = field(default_factory=dict)
+
+
+class EmbedStep:
+    """See `brim.steps.step.Step`."""
+
+    batch_bytes = 0
+    indices = False
+    splittable = False  # a window in parts would be sorted into other batches, and floats would differ
+
+    @property
+    def wants_gpu(self) -> bool:
+        """Where there are some to be had."""
+        return self.options.loading.device in ("auto", "cuda")
+
+    def __init__(self, options: EmbedOptions) -> None:
+        self.options = options
+        self.batch_rows: int | None = options.window_rows
+        wanted = [name for name in (options.column, options.image, *options.keep) if name is not None]
+        self.columns: tuple[str, ...] | None = tuple(dict.fromkeys(wanted))
+        self._running: _Running | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["options"])  # type: ignore[misc]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {
+            "step": "embed",
+            "version": _FACTS_VERSION,
+            **model_facts(self.options.model),
+            **self.options.facts,
+        }
+
+    def check(self, schema: pa.Schema) -> None:
+        """Whether the source has what is asked for; needs no model."""
+        for name in self.columns or ():
+            if name not in schema.names:
+                raise InputError(
+                    f"The source has no column {name!r}.", hint=f"It has {', '.join(schema.names)}.", column=name
+                )
+        if self.options.column is not None and not _is_text(kind := schema.field(self.options.column).type):
+            raise InputError(f"The column {self.options.column!r} holds {kind}, and not texts.", hint="Choose another.")
+        if self.options.image is not None:
+            check_image_type(self.options.image, schema.field(self.options.image).type)
+
+    def open(self, schema: pa.Schema) -> None:
+        self.check(schema)
+        if self._running is not None:
+            return
+        options = self.options
+        model = load_model(
+            options.model, options.loading, text=options.column is not None, image=options.image is not None
+        )
+        decoders = None if options.image is None else ThreadPoolExecutor(usable_cores(), "brim-decode")
+        self._running = _Running(model, ThreadPoolExecutor(1, "brim-prepare"), decoders, _fetchers())
+        for name, output in (model.outputs or {}).items():
+            self._settle(name, stored(output, keep_bfloat16=options.keep_bfloat16))
+
+    def output_schema(self, schema: pa.Schema) -> pa.Schema | None:
+        """The columns that come of a source; None before a batch has told what the model gives."""
+        if self._running is None or not self._running.outputs:
+            return None
+        names = self._named(self._running.outputs)
+        kept = [schema.field(name) for name in self.options.keep]
+        return pa.schema(kept + [vector_field(names[old], output) for old, output in self._running.outputs.items()])
+
+    def apply(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
+        table, running = batch.table, self._open()
+        texts = None if self.options.column is None else self._texts(table[self.options.column])
+        images = None if self.options.image is None else table[self.options.image]
+        results: dict[str, Array] = {}
+        for rows, prepared in self._prepared(texts, images, table.num_rows, small):
+            for name, vectors in self._encode(rows, prepared, texts, images).items():
+                if name not in results:
+                    results[name] = empty_vectors(table.num_rows, running.outputs[name])
+                results[name][rows] = vectors
+        if table.num_rows:
+            self._refuse_nan(results)
+            yield self._table(table, results)
+
+    def smaller(self, rows: int) -> str:
+        return f"Or try --batch-size={max(self.options.batch_size // 2, 1)}, or a smaller --dtype."
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running.ahead.shutdown(cancel_futures=True)
+            if self._running.decoders is not None:
+                self._running.decoders.shutdown(cancel_futures=True)
+            self._running.fetchers.shutdown(cancel_futures=True)
+            self._running.model.close()
+            self._running = None
+
+    def _open(self) -> _Running:
+        assert self._running is not None, "open() comes first"
+        return self._running
+
+    def _texts(self, column: Any) -> list[str]:
+        """Null and empty texts are an error, or both are the empty text."""
+        column = column.cast(pa.large_string())
+        if self.options.empty == "error":
+            blank = pc.or_kleene(pc.is_null(column), pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(column)), 0))
+            if (row := pc.index(blank, True).as_py()) >= 0:
+                what = "null" if not column[row].is_valid else "empty"
+                hint = "Leave such rows out of the source, or embed them as empty texts with --empty=keep."
+                raise BadRow(row, 1) from InputError(f"The text in {self.options.column!r} is {what}.", hint=hint)
+        return pc.fill_null(column, "").to_pylist()  # type: ignore[no-any-return]
+
+    def _prepared(self, texts: list[str] | None, images: Any, count: int, small: bool) -> Iterator[tuple[Array, Any]]:
+        """Batches in the order of their lengths, longest first, each made while the one before is in use."""
+        size, ahead = self.options.batch_size, self._open().ahead
+        order = np.arange(count)
+        if texts is not None and images is None:
+            lengths = ahead.submit(self._open().model.lengths, texts).result()
+            order = np.argsort(-np.asarray(lengths), kind="stable")
+        pieces = [order[start : start + size] for start in range(0, count, size)]
+        if small:
+            for rows in pieces:
+                yield rows, self._prepare(rows, texts, images)
+            return
+        waiting: Future[Any] | None = None
+        try:
+            for number, rows in enumerate(pieces):
+                current = waiting or ahead.submit(self._prepare, rows, texts, images)
+                waiting = None
+                prepared = current.result()
+                if number + 1 < len(pieces):
+                    waiting = ahead.submit(self._prepare, pieces[number + 1], texts, images)
+                yield rows, prepared
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+
+    def _prepare(self, rows: Array, texts: Sequence[str] | None, images: Any) -> Any:
+        running = self._open()
+        some_texts = None if texts is None else [texts[row] for row in rows]
+        some_images = None
+        if images is not None:
+            assert running.decoders is not None
+            cells = images.slice(int(rows[0]), len(rows)).to_pylist()  # where there are images nothing is sorted
+            if any(in_bucket(cell, self.options.image_root) for cell in cells):
+                cells = running.fetchers.map(self._fetched, cells)
+            some_images = list(running.decoders.map(self._image, rows, cells))
+        with _blame(rows):
+            return running.model.prepare(some_texts, some_images)
+
+    def _fetched(self, cell: Any) -> Any:
+        return fetched(cell, self.options.image_root, self.options.image_access)
+
+    def _image(self, row: int, cell: Any) -> Any:
+        try:
+            image = decoded(cell, self.options.image_root)
+        except InputError as error:
+            raise BadRow(int(row), 1) from error
+        with _blame(np.array([row])):
+            return self._open().model.prepare_image(image)
+
+    def _encode(self, rows: Array, prepared: Any, texts: Sequence[str] | None, images: Any) -> dict[str, Array]:
+        with _blame(rows):
+            try:
+                given = self._open().model.encode(prepared)
+            except Exception as error:  # which class it is depends on libraries that may not be there
+                if not _is_out_of_device_memory(error):
+                    raise
+                given, too_large = {}, error
+            else:
+                return self._checked(given, len(rows))
+        if len(rows) == 1:
+            raise BadRow(int(rows[0]), 1) from DoesNotFit(
+                "One row alone does not fit into the memory of the device.",
+                hint="Cut it shorter with --max-tokens, or use --device=cpu.",
+            )
+        _give_back()
+        del prepared, too_large
+        middle = (len(rows) + 1) // 2
+        halves = [
+            self._encode(half, self._prepare(half, texts, images), texts, images)
+            for half in (rows[:middle], rows[middle:])
+        ]
+        return {name: np.concatenate([half[name] for half in halves]) for name in halves[0]}
+
+    def _checked(self, given: Mapping[str, Any], count: int) -> dict[str, Array]:
+        options, found = self.options, {}
+        for name, value in given.items():
+            found[name], output = plain_vectors(
+                name, value, count, normalize=options.normalize, keep_bfloat16=options.keep_bfloat16
+            )
+            self._settle(name, output)
+        if missing := self._open().outputs.keys() - found.keys():
+            raise InputError(f"The model gave no {min(missing)!r} this time.", hint="Every batch has the same vectors.")
+        return found
+
+    def _settle(self, name: str, output: Output) -> None:
+        """The first batch decides, or the model's own word; the others are the same."""
+        before = self._open().outputs.setdefault(name, output)
+        if before != output:
+            raise InputError(
+                f"The model gave {name!r} with {output.dim} values of {output.dtype}, and {before.dim} of "
+                f"{before.dtype} before.",
+                hint="Every batch has the same vectors.",
+            )
+
+    def _refuse_nan(self, results: Mapping[str, Array]) -> None:
+        if self.options.nan == "keep":
+            return
+        for name, array in results.items():
+            row = first_bad_row(array, self._open().outputs[name].dtype)
+            if row is not None:
+                raise BadRow(row, 1) from InputError(
+                    f"The vector {name!r} has values that are no numbers or infinite.",
+                    hint="Try --dtype=float32, or write it as it is with --nan=keep.",
+                )
+
+    def _table(self, table: pa.Table, results: Mapping[str, Array]) -> pa.Table:
+        outputs = self._open().outputs
+        names = self._named(outputs)
+        fields = [table.schema.field(name) for name in self.options.keep]
+        columns = [table[name] for name in self.options.keep]
+        for old, array in results.items():
+            fields.append(vector_field(names[old], outputs[old]))
+            columns.append(vector_column(array, outputs[old]))
+        return pa.table(columns, schema=pa.schema(fields))
+
+    def _named(self, outputs: Mapping[str, Output]) -> dict[str, str]:
+        wanted = dict(self.options.names)
+        if unknown := wanted.keys() - outputs.keys():
+            raise InputError(f"The model gives no {min(unknown)!r}.", hint=f"It gives {', '.join(outputs)}.")
+        names = {old: wanted.get(old, old) for old in outputs}
+        taken = [*self.options.keep, *names.values()]
+        if twice := sorted(name for name in set(taken) if taken.count(name) > 1):
+            raise InputError(
+                f"Two columns of the result are called {twice[0]!r}.",
+                hint=f"Give the vectors another name: --name={twice[0]}={twice[0]}_vector.",
+            )
+        return names
+
+
+def _fetchers() -> ThreadPoolExecutor:
+    """Threads that wait for images of a bucket: more than there are cores to decode them."""
+    return ThreadPoolExecutor(_FETCHES, "brim-fetch")
+
+
+@contextmanager
+def _blame(rows: Array) -> Iterator[None]:
+    """An error of the model is the fault of one of these rows."""
+    try:
+        yield
+    except (BadRow, MemoryError, BrimError):
+        raise
+    except Exception as error:
+        first = int(rows.min())
+        raise BadRow(first, int(rows.max()) - first + 1) from error
+
+
+def _is_out_of_device_memory(error: BaseException) -> bool:
+    """torch and CuPy have a class of this name; neither may be installed."""
+    return any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+
+
+def _give_back() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _is_text(kind: Any) -> bool:
+    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))

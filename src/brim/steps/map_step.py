@@ -1,0 +1,262 @@
+"""Map: a user's function over rows or batches, with the results of `Dataset.map` for the same arguments.
+
+Results become Arrow a few rows at a time, so that Python objects do not pile up. Tables keep the types that their
+own rows have: widening them over a whole dataset is the engine's work, since nobody knows the late rows here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from brim.errors import BrimError
+from brim.steps.function_digest import Digest, function_digest
+from brim.steps.functions import Shipped, pack, unpack
+from brim.steps.map_inputs import Call, Inputs
+from brim.steps.map_options import ALL_ROWS, MapOptions
+from brim.steps.map_results import Results, kept, reconciled
+from brim.steps.row_features import as_schema, features_of, metadata
+from brim.steps.step import BadRow, Batch
+
+_CHUNK_ROWS = 100
+_CHUNK_ROWS_DECODED = 10  # images and the like are large as Python objects
+_CHUNK_BYTES = 4_000_000
+_HELD_BYTES = 32_000_000  # results that wait for the rest of their batch, to be given one type
+_PIECES = 8
+_BATCH_BYTES = 16_000_000
+
+
+def identity(rows: Any) -> Any:
+    """What `map` does without a function."""
+    return rows
+
+
+class MapStep:
+    """The step of a map. Made in the caller's process; `open` makes the function again in the worker."""
+
+    columns: tuple[str, ...] | None = None
+
+    def __init__(self, function: Callable[..., Any] | None, options: MapOptions | None = None) -> None:
+        options = options or MapOptions()
+        function = function or identity
+        self.function = Shipped.of(function)
+        self.digest: Digest = function_digest((function, options.fn_kwargs, options.format_kwargs))
+        self._kwargs = pack((options.fn_kwargs, options.format_kwargs), "fn_kwargs")
+        self._wanted = None if options.features is None else as_schema(options.features)
+        none: dict[str, Any] = {}
+        self.options = replace(options, fn_kwargs=none, format_kwargs=none, features=None)
+        self.batch_rows: int | None = options.batch_rows
+        # Batches of rows are only read together: where rows are large, by bytes.
+        self.batch_bytes = 0 if options.batched else _BATCH_BYTES
+        self.indices = options.with_indices
+        self._open: _Open | None = None
+
+    @property
+    def splittable(self) -> bool:
+        """Whether a batch in pieces gives the same rows."""
+        return not self.options.batched or self.options.splittable is True
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What decides the output."""
+        options = self.options
+        return {
+            "step": "map",
+            "function": self.digest.value,
+            "batched": options.batched,
+            "batch_rows": self.batch_rows,
+            "drop_last_batch": options.batched and options.drop_last_batch,
+            "remove_columns": sorted(options.remove_columns or ()),
+            "with_indices": options.with_indices,
+            "input_columns": None if options.input_columns is None else list(options.input_columns),
+            "input": options.input,
+            "format": options.format_type,
+            "features": None if self._wanted is None else json.dumps(features_of(self._wanted), sort_keys=True),
+        }
+
+    def empty_schema(self, schema: pa.Schema, had_rows: bool) -> pa.Schema:
+        """The schema of an output without rows: of a source that has none, or of which all were dropped."""
+        if had_rows and self._wanted is not None:
+            return self._wanted
+        features = features_of(schema)
+        if not had_rows:
+            gone = self.options.remove_columns or ()
+            schema = pa.schema([field for field in schema if field.name not in gone])
+        return schema.with_metadata(metadata({name: features[name] for name in schema.names}))
+
+    def settle(self, schema: pa.Schema) -> None:
+        """From now on, columns have the types of `schema` where their values can take them.
+
+        `datasets` gives all rows the types of the first batch it writes, or fails. With the schema of the first
+        batch settled, late batches get the same types as there; values that cannot take them keep their own.
+        """
+        if self._open is not None and self._wanted is None:
+            self._open.settle(schema)
+
+    def open(self, schema: pa.Schema) -> None:
+        """Load the function, and look at the columns it will get."""
+        self.options.check(schema)
+        self._open = _Open(self, schema)
+
+    def apply(self, batch: Batch, small: bool = False) -> Iterator[pa.Table]:
+        """The rows that come of a batch."""
+        if self._open is None:
+            raise RuntimeError("open() comes before apply()")
+        if batch.table.num_rows == 0:
+            return
+        if not self.options.batched:
+            yield from self._open.rows(batch, small)
+        elif not self.options.drop_last_batch or self.batch_rows in (batch.table.num_rows, ALL_ROWS):
+            yield from self._open.batch(batch, small and self.splittable)
+
+    def smaller(self, rows: int) -> str:
+        """A batch that may not be cut is for the user to make smaller."""
+        if self.splittable or rows < 2:
+            return ""
+        return (
+            f"Or try --batch-size={max(rows // 4, 1)}, if the function allows it, or say that a batch may be done in "
+            "parts (--splittable)."
+        )
+
+    def close(self) -> None:
+        """Let go of the function."""
+        self._open = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": None}
+
+
+class _Open:
+    """A map at work: the function, and the way in and out of it."""
+
+    def __init__(self, step: MapStep, schema: pa.Schema) -> None:
+        function = step.function.load()
+        self._kwargs, format_kwargs = unpack(step._kwargs, "fn_kwargs")
+        self._inputs = Inputs(schema, step.options, format_kwargs)
+        self._told = (self._inputs.schema or schema, step.options.remove_columns, step._wanted)
+        self._results = Results(*self._told, None)
+        self._function = function
+        self._is_async = inspect.iscoroutinefunction(function)
+
+    def settle(self, schema: pa.Schema) -> None:
+        self._results = Results(*self._told, schema)
+
+    def rows(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
+        table = self._inputs.arrange(batch.table)
+        held: list[pa.Table] = []
+        held_bytes = 0
+        nothing: bool | None = None  # whether the function returns None
+        step = 1 if small else self._chunk_rows(table)
+        for start in range(0, table.num_rows, step):
+            chunk = table.slice(start, step)
+            first_row = None if batch.first_row is None else batch.first_row + start
+            calls, results = self._call_rows(chunk, first_row, start)
+            for row, result in enumerate(results):
+                if nothing is None:
+                    nothing = result is None
+                if nothing != (result is None):
+                    told = "The function returned None for one row and not for another. Return a dict for every row."
+                    raise BadRow(start + row, 1) from TypeError(told)
+            if not nothing:
+                held.append(self._row_table(chunk, calls, results, start))
+                held_bytes += held[-1].nbytes
+                if held_bytes > _HELD_BYTES:
+                    yield from self._given(held)
+                    held, held_bytes = [], 0
+        if nothing:
+            yield self._results.unchanged(table)
+        yield from self._given(held)
+
+    def batch(self, batch: Batch, in_pieces: bool) -> Iterator[pa.Table]:
+        table = self._inputs.arrange(batch.table)
+        count = table.num_rows
+        step = -(-count // _PIECES) if in_pieces else count
+        made = (
+            piece
+            for start in range(0, count, step)
+            for piece in self._piece(table.slice(start, step), batch.first_row, start, in_pieces)
+        )
+        yield from self._given(list(made))
+
+    def _piece(self, table: pa.Table, first_row: int | None, start: int, in_pieces: bool) -> Iterator[pa.Table]:
+        """A batch, or a part of one: in halves if even that is too much."""
+        rows = table.num_rows
+        try:
+            call = self._inputs.batch(table, None if first_row is None else first_row + start)
+            result = self._function(*call.args, **self._kwargs)
+            if self._is_async:
+                result = asyncio.run(result)
+            made = self._results.unchanged(table) if result is None else self._results.of_batch(table, call, result)
+        except MemoryError:
+            if not in_pieces or rows == 1:
+                raise
+        except BrimError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise blamed(error, start, rows) from error
+        else:
+            if made is not None:
+                yield made
+            return
+        half = rows // 2
+        yield from self._piece(table.slice(0, half), first_row, start, in_pieces)
+        yield from self._piece(table.slice(half), first_row, start + half, in_pieces)
+
+    def _given(self, tables: list[pa.Table]) -> list[pa.Table]:
+        return reconciled(tables, self._results) if len(tables) > 1 else tables
+
+    def _chunk_rows(self, table: pa.Table) -> int:
+        most = _CHUNK_ROWS_DECODED if self._inputs.decodes else _CHUNK_ROWS
+        return max(1, min(most, int(_CHUNK_BYTES * table.num_rows / (table.nbytes or 1))))
+
+    def _call_rows(self, chunk: pa.Table, first_row: int | None, start: int) -> tuple[list[Call], list[Any]]:
+        if self._is_async:
+            return asyncio.run(self._call_rows_async(chunk, first_row, start))
+        calls: list[Call] = []
+        results: list[Any] = []
+        function, kwargs = self._function, self._kwargs
+        try:
+            for call in self._inputs.rows(chunk, first_row):
+                results.append(kept(function(*call.args, **kwargs)))
+                calls.append(call)
+        except (MemoryError, BrimError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise blamed(error, start + len(results), 1) from error
+        return calls, results
+
+    async def _call_rows_async(
+        self, chunk: pa.Table, first_row: int | None, start: int
+    ) -> tuple[list[Call], list[Any]]:
+        calls = list(self._inputs.rows(chunk, first_row))
+        work = (self._function(*call.args, **self._kwargs) for call in calls)
+        results = await asyncio.gather(*work, return_exceptions=True)
+        for row, result in enumerate(results):
+            if isinstance(result, MemoryError | KeyboardInterrupt):
+                raise result
+            if isinstance(result, BaseException):
+                raise blamed(result, start + row, 1) from result
+        return calls, results
+
+    def _row_table(self, chunk: pa.Table, calls: Sequence[Call], results: Sequence[Any], start: int) -> pa.Table:
+        try:
+            return self._results.of_rows(chunk, calls, results)
+        except (MemoryError, BrimError):
+            raise
+        except Exception as error:
+            for row in range(chunk.num_rows if chunk.num_rows > 1 else 0):
+                self._row_table(chunk.slice(row, 1), calls[row : row + 1], results[row : row + 1], start + row)
+            raise BadRow(start, chunk.num_rows) from error
+
+
+def blamed(error: BaseException, row: int, rows: int) -> BaseException:
+    """The error for rows on which the function failed. A GPU that is full is a matter of memory, not of rows."""
+    if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+        return MemoryError(str(error))
+    return BadRow(row, rows)

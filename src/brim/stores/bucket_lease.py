@@ -1,0 +1,143 @@
+"""One run at a time at one place in a bucket: an object that says who is there, written under conditions.
+
+A bucket has no lock that dies with its holder. So the holder writes its object anew every few seconds, and whoever
+comes next watches for a while: an object that stays the same belongs to nobody any more. No clocks are compared. A run
+that continues an earlier one on the same machine (it holds the lock of the same ledger) need not wait.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+
+from brim.buckets.bucket_address import BucketAddress
+from brim.buckets.bucket_errors import explain, explained, is_changed, is_missing, is_object_error, status_of
+from brim.buckets.listing import read_small
+from brim.buckets.send_object import Version, delete_objects, send_instead, version_of
+from brim.errors import DestinationError, SinkFailed
+
+NAME = ".brim/lock"
+RENEW_S = 5.0
+DEAD_S = 4 * RENEW_S
+_LOOK_S = 0.5
+_NOT_IMPLEMENTED = 501
+
+
+class Lease:
+    """`owner` is the same for all runs with one ledger, and random."""
+
+    def __init__(self, address: BucketAddress, owner: str, note: Callable[[str], None]) -> None:
+        self._address, self._owner, self._note = address, owner, note
+        self._key = address.key(NAME)
+        self._held: Version | None = None
+        self._guarded = True
+        self._count = 0
+        self._lost = threading.Event()
+        self._over = threading.Event()
+        self._renewing = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def take(self, check: Callable[[], None]) -> None:
+        """Hold the place, or say who does."""
+        with explained(self._address):
+            while self._held is None and self._guarded:
+                if not self._create():
+                    self._take_over(check)
+        if not self._guarded:
+            self._note("this store knows no conditional writes: see to it that one run is at the destination at a time")
+            return
+        self._thread = threading.Thread(target=self._renew_again, name="lease", daemon=True)
+        self._thread.start()
+
+    def _body(self) -> bytes:
+        self._count += 1
+        return json.dumps({"owner": self._owner, "count": self._count, "at": time.time_ns()}).encode()
+
+    def _create(self) -> bool:
+        try:
+            self._held = send_instead(self._address, self._key, self._body(), None)
+        except Exception as error:
+            if not is_object_error(error):
+                raise
+            if is_changed(error):
+                return False
+            if status_of(error) != _NOT_IMPLEMENTED and type(error).__name__ != "NotSupportedError":
+                raise
+            self._guarded = False
+        return True
+
+    def _take_over(self, check: Callable[[], None]) -> None:
+        """Whatever is there: ours from an earlier run, alive, or left by a run that died."""
+        there = version_of(self._address, self._key)
+        if there is None:
+            return
+        if self._holder() != self._owner:
+            self._note("another brim has been at this destination: looking whether it still is")
+            until = time.monotonic() + DEAD_S
+            while time.monotonic() < until:
+                check()
+                time.sleep(_LOOK_S)
+                now = version_of(self._address, self._key)
+                if now is None:
+                    return
+                if now != there:
+                    raise DestinationError(
+                        "Another brim is building at this destination.", hint="Wait for it to end, or stop it."
+                    )
+        try:
+            self._held = send_instead(self._address, self._key, self._body(), there)
+        except Exception as error:
+            if not is_object_error(error) or not is_changed(error):
+                raise
+
+    def _holder(self) -> str:
+        try:
+            return str(json.loads(read_small(self._address, NAME, reading=False) or b"{}").get("owner", ""))
+        except (ValueError, AttributeError):
+            return ""
+
+    def _renew_again(self) -> None:
+        while not self._over.wait(RENEW_S):
+            try:
+                self.renew()
+            except Exception:  # noqa: BLE001  the line may be down: the next time decides
+                continue
+
+    def renew(self) -> None:
+        """Say that we are still here; SinkFailed if somebody else took the place."""
+        with self._renewing:
+            self.check()
+            if self._held is None:
+                return
+            try:
+                self._held = send_instead(self._address, self._key, self._body(), self._held)
+            except Exception as error:
+                if not is_object_error(error):
+                    raise
+                if is_changed(error) or is_missing(error):
+                    if self._holder() == self._owner:  # the answer to an earlier try was lost
+                        self._held = version_of(self._address, self._key) or self._held
+                        return
+                    self._lost.set()
+                    self.check()
+                raise explain(error, self._address) from None
+
+    def check(self) -> None:
+        if self._lost.is_set():
+            raise SinkFailed(
+                "Another brim took over this destination while this one could not be seen.",
+                hint="Let it end; then run the same command to continue.",
+            )
+
+    def release(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(RENEW_S)
+        if self._held is not None and not self._lost.is_set():
+            try:
+                delete_objects(self._address, [self._key])
+            except Exception as error:
+                if not is_object_error(error):
+                    raise  # else: whoever comes next sees that nobody renews it

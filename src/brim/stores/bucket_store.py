@@ -1,0 +1,304 @@
+"""A place in a bucket as a sink: shards below `data/`, the card beside them, their ledger in `.brim/`.
+
+A bucket cannot change several objects at once. So it is like a folder: while a build goes on, the card names what does
+not exist; the card that makes the dataset loadable comes last. An ETag stands for content: it is noted when a shard has
+been sent, and what the bucket lists at the end must agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from brim.buckets.bucket_address import BucketAddress
+from brim.buckets.bucket_client import patience_s
+from brim.buckets.bucket_errors import explain, explained, is_object_error, is_passing
+from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_object
+from brim.buckets.requests import interrupted_by
+from brim.buckets.send_object import PART_BYTES, copy_object, delete_objects, part_bytes, send_parts, send_small
+from brim.buckets.uploads import CannotTell, abort_uploads
+from brim.errors import BrimError, DestinationError, SinkFailed
+from brim.formats.card import CARD, UNFINISHED
+from brim.formats.source_reader import Buffers
+from brim.formats.splice import Splice
+from brim.progress import told_if_slow
+from brim.state.ledger import Piece
+from brim.stores.bucket_lease import Lease
+from brim.stores.store import Announcement, CardMaker, Listener, Publication, Put, PutWatcher, SendingRoom
+
+CHECKS = "check-"  # what the names of objects begin with that only try whether one may write
+_TRIES = 3
+_WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCarrier:
+    """Shards to `address`, with so many parts of one on their way at a time. Credentials are the machine's own."""
+
+    address: BucketAddress
+    in_flight: int = 2
+
+    def check(self) -> None:
+        """Whether this machine may write there."""
+        key = self.address.key(f".brim/{CHECKS}{time.time_ns():x}")
+        with explained(self.address):
+            send_small(self.address, key, b"")
+            delete_objects(self.address, [key])
+
+    def put(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
+        for attempt in range(_TRIES):
+            began = time.monotonic()
+            try:
+                return self._put(name, splice, _Told(watcher, quiet=attempt > 0))
+            except Exception as error:
+                if isinstance(error, BrimError) or not is_object_error(error):
+                    self.drop(name)
+                    raise
+                # obstore has tried again what it may. What it may not, like a part whose answer was lost, is sent anew.
+                if not is_passing(error) or attempt + 1 == _TRIES or time.monotonic() - began > patience_s():
+                    self.drop(name)
+                    raise explain(error, self.address) from None
+            except BaseException:
+                self.drop(name)
+                raise
+            time.sleep(_WAIT_S)
+        raise AssertionError("the last try returns or raises")
+
+    def _put(self, name: str, splice: Splice, watcher: _Told) -> Put:
+        digest = hashlib.sha256()
+        key, size = self.address.key(name), part_bytes(splice.size)
+
+        def parts() -> Iterator[memoryview]:
+            """Each its own memory: a part may be sent again while the next ones are made."""
+            for part in splice.chunks(buffer_bytes=size, keep=Buffers(size)):
+                digest.update(part)
+                yield part
+                watcher.sent(len(part))
+
+        if splice.size <= size:
+            etag = send_small(self.address, key, next(iter(list(parts())), memoryview(b"")))
+        else:
+            in_flight = max(1, self.in_flight * PART_BYTES // size)
+            etag = send_parts(self.address, key, parts(), size, in_flight, lambda: watcher.sent(0))
+        there = stat_object(self.address.below(name), reading=False)
+        if there is None or there.st_size != splice.size:
+            there_are = "is not there" if there is None else f"has {there.st_size:,} there"
+            raise SinkFailed(
+                f"{self.address.below(name)} was sent with {splice.size:,} bytes and {there_are}.",
+                hint="Somebody else may be writing to the same place. Run the same command again.",
+            )
+        return Put(digest.hexdigest(), etag=etag or there.etag)
+
+    def drop(self, name: str) -> None:
+        """What was begun and will not be finished."""
+        key = self.address.key(name)
+        try:
+            abort_uploads(self.address, key, lambda found: found == key)
+        except CannotTell:
+            pass  # the next run tries again
+
+
+class _Told:
+    """Tells of bytes once, however often they are sent."""
+
+    def __init__(self, watcher: PutWatcher, quiet: bool) -> None:
+        self._watcher, self._quiet = watcher, quiet
+
+    def sent(self, size: int) -> None:
+        self._watcher.sent(0 if self._quiet else size)
+
+
+MANIFESTS = ".brim"
+_KEEP = f"{MANIFESTS}/keep"  # content that lost its name and will get another, by SHA-256
+_CONFIG = "default"
+_MOST_IN_FLIGHT = 2
+_MOST_COPY_BYTES = 5_000_000_000  # of one copy inside of S3
+
+
+def parts_in_flight(room: SendingRoom) -> int:
+    """How many parts of a shard may be on their way: what the limit leaves, beside the one that every shard needs."""
+    return max(1, min(1 + room.bytes // max(room.workers, 1) // PART_BYTES, _MOST_IN_FLIGHT))
+
+
+class BucketStore:
+    """One build at one place. With `mine`, others are at it too: only these shards are this run's."""
+
+    staged = False
+
+    def __init__(
+        self,
+        address: BucketAddress,
+        owner: str,
+        room: SendingRoom,
+        listener: Listener,
+        check: Callable[[], None] = lambda: None,
+        folder: str = "data",
+        mine: frozenset[str] | None = None,
+    ) -> None:
+        self.address, self.folder, self._mine = address, folder, mine
+        self._listener, self._check = listener, check
+        self._carrier = BucketCarrier(address, parts_in_flight(room))
+        self._lease = Lease(address, owner, listener.note)
+        self._there: dict[str, ObjectStat] = {}
+
+    def open(self, fingerprint: str) -> None:
+        with told_if_slow(self._listener.note, f"still waiting for {self.address}"), interrupted_by(self._check):
+            self._look()
+        if self._mine is None:
+            self._lease.take(self._check)
+        self._abort_left()
+        self._look()
+
+    def _look(self) -> None:
+        self._there = _listed(self.address, self.folder)
+
+    def _abort_left(self) -> None:
+        """Uploads that a killed run has begun. Whoever holds the lease is the only one to have any."""
+        start = self.address.key(f"{self.folder}/")
+        keys = None if self._mine is None else {self.address.key(name) for name in self._mine}
+        try:
+            left = abort_uploads(
+                self.address, start, lambda key: "/" not in key.removeprefix(start) if keys is None else key in keys
+            )
+        except CannotTell as why:
+            self._listener.note(f"{self.address}: {why}")
+            return
+        if left:
+            self._listener.note(f"aborted {left} upload(s) that were begun and never finished")
+
+    def manifest_name(self, split: str) -> str:
+        return f"{MANIFESTS}/{_CONFIG}/{split}.jsonl"
+
+    def manifests(self) -> list[bytes]:
+        """What earlier builds left about themselves."""
+        return _manifests(self.address, self._there)
+
+    def carrier(self) -> BucketCarrier:
+        return self._carrier
+
+    def shards(self) -> Iterable[str]:
+        return _shards(self._there, self.folder)
+
+    def holds(self, piece: Piece) -> bool:
+        return _is(self._there.get(piece.name), piece)
+
+    def holds_aside(self, piece: Piece) -> bool:
+        there = self._there.get(f"{_KEEP}/{piece.sha256}")
+        return there is not None and there.st_size == piece.size
+
+    def set_aside(self, piece: Piece) -> None:
+        if piece.size <= _MOST_COPY_BYTES:  # a larger one is sent again
+            self._move(piece.name, f"{_KEEP}/{piece.sha256}")
+
+    def bring_back(self, piece: Piece, name: str) -> str:
+        self._move(f"{_KEEP}/{piece.sha256}", name)
+        return self._there[name].etag
+
+    def _move(self, source: str, target: str) -> None:
+        with explained(self.address):
+            copy_object(self.address, self.address.key(source), self.address.key(target))
+            delete_objects(self.address, [self.address.key(source)])
+        there = stat_object(self.address.below(target), reading=False)
+        if there is None:
+            raise SinkFailed(f"{target} was copied in the bucket and is not there.", hint="Run the same command again.")
+        self._there.pop(source, None)
+        self._there[target] = there
+
+    def discard(self, names: Iterable[str]) -> None:
+        gone = [name for name in names if name in self._there]
+        gone += [name for name in self._there if name.startswith(f"{_KEEP}/")]
+        self._delete(gone)
+
+    def _delete(self, names: Sequence[str]) -> None:
+        with explained(self.address):
+            delete_objects(self.address, [self.address.key(name) for name in names])
+        for name in names:
+            self._there.pop(name, None)
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def begin(self, job: Announcement) -> None:
+        self._card(job.trial_card)
+        self._write(CARD, self._card(job.unfinished_card))
+
+    def put(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
+        self._lease.check()
+        return self._carrier.put(name, splice, sha256, watcher)
+
+    def checkpoint(self, pieces: Sequence[Piece], oldest: float) -> None:
+        """What is there lasts."""
+
+    def publish(self, publication: Publication) -> str:
+        self._look()
+        wrong = [piece.name for piece in publication.pieces if not _is(self._there.get(piece.name), piece)]
+        if wrong:
+            raise SinkFailed(
+                f"{self.address} does not hold {wrong[0]} as it was sent ({len(wrong)} such objects).",
+                hint="Someone else may have changed it meanwhile. Run the same command again.",
+            )
+        self._lease.renew()  # from here on nobody else can have been at it
+        self._abort_left()  # of a machine of a cluster that was lost on the way
+        stale = [n for n in self._there if n.startswith(f"{MANIFESTS}/{_CONFIG}/") and n not in publication.manifests]
+        keep = [name for name in self._there if name.startswith((f"{_KEEP}/", f"{MANIFESTS}/{CHECKS}"))]
+        self._delete(sorted({*(name for name in publication.gone if name in self._there), *stale, *keep}))
+        for name, data in publication.manifests.items():
+            self._write(name, data)
+        self._write(CARD, self._card(publication.card))
+        count = len(publication.pieces)
+        shards = "the shard" if count == 1 else f"all {count:,} shards"
+        return f"the bucket lists {shards} with the size and ETag noted when sent"
+
+    def _card(self, maker: CardMaker) -> bytes:
+        existing = read_small(self.address, CARD, reading=False)
+        try:
+            return maker(None if existing is None else existing.decode()).encode()
+        except UnicodeDecodeError as error:
+            raise DestinationError(f"The {CARD} at {self.address} is not UTF-8.", hint="Mend it there.") from error
+
+    def _write(self, name: str, data: bytes) -> None:
+        with explained(self.address):
+            send_small(self.address, self.address.key(name), data)
+
+    def close(self) -> None:
+        self._lease.release()
+
+
+def _is(there: ObjectStat | None, piece: Piece) -> bool:
+    """Whether what is there is the shard: by size, and by its ETag where one was noted."""
+    return there is not None and there.st_size == piece.size and piece.etag in ("", there.etag)
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """What lies at a place. `unfinished`: a build has not ended, so shards may be there that no manifest names."""
+
+    manifests: Sequence[bytes]
+    shards: Sequence[str]
+    unfinished: bool
+
+
+def published_in(address: BucketAddress, folder: str = "data") -> There:
+    """What is there, without a lock and without changing anything."""
+    there, card = _listed(address, folder), read_small(address, CARD, reading=False) or b""
+    return There(_manifests(address, there), _shards(there, folder), UNFINISHED.encode() in card)
+
+
+def _listed(address: BucketAddress, shards: str) -> dict[str, ObjectStat]:
+    there = {}
+    for folder in (shards, MANIFESTS):
+        for name, stat in list_objects(address.below(folder), reading=False):
+            there[f"{folder}/{name}"] = stat
+    return there
+
+
+def _manifests(address: BucketAddress, there: Iterable[str]) -> list[bytes]:
+    names = [name for name in sorted(there) if name.startswith(f"{MANIFESTS}/{_CONFIG}/") and name.endswith(".jsonl")]
+    found = (read_small(address, name, reading=False) for name in names)
+    return [data for data in found if data is not None]
+
+
+def _shards(there: Iterable[str], folder: str) -> list[str]:
+    return [name for name in sorted(there) if name.startswith(f"{folder}/")]

@@ -1,0 +1,223 @@
+"""Where a dataset is: a folder, a repository on the Hub, or a place in a bucket; and where its ledger is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from brim.buckets.bucket_address import Access, BucketAddress, is_bucket_address, parse_bucket_address
+from brim.buckets.bucket_client import endpoint_of
+from brim.errors import DestinationError, DoesNotFit, InputError
+from brim.file_set import FileSet, inode_of
+from brim.formats.card import CARD
+from brim.state.durable import reason, sync_folder
+from brim.state.ledger import LEDGER, STATE, Ledger
+from brim.stores.hub_options import SCHEME, HubAddress, looks_like_repo, parse_hub_address
+
+Destination = Path | HubAddress | BucketAddress
+UNITS = "units"  # the folder of the units of a computed job, beside its ledger
+QUARANTINE = "quarantine.parquet"
+
+
+def parse_destination(destination: str | os.PathLike[str], access: Access | None = None) -> Destination:
+    """`access` is how a bucket is reached."""
+    text = os.fspath(destination)
+    if text.startswith(SCHEME):
+        return parse_hub_address(text)
+    if is_bucket_address(text):
+        return parse_bucket_address(text, access)
+    if "://" in text:
+        raise InputError(
+            f"brim cannot use {text.partition('://')[0]}:// as a destination.",
+            hint="Give a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX.",
+        )
+    return Path(os.path.abspath(text))
+
+
+def new_destination(destination: str | os.PathLike[str], access: Access | None = None) -> Destination:
+    """A destination to build at. A bare ORG/NAME may be a slip: a folder of that name would be a surprise."""
+    if isinstance(destination, str) and looks_like_repo(destination):
+        raise InputError(
+            f"{destination!r} may be a folder or a repository on the Hub.",
+            hint=f"Write hf://datasets/{destination} for the Hub, or ./{destination} for a folder.",
+        )
+    return parse_destination(destination, access)
+
+
+def refuse_source(
+    destination: Destination,
+    place: str,
+    access: Access | None = None,
+    files: FileSet | None = None,
+    taken: Iterable[Destination] = (),
+) -> None:
+    """A source is never its own destination: what was stopped while it replaced its source could not go on.
+
+    The source is `place`, which is reached with `access` (as `files` are), and the `files` found there. `taken` are the
+    files and folders that the job writes or replaces: none of them is a file of the source or holds one, whatever their
+    paths are called. Files are compared by device and inode.
+    """
+    if access is None:
+        access = files.bucket.access if files is not None and files.bucket is not None else Access()
+    if _is_place(destination, place, access):
+        raise DestinationError("The destination is the source itself.", hint="Give another place.")
+    for one in taken:
+        found = None if files is None else _found_in(one, files)
+        if found is not None:
+            raise DestinationError(
+                f"The destination is the source itself: the job would take the place of {found!r}.",
+                hint="Give another place.",
+                path=found,
+            )
+
+
+def taken_by_dataset(destination: Destination, folder: str) -> list[Destination]:
+    """Where a job that makes a dataset writes: its shards (in `folder`), its card, what it left out, its books."""
+    names = [folder, CARD, QUARANTINE, STATE]
+    if isinstance(destination, HubAddress):
+        return []
+    return [destination / name if isinstance(destination, Path) else destination.below(name) for name in names]
+
+
+def lies_in(path: Path, folder: Path) -> bool:
+    """Whether a path, which need not exist, is a folder or below it."""
+    whole = Path(os.path.realpath(path))
+    return any(_same_path(one, folder) for one in (whole, *whole.parents))
+
+
+def _is_place(destination: Destination, place: str, access: Access) -> bool:
+    if isinstance(destination, Path):
+        return "://" not in place and _same_path(destination, Path(place))
+    if isinstance(destination, HubAddress):
+        return place.startswith(SCHEME) and parse_hub_address(place).repo == destination.repo
+    if not is_bucket_address(place):
+        return False
+    source = parse_bucket_address(place, access)
+    return _same_bucket(destination, source) and destination.prefix == source.prefix
+
+
+def _same_bucket(one: BucketAddress, other: BucketAddress) -> bool:
+    alike = (one.scheme, one.bucket) == (other.scheme, other.bucket)
+    return alike and endpoint_of(one.access) == endpoint_of(other.access)
+
+
+def _same_path(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them is not there
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _found_in(place: Destination, files: FileSet) -> str | None:
+    """A file of the source that is `place`, or lies in it."""
+    if isinstance(place, Path):
+        return None if files.bucket is not None else _found_on_disk(place, files.on_disk)
+    if isinstance(place, HubAddress) or files.bucket is None or not _same_bucket(place, files.bucket):
+        return None
+    for path in files.paths:  # a source in a bucket was listed just before: this is the smaller part
+        key = files.bucket.key(path.as_py())
+        if key == place.prefix or key.startswith(f"{place.prefix}/"):
+            return f"{place.scheme}://{place.bucket}/{key}"
+    return None
+
+
+def _found_on_disk(place: Path, files: FileSet) -> str | None:
+    """Every file there is looked for among the inodes of the source, so that no spelling of a path matters."""
+    there = {inode_of(os.stat(path)): path for path in _files_at(place)}
+    inodes = np.fromiter(there, np.int64, len(there))
+    for number in np.flatnonzero(np.isin(files.inodes, inodes)).tolist():
+        if _same_path(Path(files.full_path(number)), Path(there[int(files.inodes[number])])):
+            return files.full_path(number)
+    return None
+
+
+def _files_at(place: Path) -> Iterator[str]:
+    if place.is_file():
+        yield str(place)
+    for folder, _, names in os.walk(place, followlinks=False):
+        yield from (path for name in names if os.path.isfile(path := os.path.join(folder, name)))
+
+
+def state_folder(destination: Destination, state: str | os.PathLike[str] | None, scope: str = "") -> Path:
+    """Where the ledger of a destination is: inside a folder, else with the user's state; or where the user says.
+
+    `scope` tells apart what is published to one repository independently (a config, a split).
+    """
+    if state:
+        return Path(state)
+    if isinstance(destination, Path):
+        return destination / STATE
+    if isinstance(destination, HubAddress):
+        kind, endpoint, shown = "hub", os.environ.get("HF_ENDPOINT", "").rstrip("/"), destination.repo
+    else:
+        kind, endpoint = "objects", endpoint_of(destination.access) or ""
+        shown = f"{destination.bucket}/{destination.prefix}".rstrip("/")
+    return state_home(kind, f"{endpoint} {destination} {scope}", shown)
+
+
+def state_home(kind: str, what: str, shown: str) -> Path:
+    """The folder that the user's state keeps about something; `shown` is what people will know it by."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    name = f"{shown[:80].replace('/', '--')}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
+    return Path(home) / "brim" / kind / name
+
+
+class Footprints:
+    """What a job makes at a destination before it begins. One that is refused takes it away again.
+
+    Made before anything else is. What was there before stays as it was.
+    """
+
+    def __init__(self, destination: Destination | None, state: Path) -> None:
+        folders = [state, *state.parents]
+        if isinstance(destination, Path):
+            folders += [destination / "data", destination / STATE, destination, *destination.parents]
+        self._state = state
+        self._folders = [folder for folder in dict.fromkeys(folders) if not folder.exists()]
+        self._books = [folder for folder in (state, state / UNITS) if not folder.exists()]
+        self._files = [state / name for name in ("lock", LEDGER) if not (state / name).exists()]
+
+    def sweep(self) -> None:
+        """Remove the folders that are empty."""
+        for folder in sorted(self._folders, key=lambda folder: len(folder.parts), reverse=True):
+            with suppress(OSError):  # it is not empty: somebody else's
+                folder.rmdir()
+
+    @contextmanager
+    def removed_if_refused(self) -> Iterator[None]:
+        """For whoever holds the lock: nothing stays of a job that is refused, or does not fit, with nothing done."""
+        try:
+            yield
+        except (InputError, DoesNotFit):
+            if Ledger(self._state).job is None and not Ledger(self._state / UNITS).receipts:
+                for folder in self._books:
+                    shutil.rmtree(folder, ignore_errors=True)
+                for file in self._files:
+                    file.unlink(missing_ok=True)
+                self.sweep()
+            raise
+
+
+def make_state(destination: Destination, folder: Path) -> None:
+    """Make the folder of the ledger. In a built folder, .brim is made in any case: it marks what brim built."""
+    try:
+        if isinstance(destination, Path):
+            (destination / STATE).mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+        else:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in ("lock", LEDGER):
+            with open(folder / name, "ab"):
+                pass
+        sync_folder(folder)
+    except OSError as error:
+        raise DestinationError(
+            f"The folder of the ledger, {str(folder)!r}, cannot be used: {reason(error)}.",
+            hint="Choose another one with --state=DIR.",
+        ) from error

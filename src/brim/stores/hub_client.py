@@ -1,0 +1,205 @@
+"""What brim asks of the Hub: a repository, its files at a commit, commits, pull requests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from brim.errors import DestinationError
+from brim.state.ledger import Piece
+from brim.stores.hub_options import MAIN, HubAddress
+from brim.stores.hub_session import explained, persistently, status_of
+
+_KIND = "dataset"
+
+
+@dataclass(frozen=True, slots=True)
+class HubEntry:
+    """A file in the repository. A large one is known by its SHA-256, a text by git's hash."""
+
+    size: int
+    sha256: str | None
+    blob: str
+
+    def is_piece(self, piece: Piece) -> bool:
+        return self.size == piece.size and self.sha256 == piece.sha256
+
+    def is_text(self, data: bytes) -> bool:
+        if self.sha256 is not None:
+            return self.sha256 == hashlib.sha256(data).hexdigest()
+        return self.blob == hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A revision's files at one commit."""
+
+    revision: str
+    commit: str
+    tree: dict[str, HubEntry]
+
+    def holds(self, piece: Piece) -> bool:
+        """Whether the shard is there under its name."""
+        return piece.name in self.tree and self.tree[piece.name].is_piece(piece)
+
+
+class HubClient:
+    """One repository, one token. Requests that the library makes only once are tried again here."""
+
+    def __init__(self, address: HubAddress, token: str | None = None) -> None:
+        from huggingface_hub import HfApi
+
+        self.address = address
+        self.repo: dict[str, Any] = {"repo_id": address.repo, "repo_type": _KIND}
+        self.api: Any = HfApi(token=token, library_name="brim")
+        self.endpoint = str(self.api.endpoint)
+        try:
+            (self.token or "").encode("ascii")
+        except UnicodeError as error:
+            raise DestinationError(
+                "What is set as the token for the Hub is none: it holds characters that no token has.",
+                hint="Log in with `hf auth login`, or set HF_TOKEN to a valid token.",
+            ) from error
+
+    @property
+    def token(self) -> str | None:
+        from huggingface_hub import get_token
+
+        return self.api.token if isinstance(self.api.token, str) else get_token()
+
+    def visibility(self) -> str | None:
+        """ "private" or "public", or None if there is no such repository."""
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        try:
+            info = persistently(lambda: self.api.repo_info(**self.repo))
+        except RepositoryNotFoundError as error:
+            if status_of(error) == 404:
+                return None
+            raise
+        return "private" if info.private else "public"
+
+    def create(self, private: bool) -> None:
+        persistently(lambda: self.api.create_repo(**self.repo, private=private, exist_ok=True))
+
+    def need_token(self) -> str:
+        if not self.token:
+            raise DestinationError(
+                "There is no token for the Hub.",
+                hint="Log in with `hf auth login`, or set HF_TOKEN to a token that may write.",
+            )
+        return self.token
+
+    def need_write(self) -> None:
+        """Raises what the Hub answers to a token that may not write here."""
+        persistently(lambda: self.api.auth_check(**self.repo, write=True))
+
+    def need_branch(self, name: str) -> None:
+        """A branch that does not exist starts from main."""
+        from huggingface_hub.errors import RevisionNotFoundError
+
+        try:
+            persistently(lambda: self.api.repo_info(**self.repo, revision=name))
+        except RevisionNotFoundError as error:
+            if name.startswith("refs/"):
+                raise DestinationError(f"{self.address.repo} has no revision {name!r}.") from error
+            persistently(lambda: self.api.create_branch(**self.repo, branch=name, exist_ok=True))
+
+    def snapshot(self, revision: str = MAIN) -> Snapshot:
+        commit = str(persistently(lambda: self.api.repo_info(**self.repo, revision=revision)).sha)
+        return Snapshot(revision, commit, self.tree(commit))
+
+    def tree(self, commit: str) -> dict[str, HubEntry]:
+        return persistently(lambda: self._tree(commit))
+
+    def _tree(self, commit: str) -> dict[str, HubEntry]:
+        tree = {}
+        for entry in self.api.list_repo_tree(**self.repo, revision=commit, recursive=True):
+            size = getattr(entry, "size", None)
+            if size is not None:  # a folder has none
+                lfs = entry.lfs
+                tree[entry.path] = HubEntry(lfs.size if lfs else size, lfs.sha256 if lfs else None, entry.blob_id)
+        return tree
+
+    def url(self, name: str, revision: str) -> str:
+        from huggingface_hub import hf_hub_url
+
+        return hf_hub_url(**self.repo, filename=name, revision=revision, endpoint=self.endpoint)
+
+    def headers(self) -> dict[str, str]:
+        from huggingface_hub.utils._headers import build_hf_headers
+
+        return dict(build_hf_headers(token=self.token or False, library_name="brim"))
+
+    def read(self, name: str, snapshot: Snapshot) -> bytes | None:
+        """A small file of a snapshot."""
+        from huggingface_hub.utils._http import hf_raise_for_status, http_backoff
+
+        if name not in snapshot.tree:
+            return None
+        response = http_backoff("GET", self.url(name, snapshot.commit), headers=self.headers())
+        hf_raise_for_status(response)
+        return bytes(response.content)
+
+    def commit(
+        self, revision: str, parent: str, operations: Sequence[Any], message: str, description: str | None = None
+    ) -> str:
+        """Once: whoever calls looks at what is there before asking again."""
+        made = self.api.create_commit(
+            **self.repo,
+            operations=list(operations),
+            commit_message=message,
+            commit_description=description,
+            revision=revision,
+            parent_commit=parent,
+        )
+        return str(made.oid)
+
+    def open_pull(self, title: str, description: str) -> int:
+        made = self.api.create_pull_request(**self.repo, title=title, description=description)
+        return int(made.num)
+
+    def find_pull(self, mark: str) -> int | None:
+        """The open pull request whose title holds `mark`."""
+
+        def look() -> int | None:
+            found = self.api.get_repo_discussions(**self.repo, discussion_type="pull_request", discussion_status="open")
+            return next((int(pull.num) for pull in found if mark in pull.title), None)
+
+        return persistently(look)
+
+    def pull_status(self, number: int) -> str:
+        """draft, open, closed or merged; closed if there is no such one."""
+        try:
+            details = persistently(lambda: self.api.get_discussion_details(**self.repo, discussion_num=number))
+        except Exception as error:
+            if status_of(error) == 404:
+                return "closed"
+            raise
+        return str(details.status)
+
+    def set_pull_status(self, number: int, status: str) -> None:
+        def change() -> None:
+            if self.pull_status(number) != status:
+                self.api.change_discussion_status(**self.repo, discussion_num=number, new_status=status)
+
+        persistently(change)
+
+    def merge(self, number: int) -> None:
+        """Merge a pull request; asked again after a lost answer, it is merged already."""
+
+        def once() -> None:
+            if self.pull_status(number) != "merged":
+                self.api.merge_pull_request(**self.repo, discussion_num=number)
+
+        persistently(once)
+
+
+def own_name(token: str | None) -> str:
+    """Whose token this is."""
+    from huggingface_hub import HfApi
+
+    with explained("your account", begun=False):
+        return str(persistently(lambda: HfApi(token=token).whoami())["name"])

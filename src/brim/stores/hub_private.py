@@ -1,0 +1,48 @@
+"""The one place that touches what huggingface_hub keeps private: a commit of objects that are already there.
+
+The library makes a pointer only of what it has read itself. brim has hashed and sent a shard long before
+the commit, often in an earlier run, so it tells the library what it would have found out.
+tests/integration/test_publish.py pins that the Hub gets the right pointer.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from brim.state.ledger import Piece
+
+
+def upload_info(piece: Piece) -> Any:
+    """What the LFS requests say of an object."""
+    from huggingface_hub.lfs import UploadInfo
+
+    return UploadInfo(size=piece.size, sample=b"", sha256=bytes.fromhex(piece.sha256))
+
+
+def addition(piece: Piece, content: io.BufferedIOBase | None = None) -> Any:
+    """A shard by its hash: to be sent from `content`, or there already."""
+    from huggingface_hub import CommitOperationAdd
+
+    operation = CommitOperationAdd(path_in_repo=piece.name, path_or_fileobj=b"")
+    operation.upload_info = upload_info(piece)
+    operation._upload_mode = "lfs"
+    operation._should_ignore = False
+    if content is None:
+        operation._is_uploaded = True
+    else:
+        operation.path_or_fileobj = content  # type: ignore[assignment]
+    return operation
+
+
+def text(name: str, data: bytes) -> Any:
+    """A small file. As a stream: the library sends large bytes by Xet, also where the server has none."""
+    from huggingface_hub import CommitOperationAdd
+
+    return CommitOperationAdd(path_in_repo=name, path_or_fileobj=io.BytesIO(data))
+
+
+def deletion(name: str) -> Any:
+    from huggingface_hub import CommitOperationDelete
+
+    return CommitOperationDelete(path_in_repo=name, is_folder=False)

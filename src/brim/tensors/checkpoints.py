@@ -1,0 +1,109 @@
+"""What is safely there of an unfinished file: one checksummed line for every checkpoint.
+
+A line says how many rows there are, and for each stream of bytes where it ends and the CRC-32 of what was added
+since the line before. Lines are only ever appended; rows that turn out to be damaged are taken back by a line
+that says so. One writer at a time: the lock on this file dies with its process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from brim.errors import DestinationError
+from brim.state.durable import append_line, end_torn_line, reason, record_line, record_of, sync_folder
+
+RECEIPTS = "receipts.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`rows` are on disk; `blocks` has the end of each stream and the checksum of its newest part."""
+
+    rows: int
+    blocks: dict[str, tuple[int, int]]
+
+
+class CheckpointLog:
+    """The lines of one unfinished file. `job` is what was asked for, `moves` the renames that finish it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.job: dict[str, Any] | None = None
+        self.checkpoints: list[Checkpoint] = []
+        self.moves: dict[str, Any] | None = None
+        self._descriptor = os.open(folder / RECEIPTS, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            _lock(self._descriptor, folder)
+            with open(folder / RECEIPTS, "rb") as file:
+                for line in file:
+                    self._take(record_of(line.rstrip(b"\n")))
+            end_torn_line(self._descriptor)
+            sync_folder(folder)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether starting over loses nothing."""
+        return self.job is None or (self.rows == 0 and self.moves is None)
+
+    @property
+    def rows(self) -> int:
+        return self.checkpoints[-1].rows if self.checkpoints else 0
+
+    def clear(self) -> None:
+        os.ftruncate(self._descriptor, 0)
+        self.job, self.checkpoints, self.moves = None, [], None
+
+    def begin(self, job: dict[str, Any]) -> None:
+        self._append({"type": "job", "job": job})
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        self._append({"type": "rows", "rows": checkpoint.rows, "blocks": checkpoint.blocks})
+
+    def take_back(self, rows: int) -> None:
+        """Only the first `rows` rows count from now on."""
+        self._append({"type": "back", "rows": rows})
+
+    def finish(self, moves: dict[str, Any]) -> None:
+        self._append({"type": "finish", "moves": moves})
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _append(self, record: dict[str, Any]) -> None:
+        line = record_line(record)
+        append_line(self._descriptor, line)
+        self._take(record_of(line.rstrip(b"\n")))
+
+    def _take(self, record: dict[str, Any] | None) -> None:
+        match record:
+            case {"type": "job", "job": dict(job)}:
+                self.job = job
+            case {"type": "rows", "rows": int(rows), "blocks": dict(blocks)}:
+                self.checkpoints.append(Checkpoint(rows, {name: (end, crc) for name, (end, crc) in blocks.items()}))
+            case {"type": "back", "rows": int(rows)}:
+                while self.checkpoints and self.checkpoints[-1].rows > rows:
+                    self.checkpoints.pop()
+            case {"type": "finish", "moves": dict(moves)}:
+                self.moves = moves
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise DestinationError(
+            f"{folder.name.removesuffix('.partial')} is being written by another writer.",
+            hint="Wait for it to end, or close it.",
+        ) from error
+    except OSError as error:
+        raise DestinationError(
+            f"The file system of {folder.name!r} cannot lock files: {reason(error)}.", hint="Write to another disk."
+        ) from error

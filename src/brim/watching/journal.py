@@ -1,0 +1,153 @@
+"""What a watch writes down: its head, those samples that say something new, events, its end; and the peak.
+
+Every sample counts for the peak and for the board. Into the log goes one when memory has moved by a hundredth
+of the limit, at most one a second when it has moved less, and one every ten seconds when it stands still.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from brim.memory.machine import blind_spots, boot_id, machine_facts, versions
+from brim.memory.meter import Process
+from brim.memory.sampler import Gpus, Sample
+from brim.watching.launch import Board
+from brim.watching.orders import Orders
+from brim.watching.run_log import LogWriter
+
+_MOVED, _STIRRED = 0.01, 0.001  # of the limit
+_SOON_S, _LATER_S = 1.0, 10.0
+_SHOWN_PROCESSES = 20
+_PROCESSES_EVERY_S, _PROCESSES_AT_LEAST_S = 2.0, 60.0
+_GPU_EVERY_S = 5.0
+
+
+class Journal:
+    """Writes to the log and the board; remembers the peak."""
+
+    def __init__(self, orders: Orders, path: Path) -> None:
+        self._orders, self._log = orders, LogWriter(path)
+        self._board = Board(orders.board) if orders.board is not None else None
+        self._gpus = Gpus()
+        self._gpu_at = 0.0
+        self._logged: Sample | None = None
+        self._shown: dict[int, int] = {}
+        self._shown_at = 0.0
+        self._limit_bytes = orders.limit_bytes
+        self.peak_bytes, self.peak_t = 0, time.time()
+        self.last_bytes = 0
+        self.samples = 0
+
+    def begin(self, pid: int | None) -> None:
+        """The head, which names the process that is watched."""
+        target, orders = self._orders.target, self._orders
+        self._log.write(
+            "head",
+            {
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "boot_id": boot_id(),
+                "machine": machine_facts(),
+                "limit": {"bytes": orders.limit_bytes, "why": orders.limit_why, "enforced": orders.enforced},
+                "watched": target.kind,
+                "command": list(target.command),
+                "pid": pid,
+                "fraction": orders.fraction,
+                "ladder": {"alert": orders.ladder.alert, "stop": orders.ladder.stop, "kill": orders.ladder.kill},
+                "versions": versions(),
+                "not_seen": blind_spots(),
+            },
+        )
+
+    def sample(self, sample: Sample, *, at_once: bool = False) -> None:
+        self.samples += 1
+        self.last_bytes = sample.total_bytes
+        if sample.total_bytes > self.peak_bytes:
+            self.peak_bytes, self.peak_t = sample.total_bytes, sample.t
+        if self._board is not None:
+            usage = sample.reading.usage
+            self._board.set(
+                **asdict(usage), total_bytes=usage.total_bytes, peak_bytes=self.peak_bytes, t_ns=int(sample.t * 1e9)
+            )
+        if at_once or self._worth_a_line(sample):
+            self._write(sample)
+
+    def _worth_a_line(self, sample: Sample) -> bool:
+        if not sample.reading.processes:
+            return False  # all have ended: that is the end, and no low of the curve
+        last = self._logged
+        if last is None:
+            return True
+        moved = abs(sample.total_bytes - last.total_bytes)
+        passed_s = sample.at - last.at
+        if moved > _MOVED * self._limit_bytes or passed_s >= _LATER_S:
+            return True
+        files = abs(sample.reading.usage.file_bytes - last.reading.usage.file_bytes)
+        return passed_s >= _SOON_S and max(moved, files) > _STIRRED * self._limit_bytes
+
+    def _write(self, sample: Sample) -> None:
+        self._logged = sample
+        usage, machine = sample.reading.usage, sample.machine
+        facts: dict[str, Any] = {
+            "t": round(sample.t, 3),
+            **asdict(usage),
+            "total_bytes": usage.total_bytes,
+            "available_bytes": machine.available_bytes,
+            "swap_free_bytes": machine.swap_free_bytes,
+            "psi_some_avg10": machine.psi_some_avg10,
+        }
+        largest = self._news(sample)
+        if largest:
+            facts["processes"] = [{"pid": p.pid, "name": p.name, **asdict(p.usage)} for p in largest]
+        if sample.at - self._gpu_at >= _GPU_EVERY_S:
+            self._gpu_at = sample.at
+            gpus = self._gpus.read()
+            if gpus:
+                facts["gpus"] = [asdict(gpu) for gpu in gpus]
+        self._log.write("sample", facts)
+
+    def _news(self, sample: Sample) -> list[Process]:
+        """The largest processes, if there are others than were last written, or some have changed notably."""
+        passed_s = sample.at - self._shown_at
+        if self._shown and passed_s < _PROCESSES_EVERY_S:
+            return []
+        processes = sorted(sample.reading.processes, key=lambda p: -p.usage.total_bytes)[:_SHOWN_PROCESSES]
+        sizes = {p.pid: p.usage.total_bytes for p in processes}
+        notable = max(sample.total_bytes // 20, 1 << 20)
+        changed = sizes.keys() != self._shown.keys() or any(
+            abs(size - self._shown[pid]) > notable for pid, size in sizes.items()
+        )
+        if not changed and passed_s < _PROCESSES_AT_LEAST_S:
+            return []
+        self._shown, self._shown_at = sizes, sample.at
+        return processes
+
+    def event(self, kind: str, text: str, **facts: Any) -> None:
+        self._log.write("event", {"t": round(time.time(), 3), "kind": kind, "text": text, **facts})
+
+    def ask_to_stop(self) -> None:
+        """For whoever looks at the board."""
+        if self._board is not None:
+            self._board.set(stop=1)
+
+    def end(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """The last line; returns it. It can be read from now on, and is on the disk after `close`."""
+        over = 0 if self._orders.floating else max(self.peak_bytes - self._orders.limit_bytes, 0)
+        whole = {
+            "t": round(time.time(), 3),
+            **facts,
+            "peak_bytes": self.peak_bytes,
+            "peak_t": round(self.peak_t, 3),
+            "overshoot_bytes": over,
+            "samples": self.samples,
+            "lost_lines": self._log.lost_lines,
+        }
+        self._log.write("end", whole)
+        return whole
+
+    def close(self) -> None:
+        """Waits for the disk."""
+        self._log.close()

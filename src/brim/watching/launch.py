@@ -1,0 +1,162 @@
+"""Starting a watcher, and speaking with it.
+
+A fresh interpreter, not a fork: small, without the libraries and secrets of whoever starts it, and in a
+session of its own, where Ctrl-C and a closed terminal do not reach it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from brim.errors import BrimError
+from brim.watching.orders import Orders
+
+_FIELDS = ("t_ns", "total_bytes", "anon_bytes", "shmem_bytes", "swap_bytes", "file_bytes", "peak_bytes", "stop")
+_SIZE = 4096
+
+
+class Board:
+    """Numbers by name. Make one and hand its `descriptor` to a child, or open one by descriptor."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._file: IO[bytes] | None = None
+        if descriptor is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115
+            self._file.truncate(_SIZE)
+            descriptor = self._file.fileno()
+        self.descriptor = descriptor
+        self._page = mmap.mmap(descriptor, _SIZE)
+        self._numbers = memoryview(self._page).cast("q")
+
+    def set(self, **values: int) -> None:
+        for name, value in values.items():
+            self._numbers[_FIELDS.index(name)] = value
+
+    def get(self, name: str) -> int:
+        return self._numbers[_FIELDS.index(name)]
+
+    def close(self) -> None:
+        self._numbers.release()
+        self._page.close()
+        if self._file is not None:
+            self._file.close()
+
+
+HOME = Path(__file__).parents[3]  # where the package lies: the watcher imports this brim and no other
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from brim.watching.watcher import main; main()"
+# What a watcher and an --on-alert command may know of the environment: nothing that could be a secret.
+_PASSED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "TMPDIR",
+    "TERM",
+    "DISPLAY",
+    "WAYLAND_DISPLAY",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "XDG_RUNTIME_DIR",
+    "SLURM_MEM_PER_NODE",
+    "SLURM_MEM_PER_CPU",
+    "SLURM_CPUS_ON_NODE",
+    "SLURM_JOB_ID",
+)
+
+
+class WatcherProcess:
+    """A watcher that was started; `pid` is its own."""
+
+    def __init__(self, orders: Orders) -> None:
+        environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
+        environment |= {name: value for name, value in os.environ.items() if name.startswith("LC_")}
+        self.end: dict[str, Any] | None = None
+        self._rest = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _START, str(HOME)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if orders.detached and not orders.speak else None,
+            env=environment,
+            start_new_session=True,
+            pass_fds=() if orders.board is None else (orders.board,),
+            cwd="/" if orders.detached else None,
+        )
+        self.pid = self._process.pid
+        self._write(orders.to_json())
+        if not self._receive("ready", 30.0):
+            self._process.kill()
+            raise BrimError(
+                "The process that watches did not start.", hint="Run it again with --debug and report what it prints."
+            )
+
+    def tell(self, what: str, **facts: Any) -> bool:
+        """False if the watcher is gone."""
+        return self._write(json.dumps({"do": what, **facts}))
+
+    def _write(self, line: str) -> bool:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            return False
+        return True
+
+    def await_end(self, timeout_s: float) -> dict[str, Any] | None:
+        """The watcher's last word, or None if it does not come in that time or at all."""
+        if self.end is None:
+            self.end = self._receive("end", timeout_s)
+        return self.end
+
+    @property
+    def silent(self) -> bool:
+        """It will say nothing more."""
+        return self._process.stdout is None or self._process.stdout.closed
+
+    def _receive(self, word: str, timeout_s: float) -> Any:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        while not self._process.stdout.closed:
+            line, found, rest = self._rest.partition(b"\n")
+            if found:
+                self._rest = rest
+                message = json.loads(line)
+                if word in message:
+                    return message[word]
+                continue
+            ready, _, _ = select.select([self._process.stdout], [], [], max(deadline - time.monotonic(), 0.0))
+            if not ready:
+                return None
+            data = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not data:
+                self._process.stdout.close()
+            self._rest += data
+        return None
+
+    def reaped(self, status: int) -> None:
+        """Someone else has collected its exit status."""
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+
+    def let_go(self) -> None:
+        """Leave it to itself."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None and not stream.closed:
+                try:
+                    stream.close()
+                except OSError:
+                    pass
+        if self._process.returncode is None and self._process.poll() is None:
+            self._process.returncode = 0  # it may outlive us, and needs nobody's care

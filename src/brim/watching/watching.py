@@ -1,0 +1,159 @@
+"""`with brim.watch(memory="40GB") as m:` — the watch of `brim run`, for a program that watches itself.
+
+The sampler is a process of its own here too, so that a program that is starved or stuck is still seen. It
+warns, writes the log, touches the stop file and raises the flag behind `should_stop()`; it ends nothing
+unless `act=True`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from brim.errors import InputError
+from brim.memory.limit import Limit, watch_limit
+from brim.memory.meter import Usage, tree_bytes
+from brim.redact import redact_command
+from brim.watching.launch import Board, WatcherProcess
+from brim.watching.orders import Ladder, Orders, Target
+from brim.watching.run_log import alerts_path, check_log, new_log_path, prepare_log
+
+if TYPE_CHECKING:
+    from brim.watching.callbacks import StopCallback
+
+
+class watch:
+    """Watch this process and all it starts.
+
+    `memory` is the limit (default: what it holds and what is left). `stop_file` is made when the program
+    should stop, and may be made by anyone to ask it to; `should_stop()` sees both. `alert`, `stop` and
+    `kill` are levels like "80%" or "40GB"; without `act` the last only raises the flag as well.
+    """
+
+    def __init__(
+        self,
+        memory: str | int | float | None = None,
+        *,
+        stop_file: str | os.PathLike[str] | None = None,
+        alert: str = "80%",
+        stop: str = "90%",
+        kill: str = "97%",
+        log: str | os.PathLike[str] | None = None,
+        on_alert: str | None = None,
+        act: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        self.limit = _own_limit(memory)
+        self.stop_file = Path(stop_file).absolute() if stop_file is not None else None
+        if self.stop_file is not None and self.stop_file.exists():
+            raise InputError(
+                f"The stop file {str(self.stop_file)!r} is there already: the program would stop at once.",
+                hint="Remove it first.",
+            )
+        self.log = Path(log).absolute() if log is not None else new_log_path(Path(_argv()[0]).name or "python")
+        check_log(self.log)
+        self._ladder = Ladder(
+            alert=alert,
+            stop=stop,
+            kill=kill,
+            stop_file=str(self.stop_file) if self.stop_file else None,
+            alerts=str(alerts_path(self.log)),
+            on_alert=on_alert,
+            act=act,
+        )
+        self._ladder.lines(self.limit.bytes)
+        self._floating = memory is None and not os.environ.get("BRIM_MEMORY")
+        self._quiet = quiet
+        self._board: Board | None = None
+        self._watcher: WatcherProcess | None = None
+        self._last = Usage()
+        self._peak = 0
+        self._owner = os.getpid()
+
+    def __enter__(self) -> Self:
+        prepare_log(self.log, anew=False)
+        self._owner = os.getpid()
+        self._board = Board()
+        orders = Orders(
+            target=Target("process", pid=os.getpid(), command=tuple(redact_command([sys.executable, *_argv()]))),
+            log=str(self.log),
+            limit_bytes=self.limit.bytes,
+            limit_why=self.limit.reason,
+            floating=self._floating,
+            ladder=self._ladder,
+            board=self._board.descriptor,
+            speak=not self._quiet,
+        )
+        self._watcher = WatcherProcess(orders)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the watch; the log gets its last line. In a forked child it is the parent's, and goes on."""
+        if os.getpid() != self._owner:
+            return
+        watcher, self._watcher = self._watcher, None
+        if watcher is None or self._board is None:
+            return
+        watcher.tell("finish")
+        watcher.await_end(10.0)
+        self._last, self._peak = self.usage, self.peak
+        watcher.let_go()
+        self._board.close()
+        self._board = None
+
+    @property
+    def usage(self) -> Usage:
+        """The last sample, by kind; at most a second old."""
+        if self._board is None:
+            return self._last
+        get = self._board.get
+        return Usage(get("anon_bytes"), get("shmem_bytes"), get("swap_bytes"), get("file_bytes"))
+
+    @property
+    def now(self) -> int:
+        """Unreclaimable bytes of this process and all it started, as of the last sample."""
+        return self.usage.total_bytes
+
+    @property
+    def peak(self) -> int:
+        """The most that was seen."""
+        return self._board.get("peak_bytes") if self._board is not None else self._peak
+
+    def mark(self, text: str) -> None:
+        """Write into the log that this point was reached, with the memory at it."""
+        if self._watcher is not None:
+            self._watcher.tell("mark", text=text)
+
+    def should_stop(self) -> bool:
+        """Is it time to save and end? True from the stop level on, or when someone has made the stop file."""
+        if self._board is not None and self._board.get("stop"):
+            return True
+        return self.stop_file is not None and self.stop_file.exists()
+
+    def callback(self, save: Callable[[], Any] | None = None) -> StopCallback:
+        """A function for a training loop: True when it should end, after calling `save` once."""
+        from brim.watching.callbacks import StopCallback
+
+        return StopCallback(self, save)
+
+    def trainer_callback(self) -> Any:
+        """A `transformers.TrainerCallback` that saves a checkpoint and ends the training when it is time."""
+        from brim.watching.callbacks import trainer_callback
+
+        return trainer_callback(self)
+
+
+def _argv() -> list[str]:
+    """How this program was called; Python inside another program may have no words for that."""
+    return list(getattr(sys, "argv", None) or [""])
+
+
+def _own_limit(memory: str | int | float | None) -> Limit:
+    limit = watch_limit(memory, held_bytes=tree_bytes())
+    return limit if memory is None else Limit(limit.bytes, "brim.watch(memory=…)")

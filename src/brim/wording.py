@@ -1,0 +1,82 @@
+"""Options in what brim says: the words of whoever reads it.
+
+Texts are written once, with options as the terminal has them and a value behind `=`: `--workers`, `--on-error=skip`.
+In the terminal they read `--workers` and `--on-error skip`, in Python `workers=` and `on_error="skip"`. What follows
+the name of a command (`brim build --plan PLAN`), or stands in backticks, is something to type and stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+# Flags without a value, and what says the same in Python.
+SWITCHES = {
+    "act": "act=True",
+    "all": "everything=True",
+    "allow-empty": "allow_empty=True",
+    "anonymous": "anonymous=True",
+    "create-pr": "create_pr=True",
+    "deep": "deep=True",
+    "direct": "direct=True",
+    "fresh": "fresh=True",
+    "keep-done": "keep_done=True",
+    "no-bidsignore": "bidsignore=False",
+    "no-projection": "projection=False",
+    "phenotype": "phenotype=True",
+    "public": "public=True",
+    "splittable": "splittable=True",
+    "update": "update=True",
+}
+_PROGRAMS = (
+    "brim (?:build|check|embed|forecast|lab|map|plan|run|tokenize|unpack|verify|watch|why)|systemd-run|docker|sbatch"
+)
+_TYPED = rf"`[^`]*`|\b(?:{_PROGRAMS})\b.*?(?=[.;](?:\s|$)|$)"
+_OPTION = r"(?<![\w'\"-])--(?P<name>[a-z][a-z0-9-]*)(?:=(?P<value>[^\s,;)]*[^\s,;).:]))?"
+_PATTERN = re.compile(rf"(?P<typed>{_TYPED})|{_OPTION}", re.DOTALL)
+_NUMBER = re.compile(r"\d+(\.\d+)?|True|False|None")
+
+_in_terminal = False
+
+
+def speak_of_flags() -> None:
+    """From now on this process speaks to a terminal."""
+    global _in_terminal
+    _in_terminal = True
+
+
+def worded(text: str) -> str:
+    """A text for whoever reads it: with flags in the terminal, with keywords in Python."""
+    return _PATTERN.sub(_flag if _in_terminal else _keyword, text) if "--" in text else text
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """A text in which some options have the names (or, for a switch, the words) of a function of Python."""
+    if _in_terminal:
+        return text
+
+    def other(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name is None or name not in names:
+            return match[0]
+        if "=" in names[name]:
+            return names[name]
+        return f"--{names[name]}{'' if match['value'] is None else '=' + match['value']}"
+
+    return _PATTERN.sub(other, text)
+
+
+def _flag(match: re.Match[str]) -> str:
+    if match["value"] is None:
+        return match[0]
+    return f"--{match['name']} {match['value']}"
+
+
+def _keyword(match: re.Match[str]) -> str:
+    name, value = match["name"], match["value"]
+    if name is None:
+        return match[0]
+    if value is None:
+        return SWITCHES.get(name) or f"{name.replace('-', '_')}="
+    plain = _NUMBER.fullmatch(value) or value[0] in "'\""
+    return f"{name.replace('-', '_')}={value if plain else repr(value)}"

@@ -1,0 +1,179 @@
+"""The jobs of the goldens: what is run, where its ledgers are, when it is killed, and how what it left is told.
+
+`make.py` runs them with the version whose state is kept; tests/integration/test_goldens.py with the version at hand.
+Only public things are used: the command, `import brim`, and files on disk. The names of the latter are in one place
+below, so that a format that changes on purpose changes here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import lzma
+import os
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+HOME = Path(__file__).parent
+INPUTS = HOME / "inputs"
+FACTS = HOME / "goldens.json"
+
+# Names on disk that users' folders have today.
+LEDGER = "ledger.jsonl"
+LOCK = "lock"
+SHARDS = f"out/.brim/{LEDGER}"
+UNITS = f"out/.brim/units/{LEDGER}"
+
+CORE = ("--workers", "1", "--memory", "600MB", "--json")
+ROWS = ("rows.jsonl", "out")
+UNIT = ("--unit-size", "700")
+TOKENS = ("--tokenizer", "tokenizer.json")
+MODEL = ("--model", "steps:model", "--column", "text", "--keep", "id", "--batch-size", "4")
+
+
+@dataclass(frozen=True)
+class Case:
+    """`words` is what follows `python` (a script) or, without it, `brim`. `kills`: how far it is when it is killed, as
+    the receipts that a ledger has; a script that kills itself is told the number in $GOLDEN_KILL."""
+
+    name: str
+    words: tuple[str, ...]
+    kills: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    script: bool = False
+
+    @property
+    def verb(self) -> str:
+        return self.words[0]
+
+
+def _build(name: str, *words: str, kill_at: int = 4) -> Case:
+    return Case(f"build-{name}", ("build", *words, *CORE), {"shards": (SHARDS, kill_at)})
+
+
+def _computed(name: str, *words: str, bring: int = 0) -> Case:
+    kills = {"units": (UNITS, 4)} | ({"shards": (SHARDS, bring)} if bring else {})
+    return Case(name, (words[0], *ROWS, *words[1:], *UNIT, *CORE), kills)
+
+
+def _vectors(suffix: str) -> Case:
+    words = ("embed", "rows.jsonl", f"out/vectors{suffix}", *MODEL, *UNIT, *CORE)
+    return Case(f"embed-{suffix[1:]}", words, {"units": (f"out/*/units/{LEDGER}", 4)})
+
+
+CASES = (
+    _build("parquet", "files", "out", "--rows-per-shard", "1", "--label-from", "parent"),
+    _build("webdataset", "files", "out", "--rows-per-shard", "1", "--format", "webdataset"),
+    _build("table", "table.csv", "out", "--files", "scan:file", "--split-by", "part", "--rows-per-shard", "1"),
+    _build("bids", "bids", "out", "--recipe", "columns.toml", "--rows-per-shard", "1", kill_at=1),
+    _computed("map", "map", "--fn", "steps.py:twice", bring=4),
+    _computed("map-arrow", "map", "--fn", "steps.py:twice", "--format", "arrow", "--rows-per-shard", "50"),
+    _computed("map-quarantine", "map", "--fn", "steps.py:often", "--on-error", "quarantine"),
+    _computed("tokenize-rows", "tokenize", *TOKENS, "--keep", "id", "--rows-per-shard", "20", bring=3),
+    _computed("tokenize-packed", "tokenize", *TOKENS, "--pack", "32", "--eos", "[end]"),
+    _computed("tokenize-bin", "tokenize", *TOKENS, "--format", "bin", "--eos", "[end]"),
+    _computed("tokenize-arrow", "tokenize", *TOKENS, "--format", "arrow"),
+    _computed("tokenize-shuffle", "tokenize", *TOKENS, "--shuffle", "7", "--split", "0.9/0.1"),
+    _computed("embed-dataset", "embed", *MODEL, bring=4),
+    _vectors(".safetensors"),
+    _vectors(".npy"),
+    _vectors(".parquet"),
+    Case("cache-file", ("cached.py", "large.jsonl"), {"units": (f"out/*/units/{LEDGER}", 1)}, script=True),
+    Case("cache-dataset", ("cached.py", "saved"), script=True),  # one unit: nothing to be killed in the middle of
+    *(
+        Case(f"tensors-{name.replace('.', '-')}", ("tensors.py", name), {"rows": ("", 150)}, script=True)
+        for name in ("plain.safetensors", "sharded.safetensors", "vectors.parquet")
+    ),
+)
+
+
+def records(ledger: Path | bytes) -> Iterator[dict[str, Any]]:
+    """The lines of a ledger, without their checksums and without the versions that wrote them."""
+    data = ledger.read_bytes() if isinstance(ledger, Path) else ledger
+    for line in data.splitlines():
+        try:
+            record = json.loads(line.partition(b" ")[2])
+        except ValueError:
+            continue  # torn by a kill
+        record.pop("versions", None)
+        yield record
+
+
+def receipts(folder: Path, pattern: str) -> list[str]:
+    """The names that the ledgers of that pattern have receipts for."""
+    found = [record for path in folder.glob(pattern) for record in records(path)]
+    return sorted({record["name"] for record in found if record["type"] == "shard"})
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """What a destination holds: the records of its ledgers, and of every other file its SHA-256 and its rows."""
+    files, rows, ledgers = {}, {}, {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != LOCK):
+        name = path.relative_to(folder).as_posix()
+        if path.name == LEDGER:
+            ledgers[name] = list(records(path))
+            continue
+        files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        if (content := _rows(path)) is not None:
+            rows[name] = content
+    return {"files": files, "rows": rows, "ledgers": ledgers}
+
+
+def _rows(path: Path) -> str | None:
+    """A digest of rows and names of columns, which no release of pyarrow writes otherwise."""
+    if path.suffix == ".parquet":
+        table = pq.read_table(path)
+    elif path.suffix == ".arrow":
+        data = path.read_bytes()
+        table = (pa.ipc.open_file if data.startswith(b"ARROW1") else pa.ipc.open_stream)(data).read_all()
+    else:
+        return None
+    return hashlib.sha256(repr((table.column_names, table.to_pylist())).encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """What the goldens depend on beside brim: bytecode on Python, bytes of Parquet and Arrow on pyarrow."""
+    return {"python": "{}.{}".format(*sys.version_info), "pyarrow": pa.__version__}
+
+
+def pack(folder: Path, archive: Path) -> None:
+    """A tar that depends on the files alone; their dates are kept, to the nanosecond."""
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path in sorted(folder.rglob("*")):
+            info = tar.gettarinfo(path, path.relative_to(folder).as_posix())
+            info.uid = info.gid = 0
+            info.uname = info.gname = ""
+            info.mode = 0o755 if info.isdir() else 0o644
+            info.pax_headers = {"brim.mtime_ns": str(path.stat().st_mtime_ns)}
+            info.mtime = 0
+            if info.isreg():
+                with open(path, "rb") as file:
+                    tar.addfile(info, file)
+            else:
+                tar.addfile(info)
+    archive.write_bytes(lzma.compress(body.getvalue(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(lzma.decompress(archive.read_bytes()))) as tar:
+        tar.extractall(folder, filter="data")
+        for info in tar.getmembers():
+            os.utime(folder / info.name, ns=(0, int(info.pax_headers["brim.mtime_ns"])))
+    return folder
+
+
+def inputs(folder: Path) -> Path:
+    """A folder with all sources, as the goldens were made from them."""
+    unpack(HOME / "inputs.tar.xz", folder)
+    for path in INPUTS.glob("*.py"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder

@@ -1,0 +1,203 @@
+"""Make the goldens: run every case with one version of brim, whole and killed, and keep what it left.
+
+    cd CHECKOUT_OF_0.1.0 && PYTHONPATH=$PWD/src python -m tests.goldens.make
+
+That version is the one whose users have state on their disks; a checkout without this folder gets a copy of it first.
+Made again by a later version the goldens would prove nothing, so it is not done when something changes: a format that
+changes on purpose gets goldens beside these, and cases that are in goldens.json are left as they are. Kills are real:
+SIGKILL to the whole session of the process when its ledger has so many receipts; a run that was too quick is done
+again. What is kept:
+
+    inputs.tar.xz     the sources, with their dates
+    CASE.tar.xz       `finished`, and a folder for each kill: `out` as it was left
+    goldens.json      facts, fingerprints, names, receipts and SHA-256 of all that, to be compared and to be read
+    hub.tar.xz        what the test Hub and a machine held after a publish, and after one that was killed
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import brim
+from tests.conftest import brim as brim_command
+from tests.generators import bids
+from tests.goldens import cases, hub_state
+from tests.goldens.cases import CASES, Case
+from tests.hub import TestHub
+from tests.publishing import DEST, REPO, Machine
+
+DATE_NS = 1_700_000_000_123_456_789
+TRIES = 40
+SETUP = "setup.pickle"  # what a run hands to its workers
+
+
+def make_inputs(folder: Path) -> None:
+    draw = random.Random("goldens")
+    contents = {f"files/{'ab'[i % 2]}/f{i:02d}.bin": draw.randbytes(300 + 41 * i) for i in range(12)}
+    contents |= {f"bids/{name}": content for name, content in bids.sessions().items()}
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    with open(folder / "table.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["scan", "age", "part"])
+        rows.writerows([f"files/{'ab'[i % 2]}/f{i:02d}.bin", 20 + i, "test" if i > 8 else "train"] for i in range(12))
+    words = [f"w{n}" for n in range(60)]
+    texts = [{"id": n, "text": f"row {n} " + " ".join(draw.choices(words, k=n % 9))} for n in range(240)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+    _save_tokenizer(folder / "tokenizer.json", words)
+    _save_dataset(folder / "saved", texts)
+    _brim(folder, "plan", "bids", "--save-recipe", "columns.toml")
+    for number, path in enumerate(sorted(folder.rglob("*"))):
+        os.utime(path, ns=(0, DATE_NS + number * 1_000_000_007))
+
+
+def _save_tokenizer(path: Path, words: list[str]) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {word: number for number, word in enumerate(["[unk]", "[end]", "row", *words])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[unk]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["[end]"])
+    made.save(str(path))
+
+
+def _save_dataset(folder: Path, rows: list[dict[str, Any]]) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_list(rows).save_to_disk(folder, num_shards=3)
+
+
+def _brim(folder: Path, *words: str) -> None:
+    subprocess.run([sys.executable, "-m", "brim", *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+
+
+def start(case: Case, folder: Path, **environment: str) -> subprocess.Popen[bytes]:
+    words = case.words if case.script else ("-m", "brim", *case.words)
+    (folder / "out").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def kill_midway(case: Case, folder: Path, pattern: str, count: int) -> dict[str, Any]:
+    """Run it until its ledger has so many receipts, and kill all of it; what it had finished then."""
+    for _ in range(TRIES):
+        shutil.rmtree(folder / "out", ignore_errors=True)
+        if not pattern:
+            assert start(case, folder, GOLDEN_KILL=str(count)).wait() == -signal.SIGKILL
+            return {"rows": count}
+        process = start(case, folder, GOLDEN_CALLS=os.devnull, GOLDEN_PAUSE_S="0.02")
+        while process.poll() is None and len(cases.receipts(folder, pattern)) < count:
+            pass
+        was_alive = process.poll() is None
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        time.sleep(0.3)  # workers end with their parent
+        done = cases.receipts(folder, pattern)
+        kinds = {record["type"] for path in folder.glob(pattern) for record in cases.records(path)}
+        if was_alive and "done" not in kinds:
+            return {"ledger": pattern, "done": done}
+    raise SystemExit(f"{case.name} was never caught with {count} receipts in {pattern}")
+
+
+def make_case(case: Case, work: Path) -> dict[str, Any]:
+    folder, kept = cases.inputs(work / case.name), work / f"{case.name}-kept"
+    kept.mkdir()
+    code = start(case, folder).wait()
+    assert code == 0, f"{case.name}: exit {code}"
+    facts = {"words": list(case.words), "finished": cases.told(folder / "out"), "killed": {}}
+    (folder / "out").rename(kept / "finished")
+    for name, (pattern, count) in case.kills.items():
+        facts["killed"][name] = kill_midway(case, folder, pattern, count)
+        (folder / "out").rename(kept / name)
+    for path in kept.rglob(SETUP):
+        path.write_bytes(b"")  # the paths of this machine; every run writes its own
+    for path in kept.rglob("*"):
+        os.utime(path, ns=(0, DATE_NS))
+    cases.pack(kept, cases.HOME / f"{case.name}.tar.xz")
+    return facts
+
+
+def make_hub(work: Path) -> dict[str, Any]:
+    """A publication that was finished, one killed while it sent, and a saved plan with one part of three done."""
+    source, kept = cases.inputs(work / "hub-inputs") / "files", work / "hub-kept"
+    told: dict[str, Any] = {}
+    for which in ("finished", "killed", "plan"):
+        with TestHub(work / f"hub-{which}") as hub:
+            machine = Machine(hub, work / f"machine-{which}")
+            if which == "finished":
+                machine.publish(source, *hub_state.WORDS)
+            elif which == "killed":
+                _kill_sending(hub, machine, source)
+            else:
+                plan = kept / which / "a.plan"
+                plan.parent.mkdir()
+                brim_command("plan", source, DEST, "--rows-per-shard", "1", "--save", plan, env=machine.environment)
+                brim_command("build", "--plan", plan, "--part", "1/3", env=machine.environment)
+            hub_state.keep(hub, machine, kept / which)
+            told[which] = {"objects": sorted(hub.repos.get("datasets", REPO).objects)}
+            if which == "finished":
+                told[which]["main"] = {name: sha256 for name, (_, sha256) in hub.files(REPO).items()}
+    for path in kept.rglob("*"):
+        os.utime(path, ns=(0, DATE_NS))
+    cases.pack(kept, cases.HOME / "hub.tar.xz")
+    return told
+
+
+def _kill_sending(hub: TestHub, machine: Machine, source: Path) -> None:
+    hub.faults.add("put", nth=6, times=None, action="stall", seconds=5)
+    process = machine.start(source, *hub_state.WORDS)
+    while not machine.ledgers or len(cases.receipts(machine.ledgers[0], cases.LEDGER)) < 4:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+
+
+def main() -> None:
+    assert brim.__version__ == "0.1.0", "goldens are made by the version whose state they are"
+    with tempfile.TemporaryDirectory(prefix="goldens-") as scratch:
+        work = Path(scratch)
+        os.environ |= {"HF_HOME": str(work / "hf"), "XDG_STATE_HOME": str(work / "state"), "HF_HUB_OFFLINE": "1"}
+        if not (cases.HOME / "inputs.tar.xz").exists():
+            (work / "inputs").mkdir()
+            make_inputs(work / "inputs")
+            cases.pack(work / "inputs", cases.HOME / "inputs.tar.xz")
+        facts = json.loads(cases.FACTS.read_text()) if cases.FACTS.exists() else {}
+        facts |= {"brim": brim.__version__, "versions": cases.versions(), "cases": facts.get("cases", {})}
+        for case in CASES:
+            if case.name in facts["cases"]:
+                continue
+            began = time.monotonic()
+            facts["cases"][case.name] = made = make_case(case, work)
+            print(f"{case.name}: {made['killed']}, {time.monotonic() - began:.1f} s", flush=True)  # noqa: T201
+            cases.FACTS.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+
+        if "hub" not in facts:
+            facts["hub"] = make_hub(work)
+            cases.FACTS.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()

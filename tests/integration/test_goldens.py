@@ -1,0 +1,252 @@
+"""What version 0.1.0 has left behind continues: the same names and fingerprints, nothing done twice, the same bytes.
+
+tests/goldens holds, for each case, a destination that was finished and one that was killed with -9, and what they were
+made from. Bytes of Parquet and Arrow belong to a release of pyarrow: with another one than made the goldens their rows
+are compared in place of their bytes. A function's fingerprint belongs to a version of Python (its bytecode): with
+another one, cases with a function of the user's are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import brim as interpreted
+from tests.forked import brim
+from tests.goldens import cases, hub_state
+from tests.goldens.cases import CASES, Case
+from tests.hub import TestHub
+from tests.publishing import DEST, REPO, Machine
+
+GOLDENS = json.loads(cases.FACTS.read_text())
+SAME_ARROW = GOLDENS["versions"]["pyarrow"] == cases.versions()["pyarrow"]
+SAME_PYTHON = GOLDENS["versions"]["python"] == cases.versions()["python"]
+IN_BYTES = ("size", "sha256")  # of a receipt: what depends on the bytes of its file
+BY_CODE = ("map", "cached.py")  # known by the bytecode of a function
+NEEDS = {"tokenize": "tokenizers", "cached.py": "datasets", "tensors.py": "safetensors"}
+DATASETS = [case for case in CASES if not case.script and case.words[2] == "out"]
+KILLED = [(case, name) for case in CASES for name in case.kills]
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture
+def work(case: Case, tmp_path: Path) -> Path:
+    """The sources of the goldens, at another place than they were."""
+    if case.verb in BY_CODE and not SAME_PYTHON:
+        pytest.skip(f"goldens of functions are not compared: they are of Python {GOLDENS['versions']['python']}")
+    if case.verb in NEEDS:
+        pytest.importorskip(NEEDS[case.verb])
+    return cases.inputs(tmp_path / "elsewhere")
+
+
+class Run:
+    """One run of a case: what it said at its end, and the ids of the rows that its function was called for."""
+
+    def __init__(self, case: Case, work: Path) -> None:
+        (work / "out").mkdir(exist_ok=True)
+        calls = work / "calls"
+        calls.unlink(missing_ok=True)
+        environment = {**os.environ, "GOLDEN_CALLS": str(calls), "PYTHONDONTWRITEBYTECODE": "1"}
+        if case.script:
+            command = [sys.executable, *case.words]
+            done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+        else:
+            # The module of a model is looked for where Python was started.
+            done = (interpreted if case.verb == "embed" else brim)(*case.words, cwd=work, env=environment)
+        self.said = json.loads(done.stdout.splitlines()[-1])
+        self.calls = sorted(map(int, calls.read_text().split())) if calls.exists() else []
+
+
+def golden(case: Case) -> dict[str, Any]:
+    found: dict[str, Any] = GOLDENS["cases"][case.name]
+    assert tuple(found["words"]) == case.words, "the case is not the one that the golden was made by"
+    return found
+
+
+def left_by(case: Case, which: str, work: Path) -> None:
+    """Put there what the old version had left: `finished`, or one of the kills."""
+    cases.unpack(cases.HOME / f"{case.name}.tar.xz", work / "left")
+    (work / "left" / which).rename(work / "out")
+
+
+def comparable(told: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same: everything, or what does not depend on the release of pyarrow."""
+    if SAME_ARROW:
+        return told
+    files = {name: None if name in told["rows"] else digest for name, digest in told["files"].items()}
+    lines = {
+        name: [{key: value for key, value in record.items() if key not in IN_BYTES} for record in records]
+        for name, records in told["ledgers"].items()
+    }
+    return {"files": files, "rows": told["rows"], "ledgers": lines}
+
+
+def assert_is_golden(case: Case, out: Path) -> None:
+    expected, found = comparable(golden(case)["finished"]), comparable(cases.told(out))
+    assert sorted(found["files"]) == sorted(expected["files"])
+    assert found["ledgers"] == expected["ledgers"]
+    assert found["rows"] == expected["rows"]
+    assert found["files"] == expected["files"]
+
+
+@every_case
+def test_the_same_job(case: Case, work: Path) -> None:
+    """Done anew, a job has the facts, fingerprint, receipts, names and bytes that it had."""
+    Run(case, work)
+    assert_is_golden(case, work / "out")
+
+
+@every_case
+def test_finished(case: Case, work: Path) -> None:
+    """What was finished is known: the same command changes nothing, calls no function, and says so."""
+    left_by(case, "finished", work)
+    run = Run(case, work)
+    assert run.calls == []
+    # All of it, byte for byte, whichever pyarrow is here: nothing has been written.
+    assert cases.told(work / "out")["files"] == golden(case)["finished"]["files"]
+    assert cases.told(work / "out")["ledgers"] == golden(case)["finished"]["ledgers"]
+    if case.verb == "tensors.py":
+        assert run.said == 300
+    elif not case.script:
+        assert (run.said["event"], run.said["written"]) == ("done", 0)
+        assert run.said["kept"] == run.said["shards"] > 0
+        assert run.said.get("computed", 0) == 0
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if not case.script and case.words[2] == "out"], ids=lambda case: case.name
+)
+def test_verified(case: Case, work: Path) -> None:
+    """`verify` finds whole what was finished; of a build, with its source too, and `unpack` gives its files back."""
+    left_by(case, "finished", work)
+    if case.verb != "build":
+        brim("verify", "out", "--quiet", cwd=work)
+        return
+    brim("verify", "out", *([case.words[1]] if "--recipe" not in case.words else []), "--quiet", cwd=work)
+    brim("unpack", "out", "back", "--quiet", cwd=work)
+    files = {
+        path.relative_to(work / "back"): path.read_bytes() for path in (work / "back").rglob("*") if path.is_file()
+    }
+    roots = (work, work / case.words[1])
+    assert files
+    for name, content in files.items():
+        assert content in [(root / name).read_bytes() for root in roots if (root / name).is_file()], name
+
+
+@pytest.mark.parametrize(("case", "which"), KILLED, ids=lambda value: getattr(value, "name", value))
+def test_killed(case: Case, which: str, work: Path) -> None:
+    """What was killed is continued to the very result, and what it had finished is not done again."""
+    left_by(case, which, work)
+    before = golden(case)["killed"][which]
+    if "ledger" in before:
+        assert cases.receipts(work, before["ledger"]) == before["done"]
+    stamps, rows = _stamps(work / "out"), _rows_done(work, before.get("ledger", "none"))
+    run = Run(case, work)
+    assert_is_golden(case, work / "out")
+    if which == "rows":
+        assert 0 < run.said <= before["rows"]
+    elif which == "units":
+        assert_units_were_kept(case, run, before["done"], rows)
+    else:
+        assert run.calls == []
+        assert run.said["kept"] == len(before["done"])
+        assert run.said["written"] == run.said["shards"] - run.said["kept"]
+        assert run.said.get("computed", 0) == 0
+        after = _stamps(work / "out")
+        assert {name: after[name] for name in before["done"]} == {name: stamps[name] for name in before["done"]}
+
+
+def assert_units_were_kept(case: Case, run: Run, done: list[str], rows: int) -> None:
+    """`rows`: as many as came out of the units that were done."""
+    if not case.script:
+        assert run.said["units"] - run.said["computed"] == len(done)
+    if case.verb in ("map", "embed", "cached.py"):
+        assert run.calls[0] >= rows > 0
+        assert run.calls[-1] == 239
+
+
+def _rows_done(work: Path, pattern: str) -> int:
+    found = [record for path in work.glob(pattern) for record in cases.records(path)]
+    return sum(record["rows"] for record in found if record["type"] == "shard")
+
+
+def _stamps(out: Path) -> dict[str, int]:
+    """When each file was written."""
+    return {path.relative_to(out).as_posix(): path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+
+
+def hub_as_left(hub: TestHub, tmp_path: Path, which: str) -> tuple[Machine, Path, Path]:
+    """A machine and a Hub as the old version left them, the source, and the folder of what was kept."""
+    machine = Machine(hub, tmp_path / "machine")
+    left = cases.unpack(cases.HOME / "hub.tar.xz", tmp_path / "left") / which
+    hub_state.put_back(hub, machine, left)
+    return machine, cases.inputs(tmp_path / "elsewhere") / "files", left
+
+
+def published(hub: TestHub) -> dict[str, str]:
+    return {name: sha256 for name, (_, sha256) in hub.files(REPO).items() if not name.startswith(".brim/")}
+
+
+def manifests(hub: TestHub) -> dict[str, Any]:
+    names = [name for name in hub.files(REPO) if name.startswith(".brim/")]
+    return {name: list(cases.records(hub.read(REPO, name))) for name in names}
+
+
+def assert_is_published(hub: TestHub, left: Path) -> None:
+    """The names, receipts, card and, unless pyarrow differs, bytes of the golden publication."""
+    whole = left.parent / "finished" / "main"
+    expected = GOLDENS["hub"]["finished"]["main"]
+    assert sorted(hub.files(REPO)) == sorted(expected)
+    if SAME_ARROW:
+        assert published(hub) == {name: sha256 for name, sha256 in expected.items() if not name.startswith(".brim/")}
+        for name, found in manifests(hub).items():
+            assert found == list(cases.records(whole / name))
+
+
+def test_published(tmp_path: Path) -> None:
+    """A publication that was finished is known, with the machine's ledger and without: nothing is sent or committed."""
+    with TestHub(tmp_path / "hub") as hub:
+        machine, source, left = hub_as_left(hub, tmp_path, "finished")
+        head = hub.head(REPO)
+        for one in (machine, Machine(hub, tmp_path / "another")):
+            said = json.loads(one.publish(source, *hub_state.WORDS).stdout.splitlines()[-1])
+            assert (said["written"], said["kept"], said["commits"]) == (0, 12, 0)
+        assert (hub.head(REPO), hub.counters.puts) == (head, 0)
+        assert_is_published(hub, left)
+        brim("verify", DEST, source, "--quiet", env=machine.environment)
+        brim("unpack", DEST, tmp_path / "back", "--quiet", env=machine.environment)
+        names = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
+        assert {n: (source / n).read_bytes() for n in names} == {n: (tmp_path / "back" / n).read_bytes() for n in names}
+
+
+def test_killed_while_publishing(tmp_path: Path) -> None:
+    """A publication that was killed goes on: what the Hub has is not sent again, and the result is the same."""
+    with TestHub(tmp_path / "hub") as hub:
+        machine, source, left = hub_as_left(hub, tmp_path, "killed")
+        objects = GOLDENS["hub"]["killed"]["objects"]
+        machine.publish(source, *hub_state.WORDS)
+        assert [ledger.name for ledger in machine.ledgers] == [hub_state.state_name(hub)]
+        assert not set(objects) & hub.counters.bytes_by_oid.keys()
+        assert hub.counters.puts == 12 - len(objects)
+        assert_is_published(hub, left)
+
+
+def test_saved_plan(tmp_path: Path) -> None:
+    """A saved plan with one part done is read; the other parts and its end give the same publication."""
+    with TestHub(tmp_path / "hub") as hub:
+        machine, source, left = hub_as_left(hub, tmp_path, "plan")
+        plan, objects = left / "a.plan", GOLDENS["hub"]["plan"]["objects"]
+        for part in ("1/3", "2/3", "3/3"):
+            brim("build", "--plan", plan, "--root", source, "--part", part, "--quiet", env=machine.environment)
+            if part == "1/3":
+                assert hub.counters.puts == 0
+        brim("build", "--plan", plan, "--root", source, "--finish", "--quiet", env=machine.environment)
+        assert hub.counters.puts == 12 - len(objects) > 0
+        assert_is_published(hub, left)

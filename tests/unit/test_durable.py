@@ -1,0 +1,88 @@
+"""Writes that the system takes only a part of."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import brim
+from brim.outputs.rows_file import HashedFile
+from brim.state.durable import append_line, write_all
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The system takes three bytes at a time; how many calls there were."""
+    calls = [0]
+
+    def shortened(name: str) -> Callable[..., int]:
+        plain = getattr(os, name)
+
+        def call(descriptor: int, data: Any, *at: int) -> int:
+            calls[0] += 1
+            return int(plain(descriptor, memoryview(data)[:3], *at))
+
+        return call
+
+    for name in ("write", "pwrite"):
+        monkeypatch.setattr(os, name, shortened(name))
+    return calls
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 10])
+@pytest.mark.parametrize("at", [None, 0, 2])
+def test_a_short_write_is_completed(tmp_path: Path, short: list[int], size: int, at: int | None) -> None:
+    """Every byte is at its place, however little the system takes at a time."""
+    data = bytes(range(1, size + 1))
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    write_all(descriptor, data, at)
+    os.close(descriptor)
+    assert (tmp_path / "file").read_bytes() == (b"\0" * (at or 0) if size else b"") + data
+    assert short[0] == -(-size // 3)
+
+
+def test_a_short_line_is_completed_or_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of a ledger is there as a whole, or not at all when the disk is full in its middle."""
+    descriptor = os.open(tmp_path / "lines", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    plain, room = os.write, [100]
+
+    def write(descriptor: int, data: Any) -> int:
+        taken = min(4, room[0])
+        if not taken:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room[0] -= taken
+        return plain(descriptor, memoryview(data)[:taken])
+
+    monkeypatch.setattr(os, "write", write)
+    append_line(descriptor, b"first line\n")
+    room[0] = 6
+    with pytest.raises(OSError, match="No space"):
+        append_line(descriptor, b"second line\n")
+    room[0] = 100
+    append_line(descriptor, b"third line\n")
+    os.close(descriptor)
+    assert (tmp_path / "lines").read_bytes() == b"first line\nthird line\n"
+
+
+def test_files_of_short_writes_are_whole(tmp_path: Path, short: list[int]) -> None:
+    """Tensors and the files of units are the same as without them."""
+    rows = np.arange(40, dtype="float32").reshape(10, 4)
+    with brim.TensorWriter(tmp_path / "a.npy", 10, x=(4, "float32")) as writer:
+        writer.append(x=rows)
+    with brim.TensorWriter(tmp_path / "b.npy", x=(4, "float32")) as writer:  # its size is not known before
+        writer.append(x=rows)
+    for name in ("a.npy", "b.npy"):
+        np.testing.assert_array_equal(np.load(tmp_path / name), rows)
+    file = HashedFile(tmp_path / "unit", hashed=True)
+    file.write(b"0123456789")
+    file.close()
+    assert (file.size, file.sha256) == (10, hashlib.sha256(b"0123456789").hexdigest())
+    assert (tmp_path / "unit").read_bytes() == b"0123456789"
+    assert short[0] > 20

@@ -1,0 +1,81 @@
+"""Options are named in the words of whoever reads: keywords in Python, flags in the terminal."""
+
+import inspect
+import subprocess
+import sys
+from typing import Any, get_args
+
+import pytest
+
+import brim
+from brim.cli import flags
+from brim.errors import InputError, named
+from brim.wording import SWITCHES, worded
+
+
+@pytest.mark.parametrize(
+    ("text", "in_python"),
+    [
+        ("--workers takes a number.", "workers= takes a number."),
+        ("Use --on-error=skip, or --fresh.", "Use on_error='skip', or fresh=True."),
+        ("Try --batch-size=8.", "Try batch_size=8."),
+        ("Leave --no-bidsignore out", "Leave bidsignore=False out"),
+        ("Try brim plan SOURCE --save PLAN. Or --drop=x.", "Try brim plan SOURCE --save PLAN. Or drop='x'."),
+        ("Type `ray start --head`; then --address.", "Type `ray start --head`; then address=."),
+        ("The file '--odd' is there.", "The file '--odd' is there."),
+        ("a--b", "a--b"),
+    ],
+)  # fmt: skip
+def test_python_reads_keywords(text: str, in_python: str) -> None:
+    """A text names options as Python does; what is to be typed and what is quoted stays."""
+    assert worded(text) == in_python
+
+
+def test_the_terminal_reads_flags() -> None:
+    """In the process of the command a text names flags, with their values behind a space."""
+    code = (
+        "from brim.wording import speak_of_flags; speak_of_flags(); from brim.errors import InputError, named\n"
+        "try:\n with named({'workers': 'num-proc'}): raise InputError('--workers, --on-error=skip.', hint='--fresh')\n"
+        "except InputError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "--workers, --on-error skip. --fresh"
+
+
+def test_a_function_has_its_own_names() -> None:
+    """A function whose parameters are called otherwise says so in its errors."""
+    with pytest.raises(InputError) as caught, named({"workers": "num-proc", "public": "private=False"}):
+        raise InputError("--workers=0 is wrong.", hint="Leave --public out.")
+    assert str(caught.value) == "num_proc=0 is wrong. Leave private=False out."
+
+
+def test_every_switch_is_known() -> None:
+    """A flag without a value that a function of Python has too reads as what switches it on."""
+    groups = [vars(flags)[f"{name}Flags"] for name in ("Reading", "Bids", "Computing", "Publishing", "Storing")]
+    switches = {
+        get_args(field.type)[1].default.removeprefix("--")  # typer keeps an option's first name there
+        for group in groups
+        for field in group.__dataclass_fields__.values()
+        if get_args(field.type)[0] is bool
+    }
+    assert switches
+    assert switches <= SWITCHES.keys()
+    assert {"fresh", "update", "public", "direct", "allow_empty"} <= inspect.signature(brim.plan).parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda path: brim.plan(path, path + "-out", workers=0), "workers= takes"),
+        (lambda path: brim.map(path + "/rows.jsonl", len, num_proc=0), "num_proc= takes"),
+        (lambda path: brim.push_to_hub(None, "me/x", num_proc=0), "num_proc= takes"),
+        (lambda path: brim.push_to_hub(None, "me/x", num_shards=0), "num_shards= takes"),
+    ],
+)
+def test_no_flag_is_named_in_python(tmp_path: Any, call: Any, words: str) -> None:
+    """A number that is too small is told by the name of the parameter."""
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(InputError, match=words) as caught:
+        call(str(tmp_path))
+    assert "--" not in str(caught.value)
