@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Network file systems and containers may report more cores than the tests can use.
 JOBS ?= 2
 
-.PHONY: demo test lint types tests test-spark test-embed test-ray bench-arc bench-package bench-publish \
+.PHONY: demo test lint types tests faults test-spark test-embed test-ray bench-arc bench-package bench-publish \
 	bench-watch bench-map bench-limits bench-tokenize bench-embed bench-objects bench-scale bench-ray sample clean
 
 demo: .venv/installed
@@ -26,6 +26,10 @@ types: .venv/dev
 
 tests: .venv/dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# Every system call of small jobs fails once. The suite draws a few.
+faults: .venv/dev
+	BRIM_FAULTS=all $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/faults/test_injected.py
 
 # Real models: torch is too large for the default install.
 test-embed: .venv/dev

@@ -61,16 +61,21 @@ class Outcome:
 
 
 class Shim:
-    """The library, built for this machine."""
+    """The library, built for this machine, and its board."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, library: Path, board: Path) -> None:
+        self.library, self._board = library, board
+
+    @classmethod
+    def build(cls, folder: Path) -> Shim | None:
+        """None where it cannot be built."""
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if compiler is None or sys.platform != "linux":
-            raise FileNotFoundError("no C compiler, or not Linux")
-        self.library, self._board = folder / "shim.so", folder / "board"
-        source = Path(__file__).with_name("shim.c")
-        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(self.library), str(source), "-ldl"]
+            return None
+        library, source = folder / "shim.so", Path(__file__).with_name("shim.c")
+        command = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library), str(source), "-ldl"]
         subprocess.run(command, check=True)
+        return cls(library, folder / "board")
 
     def run(self, job: Job, fault: Fault | None = None) -> Outcome:
         """A job's command from beginning to end, with at most one fault."""

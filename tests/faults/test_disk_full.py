@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,13 +47,11 @@ def test_full_in_the_middle(many_files: Callable[..., Path], small_disk: Path) -
     source, out = many_files(6, size=1_000_000), small_disk / "out"
     code = (
         "import sys; sys.argv = ['brim', *sys.argv[1:]]\n"
-        "from brim.stores.folder_store import FolderSink\n"
-        "FolderSink.free_bytes = lambda self: None\n"  # as on file systems that do not say
+        "from brim.stores.folder_store import FolderStore\n"
+        "FolderStore.free_bytes = lambda self: None\n"  # as on file systems that do not say
         "from brim.cli import main; main()\n"
     )
     (small_disk / "ballast").write_bytes(bytes(4_500_000))
-    import sys
-
     command = [sys.executable, "-c", code, "build", str(source), str(out), "--rows-per-shard", "1", "--workers", "1"]
     failed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert failed.returncode == 5, failed.stderr
@@ -86,3 +85,17 @@ def test_unpack_on_a_full_disk(many_files: Callable[..., Path], tmp_path: Path, 
     assert not list((small_disk / "back").glob(".*"))
     grow(small_disk, 40)
     brim("unpack", out, small_disk / "back")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="printing to a full disk is not proved here: no /dev/full")
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_printing_to_a_full_disk(many_files: Callable[..., Path], tmp_path: Path, words: list[str]) -> None:
+    """The work is done although nothing can be printed, and the end says that in words."""
+    source, out = many_files(3), tmp_path / "out"
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "brim", "build", str(source), str(out), *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 5
+    assert "cannot be written to stdout: No space left on device" in done.stderr
+    assert "bug" not in done.stderr
+    brim("verify", out, source)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import random_bytes, write_files
-from tests.faults.injection import Job
+from tests.faults.injection import Fault, Job, Outcome, Shim, every_fault
 from tests.forked import brim
 
 STEPS = """
@@ -131,3 +134,104 @@ def make_jobs(folder: Path) -> dict[str, Job]:
         elif each.name.startswith(("embed.", "tensors")):
             each.prepare = (each.place / "out").mkdir
     return {each.name: each for each in jobs}
+
+
+EVERYTHING = os.environ.get("BRIM_FAULTS") == "all"
+# How many faults of each job are drawn. A worker takes a second to start, so computed jobs get fewer.
+DRAWN = {
+    **{"build": 8, "tar": 4, "verify": 8, "unpack": 8},
+    **{"tensors.safetensors": 4, "tensors.npy": 3, "tensors.parquet": 3},
+    **{"map": 4, "tokenize": 2, "bin": 2},
+    **{"embed": 2, "embed.safetensors": 3, "embed.npy": 1, "embed.parquet": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Shim:
+    shim = Shim.build(tmp_path_factory.mktemp("shim"))
+    if shim is None:
+        pytest.skip("calls that fail are not proved here: that takes Linux and a C compiler")
+    return shim
+
+
+@pytest.fixture(scope="module")
+def jobs(shim: Shim, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    return make_jobs(tmp_path_factory.mktemp("jobs").resolve())
+
+
+@pytest.mark.parametrize("name", list(DRAWN))
+def test_a_call_fails(shim: Shim, jobs: dict[str, Job], name: str) -> None:
+    """A failed call is survived, or said with the right blame; then the same command makes the same bytes."""
+    job = jobs[name]
+    job.clear()
+    clean = shim.run(job)
+    assert clean.code == 0, clean.said
+    wanted = job.made()
+    faults = list(every_fault(clean.counts))
+    if not EVERYTHING:
+        faults = random.Random(name).sample(faults, DRAWN[name])
+    wrong = [f"{fault}: {complaint}" for fault in faults for complaint in complaints(shim, job, fault, wanted)]
+    assert not wrong, f"{len(wrong)} of {len(faults)} faults:\n" + "\n".join(wrong)
+
+
+def complaints(shim: Shim, job: Job, fault: Fault, wanted: dict[str, str]) -> list[str]:
+    """What is wrong with how a job takes a fault."""
+    job.clear()
+    broken = shim.run(job, fault)
+    found = blamed_wrongly(job, fault, broken) if broken.code else []
+    if broken.code == 0 and job.made() != wanted:
+        found.append("other bytes, and no error")
+    again = shim.run(job)
+    if again.code:
+        found.append(f"the next run exits {again.code}: {again.said}")
+    elif job.made() != wanted:
+        found.append(f"the next run makes other files: {sorted(set(job.made().items()) ^ set(wanted.items()))}")
+    return [f"{what}\n    ({broken.hit}: exit {broken.code}, {broken.said.strip()!r})" for what in found]
+
+
+def blamed_wrongly(job: Job, fault: Fault, outcome: Outcome) -> list[str]:
+    """What is wrong with the words and the exit code of a run that failed."""
+    said, hit = outcome.said, outcome.hit
+    if hit is None:
+        return ["an error without a fault"]
+    found = []
+    if "bug" in said or "Traceback" in said or outcome.code not in (2, 3, 5):
+        found.append("called a bug")
+    if fault.how == "short":
+        found.append("a short call is no error")
+    if fault.how == "EMFILE" and "ulimit" not in said:
+        found.append("nothing said about the limit of open files")
+    if fault.how == "ENOSPC" and "full" not in said and "No space" not in said:
+        found.append("nothing said about the full disk")
+    if hit.is_relative_to(job.source):
+        if "estination" in said or (hit.name not in said and hit != job.source):
+            found.append("the source is not named, or something else is blamed")
+    elif "The source" in said or "source f" in said or not (str(job.place) in said or hit.name in said):
+        found.append("the destination is not named, or the source is blamed")
+    return found
+
+
+@pytest.mark.parametrize("how", ["ENOLCK", "EIO"])
+def test_a_lock_that_fails(shim: Shim, jobs: dict[str, Job], how: str) -> None:
+    """A file system that cannot lock is refused in words that say so, before anything is written."""
+    for name in ("build", "map", "tensors.npy"):
+        jobs[name].clear()
+        refused = shim.run(jobs[name], Fault("lock", 1, how))
+        assert refused.code == 2, refused.said
+        assert "cannot lock files" in refused.said
+
+
+def test_every_read_error_of_a_shard_is_damage(shim: Shim, jobs: dict[str, Job]) -> None:
+    """verify on a disk with read errors names the shard that it cannot read, and exits 3."""
+    job = jobs["verify"]
+    job.clear()
+    counts, shards = shim.run(job).counts, 0
+    for kind in ("read", "pread"):
+        for number in range(1, counts[kind] + 1):
+            outcome = shim.run(job, Fault(kind, number, "EIO"))
+            assert outcome.hit is not None
+            if outcome.hit.suffix == ".parquet":
+                shards += 1
+                assert outcome.code == 3, outcome.said
+                assert f"data/{outcome.hit.name}: cannot be read: Input/output error" in outcome.said
+    assert shards >= 10

@@ -88,10 +88,10 @@ class PublishedFolder:
         self.sizes: Mapping[str, int] = {name: p.stat().st_size for name, p in here.items() if p.is_file()}
 
     def card(self) -> str | None:
-        try:
-            return (self._folder / CARD).read_text(encoding="utf-8")
-        except FileNotFoundError:
+        if not (self._folder / CARD).exists():
             return None
+        with reading(CARD):
+            return (self._folder / CARD).read_text(encoding="utf-8")
 
     def open(self, name: str) -> Readable:
         return LocalFile(self._folder / name)

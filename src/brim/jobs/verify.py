@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from brim.buckets.bucket_address import Access, is_bucket_address
-from brim.errors import BrimError, DamageFound, InputError, SourceChanged, Stopped
+from brim.errors import BrimError, DamageFound, DestinationError, InputError, SourceChanged, Stopped
 from brim.file_set import Ints
 from brim.formats.card import CARD, card_rows, card_splits, read_card
 from brim.formats.readable import Readable, ShardFile
@@ -229,8 +229,14 @@ class _Verification:
                 self.found(f"{CARD}: is missing")
                 return
             fields = read_card(text)
-        except (BrimError, UnicodeDecodeError, OSError) as error:
-            self.found(f"{CARD}: {'is not UTF-8' if isinstance(error, UnicodeDecodeError) else error}")
+        except UnicodeDecodeError:
+            self.found(f"{CARD}: is not UTF-8")
+            return
+        except DamageFound as error:
+            self._damaged(CARD, error)
+            return
+        except DestinationError as error:
+            self.found(f"{CARD}: {error}")
             return
         if self.result.findings:
             return  # with shards missing, the card cannot agree

@@ -17,7 +17,7 @@ from brim.sources.recipe import Recipe, load_recipe, parse_recipe
 from brim.sources.recipe_rows import recipe_source
 from brim.sources.source_options import BidsOptions, SourceOptions
 from brim.sources.table_source import table_source
-from brim.state.durable import reason
+from brim.state.durable import reason, refuse_more_files
 
 _PLAIN = "files"  # the recipe that takes a folder as it is
 
@@ -35,9 +35,14 @@ def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileT
         )
     if not os.path.lexists(path):
         raise SourceError(f"The source {path!r} does not exist.", hint="Give a folder, or a table that names files.")
-    if os.path.isdir(path):
-        return _read_folder(LocalTree(os.path.abspath(path)), options)
-    return _read_table(path, options)
+    try:
+        if os.path.isdir(path):
+            return _read_folder(LocalTree(os.path.abspath(path)), options)
+        return _read_table(path, options)
+    except OSError as error:
+        refuse_more_files(error)
+        shown = os.fspath(error.filename).rstrip("/") if error.filename else path
+        raise SourceError(f"The source {shown!r} cannot be read: {reason(error)}.", path=path) from error
 
 
 def _read_table(path: str, options: SourceOptions) -> FileTable:
