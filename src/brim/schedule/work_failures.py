@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import traceback
+from pathlib import Path
 
 from brim.errors import BrimError, DoesNotFit, InputError
 from brim.rows.read_unit import where
@@ -16,6 +18,9 @@ from brim.steps.step import BadRow, Step
 
 _MEMORY_WORDS = ("memory allocation of", "bad_alloc", "Cannot allocate memory", "out of memory", "MemoryError")
 _CAUSES = {-signal.SIGKILL: "Somebody or something kills it; brim does not, and there was memory left."}
+
+
+_OURS = str(Path(__file__).parents[1]) + os.sep  # frames of brim itself
 
 
 def reason(error: BadRow) -> str:
@@ -53,7 +58,7 @@ def _where_in_code(error: BadRow) -> str:
     if error.__cause__ is None:
         return ""
     frames = traceback.extract_tb(error.__cause__.__traceback__)
-    theirs = [frame for frame in frames if "/brim/compute/" not in frame.filename.replace("\\", "/")]
+    theirs = [frame for frame in frames if not frame.filename.startswith(_OURS)]
     if not theirs:
         return ""
     last = theirs[-1] if len(theirs) == 1 else theirs[0]
