@@ -51,7 +51,7 @@ class Board:
             self._file.close()
 
 
-HOME = Path(__file__).parents[3]  # where the package lies: the watcher imports this brim and no other
+HOME = Path(__file__).parents[2]  # where the package lies: the watcher imports this brim and no other
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from brim.watching.watcher import main; main()"
 # What a watcher and an --on-alert command may know of the environment: nothing that could be a secret.
 _PASSED = (
