@@ -9,7 +9,7 @@ BIN := .venv/bin
 JOBS ?= 2
 
 .PHONY: demo test lint types tests test-spark test-embed test-ray bench-arc bench-package bench-publish \
-	bench-watch bench-map bench-limits bench-tokenize bench-embed bench-objects bench-scale bench-ray sample clean
+	bench-watch bench-stop bench-map bench-limits bench-tokenize bench-embed bench-objects bench-scale bench-ray sample clean
 
 demo: .venv/installed
 	@rm -rf demo
@@ -54,6 +54,9 @@ bench-publish: .venv/dev
 
 bench-watch: .venv/dev
 	$(BIN)/python benchmarks/watch.py
+
+bench-stop: .venv/dev
+	$(BIN)/python benchmarks/stop.py
 
 bench-map: .venv/dev
 	$(BIN)/python benchmarks/map.py
