@@ -8,8 +8,10 @@ BIN := .venv/bin
 # Network file systems and containers may report more cores than the tests can use.
 JOBS ?= 2
 
-.PHONY: demo test lint types tests faults test-spark test-embed test-ray bench-arc bench-package bench-publish \
-	bench-watch bench-map bench-limits bench-tokenize bench-embed bench-objects bench-scale bench-ray sample clean
+.PHONY: demo test lint types tests faults sample clean
+.PHONY: test-spark test-embed test-ray
+.PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-limits bench-tokenize
+.PHONY: bench-embed bench-objects bench-scale bench-ray
 
 demo: .venv/installed
 	@rm -rf demo
@@ -58,6 +60,9 @@ bench-publish: .venv/dev
 
 bench-watch: .venv/dev
 	$(BIN)/python benchmarks/watch.py
+
+bench-stop: .venv/dev
+	$(BIN)/python benchmarks/stop.py
 
 bench-map: .venv/dev
 	$(BIN)/python benchmarks/map.py

@@ -267,11 +267,11 @@ time.sleep(60)
 
 def test_a_forked_daemon_is_left_and_named(tmp_path: Path) -> None:
     """What a command leaves behind on purpose goes on; brim does not wait for it and says so."""
-    script = "sleep 5 >/dev/null 2>&1 & echo $! > $0"
+    script = "sleep 60 >/dev/null 2>&1 & echo $! > $0"
     begun = time.monotonic()
     process = begin("run", "--", "sh", "-c", script, str(tmp_path / "pid"))
-    assert process.wait(10) == 0
-    assert time.monotonic() - begun < 4
+    assert process.wait(30) == 0
+    assert time.monotonic() - begun < 30
     pid = int((tmp_path / "pid").read_text())
     try:
         assert process.stderr is not None
@@ -322,13 +322,14 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def test_watch_a_process(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """By its number: seen, never touched, and the watch ends with it."""
     process = begin("watch", str(sleeper.pid), "--memory", "105MB", "--stop-after", "0", "--log", str(tmp_path / "l"))
-    eventually(lambda: (tmp_path / "l").exists() and "stop" in kinds(tmp_path / "l"))
+    eventually(lambda: (tmp_path / "l").exists() and "alert" in kinds(tmp_path / "l"))
+    assert "stop" not in kinds(tmp_path / "l")
     assert sleeper.poll() is None
     sleeper.kill()
     sleeper.wait()
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert "only looking" in stderr
+    assert "only looking, so nothing is done: with --act it would have been asked to stop now" in stderr
     assert "peak  1" in stderr
 
 
@@ -340,12 +341,13 @@ def test_watch_acts_when_told(sleeper: subprocess.Popen[bytes]) -> None:
 
 
 def test_watch_finds_it_again(tmp_path: Path) -> None:
-    """--match: found by its command line, lost, found again after a restart."""
-    log = tmp_path / "l.jsonl"
+    """--match: found by its script, lost, found again after a restart."""
+    log, script = tmp_path / "l.jsonl", tmp_path / "brim-restarts.py"
+    script.write_text(HOLD)
     process = begin("watch", "--match", "brim-restarts", "--log", str(log), "--json")
     for _ in range(2):
         found = len([kind for kind in kinds(log) if kind == "found"]) if log.exists() else 0
-        target = subprocess.Popen([PYTHON, "-c", HOLD, "20", "30", "brim-restarts"])
+        target = subprocess.Popen([PYTHON, script, "20", "30"])
         eventually(lambda found=found: log.exists() and kinds(log).count("found") == found + 1)
         target.kill()
         target.wait()
@@ -359,8 +361,10 @@ def test_watch_finds_it_again(tmp_path: Path) -> None:
 def test_watch_in_the_background(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """--background comes back at once; the watch goes on and ends with what it watches."""
     log = tmp_path / "l.jsonl"
-    done = brim("watch", str(sleeper.pid), "--background", "--json", "--log", log)
+    alerts = tmp_path / "mine.txt"
+    done = brim("watch", str(sleeper.pid), "--background", "--json", "--log", log, "--alerts", alerts)
     watcher = json.loads(done.stdout)["pid"]
+    assert json.loads(done.stdout)["alerts"] == str(alerts)
     eventually(lambda: entries(log, "sample"))
     os.kill(watcher, 0)
     sleeper.kill()
@@ -446,33 +450,65 @@ def test_a_closed_stderr_does_not_end_the_watch(tmp_path: Path) -> None:
 
 def test_the_watcher_runs_the_same_brim() -> None:
     """Not whatever is installed elsewhere: its path begins with the folder that this package lies in."""
-    assert (launch.HOME / "brim" / "memory" / "watch" / "launch.py").samefile(launch.__file__)
+    assert (launch.HOME / "brim" / "watching" / "launch.py").samefile(launch.__file__)
 
 
-def test_all_that_match_are_asked_to_stop(tmp_path: Path) -> None:
-    """--match --act: every program gets SIGTERM, also behind a shell; exit 4."""
-    script = """
+LEAVE = """
 import pathlib, signal, sys, time
 def leave(*_):
     pathlib.Path(sys.argv[1]).touch()
     sys.exit()
 signal.signal(signal.SIGTERM, leave)
 block = bytearray(b"x") * 60_000_000
-time.sleep(30)
+time.sleep(60)
 """
-    one, two = tmp_path / "brim-asked-1", tmp_path / "brim-asked-2"
-    command = [PYTHON, "-c", script]
-    plain = subprocess.Popen([*command, str(one)])
-    shell = subprocess.Popen(["sh", "-c", '"$@"; true', "sh", *command, str(two)])
+
+
+def test_all_that_match_are_asked_to_stop_and_bystanders_are_not(tmp_path: Path) -> None:
+    """--match --act: several programs only with --all, and no bystander that has the name in its arguments."""
+    script, one, two, three = (tmp_path / name for name in ("brim-asked.py", "1", "2", "3"))
+    script.write_text(LEAVE)
+    processes = [
+        subprocess.Popen([PYTHON, script, one]),
+        subprocess.Popen(["sh", "-c", '"$@"; true', "sh", PYTHON, script, two]),
+        subprocess.Popen([PYTHON, "-c", LEAVE, three, script]),
+    ]
     try:
         time.sleep(0.5)
         options = ["--memory", "100MB", "--act", "--kill-at", "off", "--stop-after", "0", "--grace", "5"]
-        brim("watch", "--match", "brim-asked-", *options, "--for", "4", check=4)
-        assert (one.exists(), two.exists()) == (True, True)
+        refused = brim("watch", "--match", "brim-asked", *options, "--for", "1", check=2).stderr
+        assert "2 programs match" in refused
+        assert str(processes[0].pid) in refused
+        assert str(processes[2].pid) not in refused
+        done = brim("watch", "--match", "brim-asked", *options, "--all", "--for", "6", check=4)
+        assert f"acting on process {processes[0].pid}" in done.stderr
+        assert (one.exists(), two.exists(), three.exists()) == (True, True, False)
+        assert processes[2].poll() is None
     finally:
-        for process in (plain, shell):
+        for process in processes:
             process.kill()
             process.wait()
+
+
+def test_one_that_joins_later_is_not_acted_on(tmp_path: Path) -> None:
+    """Without --all a watch that comes upon two programs only looks, and says so."""
+    script, log = tmp_path / "brim-two.py", tmp_path / "l.jsonl"
+    script.write_text(LEAVE)
+    watching = begin(
+        "watch", "--match", "brim-two.py", "--memory", "100MB", "--act", "--kill-at", "off", "--log", str(log)
+    )
+    eventually(lambda: log.exists() and entries(log, "head"))
+    processes = [subprocess.Popen([PYTHON, script, tmp_path / name]) for name in "ab"]
+    try:
+        eventually(lambda: "found" in kinds(log))
+        time.sleep(1.5)
+        assert all(process.poll() is None for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=20)
 
 
 def test_a_watch_ends_when_asked_and_with_who_looks(tmp_path: Path) -> None:
@@ -520,3 +556,58 @@ def test_a_kill_by_the_kernel_is_explained_at_the_end(tmp_path: Path) -> None:
     assert "killed" in done.stderr
     assert "120 MB" in done.stderr
     assert "why it died" in page.read_text() or "The kernel killed" in page.read_text()
+
+
+LEAK = """
+import os, sys, time
+held, rate, stop = [], float(sys.argv[1]), sys.argv[2]
+while not os.path.exists(stop):
+    held.append(bytearray(b"x") * int(rate * 100_000))
+    time.sleep(0.1)
+print("obeyed", flush=True)
+"""
+
+
+def test_a_leak_is_stopped_in_time_and_the_next_run_starts(tmp_path: Path) -> None:
+    """Stopped a lead before the kill line; the file is gone, and the lead of the next night is what this one took."""
+    stop, log = tmp_path / "stop", tmp_path / "l.jsonl"
+    options = ["--memory", "300MB", "--no-cgroup", "--stop-file", stop, "--log", log]
+    done = brim("run", *options, "--lead", "4", "--", PYTHON, "-c", LEAK, "12", stop, check=4)
+    assert done.stdout == "obeyed\n"
+    assert "than the 4 s that a stop needs" in done.stderr
+    assert "at this rate the limit is reached at" in done.stderr
+    assert "kill" not in kinds(log)
+    assert entries(log, "end")[0]["peak_bytes"] < 0.9 * 300e6
+    assert not stop.exists()
+    again = begin("run", *map(str, options), "--", PYTHON, "-c", LEAK, "12", str(stop))
+    time.sleep(3)
+    stop.touch()
+    stdout, stderr = again.communicate(timeout=30)
+    assert (again.returncode, stdout) == (0, "obeyed\n")
+    assert "lead 10 s: it took" in stderr
+    assert not stop.exists()
+
+
+def test_a_stop_file_is_stale_or_refused(tmp_path: Path) -> None:
+    """One that a killed run left behind goes with a note; one that somebody made is refused before anything runs."""
+    stop = tmp_path / "stop"
+    stop.touch()
+    refused = brim("run", "--stop-file", stop, "--", "touch", tmp_path / "ran", check=2).stderr
+    assert f"rm {stop}" in refused
+    assert not (tmp_path / "ran").exists()
+    stop.unlink()
+    process = begin("run", "--stop-file", str(stop), "--", "sleep", "60")
+    watcher, command = eventually(lambda: children(process.pid) if len(children(process.pid)) == 2 else None, 20)
+    stop.touch()
+    busy = brim("run", "--stop-file", stop, "--", "true", check=2).stderr
+    assert f"process {process.pid}" in busy
+    for pid in (watcher, process.pid, command):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    done = brim("run", "--stop-file", stop, "--", "true")
+    assert "the run that it was made for has ended" in done.stderr
+    assert not stop.exists()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

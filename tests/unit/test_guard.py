@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,8 +43,14 @@ def test_below_the_lines_nothing_is_said() -> None:
 
 def test_a_warning_takes_ten_seconds() -> None:
     """80 % for 9 s is a spike, for 10 s a warning."""
-    assert feed(guard(), (0.82, 9.5), (0.5, 5), (0.82, 9.5)) == []
+    assert feed(guard(), (0.82, 9.5), (0.5, 5)) == []
     assert feed(guard(), (0.82, 11)) == [(10.0, "alert")]
+
+
+def test_a_crossing_that_comes_again_is_a_warning() -> None:
+    """A dip does not start the ten seconds anew; spikes that are far apart are forgotten."""
+    assert feed(guard(), (0.82, 9.5), (0.5, 5), (0.82, 9.5)) == [(15.5, "alert")]
+    assert feed(guard(), *[(0.82, 0.5), (0.5, 30)] * 20) == []
 
 
 def test_a_stop_takes_three_seconds_and_a_kill_none() -> None:
@@ -58,10 +67,16 @@ def test_a_warning_is_repeated_every_five_minutes() -> None:
 
 
 def test_wavering_around_a_line_is_one_warning() -> None:
-    """Five points of hysteresis: 81 % and 77 % in turn are one episode, a fall to 74 % ends it."""
+    """However often it comes and goes, a warning is repeated after five minutes and not before."""
     wavering = [(0.81, 12), (0.77, 2)] * 8
     assert kinds(feed(guard(), *wavering)) == ["alert"]
-    assert kinds(feed(guard(), (0.81, 12), (0.74, 2), (0.81, 12))) == ["alert", "alert"]
+    assert kinds(feed(guard(), *[(0.81, 12), (0.74, 2)] * 25)) == ["alert", "alert"]
+
+
+def test_a_line_without_delay_is_said_at_every_crossing() -> None:
+    """What is told at once is told again when it has been below by the hysteresis, and not for a smaller dip."""
+    watched = Guard(LIMIT, [Line("hard", Level(0.9), repeat_s=100.0)], horizon_s=0.0, lead_s=0.0)
+    assert feed(watched, (0.95, 2), (0.88, 2), (0.95, 2), (0.8, 2), (0.95, 2)) == [(0.0, "hard"), (8.0, "hard")]
 
 
 def test_a_stop_is_said_once() -> None:
@@ -147,3 +162,63 @@ def test_a_gap_in_time_does_not_count_as_time_above() -> None:
 def test_spans_of_time(seconds: float, text: str) -> None:
     """Two units are enough."""
     assert span_text(seconds) == text
+
+
+def stop_at(shares: Callable[[float], float], seconds: float, lead_s: float = 30.0) -> tuple[float, Alarm] | None:
+    """When a stop or kill was first said."""
+    lines = standard_lines(Level(0.8), Level(0.9), Level(0.97))
+    watched, now = Guard(LIMIT, lines, lead_s=lead_s), 0.0
+    while now < seconds:
+        for alarm in watched.observe(now, int(shares(now) * LIMIT)):
+            if alarm.kind in ("stop", "kill"):
+                return now, alarm
+        now += 0.1
+    return None
+
+
+@pytest.mark.parametrize("lead_s", [5.0, 30.0, 120.0])
+def test_a_steady_climb_is_stopped_a_lead_before_the_kill_line(lead_s: float) -> None:
+    """Whatever the lead, and not much earlier than that."""
+    rate = 0.37 / (4 * lead_s)
+    kill_s = (0.97 - 0.2) / rate
+    found = stop_at(lambda t: 0.2 + rate * t, 2 * kill_s, lead_s)
+    assert found is not None
+    assert lead_s <= kill_s - found[0] <= 1.3 * lead_s
+    assert found[1].kind == "stop"
+
+
+def test_teeth_over_a_leak_are_stopped_in_time() -> None:
+    """Teeth of 20 % of the limit over a leak of 0.1 % a second: every dip is below the lines, the peaks decide."""
+    found = stop_at(lambda t: 0.3 + 0.001 * t + 0.2 * ((t % 7) / 7), 1000)
+    kill_s = (0.97 - 0.5) / 0.001
+    assert found is not None
+    assert 30 <= kill_s - found[0] <= 120
+
+
+def test_a_rush_is_stopped_before_it_is_killed() -> None:
+    """7.5 % of the limit a second leaves no time to wait: it is told to stop above a second before the kill line."""
+    found = stop_at(lambda t: 0.1 + 0.075 * t, 30)
+    assert found is not None
+    assert found[1].kind == "stop"
+    assert (0.97 - 0.1) / 0.075 - found[0] > 1.0
+
+
+@pytest.mark.parametrize("climb_s", [3, 20, 60, 200])
+def test_loading_that_ends_is_not_stopped(climb_s: float) -> None:
+    """Up to 84 % at any speed, and then level."""
+    assert stop_at(lambda t: 0.1 + 0.74 * min(t / climb_s, 1), climb_s + 600) is None
+
+
+def test_without_a_lead_only_the_line_stops() -> None:
+    """A lead of 0 predicts nothing."""
+    found = stop_at(lambda t: 0.2 + 0.001 * t, 1000, lead_s=0.0)
+    assert found is not None
+    assert found[1].used_bytes >= 0.9 * LIMIT
+
+
+def test_a_forecast_in_words() -> None:
+    """The rate, the time of day at which the limit is reached, and how long that is."""
+    noon = time.mktime((2026, 5, 31, 14, 26, 0, 0, 0, -1))
+    alarm = Alarm("alert", 800 * MB, LIMIT, 800 * MB, left_s=360.0, bytes_per_s=LIMIT * 0.2 / 360)
+    assert alarm.outlook(noon) == "growing by 33.3 MB a minute: at this rate the limit is reached at 14:32, in 6 min"
+    assert Alarm("alert", 800 * MB, LIMIT, 800 * MB).outlook(noon) == ""

@@ -5,7 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.memory.guard import Point, floors, judge, slope, sparkline
+from brim.memory.guard import floors, judge, sparkline
+from brim.memory.prediction import Point, slope
 
 MB = 1e6
 

@@ -73,7 +73,8 @@ def run(
     limit = watch_limit(memory)
     given = limit.reason in ("--memory", "BRIM_MEMORY")
     log = log_path(written, Path(command[0]).name)
-    ladder = ladder_of(rungs, written, log, act=True)
+    shown = redact_command(list(command))
+    ladder = ladder_of(rungs, written, log, act=True, command=shown)
     ladder.lines(limit.bytes), ladder.system_lines()  # wrong levels are refused before anything runs
     prepare_log(log, anew=True)
     group = "--no-cgroup" if no_cgroup else open_group(limit.bytes if given else None)
@@ -83,7 +84,7 @@ def run(
     else:
         refused = "" if no_cgroup or not given else f": {group}"
     orders = Orders(
-        target=Target("command", command=tuple(redact_command(list(command)))),
+        target=Target("command", command=tuple(shown)),
         log=str(log),
         limit_bytes=limit.bytes,
         limit_why=limit.reason,

@@ -16,7 +16,7 @@ from brim.errors import InputError
 
 HELP = """Watch something that runs already.
 
-The same as brim run, for a process that was started without it: by its number, by what its command line says
+The same as brim run, for a process that was started without it: by its number, by the name of its program or script
 (and found again when it is started anew), or the whole machine. Warns, and touches the stop file if there is
 one; ends nothing unless told to with --act. Ctrl-C ends the watch, not what is watched.
 
@@ -38,13 +38,17 @@ def watch(
     written: Written,
     pid: Annotated[int | None, typer.Argument(metavar="PID", help="The process to watch, with all it started.")] = None,
     match: Annotated[
-        str | None, typer.Option("--match", metavar="TEXT", help="Whatever has this in its command line.")
+        str | None,
+        typer.Option("--match", metavar="TEXT", help="Whatever has this in the name of its program or script."),
     ] = None,
     system: Annotated[bool, typer.Option("--system", help="The whole machine.")] = False,
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="SIZE", help="The limit. (default: what it has and may still get)")
     ] = None,
     act: Annotated[bool, typer.Option("--act", help="Stop and kill it when it is over the lines.")] = False,
+    act_on_all: Annotated[
+        bool, typer.Option("--all", help="With --match --act: act on every program that matches.")
+    ] = False,
     background: Annotated[bool, typer.Option("--background", help="Go on in the background.")] = False,
     for_s: Annotated[float | None, typer.Option("--for", metavar="S", help="End the watch after this long.")] = None,
 ) -> None:
@@ -54,9 +58,13 @@ def watch(
 
     check_report(written)
     target = _target(pid, match, system)
+    if act_on_all and not (act and match):
+        raise InputError("--all says that --act may end every program that --match finds: it needs both.")
+    if act and match:
+        _show_matches(match, act_on_all, showing.json)
     limit, given = _limit(memory, target)
     log = log_path(written, match or ("system" if system else f"pid{pid}"))
-    ladder = ladder_of(rungs, written, log, act)
+    ladder = ladder_of(rungs, written, log, act, target.command, act_on_all)
     ladder.lines(limit.bytes), ladder.system_lines()
     if for_s is not None and not 0 < for_s < math.inf:
         raise InputError(f"--for takes seconds, not {for_s:g}.")
@@ -78,7 +86,7 @@ def watch(
     watcher = WatcherProcess(orders)
     if board is None:
         watcher.let_go()
-        _say_background(watcher.pid, log, showing.json)
+        _say_background(watcher.pid, log, ladder.alerts, showing.json)
         return
     if not (showing.json or watching.quiet):
         tell(f"brim: watching {_name(target)} under {limit}, {'acting' if act else 'only looking'}; log {log}")
@@ -100,12 +108,29 @@ def _target(pid: int | None, match: str | None, system: bool) -> Any:
         return Target("machine")
     if match is not None:
         if not match.strip():
-            raise InputError("--match takes a part of a command line, like train.py.")
+            raise InputError("--match takes a part of the name of a program or script, like train.py.")
         return Target("match", pattern=match)
     assert pid is not None
     if sys.platform == "linux" and started(pid) is None:
         raise InputError(f"There is no process {pid} that this user can see.", hint="ps -e lists them.")
     return Target("process", pid=pid, command=tuple(redact_command(list(command_line(pid)))))
+
+
+def _show_matches(pattern: str, act_on_all: bool, as_json: bool) -> None:
+    """What would be acted on; several programs only if that was asked for."""
+    from brim.redact import redact_command
+    from brim.watching.find_processes import command_line, find, leaders
+
+    roots = leaders(find(pattern))
+    lines = [f"{pid}  {' '.join(redact_command(command_line(pid)))[:100]}" for pid in roots]
+    if len(roots) > 1 and not act_on_all:
+        raise InputError(
+            f"{len(roots)} programs match {pattern!r}, and --act would end all of them:\n  " + "\n  ".join(lines[:20]),
+            hint="Name one by its number, or add --all.",
+        )
+    if not as_json:
+        for line in lines:
+            tell(f"brim: acting on process {line}")
 
 
 def _limit(memory: str | None, target: Any) -> tuple[Any, bool]:
@@ -129,16 +154,14 @@ def _name(target: Any) -> str:
     return f"{target.pattern!r}" if target.pattern else f"process {target.pid}"
 
 
-def _say_background(pid: int, log: Path, as_json: bool) -> None:
-    from brim.watching.run_log import alerts_path
-
+def _say_background(pid: int, log: Path, alerts: str, as_json: bool) -> None:
     if as_json:
-        emit("watching", pid=pid, log=str(log), alerts=str(alerts_path(log)))
+        emit("watching", pid=pid, log=str(log), alerts=alerts)
         return
     say(
         [
             ("watching", f"in the background, as process {pid}; to end it: kill {pid}"),
-            ("alerts", f"tail -F {alerts_path(log)}"),
+            ("alerts", f"tail -F {alerts}"),
             ("log", str(log)),
         ]
     )

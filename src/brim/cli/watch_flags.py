@@ -3,6 +3,7 @@
 import functools
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 
 from brim.cli.show import absolute, page_path
 from brim.errors import BrimError, InputError
+from brim.state.stop_file import settle_stop_file
 
 
 def _option(*names: str, panel: str, metavar: str | None = None, help: str) -> Any:
@@ -37,6 +39,15 @@ class Rungs:
     ] = "90%"
     alert_after: Annotated[float, _ladder("--alert-after", metavar="S", help="Seconds above before a warning.")] = 10.0
     stop_after: Annotated[float, _ladder("--stop-after", metavar="S", help="Seconds above before a stop.")] = 3.0
+    lead: Annotated[
+        float | None,
+        _ladder(
+            "--lead",
+            metavar="S",
+            help="Seconds it needs to stop: it is asked when less is predicted to remain; 0 predicts nothing. "
+            "(default: what it took last time, or 30)",
+        ),
+    ] = None
     grace: Annotated[
         float, _ladder("--grace", metavar="S", help="Seconds from the stop file to SIGTERM, and from that to SIGKILL.")
     ] = 30.0
@@ -65,19 +76,23 @@ class Written:
     ] = None
 
 
-def ladder_of(rungs: Rungs, written: Written, log: Path, act: bool) -> Any:
+def ladder_of(
+    rungs: Rungs, written: Written, log: Path, act: bool, command: Iterable[str] = (), act_on_all: bool = False
+) -> Any:
     """The ladder as the watcher understands it."""
+    from brim.watching.lead import lead_of
     from brim.watching.orders import Ladder
     from brim.watching.run_log import alerts_path
 
-    for name, seconds in (("alert-after", rungs.alert_after), ("stop-after", rungs.stop_after), ("grace", rungs.grace)):
-        if not 0 <= seconds < math.inf:
+    times = {"alert-after": rungs.alert_after, "stop-after": rungs.stop_after, "grace": rungs.grace, "lead": rungs.lead}
+    for name, seconds in times.items():
+        if seconds is not None and not 0 <= seconds < math.inf:
             raise InputError(f"--{name} takes seconds, not {seconds:g}.")
-    if rungs.stop_file is not None and Path(rungs.stop_file).exists():
-        raise InputError(
-            f"The stop file {rungs.stop_file!r} is there already: the command would stop at once.",
-            hint=f"Remove it: rm {rungs.stop_file}",
-        )
+    if rungs.stop_file is not None and (note := settle_stop_file(absolute(rungs.stop_file))):
+        tell(f"brim: {note}")
+    lead_s, why = (rungs.lead, "") if rungs.lead is not None else lead_of(command, log)
+    if why:
+        tell(f"brim: lead {lead_s:.0f} s: {why}")
     return Ladder(
         alert=rungs.alert,
         stop=rungs.stop_at,
@@ -89,7 +104,9 @@ def ladder_of(rungs: Rungs, written: Written, log: Path, act: bool) -> Any:
         stop_file=str(absolute(rungs.stop_file)) if rungs.stop_file else None,
         alerts=str(absolute(written.alerts) if written.alerts else alerts_path(log)),
         on_alert=written.on_alert,
+        lead_s=lead_s,
         act=act,
+        act_on_all=act_on_all,
     )
 
 

@@ -1,38 +1,28 @@
-"""When memory is a reason to act: thresholds with hysteresis, and the time until there is no more.
+"""When memory is a reason to act: lines with hysteresis, and the time until there is no more.
 
 Knows nothing of processes and takes no clock: `Guard.observe(now, used)` is given both and answers with what
 has just become true. Whoever owns the processes does something about it; map and tokenize workers use the
-same guard. Times and levels are those that do not cry wolf (docs/run.md).
+same guard. How the future is read from the past is in prediction.py; what becomes of it is decided here: a stop
+is said as soon as less than the lead remains until the kill line. Times and levels are those that do not cry
+wolf (docs/run.md, benchmarks/stop.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from brim.errors import InputError
+from brim.memory.prediction import Past, Point, Prediction, predict, rush, slope
 from brim.sizes import format_size, parse_size
-
-Point = tuple[float, float]
 
 _FLOORS = 12
 _ENOUGH_S = 60.0  # below a minute every program looks like a leak: it is still loading
 _NOTABLE = 0.02  # growth below this share of the level is noise
 _BARS = "▁▂▃▄▅▆▇█"
-
-
-def slope(points: Sequence[Point]) -> float:
-    """Bytes per second: the median of the slopes between all pairs (Theil–Sen)."""
-    pairs = [
-        (later[1] - earlier[1]) / (later[0] - earlier[0])
-        for number, earlier in enumerate(points)
-        for later in points[number + 1 :]
-        if later[0] > earlier[0]
-    ]
-    return median(pairs) if pairs else 0.0
 
 
 def floors(points: Sequence[Point], count: int = _FLOORS) -> list[Point]:
@@ -117,10 +107,16 @@ def sparkline(points: Sequence[Point], width: int = 60, top: float = 0.0) -> str
     return "".join(bars)
 
 
-_SHORT_S, _LONG_S = 10.0, 60.0
 _REPEAT_S = 300.0
-_CAME_DOWN, _HIGHER = 0.9, 1.02
-_FLOORS_SHORT, _FLOORS_LONG = 5, 3  # teeth of up to 20 s have a floor in every span
+_FORGET = 20  # time below a line takes back a twentieth of as much time above it
+_LONGEST_LOOK_S = 2.0  # a longer silence between readings is no time above a line
+_CLIMB_FROM = 0.6  # of the limit: below it nothing is stopped for what is predicted
+_CLIMB_LEADS = 2.9  # a climb from there that takes less is a rush: loading looks the same until it ends
+_RUSH_MARGIN = 0.04  # of the limit: so far below the stop line a rush that goes on is stopped
+_LEAD_MARGIN = 1.05
+_SHORTEST_BIN_S, _LONGEST_BIN_S, _FAST_BIN_S = 0.2, 2.0, 0.25
+DEFAULT_LEAD_S = 30.0
+_RECENT_BINS = 90
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
@@ -160,7 +156,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A line that was crossed, or memory that will run out in `left_s`."""
+    """A line that was crossed, or that will be in `left_s` at the present rate."""
 
     kind: str
     used_bytes: int
@@ -172,33 +168,45 @@ class Alarm:
     @property
     def text(self) -> str:
         used, limit = format_size(self.used_bytes), format_size(self.limit_bytes)
-        if self.kind == "exhaustion":
-            rate = format_size(60 * (self.bytes_per_s or 0.0))
-            return f"{used} of {limit}, growing by {rate} a minute: full in {span_text(self.left_s or 0.0)}"
         return f"{used} of {limit} ({100 * self.used_bytes / max(self.limit_bytes, 1):.0f} %)"
+
+    def outlook(self, clock_s: float | None) -> str:
+        """The forecast in words; `clock_s` is the time of day at which the reading was taken. Empty: there is none."""
+        if self.left_s is None:
+            return ""
+        when = "" if clock_s is None else f"at {time.strftime('%H:%M', time.localtime(clock_s + self.left_s))}, "
+        rate = format_size(60 * (self.bytes_per_s or 0.0))
+        return f"growing by {rate} a minute: at this rate the limit is reached {when}in {span_text(self.left_s)}"
 
 
 @dataclass(slots=True)
 class _State:
-    """How one line stands."""
+    """How one line stands: how much time was spent above it lately, and when that was last said."""
 
-    since: float | None = None
+    above_s: float = 0.0
     said: float | None = None
+    armed: bool = True
 
 
 @dataclass(slots=True)
 class Guard:
-    """Watches one number against one limit."""
+    """Watches one number against one limit. `lead_s` of 0 predicts no stop, `horizon_s` of 0 announces nothing."""
 
     limit_bytes: int
     lines: Sequence[Line]
     horizon_s: float = 600.0
-    min_growth: float = 0.02
+    lead_s: float = DEFAULT_LEAD_S
     _states: dict[str, _State] = field(default_factory=dict)
-    _points: deque[Point] = field(default_factory=deque)
-    _forecast_said: float | None = None
-    _peak_bytes: int = 0
-    _survived_bytes: int = 0
+    _last: float | None = None
+    _past: Past = field(init=False)
+    _fast: Past = field(init=False)
+    _outlook: list[Prediction] = field(default_factory=list)
+    _outlook_at: float = 0.0
+    _announced: float | None = None
+
+    def __post_init__(self) -> None:
+        bin_s = min(max((self.lead_s or DEFAULT_LEAD_S) / 30, _SHORTEST_BIN_S), _LONGEST_BIN_S)
+        self._past, self._fast = Past(bin_s), Past(_FAST_BIN_S)
 
     def lowest_bytes(self) -> int:
         """Below this nothing will be said, so that it need not be known exactly."""
@@ -206,65 +214,103 @@ class Guard:
 
     def observe(self, now: float, used_bytes: int) -> list[Alarm]:
         """What this reading makes true, the gravest first."""
-        alarms = [alarm for line in self.lines if (alarm := self._cross(line, now, used_bytes)) is not None]
+        passed_s = 0.0 if self._last is None else now - self._last
+        self._last = now
+        if self.horizon_s or self.lead_s:
+            self._fast.add(now, used_bytes)
+            if self._past.add(now, used_bytes):
+                self._outlook = predict(self._past, self._end_bytes(), self.limit_bytes, self.lead_s or DEFAULT_LEAD_S)
+                self._outlook_at = now
+        alarms = [alarm for line in self.lines if (alarm := self._cross(line, now, used_bytes, passed_s)) is not None]
+        if not any(alarm.kind == "stop" for alarm in alarms):
+            alarms += self._foresee(now, used_bytes)
         alarms.sort(key=lambda alarm: -alarm.level_bytes)
-        exhaustion = self._exhaustion(now, used_bytes)
-        return [*alarms, exhaustion] if exhaustion else alarms
+        return [*alarms, *self._announce(now, used_bytes)]
 
-    def _cross(self, line: Line, now: float, used_bytes: int) -> Alarm | None:
+    def forecast(self, now: float) -> Prediction | None:
+        """What the shortest past that shows a climb says: when the kill line, or else the limit, is reached."""
+        if not self._outlook:
+            return None
+        first = self._outlook[0]
+        return Prediction(max(first.left_s - (now - self._outlook_at), 0.0), first.bytes_per_s, first.seen_s)
+
+    def _cross(self, line: Line, now: float, used_bytes: int, passed_s: float) -> Alarm | None:
         state = self._states.setdefault(line.kind, _State())
         level = line.level.of(self.limit_bytes)
         if used_bytes < level - line.hysteresis * self.limit_bytes:
-            state.since = state.said = None
+            state.armed = True
         if used_bytes < level:
-            if state.said is None:
-                state.since = None
+            state.above_s = max(state.above_s - passed_s / _FORGET, 0.0)
             return None
-        state.since = now if state.since is None else state.since
-        if now - state.since < line.after_s:
+        state.above_s = min(state.above_s + (passed_s if passed_s <= _LONGEST_LOOK_S else 0.0), line.after_s)
+        if state.above_s < line.after_s:
             return None
-        if state.said is not None and (line.repeat_s is None or now - state.said < line.repeat_s):
+        if state.said is not None and not self._again(line, state, now):
             return None
+        state.said, state.armed = now, False
+        return self._alarm(line.kind, used_bytes, level, self.forecast(now))
+
+    def _alarm(self, kind: str, used_bytes: int, level: int, coming: Prediction | None) -> Alarm:
+        """With the time until the limit itself: what is predicted is the kill line, which lies a little before it."""
+        if coming is None or coming.bytes_per_s <= 0:
+            return Alarm(kind, used_bytes, self.limit_bytes, level)
+        left_s = coming.left_s + (self.limit_bytes - self._end_bytes()) / coming.bytes_per_s
+        return Alarm(kind, used_bytes, self.limit_bytes, level, left_s, coming.bytes_per_s)
+
+    def _again(self, line: Line, state: _State, now: float) -> bool:
+        """What takes time to be said is repeated seldom, however often it comes and goes."""
+        assert state.said is not None
+        waited = line.repeat_s is not None and now - state.said >= line.repeat_s
+        return waited or (state.armed and not line.after_s)
+
+    def _end_bytes(self) -> int:
+        """Where it is over: the kill line, or the limit."""
+        return min(
+            (line.level.of(self.limit_bytes) for line in self.lines if line.kind == "kill"), default=self.limit_bytes
+        )
+
+    def _foresee(self, now: float, used_bytes: int) -> list[Alarm]:
+        """A stop before its line is reached, because there would be too little time after."""
+        stop = next((line for line in self.lines if line.kind == "stop"), None)
+        if stop is None or not self.lead_s:
+            return []
+        state = self._states.setdefault("stop", _State())
+        if state.said is not None:
+            return []
+        reason = self._too_late(now, used_bytes, stop.level.of(self.limit_bytes))
+        if reason is None:
+            return []
         state.said = now
-        return Alarm(line.kind, used_bytes, self.limit_bytes, level)
+        return [self._alarm("stop", used_bytes, self._end_bytes(), reason)]
 
-    def _exhaustion(self, now: float, used_bytes: int) -> Alarm | None:
-        self._remember(now, used_bytes)
-        self._peak_bytes = max(self._peak_bytes, used_bytes)
-        if used_bytes < _CAME_DOWN * self._peak_bytes:
-            self._survived_bytes = self._peak_bytes
-        if used_bytes < _HIGHER * self._survived_bytes:
-            return None  # it has been this high before and came down again
-        rate = self.growth(now)
-        left_s = (self.limit_bytes - used_bytes) / rate if rate > 0 else None
-        if left_s is None or not 0 < left_s <= self.horizon_s:
+    def _too_late(self, now: float, used_bytes: int, stop_bytes: int) -> Prediction | None:
+        """The prediction by which less than the lead is left, if there is one to rely on."""
+        end, begin = self._end_bytes(), _CLIMB_FROM * self.limit_bytes
+        if used_bytes >= stop_bytes - _RUSH_MARGIN * self.limit_bytes:
+            quick = rush(self._fast, end)
+            if quick is not None and quick.left_s < self.lead_s:
+                return quick
+        if max(self._past.peaks[-_RECENT_BINS:]) < begin:
             return None
-        if self._forecast_said is not None and now - self._forecast_said < _REPEAT_S:
-            return None
-        self._forecast_said = now
-        return Alarm("exhaustion", used_bytes, self.limit_bytes, self.limit_bytes, left_s, rate)
+        aged_s, climbed_s = now - self._outlook_at, self._past.below_s(begin)
+        for found in self._outlook:
+            left_s = found.left_s - aged_s
+            if left_s > _LEAD_MARGIN * self.lead_s + self._past.bin_s:
+                continue
+            slow = found.bytes_per_s * _CLIMB_LEADS * self.lead_s <= end - begin
+            if slow or climbed_s + left_s >= _CLIMB_LEADS * self.lead_s:
+                return Prediction(max(left_s, 0.0), found.bytes_per_s, found.seen_s)
+        return None
 
-    def _remember(self, now: float, used_bytes: int) -> None:
-        """Four points a second are enough, and keep a long watch cheap."""
-        if not self._points or now - self._points[-1][0] >= 0.25:
-            self._points.append((now, float(used_bytes)))
-        while self._points and now - self._points[0][0] > _LONG_S:
-            self._points.popleft()
-
-    def growth(self, now: float) -> float:
-        """Bytes per second by which the floor rises, 0 unless it does so over 10 s and over 60 s, notably.
-
-        Before a minute has passed there is no long view and nothing is said: a program that loads grows.
-        """
-        if not self._points or now - self._points[0][0] < _LONG_S - 5:
-            return 0.0
-        points = list(self._points)
-        low = floors(points, _FLOORS_LONG)
-        if low[-1][1] - low[0][1] <= self.min_growth * self.limit_bytes:
-            return 0.0
-        long = slope(low)
-        short = slope(floors([point for point in points if now - point[0] <= _SHORT_S], _FLOORS_SHORT))
-        return min(long, short) if long > 0 and short > 0 else 0.0
+    def _announce(self, now: float, used_bytes: int) -> list[Alarm]:
+        """That memory will run out, long before it does. Only what a past of two leads and more shows."""
+        coming = next((found for found in self._outlook if found.seen_s >= 2 * (self.lead_s or DEFAULT_LEAD_S)), None)
+        if coming is None or not 0 < coming.left_s <= self.horizon_s:
+            return []
+        if self._announced is not None and now - self._announced < _REPEAT_S:
+            return []
+        self._announced = now
+        return [self._alarm("exhaustion", used_bytes, self._end_bytes(), coming)]
 
 
 def standard_lines(

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from brim.memory.guard import Point, Trend, judge, span_text, sparkline
+from brim.memory.guard import Trend, judge, span_text, sparkline
+from brim.memory.prediction import Point
 from brim.sizes import format_size
 from brim.watching.run_log import read_log
 

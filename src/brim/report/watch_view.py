@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Self
 
-from brim.memory.guard import Point, sparkline
+from brim.memory.guard import sparkline
+from brim.memory.prediction import Point
 from brim.sizes import format_size
 from brim.watching.launch import Board
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from brim.errors import Stopped
+from brim.state.stop_file import forget_run, note_run, settle_stop_file
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _LOOK_EVERY_S = 0.2
@@ -22,7 +24,6 @@ class Stop:
     def __init__(self, files: tuple[Path, ...]) -> None:
         self._files = files
         self._why: str | None = None
-        self._obeyed: Path | None = None
         self._looked = 0.0
         self._event = threading.Event()
 
@@ -37,22 +38,23 @@ class Stop:
             self._looked = now
             for file in self._files:
                 if file.exists():
-                    self._obeyed = file
                     self.request(f"the stop file {file.name}")
         if self._event.is_set():
             raise Stopped(
                 f"Stopped by {self._why}; finished shards are kept.", hint="Run the same command to continue."
             )
 
-    def obeyed(self) -> None:
-        """A stop file that was seen has done its work."""
-        if self._obeyed is not None:
-            self._obeyed.unlink(missing_ok=True)
-
 
 @contextmanager
 def stoppable(*files: Path) -> Iterator[Stop]:
-    """Turn signals and stop files into a flag. A second Ctrl-C ends the process at once."""
+    """Turn signals and stop files into a flag. A second Ctrl-C ends the process at once.
+
+    A stop file that is there already is refused, or removed if it is stale; one that comes goes at the end.
+    """
+    for file in files:
+        if note := settle_stop_file(file):
+            sys.stderr.write(f"brim: {note}\n")
+    ours = [file for file in files if note_run(file)]
     stop = Stop(files)
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -64,9 +66,8 @@ def stoppable(*files: Path) -> Iterator[Stop]:
         before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
     try:
         yield stop
-    except Stopped:
-        stop.obeyed()
-        raise
     finally:
+        for file in ours:
+            forget_run(file)
         for number, handler in before.items():
             signal.signal(number, handler)

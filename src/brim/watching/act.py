@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from brim.memory.guard import span_text
+from brim.state.stop_file import forget_run
 
 Tell = Callable[[str, str], None]
 _LEFTOVERS_S = 5.0
@@ -69,13 +70,13 @@ class Stopping:
             elif now - self._terminated_at >= self.grace_s:
                 self.kill(now, f"it went on for {span_text(self.grace_s)} after SIGTERM")
 
-    def finish(self) -> None:
-        """The stop file has done its work: left behind, it would stop the next run."""
-        if self._touched and self.stop_file is not None:
-            try:
-                self.stop_file.unlink(missing_ok=True)
-            except OSError:
-                pass
+    def finish(self, over: bool = True) -> None:
+        """The stop file has done its work, whoever made it: left behind, it would stop the next run.
+
+        A watch that ends before what it watches leaves a file that others made: it may still be wanted.
+        """
+        if self.stop_file is not None and (over or self._touched):
+            forget_run(self.stop_file)
 
     def _terminate(self, now: float) -> None:
         """Only the command itself: workers that die under a program that is saving its state spoil that."""

@@ -1,8 +1,13 @@
-"""Processes by what their command line says: `brim watch --match train.py`."""
+"""Processes by the name of their program or script: `brim watch --match train.py`.
+
+Not by other words of the command line: an editor with train.py open, or `grep train.py`, is a bystander.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +15,9 @@ from dataclasses import dataclass, field
 from brim.memory.meter import started
 
 _LOOK_S, _LOOK_AGAIN_S = 0.5, 5.0
+_INTERPRETER = re.compile(r"(python|pypy|perl|ruby|node|bash|dash|zsh|ksh|fish|sh|Rscript|julia|java|bun|deno)[\d.]*t?")
+_MODULE, _CODE = ("-m", "-jar"), ("-c", "-e", "-p", "--eval")
+_WITH_VALUE = ("-W", "-X", "-cp", "-classpath", "--require", "-r", "-o", "-O", "-I", "-L", "--project")
 
 
 def command_line(pid: int) -> list[str]:
@@ -21,8 +29,28 @@ def command_line(pid: int) -> list[str]:
         return []
 
 
+def named(words: list[str]) -> list[str]:
+    """What a command line runs: its program and, if that is an interpreter, the script or module."""
+    if not words or not words[0]:
+        return []
+    name = os.path.basename(words[0])
+    if not _INTERPRETER.fullmatch(name):
+        return [words[0]]
+    rest = iter(words[1:])
+    for word in rest:
+        if word in _MODULE:
+            return [words[0], *itertools.islice(rest, 1)]
+        if word in _CODE:
+            return [words[0]]
+        if word in _WITH_VALUE:
+            next(rest, None)
+        elif not word.startswith(("-", "+")):
+            return [words[0], word]
+    return [words[0]]
+
+
 def find(pattern: str, without: frozenset[int] = frozenset()) -> list[int]:
-    """Processes with `pattern` in their command line, but no brim that looks for them and no parent of ours."""
+    """Processes whose program or script has `pattern` in it, but no brim that looks for them and no parent of ours."""
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
@@ -33,7 +61,7 @@ def find(pattern: str, without: frozenset[int] = frozenset()) -> list[int]:
         if pid in own:
             continue
         words = command_line(pid)
-        if pattern in " ".join(words) and not _is_brim(words) and started(pid) is not None:
+        if any(pattern in word for word in named(words)) and not _is_brim(words) and started(pid) is not None:
             found.append(pid)
     return found
 

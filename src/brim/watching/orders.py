@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from brim.memory.guard import Line, check_order, parse_level, standard_lines
+from brim.memory.guard import DEFAULT_LEAD_S, Line, check_order, parse_level, standard_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,14 @@ class Ladder:
     system: str = "90%"
     alert_after_s: float = 10.0
     stop_after_s: float = 3.0
+    lead_s: float = DEFAULT_LEAD_S
     grace_s: float = 30.0
     stop_file: str | None = None
     alerts: str | None = None
     on_alert: str | None = None
     act: bool = True
+    act_on_all: bool = False  # of several programs that match
+    heard: bool = False  # the watched program itself asks whether it should stop
 
     def lines(self, limit_bytes: int) -> list[Line]:
         """The lines for the tree; an InputError if they are out of order."""
@@ -43,7 +46,7 @@ class Target:
     """Whom to watch.
 
     `command`: what `owner` will start, and all below it. `process`: `pid` and all below it. `match`: whatever
-    has `pattern` in its command line, found again when it starts anew. `machine`: everything.
+    has `pattern` in the name of its program or script, found again when it starts anew. `machine`: everything.
     """
 
     kind: str

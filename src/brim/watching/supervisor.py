@@ -14,10 +14,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from brim.errors import CommandNotStarted
 from brim.memory.cgroup import Cgroup
+from brim.state.stop_file import note_run
 from brim.watching.launch import WatcherProcess
 from brim.watching.orders import Orders
 
@@ -56,6 +58,8 @@ class CommandOutcome:
 def run(command: Sequence[str], orders: Orders, group: Cgroup | None) -> CommandOutcome:
     """Run the command to its end. `orders` say how to watch it, but not yet whom."""
     _adopt_orphans()
+    if orders.ladder.stop_file is not None:
+        note_run(Path(orders.ladder.stop_file))
     target = replace(orders.target, kind="command", owner=os.getpid())
     facts = {**asdict(group), "folder": str(group.folder), "shelter": None} if group else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON | {signal.SIGCHLD})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from brim.memory.guard import Alarm, Guard, Level, Line
+from brim.memory.guard import Alarm, Guard, Level, Line, span_text
 from brim.memory.limit import headrooms
 from brim.memory.sampler import Sample
 from brim.sizes import format_size
@@ -23,6 +23,7 @@ from brim.watching.orders import Orders
 
 _SWAP = Line("swap", Level(share=0.01), after_s=10.0, hysteresis=0.005)
 _LOOK_AT_HEADROOM_S = 5.0
+_DONE = {"stop": "asked to stop", "kill": "killed"}
 _WORDS = {
     "alert": "memory is at",
     "stop": "over the stop line:",
@@ -46,9 +47,9 @@ class Verdicts:
     ) -> None:
         self._orders, self._journal, self._alerts, ladder = orders, journal, alerts, orders.ladder
         lines = [] if orders.target.kind == "machine" else ladder.lines(orders.limit_bytes)
-        self._guard = Guard(orders.limit_bytes, lines)
-        self._swap = Guard(orders.limit_bytes, [_SWAP], horizon_s=0.0)
-        self._system = Guard(1, ladder.system_lines())
+        self._guard = Guard(orders.limit_bytes, lines, lead_s=ladder.lead_s)
+        self._swap = Guard(orders.limit_bytes, [_SWAP], horizon_s=0.0, lead_s=0.0)
+        self._system = Guard(1, ladder.system_lines(), horizon_s=0.0, lead_s=0.0)
         self._members, self._main = members, main
         self.stopping = self._new_stopping()
         self._oom_seen = self._machine_oom_seen = 0
@@ -83,12 +84,12 @@ class Verdicts:
         self._see_kernel_kills(sample.at, *oom_kills)
         swapped = sample.reading.usage.swap_bytes
         for alarm in self._swap.observe(sample.at, swapped):
-            self._raise(alarm)
+            self._raise(alarm, sample)
         machine = sample.machine
         if machine.total_bytes:
             self._system.limit_bytes = machine.total_bytes
             for alarm in self._system.observe(sample.at, machine.used_bytes):
-                self._raise(alarm)
+                self._raise(alarm, sample)
         self._alerts.tend()
 
     def _answer(self, alarm: Alarm, sample: Sample) -> None:
@@ -98,15 +99,35 @@ class Verdicts:
             self._why = alarm.text
             self._journal.ask_to_stop()
         if alarm.kind != "kill" or not self.stopping.act:
-            self._raise(alarm)
+            self._raise(alarm, sample)
         if alarm.kind in ("stop", "kill"):
             self.stopping.stop(sample.at)
 
-    def _raise(self, alarm: Alarm) -> None:
+    def _raise(self, alarm: Alarm, sample: Sample) -> None:
         facts = {"used_bytes": alarm.used_bytes, "limit_bytes": alarm.limit_bytes, "level_bytes": alarm.level_bytes}
         if alarm.left_s is not None:
             facts |= {"left_s": round(alarm.left_s), "bytes_per_s": round(alarm.bytes_per_s or 0.0)}
-        self.say(alarm.kind, f"{_WORDS[alarm.kind]} {alarm.text}", **facts)
+        outlook = alarm.outlook(sample.t)
+        text = f"{self._words(alarm)} {alarm.text}" + (f", {outlook}" if outlook else "")
+        kind = alarm.kind
+        if kind in ("stop", "kill") and not self._does(kind):
+            kind = "alert"
+            text += f"; only looking, so nothing is done: with --act it would have been {_DONE[alarm.kind]} now"
+        self.say(kind, text, **facts)
+
+    def _does(self, kind: str) -> bool:
+        """Does anything come of it? A stop may be a file or a flag, a kill is nothing but a kill."""
+        stop = self.stopping
+        return stop.act or (kind == "stop" and (stop.stop_file is not None or self._orders.ladder.heard))
+
+    def _words(self, alarm: Alarm) -> str:
+        if alarm.kind == "stop" and alarm.left_s is not None and alarm.used_bytes < self._stop_bytes():
+            lead = span_text(self._orders.ladder.lead_s)
+            return f"soon less will be left than the {lead} that a stop needs:"
+        return _WORDS[alarm.kind]
+
+    def _stop_bytes(self) -> int:
+        return min((line.level.of(self.limit_bytes) for line in self._guard.lines if line.kind == "stop"), default=0)
 
     def _told(self, kind: str, text: str) -> None:
         self.say(kind, text, used_bytes=self._journal.last_bytes, limit_bytes=self.limit_bytes)
@@ -140,9 +161,15 @@ class Verdicts:
             if room is not None:
                 self._guard.limit_bytes = max(room, 1)
 
+    def only_look(self, why: str) -> None:
+        """From now on nothing is ended, for the reason that is said."""
+        if self.stopping.act:
+            self.stopping.act = False
+            self.say("refused", why)
+
     def begin_anew(self) -> None:
         """What was watched has ended or started again: nothing that was said before holds."""
-        self._guard = Guard(self._orders.limit_bytes, self._guard.lines)
+        self._guard = Guard(self._orders.limit_bytes, self._guard.lines, lead_s=self._orders.ladder.lead_s)
         self._stopped = self.stopping.how or self._stopped
         self.stopping.finish()
         self.stopping = self._new_stopping()

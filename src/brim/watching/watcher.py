@@ -225,6 +225,12 @@ class Watcher:
             pids = [p.pid for p in sample.reading.processes]
             self.verdicts.say("found" if alive else "gone", _found_text(self.orders, pids))
             self.verdicts.begin_anew()
+            roots = leaders(self._matching()) if alive else []
+            if len(roots) > 1 and not self.orders.ladder.act_on_all:
+                self.verdicts.only_look(
+                    f"{len(roots)} programs match ({', '.join(map(str, roots[:5]))}); not acting on "
+                    "any of them without --all"
+                )
 
     def _finished(self, sample: Sample) -> bool:
         target, alive = self.orders.target.kind, bool(sample.reading.processes)
@@ -252,7 +258,7 @@ class Watcher:
             "left": left,
             "sampler": {"cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "max_rss_bytes": usage.ru_maxrss * 1024},
         }
-        self.verdicts.stopping.finish()
+        self.verdicts.stopping.finish(self._ended is not None or not self._roots())
         self.verdicts.settle()
         return self.journal.end(facts)
 

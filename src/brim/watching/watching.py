@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from brim.errors import InputError
 from brim.memory.limit import Limit, watch_limit
 from brim.memory.meter import Usage, tree_bytes
 from brim.redact import redact_command
+from brim.state.stop_file import forget_run, note_run, settle_stop_file
 from brim.watching.launch import Board, WatcherProcess
+from brim.watching.lead import lead_of
 from brim.watching.orders import Ladder, Orders, Target
 from brim.watching.run_log import alerts_path, check_log, new_log_path, prepare_log
 
@@ -29,8 +30,10 @@ class watch:
     """Watch this process and all it starts.
 
     `memory` is the limit (default: what it holds and what is left). `stop_file` is made when the program
-    should stop, and may be made by anyone to ask it to; `should_stop()` sees both. `alert`, `stop` and
-    `kill` are levels like "80%" or "40GB"; without `act` the last only raises the flag as well.
+    should stop, and may be made by anyone to ask it to; `should_stop()` sees both, and it is taken away at the end.
+    `lead` is how many seconds the program needs to stop (default: what it took last time, or 30): it is told when
+    less than that is predicted to remain. `alert`, `stop` and `kill` are levels like "80%" or "40GB"; without `act`
+    the last only raises the flag as well.
     """
 
     def __init__(
@@ -43,16 +46,14 @@ class watch:
         kill: str = "97%",
         log: str | os.PathLike[str] | None = None,
         on_alert: str | None = None,
+        lead: float | None = None,
         act: bool = False,
         quiet: bool = False,
     ) -> None:
         self.limit = _own_limit(memory)
         self.stop_file = Path(stop_file).absolute() if stop_file is not None else None
-        if self.stop_file is not None and self.stop_file.exists():
-            raise InputError(
-                f"The stop file {str(self.stop_file)!r} is there already: the program would stop at once.",
-                hint="Remove it first.",
-            )
+        if self.stop_file is not None and (note := settle_stop_file(self.stop_file)) and not quiet:
+            sys.stderr.write(f"brim: {note}\n")
         self.log = Path(log).absolute() if log is not None else new_log_path(Path(_argv()[0]).name or "python")
         check_log(self.log)
         self._ladder = Ladder(
@@ -63,6 +64,8 @@ class watch:
             alerts=str(alerts_path(self.log)),
             on_alert=on_alert,
             act=act,
+            heard=True,
+            lead_s=lead_of(_own_command(), self.log)[0] if lead is None else lead,
         )
         self._ladder.lines(self.limit.bytes)
         self._floating = memory is None and not os.environ.get("BRIM_MEMORY")
@@ -72,13 +75,15 @@ class watch:
         self._last = Usage()
         self._peak = 0
         self._owner = os.getpid()
+        self._obeys = False
 
     def __enter__(self) -> Self:
         prepare_log(self.log, anew=False)
         self._owner = os.getpid()
+        self._obeys = self.stop_file is not None and note_run(self.stop_file)
         self._board = Board()
         orders = Orders(
-            target=Target("process", pid=os.getpid(), command=tuple(redact_command([sys.executable, *_argv()]))),
+            target=Target("process", pid=os.getpid(), command=tuple(_own_command())),
             log=str(self.log),
             limit_bytes=self.limit.bytes,
             limit_why=self.limit.reason,
@@ -106,6 +111,8 @@ class watch:
         watcher.let_go()
         self._board.close()
         self._board = None
+        if self._obeys and self.stop_file is not None:
+            forget_run(self.stop_file)
 
     @property
     def usage(self) -> Usage:
@@ -152,6 +159,10 @@ class watch:
 def _argv() -> list[str]:
     """How this program was called; Python inside another program may have no words for that."""
     return list(getattr(sys, "argv", None) or [""])
+
+
+def _own_command() -> list[str]:
+    return redact_command([sys.executable, *_argv()])
 
 
 def _own_limit(memory: str | int | float | None) -> Limit:

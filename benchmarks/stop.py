@@ -1,0 +1,181 @@
+"""Does the stop come in time? Generated curves through the guard, and live processes that follow some of them.
+
+    python benchmarks/stop.py [--each 14] [--live 20] [--tuning]
+
+Figures are for seeds from 1000 on; the constants of memory/prediction.py and memory/guard.py were chosen on seeds
+below 100 (`--tuning` runs those). A curve counts among those that reach the limit if its last climb from 60 % to the
+kill line takes three leads or more; it is in time if the stop is said a full lead before the kill line. Readings are
+taken at the pace of the real sampler. Live: a process follows a curve under `brim run --lead 3`, ten times faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from stop_curves import LEVELLING, REACHING, Curve, Shape, curve, fast_climb
+
+from brim.memory.guard import DEFAULT_LEAD_S, Guard, Level, standard_lines
+from brim.memory.sampler import Pace
+
+LIMIT_BYTES = 64_000_000_000
+KILL, CLIMB_FROM, CLIMB_LEADS = 0.97, 0.6, 3
+SAMPLE_COST_S = 0.002
+FASTER = 10
+LIVE_LIMIT_BYTES = 400_000_000
+
+FOLLOW = """
+import json, mmap, os, sys, time
+values, limit, stop, faster, step = json.loads(open(sys.argv[1]).read())
+block = mmap.mmap(-1, int(1.2 * limit), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+base = int(open("/proc/self/status").read().partition("RssAnon:")[2].split()[0]) * 1024
+held, page, begin = 0, b"x" * 4096, time.monotonic()
+while not os.path.exists(stop):
+    number = int((time.monotonic() - begin) * faster / step)
+    if number >= len(values):
+        break
+    wanted = max(int(values[number] * limit) - base, 0) // 4096 * 4096
+    while held < wanted:
+        block[held : held + 4096] = page
+        held += 4096
+    if wanted < held:
+        block.madvise(mmap.MADV_DONTNEED, wanted, held - wanted)
+        held = wanted
+    time.sleep(0.01)
+"""
+
+
+def first_word(followed: Curve, lead_s: float = DEFAULT_LEAD_S) -> tuple[str, float] | None:
+    """The first stop or kill that the guard says, and when."""
+    guard = Guard(LIMIT_BYTES, standard_lines(Level(0.8), Level(0.9), Level(KILL)), lead_s=lead_s)
+    pace, now = Pace(), 0.0
+    while now < followed.seconds:
+        used = int(followed.at(now) * LIMIT_BYTES)
+        for alarm in guard.observe(now, used):
+            if alarm.kind in ("stop", "kill"):
+                return alarm.kind, now
+        now += pace.pause_s(now, used, LIMIT_BYTES, SAMPLE_COST_S)
+    return None
+
+
+def counted(shape: Shape, seeds: Iterable[int]) -> list[Curve]:
+    """Those that climb slowly enough to be counted."""
+    curves = (curve(shape, seed) for seed in seeds)
+    return [c for c in curves if (c.climb_s(CLIMB_FROM, KILL) or 0.0) >= CLIMB_LEADS * DEFAULT_LEAD_S]
+
+
+def reaching(seeds: range) -> None:
+    print(f"\nReach the limit (60 % to the kill line in {CLIMB_LEADS} leads or more): stopped a full lead before it")
+    print(f"{'kind':<22} {'in time':>9} {'earliest':>9} {'median':>8} {'latest':>8}   s before the kill line")
+    misses, all_curves, in_time = [], 0, 0
+    for shape in REACHING:
+        curves, early = counted(shape, seeds), []
+        for followed in curves:
+            said, kill_s = first_word(followed), followed.first_at(KILL)
+            assert kill_s is not None
+            early.append(kill_s - said[1] if said else 0.0)
+            if early[-1] < DEFAULT_LEAD_S:
+                misses.append(f"{followed.kind} seed {followed.seed}: {early[-1]:.0f} s before")
+        good, early = sum(one >= DEFAULT_LEAD_S for one in early), sorted(early)
+        all_curves, in_time = all_curves + len(curves), in_time + good
+        print(
+            f"{shape.__name__:<22} {good:>4}/{len(curves):<4} {early[-1]:>8.0f} {early[len(early) // 2]:>8.0f} "
+            f"{early[0]:>8.0f}"
+        )
+    print(f"{'all':<22} {in_time:>4}/{all_curves:<4} = {100 * in_time / all_curves:.1f} %")
+    print("misses:", "; ".join(misses) or "none")
+
+
+def levelling(seeds: range) -> None:
+    print("\nLevel off at or below 85 %: stopped all the same")
+    wrong, all_curves = [], 0
+    for shape in LEVELLING:
+        curves = [curve(shape, seed) for seed in seeds]
+        stopped = [(c, said) for c in curves if (said := first_word(c)) is not None]
+        all_curves += len(curves)
+        wrong += [
+            f"{c.kind} seed {c.seed} (top {100 * max(c.values):.0f} %, at {said[1]:.0f} s)" for c, said in stopped
+        ]
+        print(f"{shape.__name__:<22} {len(stopped):>4}/{len(curves):<4}")
+    print(f"{'all':<22} {len(wrong):>4}/{all_curves:<4} = {100 * len(wrong) / all_curves:.1f} %")
+    print("stopped without need:", "; ".join(wrong) or "none")
+
+
+def fast(seeds: range) -> None:
+    print("\nFaster climbs (60 % to the limit): the stop before the kill line")
+    for seconds in (80, 60, 40, 20, 10, 5, 2, 1):
+        early = []
+        for seed in seeds:
+            followed = curve(fast_climb(seconds), seed)
+            said, kill_s = first_word(followed), followed.first_at(KILL)
+            assert kill_s is not None
+            early.append(kill_s - said[1] if said and said[0] == "stop" else 0.0)
+        early.sort()
+        print(f"{seconds:>4} s climb: median {early[len(early) // 2]:>5.1f} s, latest {early[0]:>5.1f} s before")
+
+
+def live(count: int, first_seed: int) -> None:
+    """Half of them reach the limit, half do not."""
+    chosen: list[tuple[Curve, bool]] = []
+    seed = first_seed
+    while len(chosen) < count:
+        for shapes, reaches in ((REACHING, True), (LEVELLING, False)):
+            followed = curve(shapes[seed % len(shapes)], seed)
+            climb_s = followed.climb_s(CLIMB_FROM, KILL) or 0.0
+            if followed.seconds < 900 and (not reaches or climb_s >= CLIMB_LEADS * DEFAULT_LEAD_S):
+                chosen.append((followed, reaches))
+        seed += 1
+    print(f"\nLive: {count} processes of up to 400 MB, {FASTER} times as fast, lead {DEFAULT_LEAD_S / FASTER:g} s")
+    print(f"(load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)")
+    with ThreadPoolExecutor(4) as pool:
+        for (followed, reaches), (ended, early) in zip(chosen, pool.map(follow, [c for c, _ in chosen]), strict=True):
+            good = ended == "stopped" and early is not None and early >= 0 if reaches else ended == "ran on"
+            when = "" if early is None else f"{early + DEFAULT_LEAD_S / FASTER:.1f} s before the kill line"
+            print(f"{'ok  ' if good else 'MISS'} {followed.kind:<22} seed {followed.seed:<5} {ended:<10} {when}")
+
+
+def follow(followed: Curve) -> tuple[str, float | None]:
+    """How it ended, and how much earlier than a lead before the kill line the stop was said."""
+    with tempfile.TemporaryDirectory() as folder:
+        orders, stop, log = (Path(folder) / name for name in ("curve.json", "stop", "log.jsonl"))
+        facts = [followed.values, LIVE_LIMIT_BYTES, str(stop), FASTER, 0.25]
+        orders.write_text(json.dumps(facts))
+        lead_s = DEFAULT_LEAD_S / FASTER
+        command = [sys.executable, "-m", "brim", "run", "-q", "--no-cgroup", "--memory", str(LIVE_LIMIT_BYTES)]
+        command += ["--lead", str(lead_s), "--stop-file", str(stop), "--log", str(log), "--", sys.executable, "-c"]
+        begin = time.time()
+        subprocess.run([*command, FOLLOW, str(orders)], stderr=subprocess.DEVNULL, timeout=600)
+        entries = [json.loads(line) for line in log.read_text().splitlines()]
+    begin = next((e["t"] for e in entries if e.get("kind") == "start"), begin)
+    end = next(e for e in entries if e["type"] == "end")
+    said = next((e["t"] for e in entries if e.get("kind") == "stop"), None)
+    kill_s = followed.first_at(KILL)
+    early = None if said is None or kill_s is None else kill_s / FASTER - (said - begin) - lead_s
+    return {"stop": "stopped", "kill": "killed", None: "ran on"}.get(end["stopped"], str(end["stopped"])), early
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Does the stop come in time?")
+    parser.add_argument("--each", type=int, default=14, help="curves of each kind")
+    parser.add_argument("--live", type=int, default=20, help="live processes; 0 for none")
+    parser.add_argument("--tuning", action="store_true", help="the seeds that the constants were chosen on")
+    arguments = parser.parse_args()
+    first = 0 if arguments.tuning else 1000
+    seeds = range(first, first + arguments.each)
+    reaching(seeds)
+    levelling(seeds)
+    fast(seeds)
+    if arguments.live:
+        live(arguments.live, first)
+
+
+if __name__ == "__main__":
+    main()

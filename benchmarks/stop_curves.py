@@ -1,0 +1,279 @@
+"""Curves of memory over time for benchmarks/stop.py: shares of a limit, once a quarter of a second.
+
+Each is made by one generator and one seed. `reaching` curves end at the limit, `levelling` ones stay at or below 85 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+STEP_S = 0.25
+HIGHEST = 0.85
+Shape = Callable[[Random], list[float]]
+
+
+@dataclass(frozen=True)
+class Curve:
+    kind: str
+    seed: int
+    values: list[float]
+
+    def at(self, t: float) -> float:
+        place = t / STEP_S
+        number = int(place)
+        if number + 1 >= len(self.values):
+            return self.values[-1]
+        part = place - number
+        return self.values[number] * (1 - part) + self.values[number + 1] * part
+
+    @property
+    def seconds(self) -> float:
+        return len(self.values) * STEP_S
+
+    def first_at(self, level: float) -> float | None:
+        return next((number * STEP_S for number, value in enumerate(self.values) if value >= level), None)
+
+    def climb_s(self, start: float, end: float) -> float | None:
+        """How long the last climb from `start` to the first reading at `end` took."""
+        hit = next((number for number, value in enumerate(self.values) if value >= end), None)
+        if hit is None:
+            return None
+        low = next((number for number in range(hit, -1, -1) if self.values[number] < start), 0)
+        return (hit - low) * STEP_S
+
+
+def _grow(random: Random, rate: Callable[[float], float], base: float, most_s: float = 5400.0) -> list[float]:
+    values, level = [], base
+    while level < 1.03 and len(values) * STEP_S < most_s:
+        values.append(level)
+        level += rate(level) * STEP_S
+    return [*_load(random, base), *values, level]
+
+
+def _load(random: Random, base: float) -> list[float]:
+    """A program that starts: up to its base in some seconds, then a while of the same."""
+    rise, rest = random.uniform(2, 20), random.uniform(5, 60)
+    steps = int(rise / STEP_S)
+    return [0.02 + (base - 0.02) * number / steps for number in range(steps)] + [base] * int(rest / STEP_S)
+
+
+def _slow(random: Random) -> float:
+    """A rate at which 60 % to the limit takes from 95 s to half an hour."""
+    return 0.4 / math.exp(random.uniform(math.log(95), math.log(1800)))
+
+
+def _base(random: Random) -> float:
+    return random.uniform(0.1, 0.5)
+
+
+def _jitter(random: Random, values: list[float], size: float) -> list[float]:
+    return [max(value + random.gauss(0, size), 0.0) for value in values]
+
+
+def steady(random: Random) -> list[float]:
+    rate = _slow(random)
+    return _jitter(random, _grow(random, lambda _: rate, _base(random)), 0.0005)
+
+
+def accelerating(random: Random) -> list[float]:
+    """Exponential, or a power of time between 1.3 and 2.5 that begins somewhere below 60 %."""
+    base = _base(random)
+    if random.random() < 0.5:
+        rate = math.log(1 / 0.6) / math.exp(random.uniform(math.log(100), math.log(1200)))
+        values = _grow(random, lambda level: rate * level, base)
+    else:
+        power, last_s = random.uniform(1.3, 2.5), math.exp(random.uniform(math.log(200), math.log(1500)))
+        count = int(last_s / STEP_S)
+        climb = [base + (1.03 - base) * (number / count) ** power for number in range(count + 1)]
+        values = [*_load(random, base), *climb]
+    return _jitter(random, values, 0.0005)
+
+
+def stepwise(random: Random) -> list[float]:
+    values, level, rate = _load(random, base := _base(random)), base, _slow(random)
+    size = random.uniform(0.01, 0.05)
+    while level < 1.03:
+        values += [level] * max(int(size / rate * random.uniform(0.7, 1.3) / STEP_S), 1)
+        level += size * random.uniform(0.7, 1.3)
+    return _jitter(random, [*values, level], 0.0005)
+
+
+def _teeth(
+    random: Random, period: tuple[float, float], height: tuple[float, float], rate: float, top: float
+) -> list[float]:
+    base, high, length = _base(random), random.uniform(*height), random.uniform(*period)
+    if not rate:
+        base = top - high
+    values = _load(random, base)
+    wobble = random.uniform(0, 0.05)
+    since = 0.0
+    while (values[-1] < 1.03 if rate else since < 1500) and len(values) * STEP_S < 7200:
+        this, tall = length * random.uniform(1 - wobble, 1 + wobble), high * random.uniform(1 - wobble, 1)
+        count = max(int(this / STEP_S), 2)
+        for number in range(count):
+            values.append(base + rate * since + tall * number / (count - 1))
+            since += STEP_S
+            if values[-1] >= 1.03:
+                break
+    return values
+
+
+def short_teeth(random: Random) -> list[float]:
+    return _jitter(random, _teeth(random, (2, 20), (0.05, 0.25), _slow(random), 0), 0.0005)
+
+
+def long_teeth(random: Random) -> list[float]:
+    return _jitter(random, _teeth(random, (60, 300), (0.1, 0.3), _slow(random) / 3, 0), 0.0005)
+
+
+def _bursts(random: Random, values: list[float], tallest: float) -> list[float]:
+    """Short stays above the curve, at odd times."""
+    values, at = list(values), 0.0
+    pause = random.uniform(5, 60)
+    while (at := at + random.expovariate(1 / pause)) < len(values) * STEP_S:
+        tall, begin = random.uniform(0.3, 1) * tallest, int(at / STEP_S)
+        end = min(begin + int(random.uniform(1, 10) / STEP_S), len(values))
+        for number in range(begin, end):
+            values[number] += tall
+        at = end * STEP_S
+    return values
+
+
+def bursts(random: Random) -> list[float]:
+    rate = _slow(random)
+    return _bursts(
+        random, _jitter(random, _grow(random, lambda _: rate, _base(random)), 0.001), random.uniform(0.03, 0.15)
+    )
+
+
+def _batches(random: Random, rate: float, top: float, seconds: float) -> list[float]:
+    """Every batch takes and gives back; a collection every few batches takes back what the batches left."""
+    base, work, litter = _base(random), random.uniform(0.02, 0.08), random.uniform(0.002, 0.01)
+    batch_s, every = random.uniform(0.5, 5), random.randint(5, 40)
+    if not rate:
+        base = top - work - litter * every
+    values, since, batches = _load(random, base), 0.0, 0
+    while (values[-1] < 1.03 if rate else since < seconds) and len(values) * STEP_S < 7200:
+        count = max(int(batch_s * random.uniform(0.8, 1.2) / STEP_S), 2)
+        for number in range(count):
+            held = work * min(2 * number / count, 1) + litter * (batches % every)
+            values.append(base + rate * since + held)
+            since += STEP_S
+        batches += 1
+    return values
+
+
+def batches_with_gc(random: Random) -> list[float]:
+    return _jitter(random, _batches(random, _slow(random), 0, 0), 0.0005)
+
+
+def noise(random: Random) -> list[float]:
+    rate = _slow(random)
+    return _jitter(random, _grow(random, lambda _: rate, _base(random)), random.uniform(0.003, 0.02))
+
+
+def load_then_leak(random: Random) -> list[float]:
+    """Quickly to somewhere up to 75 %, a pause, then a leak."""
+    rate = _slow(random)
+    return _jitter(random, _grow(random, lambda _: rate, random.uniform(0.4, 0.75)), 0.001)
+
+
+def _top(random: Random) -> float:
+    return random.uniform(0.4, HIGHEST)
+
+
+def _flat(random: Random, top: float, climb: Callable[[float], float], climb_s: float) -> list[float]:
+    """`climb` from 0 to 1 over `climb_s`, then flat."""
+    base = random.uniform(0.02, 0.3) * top
+    count = max(int(climb_s / STEP_S), 1)
+    rise = [base + (top - base) * climb(number / count) for number in range(count)]
+    return rise + [top] * int(random.uniform(300, 900) / STEP_S)
+
+
+def load_then_flat(random: Random) -> list[float]:
+    climb_s = math.exp(random.uniform(math.log(2), math.log(300)))
+    return _jitter(random, _flat(random, _top(random), lambda part: part, climb_s), 0.001)
+
+
+def cache_levels_off(random: Random) -> list[float]:
+    top, tau = _top(random), math.exp(random.uniform(math.log(15), math.log(600)))
+    seconds = min(6 * tau, 3000.0)
+    if random.random() < 0.5:
+        values = [top * (1 - math.exp(-number * STEP_S / tau)) for number in range(int(seconds / STEP_S))]
+    else:  # what is new becomes rare: the logarithm of time
+        scale = top / math.log1p(seconds / tau)
+        values = [scale * math.log1p(number * STEP_S / tau) for number in range(int(seconds / STEP_S))]
+    return _jitter(random, values, 0.001)
+
+
+def s_curve(random: Random) -> list[float]:
+    """Slow, fast, slow: a dataset that is read in."""
+    climb_s = math.exp(random.uniform(math.log(30), math.log(900)))
+    return _jitter(random, _flat(random, _top(random), lambda part: part * part * (3 - 2 * part), climb_s), 0.001)
+
+
+def steps_then_flat(random: Random) -> list[float]:
+    top, base, count = _top(random), random.uniform(0.1, 0.3), random.randint(2, 10)
+    pause = math.exp(random.uniform(math.log(3), math.log(120)))
+    values = []
+    for number in range(count):
+        level = base + (top - base) * number / (count - 1)
+        values += [level] * int(pause * random.uniform(0.7, 1.3) / STEP_S)
+    return _jitter(random, values + [top] * int(600 / STEP_S), 0.001)
+
+
+def flat_short_teeth(random: Random) -> list[float]:
+    return _jitter(random, _teeth(random, (2, 20), (0.05, 0.35), 0.0, _top(random)), 0.001)
+
+
+def flat_long_teeth(random: Random) -> list[float]:
+    return _jitter(random, _teeth(random, (60, 300), (0.1, 0.38), 0.0, _top(random)), 0.001)
+
+
+def flat_bursts(random: Random) -> list[float]:
+    tall, top = random.uniform(0.03, 0.3), _top(random)
+    values = _load(random, top - tall) + [top - tall] * int(1500 / STEP_S)
+    return _bursts(random, _jitter(random, values, 0.001), tall)
+
+
+def flat_batches_with_gc(random: Random) -> list[float]:
+    return _jitter(random, _batches(random, 0.0, max(_top(random), 0.6), 1500.0), 0.0005)
+
+
+def flat_noise(random: Random) -> list[float]:
+    top, size = _top(random), random.uniform(0.003, 0.02)
+    values = _jitter(random, _load(random, top) + [top] * int(1500 / STEP_S), size)
+    return [min(value, HIGHEST) for value in values]
+
+
+def page_cache(random: Random) -> list[float]:
+    """File pages fill the machine and do not count: what counts stands still, and stirs a little as they come."""
+    top = _top(random)
+    stir = random.uniform(0.001, 0.01)
+    values = _load(random, top - stir) + [top - stir] * int(1500 / STEP_S)
+    return [value + stir * math.sin(number / 40) * random.random() for number, value in enumerate(values)]
+
+
+REACHING: list[Shape] = [
+    steady, accelerating, stepwise, short_teeth, long_teeth, bursts, batches_with_gc, noise, load_then_leak,
+]  # fmt: skip
+LEVELLING: list[Shape] = [
+    load_then_flat, cache_levels_off, s_curve, steps_then_flat, flat_short_teeth, flat_long_teeth, flat_bursts,
+    flat_batches_with_gc, flat_noise, page_cache,
+]  # fmt: skip
+
+
+def fast_climb(seconds: float) -> Shape:
+    """From 60 % to the limit in that many seconds."""
+
+    def climb(random: Random) -> list[float]:
+        return _jitter(random, _grow(random, lambda _: 0.4 / seconds, _base(random)), 0.0005)
+
+    return climb
+
+
+def curve(shape: Shape, seed: int) -> Curve:
+    return Curve(shape.__name__, seed, shape(Random(f"{shape.__name__} {seed}")))
