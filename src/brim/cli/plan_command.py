@@ -96,6 +96,7 @@ def planned(
         **vars(cutting),
         **vars(running),
         allow_empty=reading.allow_empty,
+        strict=reading.strict,
         oversize=reading.oversize,  # type: ignore[arg-type]  # checked by plan
         endpoint_url=storing.endpoint_url,
         **more,

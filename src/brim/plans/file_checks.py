@@ -74,6 +74,7 @@ class CheckOptions:
 
     allow_empty: bool = False
     skip_oversize: bool = False
+    strict: bool = False  # counts that differ and data that no column takes are errors
 
 
 def check_files(table: FileTable, options: CheckOptions, max_cell_bytes: int | None) -> FileTable:
@@ -105,6 +106,33 @@ def raise_refused(table: FileTable) -> None:
             f"{len(table.refused)} of {len(table.files) + _absent(table)} files cannot be packaged:\n"
             + "\n".join(f"  {line}" for line in lines),
             problems=[{"reason": r.reason, "path": r.path} for r in table.refused],
+        )
+
+
+def raise_unfit(table: FileTable, strict: bool) -> None:
+    """SourceError if lists that go together differ in length, or where the user or the recipe is strict about it: if
+    the source is not what the recipe expects, or holds data that no column takes."""
+    if crooked := table.misaligned():
+        more = [f"and {len(crooked) - _SHOWN} more"] if len(crooked) > _SHOWN else []
+        raise SourceError(
+            "Lists that go together are not of one length:\n"
+            + "\n".join(f"  {line}" for line in [*crooked[:_SHOWN], *more]),
+            hint="Restore the files that are missing: brim check names them.",
+        )
+    unmet = [f"{finding.name}: {finding.detail}" for finding in table.expected if not finding.ok]
+    if strict and unmet:
+        raise SourceError(
+            "The source is not what the recipe expects (--strict):\n" + "\n".join(f"  {line}" for line in unmet),
+            hint="Complete the source, or leave --strict out to build it as it is.",
+            findings=unmet,
+        )
+    left = table.unmatched
+    if left is not None and (strict or left.is_error) and left.count("data"):
+        why = "--strict" if strict else "the recipe says so"
+        raise SourceError(
+            f"{left.lines()[0]} ({why}).",
+            hint=left.hint,
+            unmatched=left.facts(),
         )
 
 

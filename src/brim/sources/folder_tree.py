@@ -288,3 +288,31 @@ class LocalTree:
             folder, name = os.path.split(full)
             return os.path.join(os.path.realpath(folder), name)
         return os.path.normpath(full)
+
+
+def every_file(tree: Tree) -> Iterator[str]:
+    """The path of everything in a tree that is no folder, links that lead nowhere too; hidden names are passed over.
+
+    What brim built inside of it is passed over as well. Links to folders are followed, but not back to where they are.
+    """
+    yield from _below(tree, "", ())
+
+
+def _below(tree: Tree, top: str, above: tuple[object, ...]) -> Iterator[str]:
+    for folder, folders, names in tree.walk(top):
+        prefix = f"{folder}/" if folder else ""
+        if folder and ".brim" in folders:
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not _passed_over(name))
+        for name in sorted(names):
+            if not _passed_over(name):
+                yield prefix + name
+        for name in [name for name in folders if tree.is_link(prefix + name)]:
+            found = tree.look(prefix + name)
+            if isinstance(found, Folder) and found.identity not in above:
+                yield from _below(tree, prefix + name, (*above, found.identity))
+
+
+def _passed_over(name: str) -> bool:
+    return name.startswith(".") or name in IGNORED
