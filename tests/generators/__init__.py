@@ -58,13 +58,13 @@ def tiny_nifti(seed: str) -> bytes:
     return gzip.compress(bytes(header) + voxels, mtime=0)
 
 
-def with_more(has: list[bool], files: int) -> list[int]:
-    """How many files each has, so that all have `files` together: the first ones have one more than the others."""
+def with_more(has: list[bool], files: int, skip: int = 0) -> list[int]:
+    """How many files each has, so that all have `files` together: after `skip`, the first ones have one more."""
     holders = max(sum(has), 1)
     base, more = divmod(max(files, sum(has)), holders)
     counts, seen = [], 0
     for there in has:
-        counts.append((base + (seen < more)) * there)
+        counts.append((base + (skip <= seen < skip + more)) * there)
         seen += there
     return counts
 

@@ -91,10 +91,10 @@ def _scaled(count: int, sessions: int) -> int:
 def _runs(sessions: int) -> dict[str, list[int]]:
     """How many files each session has in each column."""
     runs = {}
-    for column in ("t1w", "t2w", "flair", "dwi", "sbref"):
+    for column, skip in (("t1w", 0), ("t2w", 5), ("flair", 1), ("dwi", 0), ("sbref", 0)):
         rows, files = PUBLISHED[column]
         extra = round((files - rows) * sessions / SESSIONS) or int(sessions > 3)
-        runs[column] = with_more(spread(_scaled(rows, sessions), sessions), _scaled(rows, sessions) + extra)
+        runs[column] = with_more(spread(_scaled(rows, sessions), sessions), _scaled(rows, sessions) + extra, skip)
     # Every session with functional images has one of the two tasks, and many have both.
     bold = spread(_scaled(BOLD_SESSIONS, sessions), sessions)
     places = [i for i, there in enumerate(bold) if there]

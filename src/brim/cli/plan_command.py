@@ -109,7 +109,7 @@ def show(build: Any, as_json: bool) -> None:
         emit("plan", **build.facts)
     else:
         print_lines(build.lines)
-    build.check()
+    build.check_plan()
 
 
 def plan(

@@ -34,7 +34,7 @@ from brim.formats.parquet_shard import MAX_CELL_BYTES
 from brim.formats.probe import PROBED_NAMES, look_of, probe_gzip, probe_header
 from brim.formats.source_reader import open_file
 from brim.memory.limit import effective_limit, usable_cores
-from brim.plans.file_checks import REASONS, CheckOptions, Oversize, check_files, check_paths_stay_home
+from brim.plans.file_checks import REASONS, CheckOptions, Oversize, check_files, check_paths_stay_home, todo
 from brim.progress import Progress, Silent
 from brim.sources.file_table import FileTable, Finding, Reason, Refused, flat_numbers
 from brim.sources.open_source import read_source
@@ -129,7 +129,8 @@ def check(
     else:
         table = read_source(source, SourceOptions(lenient=True, access=Access(endpoint_url, anonymous)))
     at_home = _names_no_place(table)
-    refused = check_files(table, CheckOptions(allow_empty=allow_empty), max_cell_bytes).refused
+    looked = check_files(table, CheckOptions(allow_empty=allow_empty), max_cell_bytes)
+    refused = [*looked.refused, *(Refused("annex", path) for path in looked.absent)]
     total = len(table.files)
     links = sum(r.reason == "annex" for r in table.refused)  # of git-annex, which lead nowhere: not among the files
     checks = [
@@ -214,7 +215,8 @@ def _refusals(name: str, refused: Sequence[Refused], reasons: Sequence[Reason], 
     found = list(dict.fromkeys(r for r in refused if r.reason in reasons))
     counts = Counter(r.reason for r in found)
     detail = "; ".join(
-        f"{count:,} × {REASONS[reason].one}. {REASONS[reason].todo}" for reason, count in counts.most_common()
+        f"{count:,} × {REASONS[reason].one}. {todo(reason, [r.path for r in found if r.reason == reason])}"
+        for reason, count in counts.most_common()
     )
     return Check(name, not found, counted, [r.path for r in found], detail)
 
@@ -256,7 +258,10 @@ def _look_inside(table: FileTable, unfit: set[str], sample_size: int | None, pro
     checks = []
     for name in ("NIfTI", "image", "PDF", "gzip"):
         numbers = [n for n, found in looks.items() if found == name]
-        if numbers:
+        if of_all[name] and not numbers:
+            detail = f"none of {of_all[name]:,} looked at"
+            checks.append(Check(f"{name} headers", True, 0, detail=detail, skipped=True))
+        elif numbers:
             sampled = f"{len(numbers):,} of {of_all[name]:,} looked at; --all looks at every file"
             detail = sampled if len(numbers) < of_all[name] else ""
             if lacking and name == "NIfTI":

@@ -15,10 +15,12 @@ from brim.errors import DoesNotFit
 from brim.forecasts.shapes import EMBED_FACTORS
 from brim.memory.limit import Limit
 from brim.plans.cut_shards import metadata_bytes
+from brim.plans.file_checks import absent_text
 from brim.plans.plan import Plan
 from brim.sizes import format_size
 from brim.sources.features import SIZED_BY_PATH
 from brim.sources.file_table import FileTable, flat_numbers, is_list
+from brim.sources.folder_tree import datalad_get
 
 VIEWER_ROW_BYTES = 300_000_000  # the Hub's viewer refuses larger row groups
 # Measured on Python 3.11 with pyarrow 26 (benchmarks/package.py): the interpreter with what a build
@@ -184,6 +186,7 @@ def plan_facts(plan: Plan, forecast: BuildForecast, limit: Limit) -> dict[str, A
             {"name": finding.name, "ok": finding.ok, "detail": finding.detail, "skipped": finding.skipped}
             for finding in table.expected
         ],
+        "absent": {"files": list(table.absent), "get": datalad_get(table.absent) if table.absent else None},
         "unmatched": None if table.unmatched is None else table.unmatched.facts(),
         "refused": [{"reason": r.reason, "path": r.path} for r in table.refused],
         "fingerprint": plan.fingerprint,
@@ -231,6 +234,8 @@ def plan_lines(plan: Plan, forecast: BuildForecast, limit: Limit, remote: bool =
         shown = ", ".join(table.left_out[:3]) + ("…" if len(table.left_out) > 3 else "")
         lines.append(("left out", f"{len(table.left_out)} file(s) too large for the format: {shown}"))
     lines += [("expected", f"{finding.name}: {finding.detail}") for finding in table.expected if not finding.ok]
+    if table.absent:
+        lines.append(("not here", f"{absent_text(table)}. Before a build: {datalad_get(table.absent)}"))
     lines += [("unmatched", line) for line in (table.unmatched.lines() if table.unmatched is not None else [])]
     lines += [("note", warning) for warning in table.warnings]
     return lines

@@ -89,7 +89,7 @@ def kind_of_name(path: str) -> str:
     stem, dot, rest = name.partition(".")
     if "-" in stem and "_" in stem:
         return f"_{stem.rpartition('_')[2]}{dot}{rest}"
-    return extension_of(name) or "(no extension)"
+    return extension_of(name) or name
 
 
 def collect(paths: Iterable[str], is_error: bool = False, hint: str = "") -> Unmatched:
