@@ -22,7 +22,17 @@ from brim.tarball import Bundle, tar_size
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
-Stat = os.stat_result | ObjectStat
+
+@dataclass(frozen=True, slots=True)
+class AbsentStat:
+    """A file whose content is not here, but whose size is known: a key of git-annex tells it."""
+
+    st_size: int
+    st_mtime_ns: int = 0
+    st_ino: int = 0
+
+
+Stat = os.stat_result | ObjectStat | AbsentStat
 
 NO_CONTENT = -1  # the holder of a value that has a path perhaps, and no bytes: not the same as an empty one
 

@@ -33,6 +33,13 @@ class Layout:
         self.total_bytes += os.path.getsize(full)
         return path
 
+    def text(self, path: str, content: str) -> str:
+        """A text file; what is in it, to the last newline."""
+        full = self.root / path
+        full.parent.mkdir(parents=True, exist_ok=True)
+        full.write_text(content, encoding="utf-8", newline="")
+        return content
+
     def count(self, column: str) -> int:
         """The rows that have something in a column."""
         return sum(row[column] not in (None, []) for row in self.rows)
@@ -49,6 +56,17 @@ def tiny_nifti(seed: str) -> bytes:
     struct.pack_into("<f", header, 108, 352.0)
     header[344:348] = b"n+1\0"
     return gzip.compress(bytes(header) + voxels, mtime=0)
+
+
+def with_more(has: list[bool], files: int, skip: int = 0) -> list[int]:
+    """How many files each has, so that all have `files` together: after `skip`, the first ones have one more."""
+    holders = max(sum(has), 1)
+    base, more = divmod(max(files, sum(has)), holders)
+    counts, seen = [], 0
+    for there in has:
+        counts.append((base + (skip <= seen < skip + more)) * there)
+        seen += there
+    return counts
 
 
 def spread(count: int, total: int) -> list[bool]:

@@ -1,4 +1,8 @@
-"""ISLES 2024 (Zenodo 17652035), the part for training, as it is published: 149 subjects."""
+"""ISLES'24 (Zenodo 17652035), the part for training, as its maintainers document it: 149 subjects.
+
+Odd cases: raw images that are missing, so that the derivative counts; derivatives beside a raw image and raw perfusion
+maps, which no column takes; outcomes that are missing; a header of a spreadsheet with other blanks and case.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +29,20 @@ def make_isles24(root: Path, subjects: int = 12) -> Layout:
         acute = f"train/derivatives/{subject}/ses-01"
         later = f"train/derivatives/{subject}/ses-02/{subject}_ses-02_space-ncct"
         spaced = f"{acute}/{subject}_ses-01_space-ncct"
-        row: dict[str, Any] = {"subject_id": subject}
-        for name in ("ncct", "cta", "ctp"):
-            row[name] = layout.write(f"{raw}_{name}.nii.gz") if name != "ctp" or perfused[i] else None
+        row: dict[str, Any] = {"subject_id": subject, "ncct": layout.write(f"{raw}_ncct.nii.gz")}
+        for name, there in (("cta", True), ("ctp", perfused[i])):
+            is_raw = i % 10 != (3 if name == "cta" else 4)
+            derived = layout.write(f"{spaced}_{name}.nii.gz") if there else None
+            row[name] = layout.write(f"{raw}_{name}.nii.gz") if there and is_raw else derived
         for name in _PERFUSION:
             path = f"{acute}/perfusion-maps/{subject}_ses-01_space-ncct_{name}.nii.gz"
             row[name] = layout.write(path) if perfused[i] else None
-        row["cta_space_ncct"] = layout.write(f"{spaced}_cta.nii.gz")
-        row["ctp_space_ncct"] = layout.write(f"{spaced}_ctp.nii.gz") if perfused[i] else None
-        row["lvo_mask"] = layout.write(f"{spaced}_lvo-msk.nii.gz") if masked[i] else None
-        row["cow_mask"] = layout.write(f"{spaced}_cow-msk.nii.gz") if masked[i] else None
+        if perfused[i]:
+            layout.write(f"train/raw_data/{subject}/ses-01/perfusion-maps/{subject}_ses-01_tmax.nii.gz")
         for name, suffix in {"dwi": "dwi", "adc": "adc", "lesion_mask": "lesion-msk"}.items():
             row[name] = layout.write(f"{later}_{suffix}.nii.gz")
+        for name, suffix in {"lvo_mask": "lvo-msk", "cow_segmentation": "cow-msk"}.items():
+            row[name] = layout.write(f"{spaced}_{suffix}.nii.gz") if masked[i] else None
         row |= {"age": 40.0 + i, "sex": "MF"[i % 2], "nihss_admission": float(i % 42), "mrs_admission": None}
         row["mrs_3month"] = None if i % 6 == 5 else float(i % 7)
         phenotype = root / "train/phenotype" / subject

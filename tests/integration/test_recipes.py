@@ -16,11 +16,12 @@ from brim.cli.flags import ShowingFlags
 from brim.cli.recipes_command import recipes as show_recipes
 from brim.errors import FilesRefused, InputError, MissingExtra, SourceError
 from brim.sources.file_table import FileTable
-from brim.sources.recipe import builtin_recipes, expectation_findings, load_recipe, parse_recipe
+from brim.sources.recipe import builtin_recipes, load_recipe, parse_recipe
 from brim.sources.recipe_rows import recipe_source
 from brim.sources.source_options import SourceOptions
 from tests.conftest import random_bytes, write_files
 from tests.generators import Layout
+from tests.generators.aomic import make_aomic
 from tests.generators.arc import APPARENT_BYTES, PUBLISHED, SESSIONS, make_arc
 from tests.generators.isles24 import make_isles24, write_sheet
 
@@ -68,9 +69,8 @@ def found_rows(table: FileTable) -> list[dict[str, Any]]:
     return rows
 
 
-def failed(table: FileTable, layout: Layout, name: str, tolerance: float | None = None) -> dict[str, str]:
-    findings = expectation_findings(table, load_recipe(name), str(layout.root), tolerance)
-    return {finding.name: finding.detail for finding in findings if not finding.ok}
+def failed(table: FileTable) -> dict[str, str]:
+    return {finding.name: finding.detail for finding in table.expected if not finding.ok}
 
 
 def small_people(root: Path, people: str, recipe: str = SMALL + PEOPLE) -> FileTable:
@@ -93,17 +93,20 @@ def test_arc_rows(arc: Layout) -> None:
         "wab_aq": "float",
         "sex": "string",
     }
-    assert {name for name, column in table.columns.items() if column.is_list} == {"bold", "dwi", "sbref"}
+    lists = {"t1w", "t2w", "flair", "bold_naming40", "bold_rest", "dwi", "sbref"}
+    assert {name for name, column in table.columns.items() if column.is_list} == lists
     assert {column.kind for column in table.columns.values()} == {"nifti"}
+    assert str(table.rows.schema.field("dwi_bvals").type) == "list<item: string>"
     assert sorted(table.files.paths.to_pylist()) == sorted(arc.contents)
     assert not table.refused
+    assert table.beside == {"dwi_bvals": "dwi", "dwi_bvecs": "dwi"}
 
 
 def test_order_is_natural(arc: Layout) -> None:
     """Run 2 comes before run 10, and day 9 before day 11."""
     rows = found_rows(read(arc, "arc"))
-    runs = next(row["bold"] for row in rows if len(row["bold"]) > 1)
-    assert ["run-2_" in path for path in runs] == [True, False]
+    runs = next(row["dwi"] for row in rows if len(row["dwi"]) > 2)
+    assert [path.rpartition("run-")[2].partition("_")[0] for path in runs][:3] == ["2", "10", "11"]
     days = [int(row["session_id"][4:]) for row in rows if row["subject_id"] == rows[0]["subject_id"]]
     assert days == sorted(days)
     assert min(days) < 10 < max(days)
@@ -125,40 +128,54 @@ def test_isles24_rows(tmp_path: Path) -> None:
     """Every subject is a row with its images, and what its spreadsheets say."""
     layout = make_isles24(tmp_path / "isles")
     table = read(layout, "isles24")
-    assert found_rows(table) == layout.rows
-    assert sorted(table.files.paths.to_pylist()) == sorted(layout.contents)
+    expected = [
+        {k: v.removeprefix("train/") if isinstance(v, str) else v for k, v in row.items()} for row in layout.rows
+    ]
+    assert found_rows(table) == expected
+    assert table.rows.column_names == list(layout.rows[0])
+    assert any("derivatives/" in row["cta"] for row in expected)
+    assert any("raw_data/" in row["cta"] for row in expected)
     assert not table.refused
     assert not table.warnings
+    inside = read(tmp_path / "isles/train", "isles24")
+    assert found_rows(inside) == expected
+    assert brim.plan(inside).plan.fingerprint == brim.plan(table).plan.fingerprint
 
 
 def test_published_numbers_hold(tmp_path: Path) -> None:
     """A whole copy of ISLES24 has all that its recipe expects."""
     layout = make_isles24(tmp_path / "isles", subjects=149)
     table = read(layout, "isles24")
-    assert failed(table, layout, "isles24", tolerance=0.0) == {}
+    assert failed(table) == {}
+    assert len(table.expected) == 14
     assert layout.count("lvo_mask") == 100
 
 
 def test_wrong_counts_are_named(arc: Layout) -> None:
     """A copy that is too small fails every number, each with what is there and what was expected."""
-    problems = failed(read(arc, "arc"), arc, "arc")
-    assert list(problems) == ["rows", "distinct subject_id", *(f"rows with {name}" for name in PUBLISHED)]
-    assert problems["rows"] == "24; expected 902, 812 to 992 with a tolerance of 0.1"
-    assert problems["rows with lesion"].startswith(f"{arc.count('lesion')}; expected 228 to 230")
+    problems = failed(read(arc, "arc"))
+    assert {"rows", "distinct subject_id", "sessions", "rows with bold"} <= set(problems)
+    assert {f"rows with {name}" for name in PUBLISHED} | {f"files in {name}" for name in PUBLISHED} <= set(problems)
+    assert problems["rows"] == "24; expected 902 in ds004884 as of 2025-12-14 (commit 0885e593)"
+    assert failed(read(arc, "arc", tolerance=0.5))["rows"].startswith("24; expected 902, 451 to 1,353 with a tolerance")
 
 
 def test_numbers_of_a_part_are_not_compared(arc: Layout) -> None:
     """A pilot is not measured by the numbers of the whole, and the report says so."""
-    findings = expectation_findings(read(arc, "arc", limit=3), load_recipe("arc"), str(arc.root), None)
+    findings = read(arc, "arc", limit=3).expected
     assert findings[-1].detail == "not compared: the source was read with --limit"
+    assert findings[-1].skipped
     assert all(finding.ok for finding in findings)
 
 
 def test_full_arc_whole_and_damaged(tmp_path: Path) -> None:
-    """All 902 sessions, 273 GB apparent, are read, checked and planned in 20 s and 300 MB; then damage is found."""
+    """All 902 sessions, 273 GB apparent, are planned in 2 s of work and 100 MB; then damage is found."""
     arc = make_arc(tmp_path / "arc", sessions=SESSIONS, sparse_sizes=True)
     assert arc.total_bytes == APPARENT_BYTES
-    assert {name: arc.count(name) for name in PUBLISHED} == PUBLISHED
+    files = {n: sum(len(r[n]) if isinstance(r[n], list) else r[n] is not None for r in arc.rows) for n in PUBLISHED}
+    assert {name: (arc.count(name), files[name]) for name in PUBLISHED} == PUBLISHED
+    assert sum(bool(row["bold_naming40"] or row["bold_rest"]) for row in arc.rows) == 850
+    assert sum(max(len(row[name]) for name in ("t1w", "t2w", "flair")) > 1 for row in arc.rows) == 6
     code = (
         "import sys, json, threading, time\n"
         "from brim.memory.meter import process_bytes\n"
@@ -166,22 +183,22 @@ def test_full_arc_whole_and_damaged(tmp_path: Path) -> None:
         "peak, done = [0], threading.Event()\n"
         "def sample():\n"
         "    while not done.wait(0.005): peak[0] = max(peak[0], process_bytes(os.getpid()))\n"
-        "thread = threading.Thread(target=sample); thread.start(); start = time.monotonic()\n"
+        "thread = threading.Thread(target=sample); thread.start(); start = time.process_time()\n"
         "import brim\n"
-        "from brim.sources.recipe import load_recipe, expectation_findings\n"
+        "from brim.sources.recipe import load_recipe\n"
         "from brim.sources.recipe_rows import recipe_source\n"
         "from brim.sources.source_options import SourceOptions\n"
         "recipe = load_recipe('arc'); table = recipe_source(sys.argv[1], recipe, SourceOptions())\n"
-        "bad = [f.name for f in expectation_findings(table, recipe, sys.argv[1], 0.0) if not f.ok]\n"
+        "bad = [f.name for f in table.expected if not f.ok]\n"
         "plan = str(brim.plan(table))\n"
-        "seconds = time.monotonic() - start; done.set(); thread.join()\n"
+        "seconds = time.process_time() - start; done.set(); thread.join()\n"
         "print(json.dumps({'seconds': seconds, 'peak': peak[0], 'rows': len(table), 'bad': bad, 'plan': plan,\n"
         "    'bytes': int(table.files.sizes.sum()), 'files': len(table.files)}))\n"
     )
     command = [sys.executable, "-c", code, str(arc.root)]
     seen = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
-    assert seen["seconds"] < 20
-    assert seen["peak"] < 300_000_000
+    assert seen["seconds"] < 2  # of the processor: another test may have the other core
+    assert seen["peak"] < 100_000_000
     assert (seen["rows"], seen["files"], seen["bytes"]) == (902, len(arc.contents), APPARENT_BYTES)
     assert seen["bad"] == []
     assert "273 GB" in seen["plan"]
@@ -189,30 +206,30 @@ def test_full_arc_whole_and_damaged(tmp_path: Path) -> None:
     for path in [row["lesion"] for row in arc.rows if row["lesion"]][:30]:
         (arc.root / path).unlink()
     (arc.root / "participants.json").unlink()
-    problems = failed(read(arc, "arc"), arc, "arc")
+    problems = failed(read(arc, "arc"))
     assert problems["file participants.json"] == "is missing"
-    assert problems["rows with lesion"].startswith("198; expected 228 to 230")
-    assert len(problems) == 2
+    assert problems["rows with lesion"].startswith("198; expected 228 in ds004884")
+    assert set(problems) == {"file participants.json", "rows with lesion", "files in lesion"}
 
 
 def test_two_files_where_one_is_expected(arc: Layout) -> None:
-    """Two T1w images of a session are an error that names the row, both files and the ways out."""
-    row = next(row for row in arc.rows if row["t1w"])
-    second = arc.write(row["t1w"].replace("_T1w", "_run-2_T1w"))
+    """Two lesions of a session are an error that names the row, both files and the ways out."""
+    row = next(row for row in arc.rows if row["lesion"])
+    second = arc.write(row["lesion"].replace("_space-T2w", "_run-2_space-T2w"))
     with pytest.raises(SourceError) as caught:
         read(arc, "arc")
-    words = [row["t1w"], second, f"subject_id={row['subject_id']} session_id={row['session_id']}"]
+    words = [row["lesion"], second, f"subject_id={row['subject_id']} session_id={row['session_id']}"]
     assert all(word in caught.value.message for word in words)
     assert "list = true" in caught.value.hint
-    assert caught.value.facts["cells"][0]["paths"] == sorted([row["t1w"], second])
-    table = read(arc, "arc", exclude=("*run-2_T1w*",))
+    assert {fault["path"] for fault in caught.value.facts["faults"]} == {row["lesion"], second}
+    table = read(arc, "arc", exclude=("*run-2_space-T2w*",))
     assert found_rows(table) == arc.rows
 
 
 def test_damaged_files_are_refused_by_name(arc: Layout, tmp_path: Path) -> None:
     """Empty files, annex links and annex pointers are refused by name before anything is written."""
-    images = [row["t1w"] for row in arc.rows if row["t1w"]]
-    empty, link, pointer = images[0], images[1], next(row["bold"][0] for row in arc.rows if row["bold"])
+    images = [row["t1w"][0] for row in arc.rows if row["t1w"]]
+    empty, link, pointer = images[0], images[1], next(row["bold_rest"][0] for row in arc.rows if row["bold_rest"])
     (arc.root / empty).write_bytes(b"")
     (arc.root / link).unlink()
     (arc.root / link).symlink_to("../../../.git/annex/objects/aa/bb/MD5E-s1--1.nii.gz/MD5E-s1--1.nii.gz")
@@ -232,9 +249,8 @@ def test_an_unfetched_clone_still_has_its_counts(arc: Layout) -> None:
         (arc.root / path).unlink()
         (arc.root / path).symlink_to("../.git/annex/objects/x/y/z")
     table = read(arc, "arc")
-    findings = expectation_findings(table, load_recipe("arc"), str(arc.root), None)
-    counts = {f.name.removeprefix("rows with "): int(f.detail.split(";")[0]) for f in findings if "with" in f.name}
-    assert counts == {name: arc.count(name) for name in PUBLISHED}
+    said = {finding.name: int(finding.detail.split(";")[0]) for finding in table.expected if "with" in finding.name}
+    assert {name: said[f"rows with {name}"] for name in PUBLISHED} == {name: arc.count(name) for name in PUBLISHED}
     assert {r.path for r in table.refused} == set(arc.contents)
     assert {r.reason for r in table.refused} == {"annex"}
 
@@ -251,7 +267,7 @@ def test_participants_that_cannot_be_read(arc: Layout, tmp_path: Path, damage: s
     table = read(arc, "arc")
     assert [(r.reason, r.path) for r in table.refused] == [(damage, "participants.tsv")]
     assert table.rows.column("wab_aq").null_count == len(table)
-    assert "file participants.tsv" in failed(table, arc, "arc")
+    assert "file participants.tsv" in failed(table)
     with pytest.raises(FilesRefused, match=r"participants\.tsv"):
         brim.build(table, tmp_path / "out")
 
@@ -261,13 +277,14 @@ def test_selection(arc: Layout) -> None:
     first = arc.rows[0]["subject_id"]
     table = read(arc, "arc", exclude=(f"{first}/*", "derivatives/*"), limit=4, split="test")
     rows = [row | {"lesion": None} for row in arc.rows if row["subject_id"] != first]
-    assert found_rows(table) == [row for row in rows if row["t1w"] or row["bold"] or row["dwi"]][:4]
+    assert found_rows(table) == [row for row in rows if any(row[name] for name in PUBLISHED)][:4]
     assert [(s.name, s.start, s.stop) for s in table.splits] == [("test", 0, 4)]
     only = read(arc, "arc", include=("*_FLAIR.nii.gz",))
-    assert len(only) == arc.count("flair") == only.file_count()
+    assert len(only) == arc.count("flair")
+    assert only.file_count() == sum(len(row["flair"]) for row in arc.rows)
     with pytest.raises(SourceError, match="No row"):
         read(arc, "arc", include=("nothing",))
-    with pytest.raises(InputError, match="--drop"):
+    with pytest.raises(InputError, match="drop="):
         read(arc, "arc", drop=("sex",))
 
 
@@ -351,7 +368,7 @@ def test_bad_spreadsheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(SourceError, match=r"outcome\.xlsx' cannot be read: File is not a zip file"):
         read(layout, "isles24")
     (layout.root / path).write_bytes(b"")
-    assert [(r.reason, r.path) for r in read(layout, "isles24").refused] == [("empty", path)]
+    assert [(r.reason, r.path) for r in read(layout, "isles24").refused] == [("empty", path.removeprefix("train/"))]
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(MissingExtra) as caught:
         read(layout, "isles24")
@@ -361,15 +378,17 @@ def test_bad_spreadsheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_wrong_folders(tmp_path: Path) -> None:
     """A folder without the recipe's root, or without a row, is an error that says what was looked for."""
     write_files(tmp_path, {"something/else.txt": b"x"})
-    with pytest.raises(SourceError, match="reads the folder 'train'"):
+    with pytest.raises(SourceError, match=r"no folder matches raw_data/sub-\*"):
         read(tmp_path, "isles24")
+    with pytest.raises(SourceError, match="reads the folder 'train'"):
+        recipe_source(str(tmp_path), parse_recipe('root = "train"\n' + SMALL), SourceOptions())
     with pytest.raises(SourceError, match=r"no folder matches sub-\*/ses-\*"):
         read(tmp_path, "arc")
 
 
 def test_unreadable_folder(arc: Layout) -> None:
     """A folder that cannot be listed, here a link to itself, is refused by name."""
-    row = next(row for row in arc.rows if not row["bold"])
+    row = next(row for row in arc.rows if not row["bold_rest"] and not row["bold_naming40"])
     folder = f"{row['subject_id']}/{row['session_id']}/func"
     (arc.root / folder).symlink_to("func")
     assert [(r.reason, r.path) for r in read(arc, "arc").refused] == [("unreadable", folder + "/")]
@@ -416,24 +435,26 @@ def test_mistakes_in_recipes(tmp_path: Path, old: str, new: str, words: list[str
 
 def test_unknown_recipes(tmp_path: Path) -> None:
     """An unknown name lists the built-in recipes; an absent file is said to be absent."""
-    with pytest.raises(InputError, match=r"no recipe 'ark'.*arc, isles24"):
+    with pytest.raises(InputError, match=r"no recipe 'ark'.*aomic-piop1, arc, isles24"):
         load_recipe("ark")
     with pytest.raises(InputError, match="No such file"):
         load_recipe(str(tmp_path / "absent.toml"))
-    assert [recipe.name for recipe in builtin_recipes()] == ["arc", "isles24"]
+    assert [recipe.name for recipe in builtin_recipes()] == ["aomic-piop1", "arc", "isles24"]
 
 
 def test_the_verb_lists_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
     """`brim recipes` tells what each recipe takes and expects; with a name it prints the recipe itself."""
     show_recipes(ShowingFlags())
     said = capsys.readouterr().out
-    words = ["OpenNeuro ds004884", "bold (list)", "participants.tsv", "lesion 228 to 230", "not verified", "isles24"]
+    words = ["OpenNeuro ds004884", "bold_rest (list)", "dwi_bvals (beside dwi)", "participants.tsv", "lesion 228"]
+    words += ["commit 0885e593", "not compared", "isles24"]
     assert all(word in said for word in words), said
     show_recipes(ShowingFlags(), "isles24")
     assert parse_recipe(capsys.readouterr().out) == load_recipe("isles24")
     show_recipes(ShowingFlags(json=True))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["event"], line["name"], line["expect"]["rows"]) for line in lines] == [
+        ("recipe", "aomic-piop1", [216, 216]),
         ("recipe", "arc", [902, 902]),
         ("recipe", "isles24", [149, 149]),
     ]
@@ -451,4 +472,277 @@ def test_documented_recipe_works(tmp_path: Path) -> None:
     assert [row["age"] for row in rows] == [61, None]
     assert rows[0]["side"] == ["scans/p1/p1_side-1.png", "scans/p1/p1_side-2.png"]
     assert [row["report"] for row in rows] == ["fine", None]
-    assert all(finding.ok for finding in expectation_findings(table, recipe, str(tmp_path), None))
+    assert all(finding.ok for finding in table.expected)
+
+
+def as_read(layout: Layout, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that were built, with paths in place of files after comparing the bytes with the generator's."""
+    plain = []
+    for row in rows:
+        cells = {}
+        for name, cell in row.items():
+            files = cell if isinstance(cell, list) else [cell]
+            if files and all(isinstance(file, dict) for file in files):
+                for file in files:
+                    assert layout.contents[file["path"]] == file["bytes"]
+                paths = [file["path"] for file in files]
+                cells[name] = paths if isinstance(cell, list) else paths[0]
+            else:
+                cells[name] = cell
+        plain.append(cells)
+    return plain
+
+
+def read_built(folder: Path) -> list[dict[str, Any]]:
+    return [row for shard in sorted(folder.rglob("*.parquet")) for row in pq.read_table(shard).to_pylist()]
+
+
+ARC_TYPES = (
+    {"subject_id": "string", "session_id": "string"}
+    | dict.fromkeys(("t1w", "t2w"), "list of files")
+    | {"t2w_acquisition": "string"}
+    | dict.fromkeys(("flair", "bold_naming40", "bold_rest", "dwi"), "list of files")
+    | dict.fromkeys(("dwi_bvals", "dwi_bvecs"), "list of texts")
+    | {"sbref": "list of files", "lesion": "file", "age_at_stroke": "float", "sex": "string", "race": "string"}
+    | {"wab_aq": "float", "wab_days": "float", "wab_type": "string"}
+)
+ISLES_FILES = "ncct cta ctp tmax mtt cbf cbv dwi adc lesion_mask lvo_mask cow_segmentation"
+ISLES_TYPES = {"subject_id": "string"} | dict.fromkeys(ISLES_FILES.split(), "file") | {"age": "float", "sex": "string"}
+ISLES_TYPES |= dict.fromkeys(("nihss_admission", "mrs_admission", "mrs_3month"), "float")
+AOMIC_TYPES = {"subject_id": "string", "t1w": "file", "dwi": "list of files", "bold": "list of files"}
+AOMIC_TYPES |= {"age": "float", "sex": "string", "handedness": "string"}
+
+
+def type_name(kind: Any) -> str:
+    text = str(kind)
+    if text.startswith("list<"):
+        return "list of texts" if "struct" not in text else "list of files"
+    return "file" if text.startswith("struct<") else text
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "count", "types"),
+    [
+        ("arc", make_arc, SESSIONS, ARC_TYPES),
+        ("isles24", make_isles24, 149, ISLES_TYPES),
+        ("aomic-piop1", make_aomic, 216, AOMIC_TYPES),
+    ],
+)
+def test_every_cell_of_the_full_trees(tmp_path: Path, name: str, make: Any, count: int, types: dict[str, str]) -> None:
+    """The whole dataset as documented, built: rows, columns in order, types and every cell are the generator's."""
+    layout = make(tmp_path / "source", count)
+    table = read(layout, name)
+    assert failed(table) == {}
+    brim.build(table, tmp_path / "out")
+    schema = pq.read_schema(next((tmp_path / "out").rglob("*.parquet")))
+    assert {field.name: type_name(field.type) for field in schema} == types
+    assert schema.names == list(types)
+    if name == "isles24":
+        layout.contents = {path.removeprefix("train/"): data for path, data in layout.contents.items()}
+        layout.rows = [
+            {k: v.removeprefix("train/") if isinstance(v, str) else v for k, v in row.items()} for row in layout.rows
+        ]
+    assert as_read(layout, read_built(tmp_path / "out")) == [{key: row[key] for key in types} for row in layout.rows]
+    brim.verify(tmp_path / "out", layout.root)
+
+
+def arc_check(root: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
+    command = [sys.executable, "-m", "brim", "check", str(root), "--recipe", "arc", "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in done.stderr
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def arc_damage(arc: Layout, what: str) -> str:
+    """Do one of the damages that must be found, and return the file it is about."""
+    row = next(row for row in arc.rows if row["dwi"] and (row["bold_rest"] or row["bold_naming40"]))
+    stem = f"{row['subject_id']}/{row['session_id']}"
+    if what == "no bval":
+        path = row["dwi"][0]
+        (arc.root / path.replace(".nii.gz", ".bval")).unlink()
+        return str(path)
+    if what == "unknown task":
+        name = f"{row['subject_id']}_{row['session_id']}"
+        return arc.write(f"{stem}/func/{name}_task-unknown_bold.nii.gz")
+    if what == "three T1w":
+        row = next(row for row in arc.rows if len(row["t1w"]) == 1)
+        for run in (2, 3):
+            path = arc.write(row["t1w"][0].replace("_T1w", f"_run-{run}_T1w"))
+        return path
+    path = str(next(row["lesion"] for row in arc.rows if row["lesion"]))
+    (arc.root / path).write_bytes(b"" if what == "empty lesion" else b"broken" * 10)
+    return path
+
+
+@pytest.mark.parametrize("what", ["no bval", "unknown task", "three T1w", "broken header", "empty lesion"])
+def test_damages_are_found_and_refused(tmp_path: Path, what: str) -> None:
+    """Each damage is found by check in words that name the file or the count, and refused or told by build."""
+    arc = make_arc(tmp_path / "arc", 902, sidecars=False)
+    path = arc_damage(arc, what)
+    code, lines = arc_check(arc.root, "--all")
+    assert code == 3
+    bad = {line["name"]: line for line in lines if line["event"] == "check" and not line["ok"]}
+    checks = {
+        "no bval": ["partners are there", "lists go together", "rows with dwi_bvals", "files in dwi_bvals"],
+        "unknown task": ["entities are known"],
+        "three T1w": ["files in t1w"],
+        "broken header": ["NIfTI headers"],
+        "empty lesion": ["is not empty"],
+    }
+    assert set(bad) <= set(checks[what]) and checks[what][0] in bad, bad.keys()
+    if what == "three T1w":
+        assert bad["files in t1w"]["detail"].startswith("449; expected 447 in ds004884")
+        built = subprocess.run(
+            [sys.executable, "-m", "brim", "build", str(arc.root), str(tmp_path / "out"), "--recipe", "arc"],
+            capture_output=True, text=True, timeout=240, check=True,
+        )  # fmt: skip
+        assert "files in t1w: 449; expected 447" in built.stderr
+        with pytest.raises(SourceError, match="449; expected 447"):
+            brim.build(read(arc, "arc"), tmp_path / "strict", strict=True)
+        assert not (tmp_path / "strict").exists()
+        return
+    assert path in bad[checks[what][0]]["failed"]
+    if what == "broken header":
+        return  # what is inside of a file is the business of check
+    with pytest.raises((SourceError, FilesRefused)) as caught:
+        brim.build(read(arc, "arc"), tmp_path / "out")
+    assert path in str(caught.value)
+    assert not (tmp_path / "out" / "data").exists()
+
+
+def test_partners_may_be_missing(tmp_path: Path) -> None:
+    """missing = "null" keeps a list in line with its partner; {entities} finds one of another suffix."""
+    recipe = parse_recipe(
+        """
+        name = "pairs"
+        rows = "sub-*"
+        key = ["subject_id"]
+        [[columns]]
+        name = "dwi"
+        pattern = "{subject_id}/*_dwi.nii.gz"
+        type = "nifti"
+        list = true
+        [[columns]]
+        name = "bval"
+        pattern = "{subject_id}/*_dwi.bval"
+        type = "text"
+        beside = "dwi"
+        missing = "null"
+        final_newline = false
+        [[columns]]
+        name = "sbref"
+        pattern = "{subject_id}/{entities}_sbref.nii.gz"
+        fallback = ["{subject_id}/extra/{entities}_sbref.nii.gz"]
+        type = "nifti"
+        beside = "dwi"
+        missing = "null"
+        [[columns]]
+        name = "direction"
+        entity = "dir"
+        of = "dwi"
+        map = { AP = "front to back" }
+        list = true
+        """
+    )
+    names = ["sub-1_dir-AP_dwi", "sub-1_dir-PA_dwi", "sub-1_dir-LR_dwi"]
+    files = {f"sub-1/{name}.nii.gz": name.encode() for name in names}
+    files |= {"sub-1/sub-1_dir-PA_dwi.bval": b"0 1\r\n", "sub-1/sub-1_dir-AP_sbref.nii.gz": b"ref"}
+    files |= {"sub-1/extra/sub-1_dir-LR_sbref.nii.gz": b"other", "sub-1/sub-1_dir-XX_dwi.bval": b"alone"}
+    write_files(tmp_path, files)
+    table = recipe_source(str(tmp_path), recipe, SourceOptions())
+    row = table.rows.to_pylist()[0]
+    assert row["bval"] == [None, None, "0 1"]
+    refs = [None if n is None else table.files.path(n) for n in row["sbref"]]
+    assert refs == ["sub-1/sub-1_dir-AP_sbref.nii.gz", "sub-1/extra/sub-1_dir-LR_sbref.nii.gz", None]
+    assert row["direction"] == ["front to back", "LR", "PA"]
+    assert not table.misaligned()
+    assert "lie beside no file of 'dwi': sub-1/sub-1_dir-XX_dwi.bval" in table.warnings[0]
+    brim.build(table, tmp_path / "out", allow_empty=True)
+    assert read_built(tmp_path / "out")[0]["bval"] == [None, None, "0 1"]
+
+
+def test_columns_by_the_values_that_are_there(tmp_path: Path) -> None:
+    """split without values makes a column for each that occurs; one file a row is kept to; entities may disagree."""
+    text = """
+        name = "tasks"
+        rows = "sub-*"
+        key = ["subject_id"]
+        [[columns]]
+        name = "bold"
+        pattern = "{subject_id}/*_bold.nii.gz"
+        type = "nifti"
+        split = "task"
+        [expect.counts]
+        bold = 2
+        bold_rest = 1
+        [expect]
+        tolerance = 0
+        """
+    write_files(tmp_path, {"sub-1/sub-1_task-rest_bold.nii.gz": b"a", "sub-2/sub-2_task-n-back_bold.nii.gz": b"b"})
+    table = recipe_source(str(tmp_path), parse_recipe(text), SourceOptions())
+    assert table.rows.column_names == ["subject_id", "bold_n_back", "bold_rest"]
+    assert not failed(table)
+    write_files(tmp_path, {"sub-1/sub-1_task-rest_run-2_bold.nii.gz": b"c"})
+    with pytest.raises(SourceError, match="bold_rest of subject_id=sub-1 has 2"):
+        recipe_source(str(tmp_path), parse_recipe(text), SourceOptions())
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ('beside = "nothing"', "beside names 'nothing', which is no column of files"),
+        ('missing = "null"', "missing is for columns that have beside"),
+        ('values = ["a"]', "values is for columns that have split"),
+        ('final_newline = false\ntype2 = "x"', "unknown key 'type2'"),
+        ('beside = "scan"\nmissing = "none"', "missing must be one of error, null"),
+        ('entity = "acq"\nof = "notes"', "unknown key 'pattern'"),
+    ],
+)
+def test_mistakes_in_the_new_words(more: str, words: str) -> None:
+    """Keys that do not go together are errors that name the place."""
+    with pytest.raises(InputError, match=words):
+        parse_recipe(SMALL + more + "\n")
+
+
+def test_nothing_is_left_out_in_silence(arc: Layout, tmp_path: Path) -> None:
+    """Files that no column takes are counted by kind; of data they are an error where the recipe or user says so."""
+    assert read(arc, "arc").unmatched.count("data") == 0  # type: ignore[union-attr]
+    stray = arc.write("sub-M2001/ses-2/perf/sub-M2001_ses-2_asl.nii.gz")
+    table = read(arc, "arc")
+    assert table.unmatched is not None
+    kinds = {kind.kind: (kind.group, kind.count) for kind in table.unmatched.kinds}
+    assert kinds["_asl.nii.gz"] == ("data", 1)
+    assert kinds["README"] == ("documentation", 1)
+    assert kinds["_T1w.json"] == ("sidecars", sum(len(row["t1w"]) for row in arc.rows))
+    assert stray in str(brim.plan(table))
+    with pytest.raises(SourceError, match=r"1 data file\(s\) that no column takes.*_asl\.nii\.gz"):
+        brim.plan(table, tmp_path / "out", strict=True).check()
+    text = 'unmatched = "error"\n' + load_recipe("arc").toml
+    strict = recipe_source(str(arc.root), parse_recipe(text), SourceOptions())
+    with pytest.raises(SourceError, match="the recipe says so"):
+        brim.build(strict, tmp_path / "out")
+    assert read(arc, "arc", exclude=("*/perf/*",)).unmatched.count("data") == 0  # type: ignore[union-attr]
+
+
+def test_an_unfetched_clone_is_planned(arc: Layout, tmp_path: Path) -> None:
+    """Keys of git-annex tell sizes: the plan is that of the fetched dataset, and a build says what to get."""
+    whole = brim.plan(read(arc, "arc"))
+    for number, (path, data) in enumerate(arc.contents.items()):
+        assert data is not None
+        (arc.root / path).unlink()
+        key = f"MD5E-s{len(data)}--{number:032x}.nii.gz"
+        if number % 2:
+            (arc.root / path).symlink_to(f"../../../.git/annex/objects/aa/bb/{key}/{key}")
+        else:
+            (arc.root / path).write_text(f"/annex/objects/{key}\n")
+    command = [sys.executable, "-m", "brim", "plan", str(arc.root), "--recipe", "arc", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    facts = json.loads(done.stdout)
+    assert facts["fingerprint"] == whole.plan.fingerprint
+    assert facts["absent"]["get"] == "datalad get 'sub-*' derivatives/lesion_masks".replace("'", "")
+    assert set(facts["absent"]["files"]) == set(arc.contents)
+    command[3:5] = ["build", str(arc.root), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "datalad get sub-* derivatives/lesion_masks" in json.loads(done.stdout.splitlines()[-1])["message"]
+    assert not (tmp_path / "out" / "data").exists()

@@ -154,6 +154,7 @@ def plan(
     shard_by: str | None = None,
     allow_empty: bool = False,
     oversize: Oversize = "error",
+    strict: bool = False,
     memory: str | int | float | None = None,
     workers: int | None = None,
     fresh: bool = False,
@@ -174,14 +175,15 @@ def plan(
     """What building `source` at `destination` would do. Print it to see, `run()` it to do it.
 
     The destination is a folder, hf://datasets/ORG/NAME[@BRANCH] or s3://BUCKET/PREFIX; `config` to `via` are for the
-    Hub. A bucket is reached at `endpoint_url`, one that is the source at `source_endpoint_url` if it is in another
-    store; `anonymous` reads it without credentials. With engine="ray" shards are made by a running Ray at `address`.
+    Hub. With `strict`, counts that are not what the recipe expects and data that no column takes are errors. A bucket
+    is reached at `endpoint_url`, one that is the source at `source_endpoint_url` if it is in another store; `anonymous`
+    reads it without credentials. With engine="ray" shards are made by a running Ray at `address`.
     """
     one_of("oversize", oversize, get_args(Oversize))
     options = BuildOptions(
         format=format,
         cut=CutOptions(None if shard_size is None else parse_size(shard_size), num_shards, rows_per_shard, shard_by),
-        checks=CheckOptions(allow_empty=allow_empty, skip_oversize=oversize == "skip"),
+        checks=CheckOptions(allow_empty=allow_empty, skip_oversize=oversize == "skip", strict=strict),
         memory=memory,
         workers=workers,
         fresh=fresh,

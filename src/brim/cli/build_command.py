@@ -119,7 +119,7 @@ def build(
     takes = {} if scaling.engine == "ray" else dict.fromkeys(("low_bytes", "high_bytes"), job.forecast.total)
     command = redact_command(["brim", *sys.argv[1:]])
     with recorded(progress_for(showing.json, watching.quiet), page, command, job.limit, takes) as progress:
-        for warning in job.plan.table.warnings if part is None else ():
+        for warning in job.plan.table.notes() if part is None else ():
             progress.note(warning)
         result = run(progress)
     if showing.json:

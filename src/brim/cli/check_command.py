@@ -54,7 +54,7 @@ def check(
     from brim.jobs.check_files import bids_validator
     from brim.jobs.check_files import check as check_table
 
-    table = read(source, reading, bids, storing, lenient=True)
+    table = read(source, reading, bids, storing, lenient=True, tolerance=tolerance)
     progress = progress_for(showing.json, watching.quiet)
     for warning in table.warnings:
         progress.note(warning)
@@ -63,24 +63,12 @@ def check(
         sample_size=sample_size,
         everything=everything,
         allow_empty=reading.allow_empty,
-        extra=[*expectations(table, source, bids.recipe, tolerance), *([bids_validator(source)] if validator else [])],
+        strict=reading.strict,
+        extra=bids_validator(source) if validator else [],
         oversize=reading.oversize,  # type: ignore[arg-type]  # checked there
         progress=progress,
     )
     show(report, showing.json, every_file)
-
-
-def expectations(table: Any, source: str, recipe: str | None, tolerance: float | None) -> list[Any]:
-    """What the recipe says of the whole dataset, as checks. The columns of a BIDS dataset say nothing of it."""
-    from brim.jobs.check_files import Check
-    from brim.sources.open_source import find_recipe, recipe_text
-    from brim.sources.recipe import expectation_findings
-
-    found = find_recipe(recipe_text(recipe))
-    if found is None:
-        return []
-    findings = expectation_findings(table, found, source, tolerance)
-    return [Check(finding.name, finding.ok, 0, detail=finding.detail) for finding in findings]
 
 
 def show(report: Any, as_json: bool, every_file: bool) -> None:
@@ -89,10 +77,19 @@ def show(report: Any, as_json: bool, every_file: bool) -> None:
 
     if as_json:
         for item in report.checks:
-            emit("check", **{name: getattr(item, name) for name in item.__slots__})
-        emit("checked", ok=report.ok, checks=len(report.checks), failed=[item.name for item in report.failed])
+            emit("check", status=item.status, **{name: getattr(item, name) for name in item.__slots__})
+        emit(
+            "checked",
+            ok=report.ok,
+            checks=len(report.checks),
+            failed=[item.name for item in report.failed],
+            proved=report.proved,
+            unproved=report.unproved,
+        )
     else:
         _print(report.checks, every_file)
+        print(wrapped(f"proved: {', '.join(report.proved) or 'nothing'}", 8))
+        print(wrapped(f"not proved: {', '.join(report.unproved) or 'nothing was left out'}", 12))
     if not report.ok:
         findings = [_finding(item) for item in report.failed]
         raise DamageFound(
@@ -120,7 +117,7 @@ def _print(checks: list[Any], every_file: bool) -> None:
             more = f" and {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
             shown = ", ".join(files[:_SHOWN]) + more
         text = " | ".join(part for part in (item.detail, shown) if part)
-        line = f"{'ok' if item.ok else 'FAIL':>4}  {item.name:<{names}}  {count:>{width}}  {text}".rstrip()
+        line = f"{item.status:>4}  {item.name:<{names}}  {count:>{width}}  {text}".rstrip()
         print(wrapped(line, 6))
         if every_file:
             for file in files:

@@ -76,6 +76,10 @@ class ReadingFlags:
         str | None, _source("--split-by", metavar="COLUMN", help="The table's column that names each row's split.")
     ] = None
     allow_empty: Annotated[bool, _source("--allow-empty", help="Take files of zero bytes.")] = False
+    strict: Annotated[
+        bool,
+        _source("--strict", help="Counts that are not what the recipe expects, and data that no column takes: errors."),
+    ] = False
     oversize: Annotated[
         str, _source("--oversize", metavar="error|skip", help="Files too large for the format: refuse or leave out.")
     ] = "error"

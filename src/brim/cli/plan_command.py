@@ -96,6 +96,7 @@ def planned(
         **vars(cutting),
         **vars(running),
         allow_empty=reading.allow_empty,
+        strict=reading.strict,
         oversize=reading.oversize,  # type: ignore[arg-type]  # checked by plan
         endpoint_url=storing.endpoint_url,
         **more,
@@ -108,7 +109,7 @@ def show(build: Any, as_json: bool) -> None:
         emit("plan", **build.facts)
     else:
         print_lines(build.lines)
-    build.check()
+    build.check_plan()
 
 
 def plan(

@@ -8,7 +8,12 @@ from brim.cli.show import waiting_for
 
 
 def read(
-    source: str, reading: ReadingFlags, bids: BidsFlags, storing: StoringFlags | None = None, lenient: bool = False
+    source: str,
+    reading: ReadingFlags,
+    bids: BidsFlags,
+    storing: StoringFlags | None = None,
+    lenient: bool = False,
+    tolerance: float | None = None,
 ) -> Any:
     """The file table of SOURCE, read as the options say."""
     from brim.plans.file_checks import Oversize
@@ -28,6 +33,7 @@ def read(
         root=reading.root,
         recipe_text=recipe_text(bids.recipe),
         lenient=lenient,
+        tolerance=tolerance,
         access=(storing or StoringFlags()).source,
         bids=BidsOptions(
             rows=bids.rows,  # type: ignore[arg-type]  # checked by BidsOptions

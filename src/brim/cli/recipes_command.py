@@ -1,5 +1,6 @@
 """brim recipes: the built-in recipes, and what they expect."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -43,19 +44,31 @@ def _lines(recipe: Any) -> list[tuple[str, str]]:
     lines = [
         (recipe.name, recipe.title),
         ("a row", f"for each {' and '.join(recipe.key)} ({' or '.join(recipe.rows)})"),
-        ("files", ", ".join(f"{c.name} (list)" if c.is_list else c.name for c in recipe.columns)),
+        ("columns", ", ".join(_column(c) for c in recipe.columns)),
     ]
     for table in recipe.tables:
         lines.append((table.pattern.rpartition("/")[2], ", ".join(column.name for column in table.columns)))
     numbers = [("rows", expect.rows), (f"distinct {recipe.key[0]}", expect.subjects), *expect.counts.items()]
+    numbers += [(f"files in {name}", span) for name, span in expect.files.items()]
     said = [f"{what} {_span(span)}" for what, span in numbers if span is not None]
     if said:
         lines.append(("expected", f"{', '.join(said)} (tolerance {expect.tolerance:g})"))
+    if expect.snapshot:
+        lines.append(("snapshot", expect.snapshot))
     if expect.required:
         lines.append(("required", ", ".join(expect.required)))
     if expect.note:
         lines.append(("note", expect.note))
     return lines
+
+
+def _column(column: Any) -> str:
+    names = [column.name]
+    if getattr(column, "split", ""):
+        names = [column.split_name(value) for value in column.values] or [f"{column.name}_* (by {column.split}-)"]
+    partner = getattr(column, "beside", "")
+    beside = f" (beside {partner})" if partner else " (list)" if column.is_list else ""
+    return ", ".join(f"{name}{beside}" for name in names)
 
 
 def _span(span: tuple[int, int]) -> str:
@@ -64,7 +77,10 @@ def _span(span: tuple[int, int]) -> str:
 
 def _facts(recipe: Any) -> dict[str, Any]:
     expect = recipe.expect
-    columns = [{"name": c.name, "type": c.type, "list": c.is_list, "pattern": c.pattern} for c in recipe.columns]
+    columns = [
+        {("list" if name == "is_list" else name): value for name, value in asdict(c).items() if value not in ("", ())}
+        for c in recipe.columns
+    ]
     values = [
         {"name": c.name, "type": c.type, "table": table.pattern, "source": c.source}
         for table in recipe.tables
@@ -78,5 +94,6 @@ def _facts(recipe: Any) -> dict[str, Any]:
         "key": list(recipe.key),
         "columns": columns,
         "values": values,
-        "expect": {**vars(expect), "counts": dict(expect.counts)},
+        "roots": list(recipe.roots),
+        "expect": {**vars(expect), "counts": dict(expect.counts), "files": dict(expect.files)},
     }

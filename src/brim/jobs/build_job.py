@@ -29,7 +29,13 @@ from brim.jobs.plan_place import receipts_at, save_to
 from brim.memory.limit import Limit, effective_limit
 from brim.plans.cut_shards import CutOptions
 from brim.plans.describe_plan import BuildForecast, forecast_build, plan_facts, plan_lines
-from brim.plans.file_checks import CheckOptions, check_files, check_paths_stay_home, raise_refused
+from brim.plans.file_checks import (
+    CheckOptions,
+    check_files,
+    check_paths_stay_home,
+    raise_refused,
+    raise_unfit,
+)
 from brim.plans.fingerprint import changes_between
 from brim.plans.plan import EXTENSIONS, Format, Plan, make_plan
 from brim.plans.saved_plan import save_plan
@@ -146,9 +152,15 @@ class Build:
         )
         return f"{destination} holds {done:,} of {len(self.plan.shards):,} shards{rest}"
 
+    def check_plan(self) -> None:
+        """As `check`, but for a plan alone, which needs no content: what git-annex keeps elsewhere has a size."""
+        raise_refused(self.plan.table, planning=True)
+        raise_unfit(self.plan.table, self.options.checks.strict)
+
     def check(self) -> None:
-        """FilesRefused if a file cannot be packaged."""
+        """FilesRefused if a file cannot be packaged; SourceError if rows are out of line or not as expected."""
         raise_refused(self.plan.table)
+        raise_unfit(self.plan.table, self.options.checks.strict)
 
     def __str__(self) -> str:
         return "\n".join(f"{label:>14}  {text}" for label, text in self.lines)

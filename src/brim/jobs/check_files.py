@@ -18,7 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import IO, Any, get_args
 
@@ -34,9 +34,9 @@ from brim.formats.parquet_shard import MAX_CELL_BYTES
 from brim.formats.probe import PROBED_NAMES, look_of, probe_gzip, probe_header
 from brim.formats.source_reader import open_file
 from brim.memory.limit import effective_limit, usable_cores
-from brim.plans.file_checks import REASONS, CheckOptions, Oversize, check_files, check_paths_stay_home
+from brim.plans.file_checks import REASONS, CheckOptions, Oversize, check_files, check_paths_stay_home, todo
 from brim.progress import Progress, Silent
-from brim.sources.file_table import FileTable, Reason, Refused, flat_numbers
+from brim.sources.file_table import FileTable, Finding, Reason, Refused, flat_numbers
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
 
@@ -53,7 +53,8 @@ _DERIVED = r"_(mask|dseg|probseg|msk|roi|defacemask)\.nii(\.gz)?$"
 @dataclass(frozen=True, slots=True)
 class Check:
     """One thing that was looked at. `failed` names all offending files, `faults` what is wrong with each of
-    them, where that differs from file to file."""
+    them, where that differs from file to file. What was `skipped` is not known to be right: nobody looked. A `note`
+    is worth knowing and neither right nor wrong; `sampled` says that not all were looked at."""
 
     name: str
     ok: bool
@@ -61,6 +62,14 @@ class Check:
     failed: list[str] = field(default_factory=list)
     detail: str = ""
     faults: list[str] = field(default_factory=list)
+    skipped: bool = False
+    note: bool = False
+    sampled: bool = False
+
+    @property
+    def status(self) -> str:
+        """ok, FAIL, skip or note."""
+        return "FAIL" if not self.ok else "skip" if self.skipped else "note" if self.note else "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,18 @@ class CheckReport:
     def failed(self) -> list[Check]:
         return [check for check in self.checks if not check.ok]
 
+    @property
+    def proved(self) -> list[str]:
+        """What was looked at in full and is right."""
+        return [check.name for check in self.checks if check.status == "ok" and not check.sampled]
+
+    @property
+    def unproved(self) -> list[str]:
+        """What nobody looked at, or only in part."""
+        skipped = [f"{check.name} (skipped)" for check in self.checks if check.status == "skip"]
+        sampled = [f"{check.name} (of a sample)" for check in self.checks if check.status == "ok" and check.sampled]
+        return skipped + sampled
+
 
 def check(
     source: str | os.PathLike[str] | FileTable,
@@ -86,6 +107,7 @@ def check(
     max_cell_bytes: int | None = MAX_CELL_BYTES,
     oversize: Oversize = "error",
     allow_empty: bool = False,
+    strict: bool = False,
     extra: Sequence[Check] = (),
     endpoint_url: str | None = None,
     anonymous: bool = False,
@@ -107,7 +129,8 @@ def check(
     else:
         table = read_source(source, SourceOptions(lenient=True, access=Access(endpoint_url, anonymous)))
     at_home = _names_no_place(table)
-    refused = check_files(table, CheckOptions(allow_empty=allow_empty), max_cell_bytes).refused
+    looked = check_files(table, CheckOptions(allow_empty=allow_empty), max_cell_bytes)
+    refused = [*looked.refused, *(Refused("annex", path) for path in looked.absent)]
     total = len(table.files)
     links = sum(r.reason == "annex" for r in table.refused)  # of git-annex, which lead nowhere: not among the files
     checks = [
@@ -118,8 +141,9 @@ def check(
         checks.append(_refusals("is not empty", refused, ("empty",), total))
     if max_cell_bytes is not None:
         checks.append(_refusals("fits the format", refused, ("oversize",), total))
-    if table.crowded:
-        checks.append(Check("one file where one is expected", False, total, list(table.crowded)))
+    checks += _rows_are_whole(table)
+    checks += [finding_check(finding) for finding in table.expected]
+    checks += _left(table, strict)
     if at_home.counted:
         checks.append(at_home)
     # An oversized file is whole as far as anybody knows; the others have nothing to look into.
@@ -141,7 +165,40 @@ def anatomical_reminder(table: FileTable) -> Check:
             mask[flat_numbers(table.rows.column(column))] = True
     count = int(mask.sum())
     detail = "brim cannot tell whether faces were removed from anatomical images: make sure that they were"
-    return Check("faces (a reminder)", True, count, detail=detail if count else "no anatomical images")
+    return Check("faces (a reminder)", True, count, detail=detail if count else "no anatomical images", note=True)
+
+
+def finding_check(finding: Finding) -> Check:
+    """What a recipe expects, as a check."""
+    return Check(finding.name, finding.ok, 0, detail=finding.detail, skipped=finding.skipped)
+
+
+def _rows_are_whole(table: FileTable) -> list[Check]:
+    """What breaks rows: several files for one, partners that are missing, names that say what nobody knows."""
+    kinds = dict.fromkeys(fault.check for fault in table.faults)
+    checks = []
+    for kind in kinds:
+        faults = {fault.path: fault.what for fault in table.faults if fault.check == kind}
+        told = [what.removeprefix(f"{path} ") for path, what in faults.items()]
+        checks.append(Check(kind, False, len(table.files), list(faults), faults=told))
+    if table.beside:
+        crooked = table.misaligned()
+        detail = "; ".join(crooked[:3]) or ", ".join(f"{name} beside {of}" for name, of in table.beside.items())
+        checks.append(Check("lists go together", not crooked, len(table), detail=detail))
+    return checks
+
+
+def _left(table: FileTable, strict: bool) -> list[Check]:
+    """Files that no column takes: a note, or where someone is strict a failure if there is data among them."""
+    left = table.unmatched
+    if left is None:
+        detail = "not looked at: only the first rows were read, or the source cannot tell"
+        return [Check("files that no column takes", True, 0, detail=detail, skipped=True)]
+    failed = bool(left.count("data")) and (strict or left.is_error)
+    name, detail = "every file has a column", "; ".join(left.lines())
+    if not left.count():
+        return [Check(name, True, len(table.files))]
+    return [Check(name, not failed, left.count(), detail=f"{detail}. {left.hint}" if failed else detail, note=True)]
 
 
 def _names_no_place(table: FileTable) -> Check:
@@ -158,7 +215,8 @@ def _refusals(name: str, refused: Sequence[Refused], reasons: Sequence[Reason], 
     found = list(dict.fromkeys(r for r in refused if r.reason in reasons))
     counts = Counter(r.reason for r in found)
     detail = "; ".join(
-        f"{count:,} × {REASONS[reason].one}. {REASONS[reason].todo}" for reason, count in counts.most_common()
+        f"{count:,} × {REASONS[reason].one}. {todo(reason, [r.path for r in found if r.reason == reason])}"
+        for reason, count in counts.most_common()
     )
     return Check(name, not found, counted, [r.path for r in found], detail)
 
@@ -200,13 +258,18 @@ def _look_inside(table: FileTable, unfit: set[str], sample_size: int | None, pro
     checks = []
     for name in ("NIfTI", "image", "PDF", "gzip"):
         numbers = [n for n, found in looks.items() if found == name]
-        if numbers:
+        if of_all[name] and not numbers:
+            detail = f"none of {of_all[name]:,} looked at"
+            checks.append(Check(f"{name} headers", True, 0, detail=detail, skipped=True))
+        elif numbers:
             sampled = f"{len(numbers):,} of {of_all[name]:,} looked at; --all looks at every file"
             detail = sampled if len(numbers) < of_all[name] else ""
             if lacking and name == "NIfTI":
-                checks.append(Check("NIfTI headers", True, 0, detail=f"NOT LOOKED AT. {lacking[0]}"))
+                skipped = f"not looked at. {lacking[0]}"
+                checks.append(Check("NIfTI headers", True, 0, detail=skipped, skipped=True))
                 continue
-            checks.append(_faulty(f"{name} headers", table, numbers, headers, detail))
+            found = _faulty(f"{name} headers", table, numbers, headers, detail)
+            checks.append(replace(found, sampled=bool(detail)))
     if zipped:
         checks.append(_faulty("gzip, to the last byte", table, [n for n in zipped if n not in headers], streams))
     return checks
@@ -279,10 +342,11 @@ def _in_threads(
 _PROGRAM = "bids-validator-deno"
 _LIST = '"issues":['
 _READ = 1 << 20
+_MOST_FILES = 100_000  # that are named; the codes of all are counted
 
 
-def bids_validator(folder: str | os.PathLike[str]) -> Check:
-    """What the validator says of a folder. Its errors fail the check, its warnings are counted."""
+def bids_validator(folder: str | os.PathLike[str]) -> list[Check]:
+    """What the validator says of a folder, by file. Its errors fail the check, its warnings are notes."""
     beside = os.path.join(os.path.dirname(sys.executable), _PROGRAM)
     program = beside if os.path.isfile(beside) else shutil.which(_PROGRAM)
     if program is None:
@@ -342,18 +406,24 @@ class _Answer:
         return piece
 
 
-def _summed(answer: _Answer) -> Check:
-    codes_of: dict[str, dict[str, None]] = {}  # file → its errors, each once
-    codes: Counter[str] = Counter()
-    severities: Counter[str] = Counter()
+def _summed(answer: _Answer) -> list[Check]:
+    found: dict[str, dict[str, dict[str, None]]] = {"error": {}, "warning": {}}  # file → its codes, each once
+    codes: dict[str, Counter[str]] = {"error": Counter(), "warning": Counter()}
     for issue in answer:
-        severities[issue["severity"]] += 1
-        if issue["severity"] == "error":
-            place = issue.get("location") or next(iter(issue.get("affects") or ()), "(the dataset)")
-            codes_of.setdefault(place.lstrip("/"), {})[issue["code"]] = None
-            codes[issue["code"]] += 1
-    common = ", ".join(f"{code} {count:,}" for code, count in codes.most_common(3))
-    detail = f"{severities['error']:,} errors, {severities['warning']:,} warnings" + (f" ({common})" if common else "")
-    failed = sorted(codes_of)
-    faults = [", ".join(codes_of[path]) for path in failed]
-    return Check("BIDS validator", not failed, answer.files, failed, detail, faults)
+        severity = issue["severity"]
+        if severity in found:
+            place = (issue.get("location") or next(iter(issue.get("affects") or ()), "")).lstrip("/") or "(the dataset)"
+            codes[severity][issue["code"]] += 1
+            if place in found[severity] or len(found[severity]) < _MOST_FILES:
+                found[severity].setdefault(place, {})[issue["code"]] = None
+    checks = []
+    for severity, name in (("error", "BIDS validator"), ("warning", "BIDS validator, warnings")):
+        total = codes[severity].total()
+        common = ", ".join(f"{code} {count:,}" for code, count in codes[severity].most_common(3))
+        detail = f"{total:,} {severity}s" + (f" ({common})" if common else "")
+        failed = sorted(found[severity])
+        faults = [", ".join(found[severity][path]) for path in failed]
+        is_note = severity == "warning"
+        if total or not is_note:
+            checks.append(Check(name, is_note or not total, answer.files, failed, detail, faults, note=is_note))
+    return checks

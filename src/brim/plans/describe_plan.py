@@ -15,10 +15,12 @@ from brim.errors import DoesNotFit
 from brim.forecasts.shapes import EMBED_FACTORS
 from brim.memory.limit import Limit
 from brim.plans.cut_shards import metadata_bytes
+from brim.plans.file_checks import absent_text
 from brim.plans.plan import Plan
 from brim.sizes import format_size
 from brim.sources.features import SIZED_BY_PATH
-from brim.sources.file_table import flat_numbers
+from brim.sources.file_table import FileTable, flat_numbers, is_list
+from brim.sources.folder_tree import datalad_get
 
 VIEWER_ROW_BYTES = 300_000_000  # the Hub's viewer refuses larger row groups
 # Measured on Python 3.11 with pyarrow 26 (benchmarks/package.py): the interpreter with what a build
@@ -146,8 +148,13 @@ def plan_facts(plan: Plan, forecast: BuildForecast, limit: Limit) -> dict[str, A
         else {"path": table.files.path(largest), "bytes": int(table.files.sizes[largest])},
         "largest_row_bytes": int(row_bytes.max()) if len(table) else 0,
         "columns": {
-            name: {"type": column.kind, "list": column.is_list, "guessed": column.guessed}
+            name: {"type": column.kind, "list": column.is_list, "guessed": column.guessed, **_took(table, name)}
             for name, column in table.columns.items()
+        },
+        "values": {
+            field.name: {"type": str(field.type), **_took(table, field.name)}
+            for field in table.rows.schema
+            if field.name not in table.columns
         },
         "splits": {split.name: split.stop - split.start for split in table.splits},
         "format": plan.format,
@@ -175,6 +182,12 @@ def plan_facts(plan: Plan, forecast: BuildForecast, limit: Limit) -> dict[str, A
         "rows_viewer_refuses": int((row_bytes > VIEWER_ROW_BYTES).sum()),
         "left_out": list(table.left_out),
         "warnings": list(table.warnings),
+        "expected": [
+            {"name": finding.name, "ok": finding.ok, "detail": finding.detail, "skipped": finding.skipped}
+            for finding in table.expected
+        ],
+        "absent": {"files": list(table.absent), "get": datalad_get(table.absent) if table.absent else None},
+        "unmatched": None if table.unmatched is None else table.unmatched.facts(),
         "refused": [{"reason": r.reason, "path": r.path} for r in table.refused],
         "fingerprint": plan.fingerprint,
     }
@@ -187,6 +200,7 @@ def plan_lines(plan: Plan, forecast: BuildForecast, limit: Limit, remote: bool =
     lines = [
         ("rows", f"{facts['rows']:,}" + _splits(facts["splits"])),
         ("files", f"{facts['files']:,}" + _columns(plan)),
+        *_by_column(plan),
     ]
     if facts["files"]:
         lines.append(("as paths", f"{format_size(facts['path_bytes'])}, which is what a table of paths looks like"))
@@ -219,7 +233,32 @@ def plan_lines(plan: Plan, forecast: BuildForecast, limit: Limit, remote: bool =
     if table.left_out:
         shown = ", ".join(table.left_out[:3]) + ("…" if len(table.left_out) > 3 else "")
         lines.append(("left out", f"{len(table.left_out)} file(s) too large for the format: {shown}"))
+    lines += [("expected", f"{finding.name}: {finding.detail}") for finding in table.expected if not finding.ok]
+    if table.absent:
+        lines.append(("not here", f"{absent_text(table)}. Before a build: {datalad_get(table.absent)}"))
+    lines += [("unmatched", line) for line in (table.unmatched.lines() if table.unmatched is not None else [])]
     lines += [("note", warning) for warning in table.warnings]
+    return lines
+
+
+def _took(table: FileTable, name: str) -> dict[str, int]:
+    rows, values = table.column_counts(name)
+    return {"rows": rows, "files" if name in table.columns else "count": values}
+
+
+def _by_column(plan: Plan) -> list[tuple[str, str]]:
+    """For those who write a recipe: how many rows and files each column took."""
+    table = plan.table
+    if table.recipe.get("recipe_text") in (None, "files", "bids"):
+        return []
+    lines = []
+    for field in table.rows.schema:
+        rows, count = table.column_counts(field.name)
+        column = table.columns.get(field.name)
+        lists = is_list(field.type)
+        kind = str(field.type.value_type if lists else field.type) if column is None else column.kind
+        held = f", {count:,} {'texts' if column is None else 'files'}" if column is not None or lists else ""
+        lines.append(("column", f"{field.name}: {'list of ' if lists else ''}{kind}, {rows:,} rows{held}"))
     return lines
 
 
@@ -229,6 +268,8 @@ def _splits(splits: dict[str, int]) -> str:
 
 def _columns(plan: Plan) -> str:
     columns = plan.table.columns
+    if len(columns) > 1 and _by_column(plan):
+        return ""  # which says it for each of them
     parts = [f"{name}: {'list of ' if column.is_list else ''}{column.kind}" for name, column in columns.items()]
     guessed = any(column.guessed for column in columns.values())
     return f"  ({'; '.join(parts)}{'; guessed, --files to change' if guessed else ''})" if parts else ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -17,8 +17,18 @@ from brim import cuts
 from brim.buckets.read_object import Changed, ObjectPiece, ahead
 from brim.errors import FilesRefused, InputError, SourceError
 from brim.file_set import FileSet, Ints
+from brim.sizes import format_size
 from brim.sources.file_table import FileTable, Reason, Refused, flat_numbers, one_array
-from brim.sources.folder_tree import COMMANDS, HEAD_BYTES, MAX_POINTER_BYTES, LocalTree, pointer_kind
+from brim.sources.folder_tree import (
+    COMMANDS,
+    HEAD_BYTES,
+    MAX_POINTER_BYTES,
+    LocalTree,
+    annex_size,
+    datalad_get,
+    is_annex_link,
+    pointer_kind,
+)
 
 _SHOWN = 3
 _BLOCK, _THREADS = 4096, 8
@@ -74,11 +84,12 @@ class CheckOptions:
 
     allow_empty: bool = False
     skip_oversize: bool = False
+    strict: bool = False  # counts that differ and data that no column takes are errors
 
 
 def check_files(table: FileTable, options: CheckOptions, max_cell_bytes: int | None) -> FileTable:
     """The table with every refused file noted, and oversized cells emptied if the user asked for that."""
-    refused = [*table.refused, *_unreadable_or_pointer(table)]
+    table, refused = _with_absent(table, [*table.refused, *_unreadable_or_pointer(table)])
     if not options.allow_empty:
         empty = (table.files.sizes == 0) & ~table.files.packed()  # inside a recording, empty files are usual
         empty &= table.files.has_content(np.arange(len(empty)))
@@ -97,27 +108,90 @@ def check_files(table: FileTable, options: CheckOptions, max_cell_bytes: int | N
     return table.replace(refused=tuple(refused))
 
 
-def raise_refused(table: FileTable) -> None:
-    """FilesRefused if there are any."""
-    if table.refused:
-        lines = refusal_lines(table)
+def _with_absent(table: FileTable, refused: list[Refused]) -> tuple[FileTable, list[Refused]]:
+    """Files that git-annex keeps elsewhere are no reason not to plan if their keys tell their sizes."""
+    files = table.files
+    if files.bucket is not None or files.ranges is not None or not any(r.reason == "annex" for r in refused):
+        return table, refused
+    number_of = {path: number for number, path in enumerate(files.paths.to_pylist())}
+    packed, sizes, left, absent = files.packed(), files.sizes.copy(), [], []
+    for one in refused:
+        number = number_of.get(one.path)
+        known = one.reason == "annex" and number is not None and not packed[number]
+        size = annex_size(files.root, one.path) if known else None
+        if size is None or number is None:
+            left.append(one)
+        else:
+            sizes[number] = size
+            absent.append(one.path)
+    return table.replace(files=replace(files, sizes=sizes), absent=tuple(absent)), left
+
+
+def absent_text(table: FileTable) -> str:
+    """Which files git-annex keeps elsewhere, and how to have them."""
+    numbers = np.flatnonzero(np.isin(table.files.paths.to_numpy(zero_copy_only=False), list(table.absent)))
+    size = format_size(int(table.files.sizes[numbers].sum()))
+    examples = ", ".join(table.absent[:_SHOWN]) + (" …" if len(table.absent) > _SHOWN else "")
+    return f"{len(table.absent):,} file(s) of {size} are keys of git-annex, their content is elsewhere: {examples}"
+
+
+def raise_refused(table: FileTable, *, planning: bool = False) -> None:
+    """FilesRefused if there are any. A plan alone needs no content: what git-annex keeps elsewhere has a size."""
+    absent = () if planning else table.absent
+    refused = [*table.refused, *(Refused("annex", path) for path in absent)]
+    if refused:
+        lines = refusal_lines(refused)
         raise FilesRefused(
-            f"{len(table.refused)} of {len(table.files) + _absent(table)} files cannot be packaged:\n"
+            f"{len(refused)} of {len(table.files) + _absent(table)} files cannot be packaged:\n"
             + "\n".join(f"  {line}" for line in lines),
-            problems=[{"reason": r.reason, "path": r.path} for r in table.refused],
+            problems=[{"reason": r.reason, "path": r.path} for r in refused],
         )
 
 
-def refusal_lines(table: FileTable) -> list[str]:
+def raise_unfit(table: FileTable, strict: bool) -> None:
+    """SourceError if lists that go together differ in length, or where the user or the recipe is strict about it: if
+    the source is not what the recipe expects, or holds data that no column takes."""
+    if crooked := table.misaligned():
+        more = [f"and {len(crooked) - _SHOWN} more"] if len(crooked) > _SHOWN else []
+        raise SourceError(
+            "Lists that go together are not of one length:\n"
+            + "\n".join(f"  {line}" for line in [*crooked[:_SHOWN], *more]),
+            hint="Restore the files that are missing: brim check names them.",
+        )
+    unmet = [f"{finding.name}: {finding.detail}" for finding in table.expected if not finding.ok]
+    if strict and unmet:
+        raise SourceError(
+            "The source is not what the recipe expects (--strict):\n" + "\n".join(f"  {line}" for line in unmet),
+            hint="Complete the source, or leave --strict out to build it as it is.",
+            findings=unmet,
+        )
+    left = table.unmatched
+    if left is not None and (strict or left.is_error) and left.count("data"):
+        why = "--strict" if strict else "the recipe says so"
+        raise SourceError(
+            f"{left.lines()[0]} ({why}).",
+            hint=left.hint,
+            unmatched=left.facts(),
+        )
+
+
+def refusal_lines(refused: Sequence[Refused]) -> list[str]:
     """One line for each reason: how many, which for example, and what to do."""
     lines = []
-    for reason, count in Counter(r.reason for r in table.refused).most_common():
+    for reason, count in Counter(r.reason for r in refused).most_common():
         words = REASONS[reason]
-        paths = [r.path for r in table.refused if r.reason == reason]
+        paths = [r.path for r in refused if r.reason == reason]
         examples = ", ".join(paths[:_SHOWN]) + (f" and {count - _SHOWN} more" if count > _SHOWN else "")
         what = f"is {words.one}" if count == 1 else f"are {words.many}"
-        lines.append(f"{count} {what}: {examples}. {words.todo}")
+        lines.append(f"{count} {what}: {examples}. {todo(reason, paths)}")
     return lines
+
+
+def todo(reason: Reason, paths: Sequence[str]) -> str:
+    """What to do about files that are refused for a reason."""
+    if reason == "annex":
+        return f"Fetch the data with: {datalad_get(paths)}   (in the folder of the dataset)"
+    return REASONS[reason].todo
 
 
 def _absent(table: FileTable) -> int:
@@ -145,6 +219,8 @@ def _unreadable_or_pointer(table: FileTable) -> list[Refused]:
                     reason = "unreadable"
             except OSError:
                 reason = "unreadable"
+            if reason == "unreadable" and is_annex_link(os.path.join(files.root, path)):
+                reason = "annex"
             if reason is not None:
                 found.append(Refused(reason, path))
         return found

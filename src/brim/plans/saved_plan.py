@@ -169,7 +169,7 @@ def _write(file: BufferedRandom, plan: Plan, job: Mapping[str, Any], versions: M
         "splits": [[split.name, split.start, split.stop] for split in table.splits],
         "recipe": table.recipe,
         "about": table.about,
-        "warnings": table.warnings,
+        "warnings": table.notes(),
         "left_out": table.left_out,
         "verbatim": table.verbatim,
         "job": job,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from brim.errors import MissingExtra, SourceError
-from brim.file_set import Stat
+from brim.file_set import AbsentStat, Stat
 from brim.sources.features import kind_of
 from brim.sources.file_table import Refused
 from brim.sources.folder_tree import Tree, Walk, natural
@@ -184,7 +184,7 @@ def _read_subject(
 ) -> None:
     """Everything below a subject's folder, which may be that of a derivative."""
     tree = layout.tree.below(folder)
-    walk = Walk(tree.root, keep_hidden=lambda prefix: _bundle_of(prefix) is not None, tree=tree)
+    walk = Walk(tree.root, keep_hidden=lambda prefix: _bundle_of(prefix) is not None, tree=tree, keys=True)
     bundles: dict[str, list[tuple[str, str, Stat]]] = {}
     sessions = {name for name in tree.names("") if name.startswith("ses-") and tree.is_folder(name)}
     found: set[str | None] = set(sessions)
@@ -197,6 +197,9 @@ def _read_subject(
         if not options.wants_session(session) and inside.count("/") > 0:
             continue
         bundle = _bundle_of(inside)
+        if isinstance(stat, AbsentStat) and (bundle is not None or _is_read(inside)):
+            walk.refused.append(Refused("annex", inside))  # its content is needed at once
+            continue
         if bundle is not None:
             name_inside = inside[len(bundle) + 1 :]
             bundles.setdefault(bundle, []).append((name_inside, path, stat))
@@ -232,6 +235,12 @@ def _read_subject(
         if (None in found or not sessions) and not options.sessions:
             wanted.insert(0, None)
         layout.keys += [(subject, session) for session in wanted]
+
+
+def _is_read(inside: str) -> bool:
+    """Whether a file is one whose text is read: a sidecar or a table."""
+    name = parse_name(inside.rsplit("/", 1)[-1])
+    return name is not None and name.extension in TEXT_EXTENSIONS
 
 
 def _empty_recordings(tree: Tree, bundles: set[str]) -> list[str]:

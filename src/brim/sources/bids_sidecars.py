@@ -161,6 +161,7 @@ class Sidecars:
         self._texts: dict[str, str | None] = {}
         self.removed: Counter[str] = Counter()
         self.broken: list[str] = []
+        self.read: set[str] = set()  # files whose content went into some column
 
     def json(self, item: Item) -> str | None:
         """The merged fields as JSON text, or None if no file applies."""
@@ -224,6 +225,7 @@ class Sidecars:
 
     def _read(self, path: str) -> str | None:
         tree = self._layout.tree
+        self.read.add(path)
         try:
             if tree.size(path) > _MOST_TEXT_BYTES:
                 raise SourceError(

@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSetBuilder
-from brim.sources import bids_sidecars
+from brim.sources import bids_sidecars, unmatched
 from brim.sources.bids_columns import BidsColumn, Schema, find_columns, is_data, single, write_schema
 from brim.sources.bids_layout import BidsLayout, Item, file_kind, is_text, parse_name, read_layout
 from brim.sources.bids_sidecars import Sidecars, is_private
 from brim.sources.bucket_tree import tree_of
 from brim.sources.file_table import FileColumn, FileTable, Split
-from brim.sources.folder_tree import Tree
+from brim.sources.folder_tree import Tree, every_file
 from brim.sources.source_options import BidsOptions, SourceOptions
 from brim.sources.table_source import describe
 
@@ -84,6 +84,8 @@ def bids_source(folder: str | Tree, options: SourceOptions, schema: Schema | Non
         warnings=(*reader.warnings, *_left_out(layout), *unknown),
         recipe=options.recipe(),
         about=_about(tree, rows.column_names),
+        unmatched=None if options.limit else _unmatched(reader, layout, bids, selected),
+        beside=reader.besides(),
         saved=write_schema(reader.columns, bids, reader.metadata_types),
     )
 
@@ -211,6 +213,26 @@ class _Reader:
             add(f"{column.name}_scans", lambda item: self._scan(item, scan_types), pa.struct(list(scan_types.items())))
         return arrays
 
+    def held(self) -> list[Item]:
+        """The files and texts that are values of a column."""
+        by_file = self.options.rows == "file"
+        if by_file:
+            return [item for item in self.items if item.members is not None or not is_text(item.name)]
+        return [item for item in self.items if any(column.holds(item) for column in self.columns)]
+
+    def besides(self) -> dict[str, str]:
+        """Columns that go element by element with another one."""
+        found: dict[str, str] = {}
+        for column in self.columns:
+            if column.is_list:
+                names = [
+                    *column.extras,
+                    *(["entities"] if column.entities else []),
+                    *(["scans"] if column.scans else []),
+                ]
+                found |= {f"{column.name}_{name}": column.name for name in names}
+        return found
+
     def _scan(self, item: Item, types: dict[str, pa.DataType]) -> dict[str, Any]:
         said = self.scans.get(item.path.rstrip("/"), {})
         return {name: _as_type(said.get(name), kind, item.path) for name, kind in types.items()}
@@ -329,6 +351,32 @@ def _left_out(layout: BidsLayout) -> list[str]:
             f"left out: {why}" if example is None else f"left out: {count} file(s), {why}, for example {example}"
         )
     return lines
+
+
+def _unmatched(
+    reader: _Reader, layout: BidsLayout, options: BidsOptions, selected: Callable[[str], bool]
+) -> unmatched.Unmatched | None:
+    """The files of the whole dataset that are in no column, and went into none as text."""
+    if options.subjects or options.sessions or options.suffixes:
+        return None  # a part was asked for
+    held = reader.held()
+    taken = {item.path for item in held} | reader.sidecars.read | set(layout.tables)
+    taken |= {path for item in held for _, path, _ in item.members or ()}
+    taken |= {"participants.tsv", "participants.json", "dataset_description.json"}
+    folder = "phenotype/" if options.phenotype else None
+    left = (
+        path
+        for path in every_file(layout.tree)
+        if path not in taken and selected(path) and not (folder and path.startswith(folder))
+    )
+    hint = "--derivatives, --suffixes and --recipe take more; --exclude leaves files out."
+    return unmatched.collect((path for path in left if not _in_bundle(path, taken)), hint=hint)
+
+
+def _in_bundle(path: str, taken: set[str]) -> bool:
+    """Whether a file is inside of a folder that is one value."""
+    parts = path.split("/")
+    return any("/".join(parts[:depth]) + "/" in taken for depth in range(1, len(parts)))
 
 
 def _about(tree: Tree, columns: list[str]) -> dict[str, Any]:

@@ -13,6 +13,9 @@ import pyarrow.compute as pc
 
 from brim import cuts
 from brim.file_set import FileSet, Ints
+from brim.sources.unmatched import Unmatched
+
+_NAMED = 100  # rows that are out of line, of one column
 
 Reason = Literal[
     "missing", "folder", "special", "unreadable", "annex", "lfs", "url", "name", "empty", "oversize", "twin"
@@ -25,6 +28,25 @@ class Refused:
 
     reason: Reason
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """A file that breaks its row, and what is wrong with it; `check` is what `brim check` calls that."""
+
+    check: str
+    path: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One expectation of a recipe, and whether it holds; `skipped` if it could not be compared."""
+
+    name: str
+    ok: bool
+    detail: str
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +87,11 @@ class FileTable:
     left_out: tuple[str, ...] = ()  # paths of files too large for the format, dropped on request
     recipe: Mapping[str, Any] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)  # what the source says of itself, for the card
-    crowded: tuple[str, ...] = ()  # files of cells that hold several where one is expected (only if read leniently)
+    faults: tuple[RowFault, ...] = ()  # what breaks rows (only if read leniently: otherwise it is an error)
+    unmatched: Unmatched | None = None  # files that no column takes; None if nobody looked
+    expected: tuple[Finding, ...] = ()  # what a recipe says of the whole dataset, compared
+    beside: Mapping[str, str] = field(default_factory=dict)  # columns whose lists go with those of another
+    absent: tuple[str, ...] = ()  # files whose content git-annex keeps elsewhere; their sizes are known
     saved: str | None = None  # the columns found, as a recipe that fixes them
     verbatim: bool = False
     borrowed: frozenset[str] = frozenset()  # columns that lie in memory-mapped files, or in the caller's memory
@@ -88,8 +114,39 @@ class FileTable:
     def file_count(self) -> int:
         return sum(len(flat_numbers(self.rows.column(name))) for name in self.columns)
 
+    def notes(self) -> list[str]:
+        """All that is worth a word before a build: warnings, expectations that do not hold, files that are left."""
+        unmet = [f"{finding.name}: {finding.detail}" for finding in self.expected if not finding.ok]
+        return [*self.warnings, *unmet, *(self.unmatched.lines() if self.unmatched is not None else [])]
+
+    def column_counts(self, name: str) -> tuple[int, int]:
+        """The rows that hold something in a column, and how many values (files, texts) all of them hold."""
+        array = one_array(self.rows.column(name))
+        if not is_list(array.type):
+            there = len(array) - array.null_count
+            return there, there
+        inner = array.flatten()
+        return int(pc.sum(pc.greater(pc.list_value_length(array), 0)).as_py() or 0), len(inner) - inner.null_count
+
+    def misaligned(self) -> list[str]:
+        """Rows in which a column does not go element by element with the one that it is beside, in words."""
+        found = []
+        for name, other in self.beside.items():
+            if name in self.rows.column_names and other in self.rows.column_names:
+                mine, its = _lengths(self.rows.column(name)), _lengths(self.rows.column(other))
+                for row in np.flatnonzero(mine != its)[:_NAMED].tolist():
+                    found.append(f"row {row}: {name!r} holds {mine[row]} and {other!r}, which it is beside, {its[row]}")
+        return found
+
     def replace(self, **changes: Any) -> FileTable:
         return dataclasses.replace(self, **changes)
+
+
+def _lengths(column: pa.ChunkedArray) -> Ints:
+    """How many values each row has; one that is no list has one or none."""
+    array = one_array(column)
+    lengths = pc.list_value_length(array).fill_null(0) if is_list(array.type) else array.is_valid().cast(pa.int64())
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
 
 
 def is_list(kind: pa.DataType) -> bool:

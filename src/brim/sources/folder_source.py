@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ import pyarrow.compute as pc
 
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSetBuilder, Ints
+from brim.sources import unmatched
 from brim.sources.bucket_tree import tree_of
-from brim.sources.features import KINDS, extension_of, is_companion, kind_of
+from brim.sources.features import KINDS, is_companion, kind_of
 from brim.sources.file_table import FileColumn, FileTable, Split, one_array
 from brim.sources.folder_tree import Tree, Walk
 from brim.sources.read_table import read_table
@@ -28,6 +28,7 @@ _SPLIT_FOLDERS = {
 }
 _SPLIT_CODES = {folder: code for code, folders in enumerate(_SPLIT_FOLDERS.values(), start=1) for folder in folders}
 _COMPANION = 255
+_TAKE_ALL = "--files file:file takes every file as it is; --exclude leaves files out."
 _SPLIT_OF = {folder: split for split, folders in _SPLIT_FOLDERS.items() for folder in folders}
 
 
@@ -38,7 +39,7 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
     if options.root:
         raise InputError("--root is for tables; a folder is its own root.")
     tree = tree_of(folder, options.access)
-    walk = Walk.through(tree)
+    walk = Walk.through(tree, keys=True)
     selected = options.selects()
     allowed = SourceOptions(exclude=options.exclude).selects()
     relevant: int | None = None
@@ -66,12 +67,12 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
     codes = np.frombuffer(kinds, np.uint8)
     name, kind, guessed = _column(codes, options)
     numbers = np.arange(len(files), dtype=np.int64)
+    left: list[str] = []
     if kind != "file" and guessed:
         beside = numbers[codes != KINDS.index(kind)]
         if len(beside):
             numbers = numbers[codes == KINDS.index(kind)]
-            others = files.paths.take(pa.array(beside)).to_pylist()
-            warnings += (_companion_warning(Counter(extension_of(path) or "(none)" for path in others)),)
+            left = files.paths.take(pa.array(beside)).to_pylist()
     numbers, splits = _splits(numbers, np.frombuffer(tops, np.uint8)[numbers], files.paths, options)
     if len(numbers) < len(files) or len(splits) > 1:
         files = files.take(numbers)
@@ -84,7 +85,17 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
     if options.label_from:
         rows, given["label"] = _label(rows, name, files.paths, options)
     features, _ = describe(rows.schema, columns, given)
-    return FileTable(rows, columns, files, features, splits, refused, warnings, recipe=options.recipe())
+    return FileTable(
+        rows,
+        columns,
+        files,
+        features,
+        splits,
+        refused,
+        warnings,
+        recipe=options.recipe(),
+        unmatched=None if options.limit else unmatched.collect(left, hint=_TAKE_ALL),
+    )
 
 
 def _walk_warnings(walk: Walk) -> tuple[str, ...]:
@@ -96,11 +107,6 @@ def _walk_warnings(walk: Walk) -> tuple[str, ...]:
     if walk.outputs:
         warnings.append(f"the folder {walk.outputs[0]}/ was built by brim and is passed over")
     return tuple(warnings)
-
-
-def _companion_warning(other: Counter[str]) -> str:
-    what = ", ".join(f"{count} {extension}" for extension, count in other.most_common(4))
-    return f"{other.total()} file(s) beside the data are left out ({what}); --files file:file takes every file as it is"
 
 
 def _column(codes: np.ndarray[Any, np.dtype[np.uint8]], options: SourceOptions) -> tuple[str, str, bool]:
@@ -167,10 +173,7 @@ def _with_metadata(
     file_columns = dict(columns.values())
     listed = _listed(rows, list(file_columns))
     unlisted = [path for path in paths if path not in listed]
-    if not any(map(is_companion, listed)):
-        unlisted = [path for path in unlisted if not is_companion(path)]
-    if unlisted:
-        warnings += (f"{len(unlisted)} file(s) are in no row of {metadata[0]} and are left out: {unlisted[0]}",)
+    left = unmatched.collect(unlisted, hint=f"Name them in {metadata[0]}, or leave them out with --exclude.")
     reading = SourceOptions(
         include=options.include,
         exclude=options.exclude,
@@ -178,7 +181,8 @@ def _with_metadata(
         split_by=split_column,
         root=tree.root,
     )
-    table = make_file_table(rows, file_columns, tree, reading, {}, warnings).replace(recipe=options.recipe())
+    table = make_file_table(rows, file_columns, tree, reading, {}, warnings)
+    table = table.replace(recipe=options.recipe(), unmatched=None if options.limit else left)
     if options.label_from and all(column.is_list for column in table.columns.values()):
         raise SourceError("--label-from=parent needs a column with one file a row.")
     if options.label_from:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import BinaryIO, Literal, Protocol, TextIO
 
 from brim.buckets.bucket_address import BucketAddress
 from brim.errors import SourceError
-from brim.file_set import Stat
+from brim.file_set import AbsentStat, Stat
 from brim.sources.file_table import Refused
 from brim.state.durable import reason
 
@@ -55,6 +56,51 @@ def is_annex_link(path: str) -> bool:
         return False
 
 
+_KEY = re.compile(r"(?:^|/)[A-Z0-9_]+(?:-[a-zA-Z]\d+)*?-s(\d+)(?:-[a-zA-Z]\d+)*--")
+
+
+def key_size(text: str) -> int | None:
+    """The size that a key of git-annex tells (SHA256E-s1048576--…), or None."""
+    match = _KEY.search(text)
+    return None if match is None else int(match[1])
+
+
+def annex_size(root: str, path: str) -> int | None:
+    """The size of the content that a link or pointer of git-annex stands for, or None if its key does not tell."""
+    full = os.path.join(root, path)
+    try:
+        if os.path.islink(full):
+            return key_size(os.readlink(full))
+        with open(full, "rb") as file:
+            return key_size(file.read(MAX_POINTER_BYTES).decode("utf-8", "replace"))
+    except OSError:
+        return None
+
+
+_NAMED_PATHS = 8
+
+
+def datalad_get(paths: Iterable[str]) -> str:
+    """The command that fetches these files, by their names or, if they are many, by the folders they are in."""
+    named = list(dict.fromkeys(paths))
+    if len(named) > _NAMED_PATHS:
+        named = list(dict.fromkeys(path.rpartition("/")[0] or path for path in named))
+    if len(named) > _NAMED_PATHS:
+        named = list(dict.fromkeys(_top(path) for path in named))
+    if len(named) > _NAMED_PATHS:
+        starred = dict.fromkeys(re.sub(r"^([^/]*/)*?(sub-)[^/]*$", r"\1\2*", path) for path in named)
+        named = list(starred)
+    if len(named) > _NAMED_PATHS:
+        return "datalad get -r ."
+    return "datalad get " + " ".join(path if path.endswith("*") else shlex.quote(path) for path in named)
+
+
+def _top(path: str) -> str:
+    """The subject, or the derivative, that a path lies in."""
+    parts = path.split("/")
+    return "/".join(parts[:2]) if parts[0] == "derivatives" else parts[0]
+
+
 IGNORED = frozenset(["Thumbs.db", "desktop.ini", "__MACOSX", "@eaDir", "lost+found", "__pycache__"])
 
 
@@ -71,13 +117,14 @@ class Walk:
     outputs: list[str] = field(default_factory=list)
     keep_hidden: Callable[[str], bool] = lambda prefix: False  # whether hidden files of this folder are data
     tree: Tree | None = None
+    keys: bool = False  # whether a key of git-annex that tells a size stands for its file
 
     def __post_init__(self) -> None:
         self._tree: Tree = self.tree or LocalTree(self.root)
 
     @classmethod
-    def through(cls, tree: Tree) -> Walk:
-        return cls(tree.root, tree=tree)
+    def through(cls, tree: Tree, keys: bool = False) -> Walk:
+        return cls(tree.root, tree=tree, keys=keys)
 
     def __iter__(self) -> Iterator[tuple[str, Stat]]:
         """(root-relative path, stat) of every file."""
@@ -132,6 +179,10 @@ class Walk:
             self.refused.append(Refused("name", path.encode("utf-8", "backslashreplace").decode()))
             return None
         found = self._tree.look(at)
+        if found == "annex" and self.keys and self._tree.bucket is None:
+            size = annex_size(self._tree.root, at)
+            if size is not None:
+                return AbsentStat(size)
         if found == "loop":
             self.loops.append(path)
         elif isinstance(found, str):
@@ -288,3 +339,31 @@ class LocalTree:
             folder, name = os.path.split(full)
             return os.path.join(os.path.realpath(folder), name)
         return os.path.normpath(full)
+
+
+def every_file(tree: Tree) -> Iterator[str]:
+    """The path of everything in a tree that is no folder, links that lead nowhere too; hidden names are passed over.
+
+    What brim built inside of it is passed over as well. Links to folders are followed, but not back to where they are.
+    """
+    yield from _below(tree, "", ())
+
+
+def _below(tree: Tree, top: str, above: tuple[object, ...]) -> Iterator[str]:
+    for folder, folders, names in tree.walk(top):
+        prefix = f"{folder}/" if folder else ""
+        if folder and ".brim" in folders:
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not passed_over(name))
+        for name in sorted(names):
+            if not passed_over(name):
+                yield prefix + name
+        for name in [name for name in folders if tree.is_link(prefix + name)]:
+            found = tree.look(prefix + name)
+            if isinstance(found, Folder) and found.identity not in above:
+                yield from _below(tree, prefix + name, (*above, found.identity))
+
+
+def passed_over(name: str) -> bool:
+    return name.startswith(".") or name in IGNORED

@@ -1,27 +1,23 @@
 """Recipes: small TOML files that say how a folder becomes rows and columns, and what to expect of it.
 
-This module reads and checks recipes, and compares a table with what its recipe expects. `recipe_rows`
-walks the folder; docs/recipes.md describes every key.
+This module reads and checks recipes. `recipe_rows` walks the folder, `expectations` compares what it found with what
+the recipe expects; docs/recipes.md describes every key. A recipe is data: it can name no code.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from brim.buckets.listing import stat_object
 from brim.errors import InputError
 from brim.sources.features import KINDS
-from brim.sources.file_table import FileColumn, FileTable, one_array
 from brim.state.durable import reason
 
 Span = tuple[int, int]  # lowest and highest
@@ -54,8 +50,8 @@ class TomlTable:
             raise self.wrong(key, f"must be one of {', '.join(allowed)}")
         return value
 
-    def flag(self, key: str) -> bool:
-        value = self.values.get(key, False)
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.values.get(key, default)
         if not isinstance(value, bool):
             raise self.wrong(key, "must be true or false")
         return value
@@ -71,6 +67,12 @@ class TomlTable:
         value = self.values.get(key, [])
         if not isinstance(value, list):
             raise InputError(f"{self.shown}: {key} must be written as [[{key}]].")
+        return value
+
+    def mapping(self, key: str) -> dict[str, str]:
+        value = self.values.get(key, {})
+        if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+            raise self.wrong(key, "must be a table of texts")
         return value
 
     def span(self, key: str) -> Span | None:
@@ -101,11 +103,36 @@ Key = tuple[str, ...]  # what tells a row from all others, such as its subject a
 
 @dataclass(frozen=True)
 class RecipeColumn:
-    """A column of files: `pattern` finds a row's, `type` "text" takes their content as a string."""
+    """A column of files: `pattern` finds a row's, `type` "text" takes their content as a string.
+
+    Where a row has none, the patterns of `fallback` are tried in turn. A column that is `beside` another holds for
+    each file of that one its partner, and null where there is none if `missing` says so. With `split`, a column for
+    each value of that entity in the names of the files; `values` are those that may occur.
+    """
 
     name: str
     pattern: str
     type: str
+    is_list: bool = False
+    fallback: tuple[str, ...] = ()
+    beside: str = ""
+    missing: str = "error"
+    split: str = ""
+    values: tuple[str, ...] = ()
+    final_newline: bool = True
+
+    def split_name(self, value: str) -> str:
+        return f"{self.name}_{re.sub('[^0-9A-Za-z]+', '_', value)}"
+
+
+@dataclass(frozen=True)
+class EntityColumn:
+    """A column of what the names of the files in column `of` say: the value of `entity`, by `map` if it is in it."""
+
+    name: str
+    entity: str
+    of: str
+    map: Mapping[str, str] = field(default_factory=dict)
     is_list: bool = False
 
 
@@ -132,32 +159,40 @@ class RecipeTable:
 
 @dataclass(frozen=True)
 class Expect:
-    """What the published dataset is said to hold: numbers are lowest and highest."""
+    """What the published dataset is said to hold, and the `snapshot` of it that is meant: numbers are lowest and
+    highest. `counts` are of rows that have a column, `files` of the files in it."""
 
     required: tuple[str, ...] = ()
     rows: Span | None = None
     subjects: Span | None = None
+    sessions: Span | None = None
     counts: Mapping[str, Span] = field(default_factory=dict)
+    files: Mapping[str, Span] = field(default_factory=dict)
+    snapshot: str = ""
     tolerance: float = _TOLERANCE
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything a recipe says. `toml` is its text."""
+    """Everything a recipe says. `toml` is its text. Of several `roots`, the first that is there is read."""
 
     name: str
     title: str
     rows: tuple[str, ...]
     key: tuple[str, ...]
-    columns: tuple[RecipeColumn, ...]
+    columns: tuple[RecipeColumn | EntityColumn, ...]
     root: str = ""
+    roots: tuple[str, ...] = ()
     tables: tuple[RecipeTable, ...] = ()
     expect: Expect = field(default_factory=Expect)
+    unmatched_is_error: bool = False
     toml: str = field(default="", repr=False)
 
-    def file_columns(self) -> dict[str, FileColumn]:
-        return {c.name: FileColumn(c.type, c.is_list) for c in self.columns if c.type != "text"}
+    @property
+    def of_files(self) -> list[RecipeColumn]:
+        """The columns that take files, or their texts."""
+        return [column for column in self.columns if isinstance(column, RecipeColumn)]
 
     def row_name(self, key: Key) -> str:
         return " ".join(f"{name}={value}" for name, value in zip(self.key, key, strict=True))
@@ -165,14 +200,11 @@ class Recipe:
     def value_columns(self) -> list[TableColumn]:
         return [column for table in self.tables for column in table.columns]
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One expectation, and whether it holds."""
-
-    name: str
-    ok: bool
-    detail: str
+    def besides(self) -> dict[str, str]:
+        """Columns that go element by element with another one."""
+        found = {column.name: column.beside for column in self.of_files if column.beside}
+        lists = [column for column in self.columns if isinstance(column, EntityColumn) and column.is_list]
+        return found | {column.name: column.of for column in lists}
 
 
 def builtin_recipes() -> list[Recipe]:
@@ -200,70 +232,6 @@ def load_recipe(name_or_path: str) -> Recipe:
         raise InputError(f"The recipe {shown!r} is not UTF-8 text (byte {error.start}).") from error
 
 
-def expectation_findings(table: FileTable, recipe: Recipe, folder: str, tolerance: float | None) -> list[Finding]:
-    """Every expectation of the recipe held against the table and the folder it was read from.
-
-    Files that are there but cannot be packaged (annex links whose content is elsewhere) count as there.
-    Numbers are not compared if the table was read in part, with --include, --exclude or --limit.
-    """
-    expect = recipe.expect
-    share = expect.tolerance if tolerance is None else tolerance
-    if not 0 <= share <= 1:
-        raise InputError(f"--tolerance takes a share from 0 to 1, not {share}.")
-    findings = [_required(table, folder, path, recipe.root) for path in expect.required]
-    numbers: list[tuple[str, Span, int]] = []
-    if expect.rows is not None:
-        numbers.append(("rows", expect.rows, len(table)))
-    if expect.subjects is not None:
-        distinct = pc.count_distinct(table.rows.column(recipe.key[0])).as_py()
-        numbers.append((f"distinct {recipe.key[0]}", expect.subjects, distinct))
-    counts = _counts(table, recipe) if expect.counts else {}
-    numbers += [(f"rows with {name}", span, counts[name]) for name, span in expect.counts.items()]
-    part = [f"--{option}" for option in ("include", "exclude", "limit") if table.recipe.get(option)]
-    if numbers and part:
-        return [*findings, Finding("numbers", True, f"not compared: the source was read with {', '.join(part)}")]
-    return findings + [_compared(name, span, count, share) for name, span, count in numbers]
-
-
-def _required(table: FileTable, folder: str, path: str, root: str) -> Finding:
-    full = os.path.join(folder, root, path)
-    if table.files.bucket is not None:
-        found = stat_object(table.files.bucket.below(f"{root}/{path}" if root else path))
-        size = None if found is None else found.st_size
-    else:
-        size = os.path.getsize(full) if os.path.isfile(full) else None
-    if size is not None:
-        return Finding(f"file {path}", size > 0, "is there" if size else "is empty (0 bytes)")
-    what = "is a link that leads nowhere: its content is not here" if os.path.islink(full) else "is missing"
-    return Finding(f"file {path}", False, what)
-
-
-def _compared(name: str, span: Span, count: int, tolerance: float) -> Finding:
-    low = math.ceil(round(span[0] * (1 - tolerance), 6))
-    high = math.floor(round(span[1] * (1 + tolerance), 6))
-    expected = f"{span[0]:,}" if span[0] == span[1] else f"{span[0]:,} to {span[1]:,}"
-    room = f", {low:,} to {high:,} with a tolerance of {tolerance:g}" if tolerance else ""
-    return Finding(name, low <= count <= high, f"{count:,}; expected {expected}{room}")
-
-
-def _counts(table: FileTable, recipe: Recipe) -> dict[str, int]:
-    """For each column the rows that hold something in it."""
-    numbered = set(table.files.paths.to_pylist()) if table.refused else set()
-    absent = [r.path for r in table.refused if r.path not in numbered]
-    counts = {}
-    for column in recipe.columns:
-        array = one_array(table.rows.column(column.name))
-        if column.is_list:
-            counts[column.name] = int(pc.sum(pc.greater(pc.list_value_length(array), 0)).as_py() or 0)
-        else:
-            pattern = path_regex(f"{recipe.root}/{column.pattern}" if recipe.root else column.pattern)
-            counts[column.name] = len(array) - array.null_count + sum(bool(pattern.match(path)) for path in absent)
-    for value in recipe.value_columns():
-        array = table.rows.column(value.name)
-        counts[value.name] = len(array) - array.null_count
-    return counts
-
-
 def path_regex(pattern: str) -> re.Pattern[str]:
     """What a pattern matches with any row key. `*` stays within a folder."""
     text = re.escape(_PLACEHOLDER.sub("*", pattern))
@@ -285,7 +253,8 @@ def parse_recipe(text: str, shown: str = "the recipe") -> Recipe:
         given = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"The recipe {shown!r} is not valid TOML: {error}.") from error
-    top = TomlTable(given, shown, ("name", "title", "root", "rows", "key", "columns", "tables", "expect"))
+    allowed = ("name", "title", "root", "rows", "key", "columns", "tables", "expect", "unmatched")
+    top = TomlTable(given, shown, allowed)
     key = top.texts("key")
     rows = tuple(_pattern(glob, (), f"{shown}: rows") for glob in top.texts("rows"))
     for glob in rows:
@@ -297,24 +266,118 @@ def parse_recipe(text: str, shown: str = "the recipe") -> Recipe:
             )
     columns = tuple(_column(item, f"{shown}, columns[{i}]", key) for i, item in enumerate(top.tables("columns")))
     tables = tuple(_table(item, f"{shown}, tables[{i}]", key) for i, item in enumerate(top.tables("tables")))
-    root = _pattern(top.text("root"), (), f"{shown}: root") if top.text("root", "") else ""
-    if has_glob(root):
-        raise InputError(f"{shown}: root must name one folder, not {root!r}.")
-    if all(column.type == "text" for column in columns):
+    if all(isinstance(column, EntityColumn) or column.type == "text" for column in columns):
         raise InputError(f"{shown}: there is no column of files.", hint="Add [[columns]] with name, pattern and type.")
-    names = [*key, *(c.name for c in columns), *(c.name for table in tables for c in table.columns)]
+    columns = tuple(_with_partner(column, columns, f"{shown}, columns[{i}]") for i, column in enumerate(columns))
+    names = [*key, *_names(columns), *(c.name for table in tables for c in table.columns)]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"{shown}: two columns are named {twice!r}.", hint="Rename one of them.")
-    expect = _expect(top.values.get("expect", {}), f"{shown}, expect", names[len(key) :])
+    root, roots = _roots(top, shown)
     name = top.text("name")
-    return Recipe(name, top.text("title", name), rows, key, columns, root, tables, expect, text)
+    return Recipe(
+        name,
+        top.text("title", name),
+        rows,
+        key,
+        columns,
+        root,
+        roots,
+        tables,
+        _expect(top.values.get("expect", {}), f"{shown}, expect", names[len(key) :], columns),
+        top.text("unmatched", "report", ("report", "error")) == "error",
+        text,
+    )
 
 
-def _column(item: Any, shown: str, key: tuple[str, ...]) -> RecipeColumn:
-    place = TomlTable(item, shown, ("name", "pattern", "type", "list"))
-    pattern = _pattern(place.text("pattern"), key, f"{shown}: pattern")
-    return RecipeColumn(place.text("name"), pattern, place.text("type", None, COLUMN_TYPES), place.flag("list"))
+def _names(columns: tuple[RecipeColumn | EntityColumn, ...]) -> list[str]:
+    """The names that columns will have; those of a split without values are found with the files."""
+    names: list[str] = []
+    for column in columns:
+        split = isinstance(column, RecipeColumn) and column.split
+        names += [column.split_name(value) for value in column.values] if split else [column.name]  # type: ignore[union-attr]
+    return names
+
+
+def _roots(top: TomlTable, shown: str) -> tuple[str, tuple[str, ...]]:
+    """The folder that is read, or those of which the first that is there is; "." is the source itself."""
+    given = top.values.get("root", "")
+    several = isinstance(given, list)
+    roots = [
+        "" if several and root == "." else _pattern(root, (), f"{shown}: root")
+        for root in top.texts("root", ())
+        if root
+    ]
+    for root in roots:
+        if has_glob(root):
+            raise InputError(f"{shown}: root must name one folder, not {root!r}.")
+    return ("", tuple(roots)) if several else (roots[0] if roots else "", ())
+
+
+def _column(item: Any, shown: str, key: tuple[str, ...]) -> RecipeColumn | EntityColumn:
+    if isinstance(item, dict) and "entity" in item:
+        return _entity_column(item, shown)
+    allowed = ("name", "pattern", "type", "list", "fallback", "beside", "missing", "split", "values", "final_newline")
+    place = TomlTable(item, shown, allowed)
+    beside, kind = place.text("beside", ""), place.text("type", None, COLUMN_TYPES)
+    known = (*key, "entities") if beside else key
+    pattern = _pattern(place.text("pattern"), known, f"{shown}: pattern")
+    fallback = tuple(_pattern(glob, known, f"{shown}: fallback") for glob in place.texts("fallback", ()))
+    split, values = place.text("split", ""), place.texts("values", ())
+    for option, needs, there in (
+        ("missing", "beside", beside),
+        ("values", "split", split),
+    ):
+        if option in place.values and not there:
+            raise InputError(f"{shown}: {option} is for columns that have {needs}.")
+    if "final_newline" in place.values and kind != "text":
+        raise InputError(f'{shown}: final_newline is for columns of type = "text".')
+    if split and beside:
+        raise InputError(f"{shown}: a column is either split or beside another.")
+    return RecipeColumn(
+        place.text("name"),
+        pattern,
+        kind,
+        place.flag("list"),
+        fallback,
+        beside,
+        place.text("missing", "error", ("error", "null")),
+        split,
+        values,
+        place.flag("final_newline", True),
+    )
+
+
+def _entity_column(item: Any, shown: str) -> EntityColumn:
+    place = TomlTable(item, shown, ("name", "entity", "of", "map", "type", "list"))
+    place.text("type", "string", ("string",))
+    entity = place.text("entity")
+    if not re.fullmatch(r"[A-Za-z0-9]+", entity):
+        raise place.wrong("entity", "must be the name of an entity, such as acq for acq-spc3")
+    return EntityColumn(place.text("name"), entity, place.text("of"), place.mapping("map"), place.flag("list"))
+
+
+def _with_partner(
+    column: RecipeColumn | EntityColumn, columns: tuple[RecipeColumn | EntityColumn, ...], shown: str
+) -> RecipeColumn | EntityColumn:
+    """A column that goes with another, checked: that one holds files of its own, and says whether both are lists."""
+    key, name = ("of", column.of) if isinstance(column, EntityColumn) else ("beside", column.beside)
+    if not name:
+        return column
+    own = [c for c in columns if isinstance(c, RecipeColumn) and not c.beside and not c.split and c.type != "text"]
+    partner = next((c for c in own if c.name == name), None)
+    if partner is None:
+        raise InputError(
+            f"{shown}: {key} names {name!r}, which is no column of files of its own.",
+            hint=f"There is: {', '.join(c.name for c in own) or 'none'}.",
+        )
+    if isinstance(column, EntityColumn):
+        if column.is_list and not partner.is_list:
+            raise InputError(f"{shown}: {column.name!r} is a list, and {name!r} is not.")
+        return column
+    if column.is_list and not partner.is_list:
+        raise InputError(f"{shown}: {column.name!r} is a list, and {name!r}, which it is beside, is not.")
+    return replace(column, is_list=partner.is_list)
 
 
 def _table(item: Any, shown: str, key: tuple[str, ...]) -> RecipeTable:
@@ -343,16 +406,25 @@ def _table(item: Any, shown: str, key: tuple[str, ...]) -> RecipeTable:
     return RecipeTable(pattern, tuple(columns), joined, null)
 
 
-def _expect(item: Any, shown: str, names: list[str]) -> Expect:
-    place = TomlTable(item, shown, ("required", "rows", "subjects", "counts", "tolerance", "note"))
+def _expect(item: Any, shown: str, names: list[str], columns: tuple[RecipeColumn | EntityColumn, ...]) -> Expect:
+    allowed = ("required", "rows", "subjects", "sessions", "counts", "files", "snapshot", "tolerance", "note")
+    place = TomlTable(item, shown, allowed)
     required = tuple(_pattern(path, (), f"{shown}: required") for path in place.texts("required", ()))
-    counts = TomlTable(place.values.get("counts", {}), f"{shown}.counts", tuple(names))
-    spans = {name: counts.span(name) or (0, 0) for name in counts.values}
+    split = [column for column in columns if isinstance(column, RecipeColumn) and column.split]
+    groups = [column.name for column in split]  # any of the columns that one is split into
+    spans = {}
+    for key in ("counts", "files"):
+        given = place.values.get(key, {})
+        found = [n for n in given if any(c.split and not c.values and n.startswith(f"{c.name}_") for c in split)]
+        numbers = TomlTable(given, f"{shown}.{key}", (*names, *groups, *found))
+        spans[key] = {name: numbers.span(name) or (0, 0) for name in numbers.values}
     tolerance = place.values.get("tolerance", _TOLERANCE)
     if type(tolerance) not in (int, float) or not 0 <= tolerance < 1:
         raise place.wrong("tolerance", "must be a number from 0 to below 1")
-    rows, subjects = place.span("rows"), place.span("subjects")
-    return Expect(required, rows, subjects, spans, float(tolerance), place.text("note", ""))
+    rows, subjects, sessions = place.span("rows"), place.span("subjects"), place.span("sessions")
+    snapshot, note = place.text("snapshot", ""), place.text("note", "")
+    counts, files = spans["counts"], spans["files"]
+    return Expect(required, rows, subjects, sessions, counts, files, snapshot, float(tolerance), note)
 
 
 def has_glob(part: str) -> bool:

@@ -54,8 +54,9 @@ class SmallFiles:
             return True
         return False
 
-    def texts(self, paths: list[str]) -> list[str]:
-        return [self._text(path) for path in paths if self.is_data(path)]
+    def text(self, path: str) -> str | None:
+        """A file's content, or None after noting why it cannot be had."""
+        return self._text(path) if self.is_data(path) else None
 
     def _text(self, path: str) -> str:
         size = self.tree.size(path)

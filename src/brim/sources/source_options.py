@@ -55,7 +55,7 @@ def _wanted(folder: str, names: tuple[str, ...], prefix: str) -> bool:
     return not names or folder in {name if name.startswith(prefix) else prefix + name for name in names}
 
 
-_OF_THE_RUN = ("root", "bids", "lenient", "access")  # decide no row, or are recorded elsewhere
+_OF_THE_RUN = ("root", "bids", "lenient", "tolerance", "access")  # decide no row, or are recorded elsewhere
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # what `datasets` accepts as the name of a split
 
 
@@ -75,6 +75,7 @@ class SourceOptions:
     recipe_text: str | None = None  # a built-in recipe's name, or the TOML of another
     bids: BidsOptions = field(default_factory=BidsOptions)
     lenient: bool = False  # for a check: note what does not fit instead of stopping there
+    tolerance: float | None = None  # how far counts may be from what a recipe expects
     access: Access = field(default_factory=Access)  # how a bucket is reached
 
     def __post_init__(self) -> None:

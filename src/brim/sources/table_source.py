@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from brim import cuts
 from brim.buckets.bucket_address import is_bucket_address, parse_bucket_address
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder, Stat
+from brim.sources import unmatched
 from brim.sources.features import (
     NoFeature,
     as_feature_dict,
@@ -25,7 +27,7 @@ from brim.sources.features import (
     kind_of_feature,
 )
 from brim.sources.file_table import FileColumn, FileTable, Refused, Split, one_array
-from brim.sources.folder_tree import Folder, Tree, Walk
+from brim.sources.folder_tree import Folder, Tree, Walk, passed_over
 from brim.sources.read_table import as_table, read_table
 from brim.sources.source_options import SourceOptions, check_split
 from brim.sources.table_files import Base, base_of, in_one_tree, table_at
@@ -50,7 +52,31 @@ def table_source(source: Any, options: SourceOptions, features: Any = None) -> F
             cast = cast_to_feature(rows.column(name), feature, name)
             rows = rows.set_column(rows.column_names.index(name), name, cast)
     rows, tree = in_one_tree(rows, columns, base, options.root is not None, options.access)
-    return make_file_table(rows, columns, tree, options, given)
+    made = make_file_table(rows, columns, tree, options, given)
+    return made.replace(unmatched=None if options.limit else _unnamed(made, source, options))
+
+
+def _unnamed(table: FileTable, source: Any, options: SourceOptions) -> unmatched.Unmatched | None:
+    """Files that no row names, in the folders that hold those which rows name: what else there is may be anything."""
+    files = table.files
+    if files.bucket is not None:
+        return None  # of a bucket, only the objects that are named were asked for
+    named = set(files.paths.to_pylist())
+    own = os.path.abspath(os.fspath(source)) if isinstance(source, str | os.PathLike) else ""
+    folders = sorted({path.rpartition("/")[0] for path in named})
+    allowed = options.selects()
+
+    def left() -> Iterator[str]:
+        for folder in folders:
+            with contextlib.suppress(OSError), os.scandir(os.path.join(files.root, folder)) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
+                    path = f"{folder}/{entry.name}" if folder else entry.name
+                    if path in named or passed_over(entry.name) or entry.path == own or entry.is_dir():
+                        continue
+                    if allowed(path):
+                        yield path
+
+    return unmatched.collect(left(), hint="Name them in the table, or leave them out with --exclude.")
 
 
 def _read(source: Any, options: SourceOptions) -> tuple[pa.Table, Base]:
@@ -282,7 +308,7 @@ def _number_files(
 ) -> tuple[pa.Table, FileSet, tuple[Refused, ...]]:
     """Replace paths by file numbers; each distinct path is looked at once."""
     found: dict[str, Stat] = {}
-    walk = Walk.through(tree)
+    walk = Walk.through(tree, keys=True)
     encoded = {}
     for name in columns:
         flat, lists = _paths(rows.column(name))
