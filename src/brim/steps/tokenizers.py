@@ -210,7 +210,7 @@ def _object_bytes(given: Any) -> bytes | None:
         return None
     # 1.x saves nothing, and travels by pickle as its file's text.
     held = given.__reduce__()[1]
-    if len(held) == 1 and isinstance(held[0], str):
+    if held and isinstance(held[0], str):
         return held[0].encode()
     raise InputError("This tokenizer cannot be sent to workers.", hint=f"Give the path of its {FILE}.")
 
