@@ -49,6 +49,15 @@ test-ray: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 	$(BIN)/python -m pytest -m ray tests/integration/test_ray.py
 
+# tokenizers 1.x has another API, cannot train, and is not what transformers takes: an environment of its own.
+test-tokenizers1: .venv/dev
+	$(PYTHON) -m venv .venv/tokenizers1
+	.venv/tokenizers1/bin/pip install --quiet --disable-pip-version-check --pre --editable '.[fast]' 'tokenizers>=1.0.0rc3' \
+	    cloudpickle hypothesis pytest
+	$(BIN)/python -m tests.generators.tokenizers .venv/tokenizers1/made
+	BRIM_TOKENIZERS=.venv/tokenizers1/made .venv/tokenizers1/bin/python -m pytest tests/integration/test_encoders.py \
+	    tests/integration/test_tokenize_step.py
+
 bench-arc: .venv/dev
 	$(BIN)/python benchmarks/arc.py
 

@@ -90,6 +90,7 @@ def tell(computed: Any, progress: Any, job: Any, showing: ShowingFlags, more: Se
             "retries": outcome.retries,
             "bad_rows": outcome.bad_rows,
             "peak_bytes": peak,
+            **({"encoders": outcome.encoders} if outcome.encoders else {}),
             **computed.counts,
         }
         emit("done", **(facts | counted), quarantine=computed.quarantine)

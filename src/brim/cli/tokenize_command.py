@@ -79,6 +79,14 @@ def tokenize(
     max_length: Annotated[
         int | None, _tokens("--max-length", metavar="N", help="Documents are cut to N tokens. (default: not cut)")
     ] = None,
+    encoder: Annotated[
+        str,
+        _tokens(
+            "--encoder",
+            metavar="auto|reference|fast",
+            help="Who encodes: the same ids. auto: the fast one where it is installed, proved while it runs.",
+        ),
+    ] = "auto",
     long_documents: Annotated[
         str,
         _tokens(
@@ -110,6 +118,7 @@ def tokenize(
     from brim.jobs.computed_job import ComputedJob
     from brim.outputs.token_output import WHOLE, FinishOptions, TokenFinisher, parse_split
     from brim.rows.open_rows import open_rows
+    from brim.steps.fast_encoder import choose
     from brim.steps.tokenize_step import TokenizeOptions, TokenizeStep, settle_dtype
     from brim.steps.tokenizers import LoadedTokenizer, find_tokenizer
 
@@ -126,7 +135,7 @@ def tokenize(
         column=column, eos=eos, add_special_tokens=special, max_length=max_length, keep=tuple(keep or ()),
         dtype=settled, long_documents=long_documents, long_chars=long_chars,  # type: ignore[arg-type]
     )  # fmt: skip
-    step = TokenizeStep(found, options)
+    step = TokenizeStep(found, options, fast=choose(encoder, found.read()))  # type: ignore[arg-type]
     step.check(loaded)
     if loaded.switched_off:
         progress_for(showing.json, watching.quiet).note(
@@ -160,6 +169,8 @@ def tokenize(
     )
     finisher.check_room(job.limit.bytes)
     del loaded
+    if not watching.quiet:
+        progress_for(showing.json, quiet=False).note(f"encoder: {step.encoder}")
     began = time.monotonic()
     computed, progress = run_job(job, computing, showing, watching)
     tell(computed, progress, job, showing, _told(computed, time.monotonic() - began))
@@ -172,6 +183,9 @@ def _told(computed: Any, seconds: float) -> list[tuple[str, str]]:
         return []
     rate = f", {counts['tokens'] / max(seconds, 1e-6):,.0f} a second" if computed.outcome.computed else ""
     lines = [("tokens", f"{counts['tokens']:,} of {counts['documents']:,} documents{rate}")]
+    if computed.outcome.encoders:
+        most = sorted(computed.outcome.encoders.items(), key=lambda one: -one[1])
+        lines.append(("encoder", ", ".join(name if len(most) == 1 else f"{name} ({n:,} units)" for name, n in most)))
     said = {
         "empty": "empty texts: {:,}",
         "null": "missing texts: {:,}",

@@ -70,13 +70,18 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The unit is a file on disk. `held_bytes` is what the worker still holds; `bad_rows` were left out."""
+    """The unit is a file on disk. `held_bytes` is what the worker still holds; `bad_rows` were left out.
+
+    `encoder` did it, where a step has several; `differed` tells why it was not the fast one.
+    """
 
     rows: int
     size: int
     sha256: str
     held_bytes: int
     bad_rows: int = 0
+    encoder: str = ""
+    differed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

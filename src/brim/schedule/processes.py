@@ -34,7 +34,7 @@ from brim.schedule.work_failures import aborted_for_memory, crashed, does_not_fi
 from brim.schedule.worker_process import WorkerProcess
 from brim.state.ledger import Ledger
 from brim.state.stop import Stop
-from brim.steps.step import Settles, Step
+from brim.steps.step import Encodes, Settles, Step
 
 
 class Feed:
@@ -101,6 +101,7 @@ _LISTEN_S, _FIRST_S = 0.1, 0.01
 _END_S = 5.0
 _PYTHON_BYTES, _UNSEEN_BYTES = 50 << 20, 80 << 20  # a worker with pyarrow and nothing else; with some imports
 _KEPT_BYTES = 64 << 20  # what a worker may keep from unit to unit
+_DIFFERED = "differed"  # the note of a job whose encoders were seen to differ
 _SEEN, _RARE, _BAD_STARTS = 16, 8, 3
 
 
@@ -142,7 +143,10 @@ class Computation:
         spool = self.folder / "spool"
         spool.mkdir()
         gate = Gate(self.folder / "gate")
-        self._write_setup(gate)
+        if self.ledger.recall(_DIFFERED):
+            self._use_reference()
+        self._gate = str(gate.path)
+        self._write_setup()
         self.progress.start(self.options.what, self.source.total_bytes or 0, 0, self.options.limit_bytes)
         units = self.source.units(self.options.align, indices=self.step.indices, spool=spool, skip=self.done.has)
         feed = Feed(units, self._most)
@@ -162,9 +166,10 @@ class Computation:
             clear_scratch(self.folder)
         self.outcome.receipts = self.done.receipts
         self.outcome.bad_rows = self.done.bad_rows
+        self.outcome.encoders = self.done.encoders
         return self.outcome
 
-    def _write_setup(self, gate: Gate) -> None:
+    def _write_setup(self) -> None:
         threads = max(usable_cores() // self._most, 1)
         reading = self.source.reading
         if self.step.columns is not None:
@@ -174,7 +179,7 @@ class Computation:
             reading,
             self.writing,
             str(self.folder),
-            str(gate.path),
+            self._gate,
             self.options.on_error,
             threads,
         )
@@ -222,7 +227,7 @@ class Computation:
         wanted = self._wanted()
         idle = [worker for worker in self._workers if worker.ready and worker.attempt is None]
         for worker in idle:
-            if len(self._workers) > wanted:
+            if len(self._workers) > wanted or worker.stale:
                 self._let_go(worker)
                 continue
             if (tight or self._types is None) and self._busy():
@@ -347,9 +352,26 @@ class Computation:
         if not attempt.alone:
             self._taken.append(max(worker.peak_bytes - worker.base_bytes, 0))
         worker.attempt = None
+        if done.differed:
+            self._leave_fast(worker, done.differed)
         kept = done.held_bytes - worker.base_bytes
         if kept > max(_KEPT_BYTES, self._room.share_bytes(len(self._workers)) // 4):
             self._let_go(worker)  # its memory does not come back: a fresh one takes its place
+
+    def _leave_fast(self, who: WorkerProcess, differed: str) -> None:
+        """Two encoders gave other ids: what is not done yet is done by the slower one. Workers of before go."""
+        if self.ledger.recall(_DIFFERED):
+            return
+        self.progress.note(f"{differed}; the rest is done by the reference")
+        self.ledger.remember(_DIFFERED, differed)
+        self._use_reference()
+        self._write_setup()
+        for worker in self._workers:
+            worker.stale = worker is not who
+
+    def _use_reference(self) -> None:
+        if isinstance(self.step, Encodes):
+            self.step.use_reference()
 
     # What goes wrong
 

@@ -49,6 +49,7 @@ class Outcome:
     retries: int = 0
     bad_rows: int = 0
     peak_bytes: int = 0
+    encoders: dict[str, int] = field(default_factory=dict)  # the units that each of them did
 
 
 class UnitExecutor(Protocol):
@@ -82,6 +83,7 @@ class DoneUnits:
         self._job = ledger.job.fingerprint[:16]
         self._receipts: dict[int, Receipt] = {}
         self.bad_rows = 0
+        self.encoders: dict[str, int] = {}
 
     @property
     def receipts(self) -> list[Receipt]:
@@ -114,7 +116,8 @@ class DoneUnits:
                 )
             self._ledger.forget(receipt.name)  # before its file becomes another one
             return False
-        self._take(unit, receipt, self._ledger.recall(f"bad rows {receipt.name}") or 0)
+        encoder = self._ledger.recall(f"encoder {receipt.name}") or ""
+        self._take(unit, receipt, self._ledger.recall(f"bad rows {receipt.name}") or 0, encoder)
         return True
 
     def add(self, unit: Unit, done: Done) -> None:
@@ -122,13 +125,17 @@ class DoneUnits:
         name = self._name(unit.number)
         if done.bad_rows or self._ledger.recall(f"bad rows {name}"):
             self._ledger.remember(f"bad rows {name}", done.bad_rows)
+        if done.encoder:
+            self._ledger.remember(f"encoder {name}", done.encoder)
         receipt = Receipt(name, "", done.rows, done.size, done.sha256, unit.key, unit.mtimes, self._job)
         self._ledger.add(receipt)
-        self._take(unit, receipt, done.bad_rows)
+        self._take(unit, receipt, done.bad_rows, done.encoder)
 
-    def _take(self, unit: Unit, receipt: Receipt, bad_rows: int) -> None:
+    def _take(self, unit: Unit, receipt: Receipt, bad_rows: int, encoder: str) -> None:
         self._receipts[unit.number] = receipt
         self.bad_rows += bad_rows
+        if encoder:
+            self.encoders[encoder] = self.encoders.get(encoder, 0) + 1
 
 
 def clear_scratch(folder: Path) -> None:

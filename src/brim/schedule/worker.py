@@ -93,6 +93,7 @@ class Worker:
         from brim.outputs.rows_file import EXTENSIONS, UnitFile
         from brim.schedule.messages import Done, Failed
         from brim.state.durable import failures
+        from brim.steps.step import Encodes, Redo
 
         if order.probe:
             self._probe(order)
@@ -108,6 +109,11 @@ class Worker:
             with failures(target.parent):
                 rows, size, sha256 = out.finish()
                 bad.close()
+        except Redo:
+            out.abandon()
+            bad.abandon()
+            self.do(order)
+            return
         except BaseException as error:  # noqa: BLE001  whatever it is, the parent has to know
             out.abandon()
             bad.abandon()
@@ -115,7 +121,9 @@ class Worker:
             self.connection.send(Failed("memory") if memory else Failed("error", _travelling(error)))
             return
         release()
-        self.connection.send(Done(rows, size, sha256, process_bytes(os.getpid()), bad.rows))
+        held, step = process_bytes(os.getpid()), self.setup.step
+        told = (step.encoder, step.differed) if isinstance(step, Encodes) else ()
+        self.connection.send(Done(rows, size, sha256, held, bad.rows, *told))
 
     def _probe(self, order: Any) -> None:
         """The types of the first batch. What it gives is not kept: the unit is done from its beginning after this."""

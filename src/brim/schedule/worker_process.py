@@ -37,6 +37,7 @@ class WorkerProcess:
         self.peak_bytes = 0
         self.over_line_bytes = 0  # held when the line ended it
         self.alone = False
+        self.stale = False  # set up for what is not wanted any more: it goes when it is idle
         self.children: tuple[int, ...] = ()  # what it had started when the line looked last
         self._read = 0
         self.log = setup.with_name(f"worker-{number}.log")

@@ -75,3 +75,23 @@ class BadRow(Exception):
     def __init__(self, row: int, rows: int) -> None:
         super().__init__(row, rows)
         self.row, self.rows = row, rows
+
+
+@runtime_checkable
+class Encodes(Protocol):
+    """A step that has two ways to the same rows, and goes back to the slower one if they should differ."""
+
+    @property
+    def encoder(self) -> str:
+        """In the worker: what does the work now, for people."""
+
+    @property
+    def differed(self) -> str:
+        """In the worker: why the fast way was left; nothing as long as it was not."""
+
+    def use_reference(self) -> None:
+        """In the parent: workers that are set up from now on do it the slower way."""
+
+
+class Redo(Exception):
+    """The step goes another way from now on: the unit is to be done again from its start."""

@@ -6,8 +6,7 @@ import difflib
 import os
 import re
 import unicodedata
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,13 +16,16 @@ import pyarrow.compute as pc
 
 from brim.choices import at_least, one_of
 from brim.errors import InputError
+from brim.steps.encoded import Encoded, Encoder, Ids
+from brim.steps.fast_encoder import FastEncoder, FastKind, ProvedEncoder, fast_name
 from brim.steps.step import BadRow, Batch
-from brim.steps.tokenizers import LoadedTokenizer, TokenizerFile
+from brim.steps.tokenizers import LoadedTokenizer, TokenizerFile, generation, reference_name
 
 PIECE_CHARS = 1 << 16  # at 490 bytes each: 32 MB
 _WINDOW = 1024
 _SEARCH = 4096  # how far before the limit a space is looked for
 _TRIES = 3
+_BLIND_TRIES = 32  # where it is not known which places are ends of tokens
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
 _BEFORE_WHITE = re.compile(r"(?<=\S)(?=\s)")
 
@@ -37,27 +39,27 @@ class Cut:
     exact: bool
 
 
-def pieces(raw: Any, text: str, limit: int = PIECE_CHARS) -> Iterator[tuple[str, bool]]:
+def pieces(loaded: LoadedTokenizer, text: str, limit: int = PIECE_CHARS) -> Iterator[tuple[str, bool]]:
     """Each piece, and whether the cut before it passed the test."""
     at, exact = 0, True
     while len(text) - at > limit:
-        cut = _best(raw, text, at, at + limit)
+        cut = _best(loaded, text, at, at + limit)
         yield text[at : cut.end], exact
         at, exact = cut.start, cut.exact
     yield text[at:], exact
 
 
-def _best(raw: Any, text: str, begin: int, limit: int) -> Cut:
+def _best(loaded: LoadedTokenizer, text: str, begin: int, limit: int) -> Cut:
     low = max(begin + 1, limit - _SEARCH)
     for pattern in (_BETWEEN_WORDS, _BEFORE_WHITE):
         places = [found.start() for found in pattern.finditer(text, low, limit)]
         for place in reversed(places[-_TRIES:]):
             # Sentencepiece tokenizers of the older kind put a space before every piece: leave ours out.
             for start in (place, place + 1):
-                if _passes(raw, text, begin, place, start):
+                if _passes(loaded, text, begin, place, start):
                     return Cut(place, start, True)
-    for place in _token_ends(raw, text, begin, limit):
-        if _passes(raw, text, begin, place, place):
+    for place in _token_ends(loaded, text, begin, limit):
+        if _passes(loaded, text, begin, place, place):
             return Cut(place, place, True)
     place = limit
     while place > low and unicodedata.combining(text[place]):
@@ -65,22 +67,20 @@ def _best(raw: Any, text: str, begin: int, limit: int) -> Cut:
     return Cut(place, place, False)
 
 
-def _passes(raw: Any, text: str, begin: int, end: int, start: int) -> bool:
+def _passes(loaded: LoadedTokenizer, text: str, begin: int, end: int, start: int) -> bool:
     left, right = text[max(begin, end - _WINDOW) : end], text[start : start + _WINDOW]
     whole = text[max(begin, end - _WINDOW) : start + _WINDOW]
-    ids = [each.ids for each in raw.encode_batch_fast([whole, left, right], add_special_tokens=False)]
-    return bool(ids[0] == ids[1] + ids[2])
+    ids = loaded.ids([whole, left, right])
+    return np.array_equal(ids[0], np.concatenate(ids[1:]))
 
 
-def _token_ends(raw: Any, text: str, begin: int, limit: int) -> list[int]:
+def _token_ends(loaded: LoadedTokenizer, text: str, begin: int, limit: int) -> list[int]:
     """The last places before the limit where a token ends in its surroundings: ends of words first."""
     low = max(begin, limit - _WINDOW)
-    found = raw.encode(text[low : limit + _WINDOW], add_special_tokens=False)
-    words, ends = found.word_ids, [low + end for _, end in found.offsets]
-    inside = [number for number, end in enumerate(ends) if begin < end <= limit and number + 1 < len(ends)]
-    last_of_word = [ends[number] for number in inside if words[number] != words[number + 1]]
-    others = [ends[number] for number in inside if words[number] == words[number + 1]]
-    return [*reversed(last_of_word[-_TRIES:]), *reversed(others[-_TRIES:])]
+    words, others = loaded.token_ends(text[low : limit + _WINDOW])
+    tries = _BLIND_TRIES if loaded.generation else _TRIES
+    found = [[low + end for end in ends if begin < low + end <= limit] for ends in (words, others)]
+    return [*reversed(found[0][-_TRIES:]), *reversed(found[1][-tries:])]
 
 
 IDS, NOTE = "input_ids", "_brim_note"
@@ -89,7 +89,7 @@ PLAIN, NULL, CUT, ROUGH = range(4)
 Dtype = Literal["int32", "uint16", "uint32"]
 # Encoded at once: takes up to 50 MB.
 _GROUP_BYTES = 1 << 18
-_CODES = {"int32": "i", "uint16": "H", "uint32": "I"}
+_NO_IDS = np.empty(0, np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,10 @@ class TokenizeStep:
     indices: bool = False
     splittable: bool = True
     _loaded: LoadedTokenizer | None = None
-    _frame: tuple[list[int], list[int]] = ((), ())  # type: ignore[assignment]
-    _tail: tuple[int, ...] = ()
+    fast: FastKind | None = None  # the fast encoder is used, as long as it gives the same ids
+    _proved: ProvedEncoder | None = None
+    # What is put before and after every document; None until it is settled.
+    _frame: tuple[list[int], list[int]] | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -155,6 +157,8 @@ class TokenizeStep:
             "tokenizer": self.tokenizer.sha256,
             **{name: getattr(named, name) for name in named.__dataclass_fields__ if name != "keep"},
             "keep": list(named.keep),
+            # Jobs of the time before 1.x say nothing of it, and go on.
+            **({"tokenizers_generation": generation()} if generation() else {}),
         }
 
     def check(self, loaded: LoadedTokenizer | None = None) -> LoadedTokenizer:
@@ -179,9 +183,30 @@ class TokenizeStep:
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if self.threads > 1 else "false"
         os.environ["RAYON_NUM_THREADS"] = str(self.threads)
         self.output_schema(schema)
-        self._loaded = self.check()
-        if self.options.max_length is not None:
-            self._loaded.raw.enable_truncation(self.options.max_length - len(self._tail))
+        data = self.tokenizer.read()
+        self._loaded = LoadedTokenizer(data, self.tokenizer.name)
+        if self._frame is None:
+            self.check(self._loaded)
+        if self.fast is not None:
+            self._proved = ProvedEncoder(FastEncoder(data), self._loaded, self.fast)
+
+    @property
+    def _encoder(self) -> Encoder:
+        assert self._loaded is not None
+        return self._proved or self._loaded
+
+    @property
+    def encoder(self) -> str:
+        if self._loaded is None:  # in the parent, before the work
+            return fast_name() if self.fast is not None else reference_name()
+        return self._encoder.encoder
+
+    @property
+    def differed(self) -> str:
+        return self._proved.differed if self._proved is not None else ""
+
+    def use_reference(self) -> None:
+        self.fast = None
 
     def apply(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
         column = batch.table.column(self.options.column)
@@ -189,75 +214,97 @@ class TokenizeStep:
             column = column.cast(pa.large_string())
         room = 1 if small else _GROUP_BYTES * self.threads
         for start, stop in _groups(column, room):
-            texts = column.slice(start, stop - start).to_pylist()
+            texts = column.slice(start, stop - start).combine_chunks()
             yield self._encoded(texts, batch.table.slice(start, stop - start), start)
 
     def smaller(self, rows: int) -> str:
         return "Or encode long texts in smaller pieces: --long-chars."
 
     def close(self) -> None:
-        self._loaded = None
+        self._loaded = self._proved = None
 
     def _settle(self, loaded: LoadedTokenizer) -> None:
         options = self.options
-        self._frame = loaded.frame() if options.add_special_tokens else ([], [])
+        before, after = loaded.frame() if options.add_special_tokens else ([], [])
         eos = None if options.eos is None else loaded.id_of(options.eos)
-        ends_with_it = bool(self._frame[1]) and self._frame[1][-1] == eos
-        self._tail = () if eos is None or ends_with_it else (eos,)
-        specials = len(self._frame[0]) + len(self._frame[1]) + len(self._tail)
+        if eos is not None and after[-1:] != [eos]:
+            after = [*after, eos]
+        specials = len(before) + len(after)
         if options.max_length is not None and options.max_length <= specials:
             raise InputError(
                 f"--max-length={options.max_length} leaves no room: every document has {specials} special tokens.",
                 hint=f"Give {specials + 1} or more.",
             )
+        self._frame = before, after
 
-    def _encoded(self, texts: Sequence[str | None], table: pa.Table, offset: int) -> pa.Table:
-        assert self._loaded is not None
-        ids = array(_CODES[self.options.dtype])
-        ends = np.zeros(len(texts) + 1, np.int32)
-        notes = np.zeros(len(texts), np.uint8)
-        plain = [text for text in texts if text and len(text) <= self.options.long_chars]
-        encodings = iter(
-            self._loaded.raw.encode_batch_fast(plain, add_special_tokens=self.options.add_special_tokens)
-            if plain
-            else ()
+    def _encoded(self, texts: pa.Array, table: pa.Table, offset: int) -> pa.Table:
+        assert self._frame is not None
+        _check_utf8(texts, offset)
+        sizes = pc.binary_length(texts).fill_null(0).to_numpy(zero_copy_only=False)
+        notes = np.where(texts.is_null().to_numpy(zero_copy_only=False), NULL, PLAIN).astype(np.uint8)
+        wide = np.flatnonzero(sizes > self.options.long_chars)  # in bytes; in characters they may be short
+        if len(wide):
+            wide = wide[pc.utf8_length(texts.take(pa.array(wide))).to_numpy() > self.options.long_chars]
+        plain = sizes > 0
+        plain[wide] = False
+        found = self._encoder.encode(texts if plain.all() else texts.filter(pa.array(plain)))
+        empty = np.flatnonzero(sizes == 0)
+        found = found.with_others(empty - np.searchsorted(wide, empty), Encoded.of([_NO_IDS] * len(empty)))
+        if len(wide):
+            bodies = []
+            for row in wide.tolist():
+                body, notes[row] = self._long(texts[row].as_py(), offset + row)
+                bodies.append(body)
+            found = found.with_others(wide, Encoded.of(bodies))
+        if self._room is not None:
+            found = found.cut(self._room)
+        found = found.framed(*self._frame, sizes > 0)
+        values = found.values.view(np.int32) if self.options.dtype == "int32" else found.values
+        ids = pa.ListArray.from_arrays(
+            pa.array(found.offsets.astype(np.int32)), pa.array(values.astype(self.options.dtype, copy=False))
         )
-        for row, text in enumerate(texts):
-            if text is None:
-                notes[row] = NULL
-            elif len(text) > self.options.long_chars:
-                notes[row] = self._long(text, ids, offset + row)
-            elif text:
-                ids.fromlist(next(encodings).ids)
-                ids.extend(self._tail)
-            ends[row + 1] = len(ids)
-        values = pa.array(np.frombuffer(ids, self.options.dtype) if ids else np.empty(0, self.options.dtype))
-        made = {IDS: pa.ListArray.from_arrays(pa.array(ends), values), NOTE: pa.array(notes)}
-        return pa.table(made | {name: table.column(name) for name in self.options.keep})
+        return pa.table({IDS: ids, NOTE: pa.array(notes)} | {name: table.column(name) for name in self.options.keep})
 
-    def _long(self, text: str, ids: array[int], row: int) -> int:
+    @property
+    def _room(self) -> int | None:
+        """How many ids of its own a document may have."""
+        assert self._frame is not None
+        if self.options.max_length is None:
+            return None
+        return self.options.max_length - len(self._frame[0]) - len(self._frame[1])
+
+    def _long(self, text: str, row: int) -> tuple[Ids, int]:
+        """The ids of a long document, and its note."""
         assert self._loaded is not None
         if self.options.long_documents == "refuse":
             raise BadRow(row, 1) from InputError(
                 f"A text of {len(text):,} characters is longer than {self.options.long_chars:,}.",
                 hint="Let it be cut with --long-documents=cut, or raise --long-chars.",
             )
-        raw, note, room = self._loaded.raw, CUT, None
-        if self.options.max_length is not None:
-            raw.no_truncation()
-            room = self.options.max_length - len(self._frame[0]) - len(self._frame[1]) - len(self._tail)
-        ids.extend(self._frame[0])
-        body = len(ids)
-        for piece, exact in pieces(raw, text, self.options.long_chars):
-            ids.fromlist(raw.encode_batch_fast([piece], add_special_tokens=False)[0].ids)
+        note, count, parts = CUT, 0, []
+        for piece, exact in pieces(self._loaded, text, self.options.long_chars):
+            parts.append(self._encoder.encode(pa.array([piece])).values)
+            count += len(parts[-1])
             note = note if exact else ROUGH
-            if room is not None and len(ids) - body >= room:
-                del ids[body + room :]
+            if self._room is not None and count >= self._room:
                 break
-        if self.options.max_length is not None:
-            raw.enable_truncation(self.options.max_length - len(self._tail))
-        ids.extend((*self._frame[1], *self._tail))
-        return note
+        return np.concatenate(parts), note
+
+
+def _check_utf8(texts: pa.Array, offset: int) -> None:
+    """Parquet and Arrow files may hold anything in a column of text."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        for row, text in enumerate(texts.cast(pa.large_binary()).to_pylist()):
+            try:
+                (text or b"").decode()
+            except UnicodeDecodeError as error:
+                raise BadRow(offset + row, 1) from InputError(
+                    f"A text is not UTF-8 (its byte {error.start:,}).",
+                    hint="Mend it, or leave such rows out with --on-error=skip.",
+                )
+        raise
 
 
 def _groups(column: pa.ChunkedArray, room: int) -> Iterator[tuple[int, int]]:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
+import json
+import tempfile
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from brim.errors import InputError, MissingExtra, SourceChanged
 from brim.state.durable import reason
+from brim.steps.encoded import Encoded, Ids
 
 FILE = "tokenizer.json"
 
@@ -37,23 +46,70 @@ class TokenizerFile:
 
 
 class LoadedTokenizer:
-    """A tokenizer as brim uses it: its own truncation and padding are off, and `switched_off` names what was on."""
+    """The reference: the `tokenizers` that is installed, 0.2x or 1.x, as brim uses it.
+
+    A tokenizer's own truncation and padding are off, and `switched_off` names what was on.
+    """
 
     def __init__(self, data: bytes, name: str) -> None:
+        self.name, self.generation, self._data = name, generation(), data
         self.raw = _parse(data, name)
-        self.name = name
         on = (("truncation", self.raw.truncation), ("padding", self.raw.padding))
         self.switched_off = tuple(what for what, setting in on if setting is not None)
-        self.raw.no_truncation()
-        self.raw.no_padding()
+        if self.generation:
+            self.raw.truncation = self.raw.padding = None
+        else:
+            self.raw.no_truncation()
+            self.raw.no_padding()
+
+    @property
+    def encoder(self) -> str:
+        """What encodes, for people."""
+        return reference_name()
+
+    def ids(self, texts: Sequence[str], special: bool = False) -> list[Ids]:
+        """The ids of each text, by itself; with what the tokenizer puts around it if it is `special`."""
+        if not texts:
+            return []
+        if self.generation:
+            return [each.ids_array for each in self.raw.encode_batch(list(texts), add_special_tokens=special)]
+        # As arrays of C integers: NumPy takes a list of them apart several times as slowly.
+        return [
+            np.frombuffer(array("I", each.ids), np.uint32)
+            for each in self.raw.encode_batch_fast(list(texts), add_special_tokens=special)
+        ]
+
+    def encode(self, texts: pa.Array) -> Encoded:
+        return Encoded.of(self.ids(texts.to_pylist()))
+
+    def token_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Where the words end, and where the other tokens; nothing if the library does not tell."""
+        if self.generation:
+            return [], list(range(1, len(text)))
+        found = self.raw.encode(text, add_special_tokens=False)
+        words, ends = found.word_ids, [end for _, end in found.offsets]
+        inside = range(len(ends) - 1)
+        last = [ends[number] for number in inside if words[number] != words[number + 1]]
+        return last, [ends[number] for number in inside if words[number] == words[number + 1]]
+
+    @cached_property
+    def _vocabulary(self) -> dict[str, int]:
+        if not self.generation:
+            found: dict[str, int] = self.raw.get_vocab(with_added_tokens=True)
+            return found
+        held = json.loads(self._data)
+        words = held["model"]["vocab"]
+        if not isinstance(words, dict):  # of Unigram: each with its score
+            words = {word: number for number, (word, _) in enumerate(words)}
+        return words | {added["content"]: added["id"] for added in held.get("added_tokens") or ()}
 
     @cached_property
     def vocab_size(self) -> int:
         """One more than the largest id, which is what a model's embedding needs."""
-        return 1 + max(self.raw.get_vocab(with_added_tokens=True).values(), default=-1)
+        return 1 + max(self._vocabulary.values(), default=-1)
 
     def id_of(self, token: str) -> int:
-        found: int | None = self.raw.token_to_id(token)
+        found: int | None = self._vocabulary.get(token) if self.generation else self.raw.token_to_id(token)
         if found is not None:
             return found
         near = difflib.get_close_matches(token, self._likely(token), n=4, cutoff=0.5)
@@ -63,19 +119,30 @@ class LoadedTokenizer:
         raise InputError(f"The tokenizer {self.name} has no token {token!r}.", hint=hint, token=token)
 
     def frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens that are put before and after a document."""
-        for probe in ("a", "the", "0", "."):
-            bare = self.raw.encode(probe, add_special_tokens=False).ids
-            whole = self.raw.encode(probe, add_special_tokens=True).ids
-            for start in range(len(whole) - len(bare) + 1) if bare else ():
-                if whole[start : start + len(bare)] == bare:
-                    return whole[:start], whole[start + len(bare) :]
-        return [], []
+        """The special tokens that are put before and after a document, whatever it is."""
+        probes = self._known(("a", "the", "0", ".")) or self._known(list(itertools.islice(self._vocabulary, 64)))
+        bare = [ids.tolist() for ids in self.ids(probes)]
+        whole = [ids.tolist() for ids in self.ids(probes, special=True)]
+        if not probes:  # nothing that it knows: what stands around nothing
+            (around,) = self.ids([""], special=True)
+            return around.tolist(), []
+        for start in range(len(whole[0]) - len(bare[0]) + 1):
+            before, after = whole[0][:start], whole[0][start + len(bare[0]) :]
+            if all([*before, *inner, *after] == outer for inner, outer in zip(bare, whole, strict=True)):
+                return before, after
+        raise InputError(
+            f"What the tokenizer {self.name} adds to a text depends on the text.",
+            hint="Leave it out with --no-special-tokens.",
+        )
+
+    def _known(self, texts: Sequence[str]) -> list[str]:
+        """Those that have ids."""
+        return [text for text, ids in zip(texts, self.ids(texts), strict=True) if len(ids)]
 
     def _likely(self, token: str) -> list[str]:
         """Special tokens first: it is mostly one of them that is meant."""
-        special = [added.content for added in self.raw.get_added_tokens_decoder().values()]
-        first = [known for known in self.raw.get_vocab() if known[:1] == token[:1] and known not in special]
+        special = [added["content"] for added in json.loads(self._data).get("added_tokens") or ()]
+        first = [known for known in self._vocabulary if known[:1] == token[:1] and known not in special]
         return special + sorted(first)[:5000]
 
 
@@ -83,8 +150,7 @@ def find_tokenizer(given: Any) -> TokenizerFile:
     """A path to tokenizer.json or to a folder that has one, a name on the Hub, or a tokenizer of `tokenizers`
     or `transformers` (fast)."""
     backend = getattr(given, "backend_tokenizer", given)
-    if hasattr(backend, "to_str"):
-        data = str(backend.to_str()).encode()
+    if (data := _object_bytes(backend)) is not None:
         return TokenizerFile("given as an object", hashlib.sha256(data).hexdigest(), data=data)
     path = Path(given).expanduser()
     if path.is_dir():
@@ -136,14 +202,65 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _parse(data: bytes, name: str) -> Any:
+def _object_bytes(given: Any) -> bytes | None:
+    """What a tokenizer of `tokenizers` would save; None if it is not one."""
+    if hasattr(given, "to_str"):
+        return str(given.to_str()).encode()
+    if type(given).__module__.partition(".")[0] != "tokenizers":
+        return None
+    # 1.x saves nothing, and travels by pickle as its file's text.
+    held = given.__reduce__()[1]
+    if held and isinstance(held[0], str):
+        return held[0].encode()
+    raise InputError("This tokenizer cannot be sent to workers.", hint=f"Give the path of its {FILE}.")
+
+
+@cache
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
+        return version("tokenizers")
+    except PackageNotFoundError as error:
         raise MissingExtra(
             "Tokenising needs the tokenizers library.", hint="pip install 'brim[compute]'", extra="compute"
         ) from error
+
+
+def reference_name() -> str:
+    return f"tokenizers {_version()}"
+
+
+def generation() -> int:
+    """0 for tokenizers 0.2x, 1 for 1.x: their tables of Unicode differ, and so may the ids."""
+    return min(int(_version().partition(".")[0]), 1)
+
+
+def _parse(data: bytes, name: str) -> Any:
+    _version()
+    from tokenizers import Tokenizer
+
     try:
-        return Tokenizer.from_buffer(data)
+        if not generation():
+            return Tokenizer.from_buffer(data)
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:  # 1.x reads nothing else
+            file.write(data)
+            file.flush()
+            return Tokenizer.from_file(file.name)
     except Exception as error:  # tokenizers raises nothing more exact
-        raise InputError(f"{name} is not a tokenizer: {str(error).splitlines()[0]}", hint=f"Give a {FILE}.") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if _has_model(data):
+            raise InputError(
+                f"tokenizers {_version()} does not take the tokenizer {name}: {reason}",
+                hint="Another version may: pip install 'tokenizers<1'." if generation() else "A newer version may.",
+            ) from error
+        raise InputError(f"{name} is not a tokenizer: {reason}", hint=f"Give a {FILE}.") from error
+
+
+def _has_model(data: bytes) -> bool:
+    """Whether this is what a tokenizer's file looks like."""
+    try:
+        held = json.loads(data)
+    except ValueError:
+        return False
+    return isinstance(held, dict) and isinstance(held.get("model"), dict)
