@@ -26,6 +26,7 @@ SWITCHES = {
     "phenotype": "phenotype=True",
     "public": "public=True",
     "splittable": "splittable=True",
+    "strict": "strict=True",
     "update": "update=True",
 }
 _PROGRAMS = (

@@ -350,7 +350,7 @@ def test_a_log_gives_a_point(tmp_path: Path) -> None:
     ("entries", "words"),
     [
         ([], "not a log"),
-        ([{"type": "head", "fraction": None}, {"type": "end", "peak_bytes": 1}], "points='1/32=1.2GB'"),
+        ([{"type": "head", "fraction": None}, {"type": "end", "peak_bytes": 1}], "point='1/32=1.2GB'"),
         ([{"type": "head", "fraction": 0.5}], "cut off"),
     ],
 )
