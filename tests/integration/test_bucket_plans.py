@@ -85,7 +85,7 @@ def test_messages_about_a_plan_in_a_bucket(
 
 
 def test_root_is_for_folders(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--root is a folder of this machine"):
+    with pytest.raises(InputError, match="root= is a folder of this machine"):
         SavedOptions(root="s3://private/elsewhere")
     for name, data in FILES.items():
         server.write(PRIVATE, f"{s3_prefix}raw/{name}", data)
@@ -133,5 +133,5 @@ def test_large_shards_have_large_parts(
 
 
 def test_options_of_the_hub(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--via is for the Hub"):
+    with pytest.raises(InputError, match="via= is for the Hub"):
         library.plan(source, tmp_path / "out", via="xet")

@@ -182,7 +182,7 @@ def test_metadata_that_names_this_machine(tmp_path: Path) -> None:
     rows = pa.table({"scan": ["p000/anat/p000_T1w.nii.gz", "gone.nii.gz"], "from": [f"{tmp_path}/x", ""]})
     report = check(library.table(rows, files=["scan:nifti"], root=tmp_path))
     assert [item.name for item in report.failed] == ["exists and can be read", "metadata names no path of this machine"]
-    assert "--drop from" in report.failed[1].detail
+    assert "drop='from'" in report.failed[1].detail
 
 
 def test_reminder_of_faces(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_extra_checks_count(tmp_path: Path) -> None:
 
 def test_wrong_sample_size(tmp_path: Path) -> None:
     """A sample has no negative size."""
-    with pytest.raises(InputError, match="--sample-size"):
+    with pytest.raises(InputError, match="sample_size="):
         check(library.files(scans(tmp_path, 1)), sample_size=-1)
 
 

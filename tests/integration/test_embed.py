@@ -124,7 +124,7 @@ def test_values_that_are_no_numbers() -> None:
     with pytest.raises(BadRow) as caught:
         embed("with_nan", table)
     assert (caught.value.row, caught.value.rows) == (2, 1)
-    assert "--nan keep" in str(caught.value.__cause__)
+    assert "nan='keep'" in str(caught.value.__cause__)
     kept = vectors(embed("with_nan", table, nan="keep"))
     assert kept.dtype == np.float16
     assert np.isnan(kept[:, 0]).tolist() == [False, False, True, False]

@@ -248,7 +248,7 @@ class TestTables:
         address = bucket.put(self.FILES)
         table = library.table([{"image": "0.png"}, {"image": "2.png"}], root=f"{address}/img")
         assert table.files.paths.to_pylist() == ["0.png", "2.png"]
-        with pytest.raises(SourceError, match="outside of --root"):
+        with pytest.raises(SourceError, match="outside of root="):
             library.table([{"image": "../x.png"}], files="image", root=f"{address}/img")
 
     def test_beside_the_table(self, bucket: Bucket) -> None:

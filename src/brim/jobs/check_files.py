@@ -39,6 +39,7 @@ from brim.progress import Progress, Silent
 from brim.sources.file_table import FileTable, Finding, Reason, Refused, flat_numbers
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
+from brim.wording import worded
 
 _ABSENT: tuple[Reason, ...] = ("missing", "folder", "special", "unreadable", "url", "name", "twin")
 _REQUESTS = 16  # at a time, to a bucket
@@ -214,9 +215,11 @@ def _names_no_place(table: FileTable) -> Check:
 def _refusals(name: str, refused: Sequence[Refused], reasons: Sequence[Reason], counted: int) -> Check:
     found = list(dict.fromkeys(r for r in refused if r.reason in reasons))
     counts = Counter(r.reason for r in found)
-    detail = "; ".join(
-        f"{count:,} × {REASONS[reason].one}. {todo(reason, [r.path for r in found if r.reason == reason])}"
-        for reason, count in counts.most_common()
+    detail = worded(
+        "; ".join(
+            f"{count:,} × {REASONS[reason].one}. {todo(reason, [r.path for r in found if r.reason == reason])}"
+            for reason, count in counts.most_common()
+        )
     )
     return Check(name, not found, counted, [r.path for r in found], detail)
 

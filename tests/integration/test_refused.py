@@ -1,0 +1,153 @@
+"""A job that is refused leaves nothing at its destination, and the blame is where it belongs."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import brim
+from brim.errors import BrimError, DestinationError, DoesNotFit, InputError, SourceError
+from brim.rows.open_rows import open_rows
+from brim.rows.row_options import RowOptions
+
+ROWS = "".join(f'{{"text": "row {number}"}}\n' for number in range(1000))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.bin").write_bytes(b"a" * 100)
+    (tmp_path / "rows.jsonl").write_text(ROWS)
+    (tmp_path / "same.py").write_text("def same(row):\n    return row\n")
+    (tmp_path / "model.py").write_text("def make(**options):\n    raise ValueError('no')\n")
+    return tmp_path
+
+
+def everything(folder: Path) -> dict[str, bytes | None]:
+    """All names below a folder, and what the files hold."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def brim_command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "brim", *words]
+    return subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("build files ./new/DEST --stop-file files", 2),
+        ("build files ./new/DEST --state rows.jsonl", 2),
+        ("build files ./new/DEST --memory 1MB", 4),
+        ("map rows.jsonl ./new/DEST --fn same.py:same --memory 1MB", 4),
+        ("map rows.jsonl ./new/DEST --fn same.py:same --stop-file files", 2),
+        ("embed rows.jsonl ./new/DEST --column text --model model.py:make", 2),
+        ("embed rows.jsonl DEST.npy --column text --model model.py:make", 2),
+        ("unpack files ./new/DEST", 2),
+    ],
+)
+def test_what_is_refused_leaves_nothing(home: Path, words: str, code: int) -> None:
+    """Neither DEST, nor the folders above it, nor a ledger beside it was there before, and none is there after."""
+    before = everything(home)
+    done = brim_command(home, *words.split())
+    assert done.returncode == code, done.stderr
+    before_names = {name for name in before if "__pycache__" not in name}
+    assert {name for name in everything(home) if "__pycache__" not in name} == before_names
+
+
+@pytest.mark.parametrize(
+    "words", ["build files DEST", "map rows.jsonl DEST --fn same.py:same", "build files files", "map rows.jsonl files"]
+)
+def test_a_folder_with_something_else_stays_as_it_is(home: Path, words: str) -> None:
+    """Strangers among the shards, or the source itself, are refused, and nothing is put beside them."""
+    (home / "DEST" / "data").mkdir(parents=True)
+    (home / "DEST" / "data" / "other.parquet").write_bytes(b"a stranger's")
+    command = [*words.split(), *(["--fn", "same.py:same"] if words.endswith("jsonl files") else [])]
+    before = {where: everything(home / where) for where in ("DEST", "files")}
+    if words.endswith("jsonl files"):
+        shutil.copy(home / "rows.jsonl", home / "files" / "rows.jsonl")
+        (home / "files" / "a.bin").unlink()
+        command[1], before["files"] = "files", everything(home / "files")
+    done = brim_command(home, *command)
+    assert done.returncode == 2, done.stderr
+    assert {where: everything(home / where) for where in ("DEST", "files")} == before
+
+
+def test_another_dataset_stays_as_it_is(home: Path) -> None:
+    """A finished dataset is not touched by a job that is not allowed to replace it."""
+    brim.build(home / "files", home / "DEST")
+    before = everything(home / "DEST")
+    (home / "files" / "b.bin").write_bytes(b"b")
+    with pytest.raises(DestinationError):
+        brim.build(home / "files", home / "DEST")
+    done = brim_command(home, "map", "rows.jsonl", "DEST", "--fn", "same.py:same")
+    assert done.returncode == 2, done.stderr
+    assert everything(home / "DEST") == before
+
+
+def test_a_busy_destination_is_left_to_who_has_it(home: Path) -> None:
+    """Whoever does not get the lock of a new destination takes nothing of it away."""
+    from brim.state.lock import locked
+    from brim.stores.destination import Footprints, make_state
+    from brim.stores.folder_store import make_folder
+
+    dest = home / "DEST"
+    late = Footprints(dest, dest / ".brim")  # looks before the other has made anything
+    make_folder(dest)
+    make_state(dest, dest / ".brim")
+    with locked(dest / ".brim"):
+        before = everything(dest)
+        with pytest.raises(DestinationError, match="Another brim"):
+            brim.build(home / "files", dest)
+        late.sweep()
+        assert {*before} - {*everything(dest)} <= {"data"}  # which is made again by who needs it
+
+
+def test_a_limit_that_is_too_small_leaves_nothing(home: Path) -> None:
+    """From Python too."""
+    with pytest.raises(DoesNotFit):
+        brim.build(home / "files", home / "new" / "DEST", memory="1MB")
+    assert not (home / "new").exists()
+
+
+def test_a_source_that_goes_is_blamed_itself(home: Path) -> None:
+    """A file that cannot be read while its units are cut is named, not the destination."""
+    rows = open_rows(home / "rows.jsonl", RowOptions(unit_bytes=1000))
+    (home / "rows.jsonl").unlink()
+    with pytest.raises(SourceError, match=r"rows\.jsonl.* cannot be read"):
+        list(rows.units(1))
+
+
+def test_rows_that_fail_to_come_are_blamed_themselves(home: Path) -> None:
+    """The system's error in an iterator of the caller is the source's."""
+
+    def rows():  # type: ignore[no-untyped-def]
+        yield from ({"n": n, "text": "x" * 1000} for n in range(20_000))
+        raise PermissionError(13, os.strerror(13), "/somewhere/else")
+
+    with pytest.raises(InputError, match="cannot be read") as caught:
+        brim.map(rows, lambda row: row, cache_dir=home / "cache", name="mine")
+    assert "destination" not in str(caught.value)
+
+
+def test_a_model_that_cannot_be_read_is_not_the_destination(home: Path) -> None:
+    """The system's error in a worker about something else than its output does not blame the output."""
+    (home / "model.py").write_text("def make(**options):\n    open('/nowhere/at/all')\n")
+    done = brim_command(home, "embed", "rows.jsonl", "DEST", "--column", "text", "--model", "model.py:make")
+    assert done.returncode == 2, done.stderr
+    assert "/nowhere/at/all" in done.stderr
+    assert "destination" not in done.stderr
+
+
+def test_check_takes_a_path(home: Path) -> None:
+    """A folder and a table are checked by their paths, as the command does, and a damaged one is found."""
+    assert brim.check(home / "files").ok
+    (home / "t.csv").write_text("f\nfiles/a.bin\nfiles/b.bin\n")
+    report = brim.check(str(home / "t.csv"))
+    assert [item.name for item in report.failed] == ["exists and can be read"]
+    assert report.failed[0].failed == ["files/b.bin"]
+    with pytest.raises(BrimError, match="does not exist"):
+        brim.check(home / "nothing")
