@@ -208,7 +208,7 @@ class FolderStore:
             return (self.root / CARD).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
             raise DestinationError(
                 f"The {CARD} at the destination cannot be read: {error}.", hint="Mend or move it."
             ) from error
