@@ -531,7 +531,7 @@ def type_name(kind: Any) -> str:
 def test_every_cell_of_the_full_trees(tmp_path: Path, name: str, make: Any, count: int, types: dict[str, str]) -> None:
     """The whole dataset as documented, built: rows, columns in order, types and every cell are the generator's."""
     layout = make(tmp_path / "source", count)
-    table = read(layout, name)
+    table = brim.bids(layout.root, recipe=name)
     assert failed(table) == {}
     brim.build(table, tmp_path / "out")
     schema = pq.read_schema(next((tmp_path / "out").rglob("*.parquet")))
@@ -589,8 +589,8 @@ def test_damages_are_found_and_refused(tmp_path: Path, what: str) -> None:
         "broken header": ["NIfTI headers"],
         "empty lesion": ["is not empty"],
     }
-    assert set(bad) <= set(checks[what]), bad.keys()
     assert checks[what][0] in bad
+    assert set(bad) <= set(checks[what])
     if what == "three T1w":
         assert bad["files in t1w"]["detail"].startswith("449; expected 447 in ds004884")
         built = subprocess.run(
@@ -716,7 +716,7 @@ def test_nothing_is_left_out_in_silence(arc: Layout, tmp_path: Path) -> None:
     assert kinds["README"] == ("documentation", 1)
     assert kinds["_T1w.json"] == ("sidecars", sum(len(row["t1w"]) for row in arc.rows))
     assert stray in str(brim.plan(table))
-    with pytest.raises(SourceError, match=r"1 data file\(s\) that no column takes.*_asl\.nii\.gz"):
+    with pytest.raises(SourceError, match=r"1 data file\(s\) that no column takes: 1 _asl\.nii\.gz"):
         brim.plan(table, tmp_path / "out", strict=True).check()
     text = 'unmatched = "error"\n' + load_recipe("arc").toml
     strict = recipe_source(str(arc.root), parse_recipe(text), SourceOptions())
@@ -739,11 +739,12 @@ def test_an_unfetched_clone_is_planned(arc: Layout, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "brim", "plan", str(arc.root), "--recipe", "arc", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     facts = json.loads(done.stdout)
+    subjects = " ".join(dict.fromkeys(row["subject_id"] for row in arc.rows))
     assert facts["fingerprint"] == whole.plan.fingerprint
-    assert facts["absent"]["get"] == "datalad get 'sub-*' derivatives/lesion_masks".replace("'", "")
+    assert facts["absent"]["get"] == f"datalad get {subjects} derivatives/lesion_masks"
     assert set(facts["absent"]["files"]) == set(arc.contents)
     command[3:5] = ["build", str(arc.root), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
-    assert "datalad get sub-* derivatives/lesion_masks" in json.loads(done.stdout.splitlines()[-1])["message"]
+    assert f"datalad get {subjects} derivatives/lesion_masks" in json.loads(done.stdout.splitlines()[-1])["message"]
     assert not (tmp_path / "out" / "data").exists()

@@ -158,20 +158,17 @@ def raise_unfit(table: FileTable, strict: bool) -> None:
             + "\n".join(f"  {line}" for line in [*crooked[:_SHOWN], *more]),
             hint="Restore the files that are missing: brim check names them.",
         )
-    unmet = [f"{finding.name}: {finding.detail}" for finding in table.expected if not finding.ok]
-    if strict and unmet:
-        raise SourceError(
-            "The source is not what the recipe expects (--strict):\n" + "\n".join(f"  {line}" for line in unmet),
-            hint="Complete the source, or leave --strict out to build it as it is.",
-            findings=unmet,
-        )
-    left = table.unmatched
+    unmet = [f"{finding.name}: {finding.detail}" for finding in table.expected if not finding.ok] if strict else []
+    left, hints = table.unmatched, ["Complete the source, or leave --strict out to build it as it is."] if unmet else []
     if left is not None and (strict or left.is_error) and left.count("data"):
-        why = "--strict" if strict else "the recipe says so"
+        unmet.append(left.lines()[0])
+        hints.append(left.hint)
+    if unmet:
         raise SourceError(
-            f"{left.lines()[0]} ({why}).",
-            hint=left.hint,
-            unmatched=left.facts(),
+            f"The source is not what is asked for ({'--strict' if strict else 'the recipe says so'}):\n"
+            + "\n".join(f"  {line}" for line in unmet),
+            hint=" ".join(hints),
+            findings=unmet,
         )
 
 
