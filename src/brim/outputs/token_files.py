@@ -177,9 +177,9 @@ class BinWriter:
         starts = np.concatenate([[self._tokens], ends[:-1]]).astype("<i8")
         starts.tofile(self._index_file)
         tokens = tokens_of(batch)
-        data = np.ascontiguousarray(tokens, self._dtype)
-        data.tofile(self._tokens_file)
-        self._hash(memoryview(data).cast("B"))
+        data = np.ascontiguousarray(tokens, self._dtype).tobytes()
+        self._tokens_file.write(data)
+        self._hash(memoryview(data))
         self._tokens, self._documents = int(ends[-1]), self._documents + batch.num_rows
 
     def _hash(self, data: memoryview) -> None:
