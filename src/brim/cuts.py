@@ -53,6 +53,12 @@ def share(weights: Ints, count: int) -> Ints:
     return cuts.astype(np.int64)
 
 
+def row_bytes(table: pa.Table) -> Ints:
+    """About how many bytes each row takes."""
+    columns = (column_bytes(column) for column in table.columns)
+    return sum(columns, np.zeros(len(table), np.int64))
+
+
 def column_bytes(column: pa.ChunkedArray) -> Ints:
     """About how many bytes each value of a column takes, chunk by chunk: nothing is copied but lengths."""
     return np.concatenate([np.zeros(0, np.int64), *(_value_bytes(chunk) for chunk in column.chunks)])

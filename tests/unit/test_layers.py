@@ -30,6 +30,7 @@ ORDER = [
     "oom",
     "watching",
     "cuts",
+    "no_pandas",
     "file_set",
     "buckets",
     "remote_file",

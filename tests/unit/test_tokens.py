@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -52,7 +53,10 @@ def rows_of(done: FinishedTokens, split: str = "train") -> Documents:
 
 
 def bytes_of(done: FinishedTokens) -> dict[str, bytes]:
-    return {made.name: made.path.read_bytes() for made in done.made}
+    found = {made.name: made.path.read_bytes() for made in done.made}
+    for made in done.made:  # hashed while they were written
+        assert (made.size, made.sha256) == (len(found[made.name]), hashlib.sha256(found[made.name]).hexdigest())
+    return found
 
 
 @settings(max_examples=40, deadline=None)
@@ -163,6 +167,7 @@ def test_packed_bin_is_a_view_of_blocks(tmp_path: Path) -> None:
     assert (done.counts.tokens, done.counts.dropped_tail) == (6, 2)
     kept = finish(units, tmp_path / "kept", format="bin", pack=3, pack_tail="keep")
     assert (kept.counts.tokens, kept.counts.dropped_tail) == (8, 0)
+    assert [len(bytes_of(each)["train.bin"]) for each in (done, kept)] == [24, 32]
 
 
 def test_nothing_gives_files_without_rows(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -276,6 +275,8 @@ def authorities() -> str | None:
         return None
     try:
         found = Path(path).expanduser().read_text()
+        import ssl
+
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found)
     except (OSError, ValueError) as error:
         raise InputError(

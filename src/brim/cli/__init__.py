@@ -30,6 +30,7 @@ from brim.cli import (
 from brim.cli.flags import flat, help_text
 from brim.cli.show import Printed, fail
 from brim.errors import BrimError, SinkFailed, Stopped
+from brim.no_pandas import do_without_pandas
 from brim.state.durable import reason
 from brim.wording import speak_of_flags
 
@@ -88,14 +89,6 @@ _INTERRUPTED = 130  # what typer makes of Ctrl-C
 _KEPT: list[TextIO] = []  # the interpreter's own streams: closing them would close the descriptors
 
 
-class _NoPandas:
-    """pyarrow imports pandas at its first array, if it is installed: 35 MB that this command has no use for."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError("the brim command does without pandas", name=name)
-
-
 def _settle_streams() -> None:
     """Streams that are closed or fail swallow what is printed; what a terminal cannot show becomes "?"."""
     for name in ("stdout", "stderr"):
@@ -131,7 +124,7 @@ def main() -> None:
     """The `brim` command."""
     speak_of_flags()
     _settle_streams()
-    sys.meta_path.insert(0, _NoPandas())
+    do_without_pandas()
     arguments, command = _split(sys.argv[1:])
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]

@@ -7,6 +7,7 @@ A row group (or record batch) holds up to 2 million tokens. A shard is a number 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -18,8 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from brim.outputs.rows_file import HashedFile
 from brim.outputs.token_documents import ends_of, tokens_of
 from brim.plans.cut_shards import shard_name
+from brim.state.durable import sha256_of
 from brim.steps.tokenize_step import IDS
 
 GROUP_TOKENS = 1 << 21
@@ -27,13 +30,15 @@ GROUP_TOKENS = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class TokenShard:
-    """A finished file. `name` is where it belongs below the destination."""
+    """A finished file. `name` is where it belongs below the destination; `sha256` was taken while it was written."""
 
     path: Path
     name: str
     split: str
     rows: int
     tokens: int
+    size: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +58,9 @@ class ShardWriter:
         self._schema = schema
         self._group: list[pa.RecordBatch] = []
         self._group_rows = self._group_tokens = 0
-        self._shards: list[tuple[Path, int, int]] = []  # finished: path, rows, tokens
+        self._shards: list[tuple[HashedFile, int, int]] = []  # finished: file, rows, tokens
         self._rows = self._tokens = 0  # of the open shard, groups that are written
-        self._file: Any = None
+        self._file: HashedFile | None = None
         self._writer: Any = None
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -81,9 +86,9 @@ class ShardWriter:
             self._end_group()
         self._end_shard()
         made = []
-        for number, (path, rows, tokens) in enumerate(self._shards):
+        for number, (file, rows, tokens) in enumerate(self._shards):
             name = shard_name("data", self._split, number, len(self._shards), f".{self._options.format}")
-            made.append(TokenShard(path, name, self._split, rows, tokens))
+            made.append(TokenShard(file.path, name, self._split, rows, tokens, file.size, file.sha256))
         return made
 
     def abandon(self) -> None:
@@ -114,12 +119,13 @@ class ShardWriter:
 
     def _begin_shard(self) -> None:
         path = self._folder / f"{self._split}-{len(self._shards):05d}.{self._options.format}"
-        self._file = open(path, "wb")  # noqa: SIM115  closed when the shard is complete
+        self._file = HashedFile(path, hashed=True)
+        sink = pa.PythonFile(self._file, mode="w")
         if self._options.format == "parquet":
             others = [name for name in self._schema.names if name != IDS]
             # Plain ids under zstd are smaller and faster than a dictionary of them: see docs/tokenize.md.
             self._writer = pq.ParquetWriter(
-                self._file,
+                sink,
                 self._schema,
                 compression="zstd",
                 compression_level=1,
@@ -127,18 +133,15 @@ class ShardWriter:
                 write_statistics=others or False,
             )
         else:
-            self._writer = pa.ipc.new_stream(self._file, self._schema)
+            self._writer = pa.ipc.new_stream(sink, self._schema)
 
     def _end_shard(self) -> None:
         if self._file is None:
             return
         self._writer.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        path = Path(self._file.name)
         self._file.close()
+        self._shards.append((self._file, self._rows, self._tokens))
         self._file = self._writer = None
-        self._shards.append((path, self._rows, self._tokens))
         self._rows = self._tokens = 0
 
 
@@ -162,6 +165,7 @@ class BinWriter:
         self._folder, self._split, self._dtype, self._block = folder, split, np.dtype(dtype).newbyteorder("<"), block
         self._header = header
         self._tokens_file = open(folder / f"{split}.bin", "w+b")  # noqa: SIM115  closed in finish
+        self._digest, self._unhashed = hashlib.sha256(), b""  # less than a block: it may be dropped
         self._index_file = open(folder / f"{split}.idx.npy", "w+b")  # noqa: SIM115
         self._head_bytes = self._index_file.write(_npy_header(0))
         self._tokens = self._documents = 0
@@ -173,8 +177,23 @@ class BinWriter:
         starts = np.concatenate([[self._tokens], ends[:-1]]).astype("<i8")
         starts.tofile(self._index_file)
         tokens = tokens_of(batch)
-        np.ascontiguousarray(tokens, self._dtype).tofile(self._tokens_file)
+        data = np.ascontiguousarray(tokens, self._dtype).tobytes()
+        self._tokens_file.write(data)
+        self._hash(memoryview(data))
         self._tokens, self._documents = int(ends[-1]), self._documents + batch.num_rows
+
+    def _hash(self, data: memoryview) -> None:
+        if self._block is None:
+            self._digest.update(data)
+            return
+        whole = (len(self._unhashed) + len(data)) // (self._block * self._dtype.itemsize)
+        now = whole * self._block * self._dtype.itemsize - len(self._unhashed)
+        if now < 0:
+            self._unhashed += bytes(data)
+            return
+        self._digest.update(self._unhashed)
+        self._digest.update(data[:now])
+        self._unhashed = bytes(data[now:])
 
     def finish(self) -> tuple[list[TokenShard], int]:
         """The three files, and the tokens of the tail that were dropped."""
@@ -196,9 +215,10 @@ class BinWriter:
         self.abandon()
         rows = (self._documents, 0, 0)
         tokens = (self._tokens, 0, 0)
+        hashes = (self._digest.hexdigest(), *(sha256_of(path, lambda _: None) for path in paths[1:]))
         made = [
-            TokenShard(path, path.name, self._split, row, count)
-            for path, row, count in zip(paths, rows, tokens, strict=True)
+            TokenShard(path, path.name, self._split, row, count, path.stat().st_size, sha256)
+            for path, row, count, sha256 in zip(paths, rows, tokens, hashes, strict=True)
         ]
         return made, dropped
 

@@ -25,7 +25,7 @@ from brim.outputs.token_files import BinWriter, ShardOptions, ShardWriter, Token
 from brim.progress import Advance
 from brim.rows.schemas import unify
 from brim.sizes import format_size
-from brim.state.durable import failures, rename, sha256_of
+from brim.state.durable import failures, rename
 from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, ROUGH
 
 WHOLE = (TokenSplit("train", 1.0),)
@@ -289,8 +289,7 @@ class TokenFinisher:
         )
         made = {}
         for one in done.made:
-            size, sha256 = one.path.stat().st_size, sha256_of(one.path, lambda _: advance(0))
-            made[f"{shards}/{Path(one.name).name}"] = MadeShard(one.path, one.split, one.rows, size, sha256)
+            made[f"{shards}/{Path(one.name).name}"] = MadeShard(one.path, one.split, one.rows, one.size, one.sha256)
         card = self._card(done.schema, done.counts, shards)
         return Finished(made, card, asdict(done.counts))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from brim.errors import InputError
 from brim.file_set import Ints
 from brim.rows.make_unit import SPANS_PER_UNIT, Named, make_unit
 from brim.rows.open_files import AnyFile, head_of, located, looked_into, streamed
-from brim.rows.row_files import RowFiles
 from brim.rows.unit import Kind, Span, Unit
+
+if TYPE_CHECKING:  # a worker reads what was found: it finds nothing
+    from brim.rows.row_files import RowFiles
 
 Octets = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from brim.buckets.bucket_address import is_bucket_address
+from brim.cuts import row_bytes as sizes_of_rows
 from brim.errors import BrimError, InputError
 from brim.rows.arrow_rows import ArrowFile
 from brim.rows.cut_text import count_rows, end_of_row
@@ -22,7 +23,6 @@ from brim.rows.parquet_rows import ParquetRows, parquet_file
 from brim.rows.read_text import TextReader, too_far
 from brim.rows.schemas import TypesDiffer, cast, merged
 from brim.rows.unit import Reading, Span, Unit
-from brim.sources.dataset_source import row_bytes
 from brim.state.durable import reason
 
 _MOST_ROWS = 8192
@@ -201,7 +201,7 @@ class _Cutter:
 
     def edges(self, table: pa.Table, *, weighed: bool) -> list[int]:
         """The rows of this table at which a new one begins, its end perhaps among them."""
-        ends = np.cumsum(row_bytes(table)) if weighed else np.zeros(table.num_rows, np.int64)
+        ends = np.cumsum(sizes_of_rows(table)) if weighed else np.zeros(table.num_rows, np.int64)
         edges: list[int] = []
         start = base = 0
         while True:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
-from brim.file_set import FileSet
+if TYPE_CHECKING:  # of the source; units and workers have none
+    from brim.file_set import FileSet
 
 Kind = Literal["jsonl", "csv", "parquet", "arrow", "lines", "document"]
 

@@ -7,6 +7,7 @@ its parent, and the kernel takes it first when the machine runs out of memory.
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 import pickle
@@ -23,6 +24,7 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _WAIT_S = 5.0  # at most, for memory to be given back by others
 _TELL_S = 0.1
+_KEPT_BYTES = 32 << 20  # more than when it began: time to give back what is free
 
 
 def main() -> None:
@@ -73,16 +75,25 @@ class Worker:
             self._gate = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
 
     def open(self) -> None:
+        from brim.memory.meter import process_bytes
+        from brim.no_pandas import do_without_pandas
+
+        step = self.setup.step
+        if not getattr(step, "runs_own_code", True):
+            do_without_pandas()
         import pyarrow as pa
 
         pa.set_cpu_count(1)
         pa.set_io_thread_count(1)
         self.schema = pa.ipc.read_schema(pa.py_buffer(self.setup.reading.schema))
-        step = self.setup.step
         if hasattr(step, "threads"):
             step.threads = self.setup.threads
         step.open(self.schema)
         self._types = b""
+        # What is loaded by now stays to the end: collections need not go through it again and again.
+        gc.collect()
+        gc.freeze()
+        self._base_bytes = process_bytes(os.getpid())
 
     def close(self) -> None:
         self.setup.step.close()
@@ -120,8 +131,10 @@ class Worker:
             memory = _is_memory(error)
             self.connection.send(Failed("memory") if memory else Failed("error", _travelling(error)))
             return
-        release()
         held, step = process_bytes(os.getpid()), self.setup.step
+        if held > self._base_bytes + _KEPT_BYTES:
+            release()
+            held = process_bytes(os.getpid())
         told = (step.encoder, step.differed) if isinstance(step, Encodes) else ()
         self.connection.send(Done(rows, size, sha256, held, bad.rows, *told))
 

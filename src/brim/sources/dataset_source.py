@@ -27,17 +27,11 @@ from brim.sources.source_options import check_split
 from brim.sources.spill import BATCH_BYTES, BATCH_ROWS, Spill, gathered
 
 
-def row_bytes(table: pa.Table) -> Ints:
-    """About how many bytes each row takes."""
-    columns = (cuts.column_bytes(column) for column in table.columns)
-    return sum(columns, np.zeros(len(table), np.int64))
-
-
 def batches_of(table: Any, rows: Ints | None) -> Iterator[pa.Table]:
     """The rows of a `datasets.table.Table` in batches; in the order of `rows` if that is given."""
     from datasets.formatting import query_table
 
-    weights = row_bytes(table.table)
+    weights = cuts.row_bytes(table.table)
     weights = weights if rows is None else weights[rows]
     edges = cuts.fill(weights, BATCH_BYTES, BATCH_ROWS).tolist()
     for start, stop in itertools.pairwise(edges):
@@ -306,7 +300,7 @@ class _Reader:
             return table.table
         tables = batches_of(table, part.rows)
         schema = table.schema.remove_metadata()
-        if int(row_bytes(table.table)[part.rows].sum()) <= _SMALL_BYTES:
+        if int(cuts.row_bytes(table.table)[part.rows].sum()) <= _SMALL_BYTES:
             return pa.concat_tables([table.table.slice(0, 0), *tables])
         self._spill.tell(f"the rows of the split {part.split!r} in their order")
         return self._spill.rows(schema, (one.replace_schema_metadata(None) for one in tables))

@@ -139,6 +139,7 @@ class TokenizeStep:
     batch_bytes: int = 1_000_000
     indices: bool = False
     splittable: bool = True
+    runs_own_code: bool = False  # of the user: nothing here needs pandas
     _loaded: LoadedTokenizer | None = None
     fast: FastKind | None = None  # the fast encoder is used, as long as it gives the same ids
     _proved: ProvedEncoder | None = None
