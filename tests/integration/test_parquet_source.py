@@ -215,7 +215,7 @@ def test_random_tables(tmp_path: Path, seed: int, codec: str, group: int, page: 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), codec=st.sampled_from(CODECS), version=st.sampled_from(["1.0", "2.0"]))
 def test_damage(tmp_path: Path, data: st.DataObject, codec: str, version: str) -> None:
-    """A damaged file is an error of brim, or gives values: never a hang, another error, or more memory than its bytes."""
+    """A damaged file is an error of brim, or gives the values that pyarrow reads from it."""
     path = tmp_path / f"{codec}-{version}.parquet"
     if not path.exists():
         pq.write_table(sample_table(6, 12), path, compression=codec, data_page_version=version, write_page_index=True)

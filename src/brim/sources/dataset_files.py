@@ -37,6 +37,8 @@ _KEYWORDS = (
     ("test", ("test", "testing", "eval", "evaluation")),
 )
 _TAIL_BYTES = 1 << 16
+_BIBTEX = re.compile(r"```bibtex\s*\n(.*?)```", re.DOTALL)
+CITATION = "__citation__"  # where the BibTeX of a card is kept beside its fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +216,11 @@ def _remote_files(text: str, access: Access) -> DatasetFiles:
 
 def _card(text: str) -> Mapping[str, Any]:
     try:
-        return read_card(text)
+        fields = read_card(text)
     except DestinationError:
         return {}
+    cited = "\n\n".join(found.strip() for found in _BIBTEX.findall(text))
+    return {**fields, **({CITATION: cited} if cited else {})}
 
 
 def _split_of(name: str) -> str:

@@ -7,21 +7,21 @@ import re
 import tempfile
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from brim.buckets.bucket_address import Access, is_web_address
+from brim.errors import InputError
 from brim.formats.scratch import scratch_folder
-from brim.sources.dataset_files import DatasetFiles, find_files
+from brim.sources.dataset_files import CITATION, DatasetFiles, find_files
 from brim.sources.dataset_source import dataset_source
 from brim.sources.file_table import FileTable
 from brim.sources.parquet_source import ParquetOrigin, content_column
 from brim.sources.selection import Selection, TableOrigin
 from brim.sources.webdataset_source import webdataset_table
-
-_BIBTEX = re.compile(r"```bibtex\s*\n(.*?)```", re.DOTALL)
 
 
 def open_dataset(
@@ -45,6 +45,87 @@ def open_dataset(
     return Selection(origin, name=name, reading=reading)
 
 
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What `brim select` is asked for, in one place for the command line and for Python."""
+
+    where: str | None = None
+    sql: str | None = None
+    columns: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    sort_by: tuple[str, ...] = ()
+    shuffle: int | None = None
+    sample: str | None = None
+    limit: int | None = None
+    unique: str | None = None
+    split_into: str | Mapping[str, float] | None = None
+    group_by: str | None = None
+    also: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.sort_by and self.shuffle is not None:
+            raise InputError("Choose one of --sort-by and --shuffle.")
+        if self.group_by and not self.split_into:
+            raise InputError("--group-by goes with --split-into.")
+        if self.where and self.sql:
+            raise InputError("Choose one of --where and --sql.")
+
+    def shares(self) -> dict[str, float]:
+        if isinstance(self.split_into, Mapping):
+            return dict(self.split_into)
+        found: dict[str, float] = {}
+        for part in (self.split_into or "").split(","):
+            name, equals, share = part.partition("=")
+            try:
+                found[name.strip()] = float(share)
+            except ValueError:
+                equals = ""
+            if not equals:
+                raise InputError(f"--split-into takes shares like train=0.9,test=0.1, not {self.split_into!r}.")
+        return found
+
+    def choose(self, rows: Selection) -> Selection:
+        """The rows that are asked for. Columns are left out last, so that others can decide."""
+        if self.where:
+            rows = rows.where(self.where)
+        if self.sql:
+            rows = rows.sql(self.sql)
+        if self.unique:
+            rows = rows.unique(self.unique)
+        if self.sample is not None:
+            rows = rows.sample(self.sample, self.shuffle or 0)
+        if self.sort_by:
+            rows = rows.sort(self.sort_by)
+        if self.shuffle is not None:
+            rows = rows.shuffle(self.shuffle)
+        if self.limit is not None:
+            rows = rows.limit(self.limit)
+        if self.split_into:
+            rows = rows.split(self.shares(), group_by=self.group_by, seed=self.shuffle or 0)
+        return rows
+
+
+def selected(
+    source: Any, query: Query, config: str | None = None, split: str | None = None, access: Access | None = None
+) -> Selection:
+    """What a query chooses of a dataset, or of several with the same columns."""
+
+    def opened(one: Any) -> Selection:
+        rows = open_dataset(one, config=config, split=split, access=access)
+        return rows if not query.also else _columns(rows, query)
+
+    rows = opened(source)
+    if query.also:
+        rows = rows.concat(*(opened(other) for other in query.also))
+    rows = query.choose(rows)
+    return rows if query.also else _columns(rows, query)
+
+
+def _columns(rows: Selection, query: Query) -> Selection:
+    rows = rows.columns(query.columns) if query.columns else rows
+    return rows.drop(query.drop) if query.drop else rows
+
+
 def _shown(found: DatasetFiles) -> str:
     """What may be published: no path of this machine."""
     text = found.name.rstrip("/")
@@ -64,8 +145,8 @@ def _about(found: DatasetFiles) -> Mapping[str, Any]:
         about["License"] = ", ".join(map(str, said)) if isinstance(said, list) else str(said)
         if about["License"] == "other" and card.get("license_name"):
             about["License"] = str(card["license_name"])
-    if isinstance(card.get("__citation__"), str):
-        about["Citation"] = card["__citation__"]
+    if isinstance(card.get(CITATION), str):
+        about["Citation"] = card[CITATION]
     return about
 
 
