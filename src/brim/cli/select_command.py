@@ -1,7 +1,5 @@
 """brim select: choose rows of a dataset and build them."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from typing import Annotated, Any
