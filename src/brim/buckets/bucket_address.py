@@ -89,6 +89,11 @@ def is_web_address(text: str) -> bool:
     return text.startswith(tuple(f"{scheme}://" for scheme in WEB_SCHEMES))
 
 
+def is_web_file(text: str) -> bool:
+    """Whether an address is that of a file on a server that is not the Hub."""
+    return text.startswith(("https://", "http://"))
+
+
 def parse_web_address(text: str) -> BucketAddress:
     """A place to read from. A revision with slashes is written with %2F for each."""
     if (match := _HUB.fullmatch(text)) is not None:

@@ -24,7 +24,7 @@ class Damaged(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class PageBody:
     """What a page holds, uncompressed: from `ends[n - 1]` to `ends[n]` it is the file from `starts[n]` on.
 
     `data` is the part of the file that was read to find out, and begins at byte `at` of it.
@@ -65,12 +65,12 @@ class Body:
         return found
 
 
-def plain_body(data: bytes | memoryview, at: int, size: int) -> Body:
+def plain_body(data: bytes | memoryview, at: int, size: int) -> PageBody:
     """The body of a page that is not compressed, of which perhaps only the beginning was read."""
-    return Body(data, at, [size], [at])
+    return PageBody(data, at, [size], [at])
 
 
-def snappy_body(data: bytes, at: int, size: int) -> Body | None:
+def snappy_body(data: bytes, at: int, size: int) -> PageBody | None:
     """The pieces of a page that snappy compressed; None if they are many and small. Damaged if it is not one."""
     said, position = _read_varint(data, 0)
     if said != size:
@@ -110,7 +110,7 @@ def snappy_body(data: bytes, at: int, size: int) -> Body | None:
         raise Damaged("a compressed page ends early") from None
     if out != size or position != len(data):
         raise Damaged("a compressed page has another size than its header says")
-    return Body(data, at, ends, starts)
+    return PageBody(data, at, ends, starts)
 
 
 def _copy(ends: list[int], starts: list[int], out: int, back: int, length: int) -> int:
@@ -127,7 +127,7 @@ def _copy(ends: list[int], starts: list[int], out: int, back: int, length: int) 
     return out
 
 
-def zstd_body(data: bytes, at: int, size: int) -> Body | None:
+def zstd_body(data: bytes, at: int, size: int) -> PageBody | None:
     """The raw blocks of a page that zstd did not manage to compress; None if it compressed one of them."""
     if len(data) < 6 or int.from_bytes(data[:4], "little") != _ZSTD_MAGIC:
         return None
@@ -153,7 +153,7 @@ def zstd_body(data: bytes, at: int, size: int) -> Body | None:
     rest = len(data) - position
     if out != size or rest != (4 if head >> 2 & 1 else 0):  # a checksum may follow, another frame may not
         return None
-    return Body(data, at, ends, starts)
+    return PageBody(data, at, ends, starts)
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:

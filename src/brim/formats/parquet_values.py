@@ -22,7 +22,7 @@ import pyarrow as pa
 from brim.file_set import Ints, Pieces
 from brim.formats import thrift
 from brim.formats.parquet_levels import decode_levels
-from brim.formats.parquet_pages import Body, Damaged, delta_ints, plain_body, runs, snappy_body, zstd_body
+from brim.formats.parquet_pages import Damaged, PageBody, delta_ints, plain_body, runs, snappy_body, zstd_body
 from brim.formats.readable import Readable
 from brim.formats.thrift import Struct
 
@@ -154,7 +154,7 @@ class _Collected:
             one(self.starts, np.int64), one(self.sizes, np.int64), pieces,
         )  # fmt: skip
 
-    def place(self, body: Body, begins: Ints, sizes: Ints) -> Ints:
+    def place(self, body: PageBody, begins: Ints, sizes: Ints) -> Ints:
         """Where values lie that begin at these places of a page."""
         if len(body.ends) == 1:
             return begins + body.starts[0]
@@ -295,7 +295,7 @@ class ChunkReader:
             return np.zeros(count, np.int64)
         return runs(data, maximum.bit_length(), count)
 
-    def _body(self, at: int, size: int, plain_size: int, header: Struct, codec: int) -> tuple[Body, bool]:
+    def _body(self, at: int, size: int, plain_size: int, header: Struct, codec: int) -> tuple[PageBody, bool]:
         """The page's bytes, and whether they had to go to the spool."""
         if codec == 0:
             if size != plain_size:
@@ -322,7 +322,7 @@ class ChunkReader:
         if 4 in header and len(data) == size and zlib.crc32(data) != header[4][1] & 0xFFFFFFFF:
             raise Damaged("a page does not have the checksum that it should")
 
-    def _spooled(self, data: bytes, size: int, codec: int) -> Body:
+    def _spooled(self, data: bytes, size: int, codec: int) -> PageBody:
         start = self._spool.size
         if codec in _AT_ONCE:
             name, ratio = _AT_ONCE[codec]
@@ -344,7 +344,7 @@ class ChunkReader:
                 raise Damaged("a compressed page has another size than its header says")
         return plain_body(b"", start, size)
 
-    def _read(self, body: Body, spooled: bool, start: int, size: int) -> bytes:
+    def _read(self, body: PageBody, spooled: bool, start: int, size: int) -> bytes:
         """Some bytes of a page, wherever it is."""
         size = min(size, body.size - start)
         if body.data or not size:
@@ -352,7 +352,7 @@ class ChunkReader:
         file: Any = self._spool if spooled else self._file
         return bytes(file.read_at(body.starts[0] + start, size))
 
-    def _chase(self, body: Body, spooled: bool, position: int, end: int, count: int) -> tuple[Ints, Ints]:
+    def _chase(self, body: PageBody, spooled: bool, position: int, end: int, count: int) -> tuple[Ints, Ints]:
         """From length to length: where values begin in a page, and how long they are."""
         begins, sizes = [0] * count, [0] * count
         whole: bytes | memoryview = b""
@@ -375,7 +375,7 @@ class ChunkReader:
             raise Damaged("the lengths of a page do not add up to its size")
         return np.array(begins, np.int64), np.array(sizes, np.int64)
 
-    def _take(self, encoding: int, body: Body, spooled: bool, position: int, count: int) -> None:
+    def _take(self, encoding: int, body: PageBody, spooled: bool, position: int, count: int) -> None:
         """Find the values of a data page."""
         out = self._out
         if encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
@@ -407,10 +407,10 @@ class ChunkReader:
         out.sizes.append(sizes)
         out.spooled.append(np.full(len(sizes), spooled))
 
-    def _delta(self, body: Body, spooled: bool, position: int, count: int) -> tuple[Ints, int]:
+    def _delta(self, body: PageBody, spooled: bool, position: int, count: int) -> tuple[Ints, int]:
         return delta_ints(self._read(body, spooled, position, 256 + 9 * count), count)
 
-    def _rebuilt(self, body: Body, spooled: bool, position: int, count: int) -> tuple[Ints, Ints]:
+    def _rebuilt(self, body: PageBody, spooled: bool, position: int, count: int) -> tuple[Ints, Ints]:
         """Values that share their beginnings with the one before: they go to the spool, each whole."""
         shared, used = self._delta(body, spooled, position, count)
         sizes, more = self._delta(body, spooled, position + used, count)

@@ -335,10 +335,38 @@ def open_source(files: FileSet, number: int) -> int:
 
 def open_file(files: FileSet, number: int, *, whole: bool = False) -> BinaryIO:
     """A file to look into; `whole` says that it will be read from its beginning to its end."""
+    if files.ranges is not None:
+        return io.BufferedReader(_Value(files, number))
     if files.bucket is None:
         return open(files.full_path(number), "rb")
     raw = _WholeObject(files, number) if whole else _SomeOfObject(files, number)
     return io.BufferedReader(raw, _AHEAD_BYTES if whole else io.DEFAULT_BUFFER_SIZE)
+
+
+class _Value(Seekable, io.RawIOBase):
+    """A value that is a part of another file, or several parts of it."""
+
+    def __init__(self, files: FileSet, number: int) -> None:
+        self._files = files.on_disk
+        _, self._holders, self._starts, sizes = files.places(np.array([number]))
+        self._ends = np.cumsum(sizes)
+        self._begins = self._ends - sizes
+
+    def _size(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        piece = int(np.searchsorted(self._ends, self._at, side="right"))
+        view = memoryview(buffer).cast("B")
+        if piece >= len(self._ends) or self._holders[piece] < 0:
+            return 0
+        view = view[: int(self._ends[piece]) - self._at]
+        source, at = int(self._holders[piece]), int(self._starts[piece] + self._at - self._begins[piece])
+        with reader_of(self._files, [(source, at, len(view))], len(view)) as reader:
+            reader.turn_to(source)
+            step = reader.read_into(view, at)
+        self._at += step
+        return step
 
 
 class _SomeOfObject(Seekable, io.RawIOBase):
