@@ -20,8 +20,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from brim.api.build_api import bids as bids
     from brim.api.build_api import build as build
+    from brim.api.build_api import dataset as dataset
     from brim.api.build_api import files as files
     from brim.api.build_api import plan as plan
+    from brim.api.build_api import select as select
     from brim.api.build_api import table as table
     from brim.api.datasets_api import map as map
     from brim.api.datasets_api import push_to_hub as push_to_hub
@@ -43,6 +45,7 @@ _HOMES = {
     "bids": "brim.api.build_api",
     "build": "brim.api.build_api",
     "check": "brim.jobs.check_files",
+    "dataset": "brim.api.build_api",
     "files": "brim.api.build_api",
     "forecast": "brim.api.forecast_api",
     "map": "brim.api.datasets_api",
@@ -51,6 +54,7 @@ _HOMES = {
     "push_to_hub": "brim.api.datasets_api",
     "release": "brim.memory.release",
     "save_file": "brim.tensors.save_tensors",
+    "select": "brim.api.build_api",
     "table": "brim.api.build_api",
     "unpack": "brim.jobs.unpack",
     "verify": "brim.jobs.verify",
@@ -65,6 +69,7 @@ __all__ = [
     "bids",
     "build",
     "check",
+    "dataset",
     "files",
     "forecast",
     "map",
@@ -73,6 +78,7 @@ __all__ = [
     "push_to_hub",
     "release",
     "save_file",
+    "select",
     "table",
     "unpack",
     "verify",

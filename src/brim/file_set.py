@@ -1,14 +1,14 @@
 """The files a job reads: where they are, and what they were when the job was planned.
 
 Kept in columns, because a million files as Python objects take a gigabyte. A file is its number in the
-set. A value of a dataset may also be a range of a file that holds many (a memory-mapped Arrow file).
-Nothing here reads file content.
+set. A value of a dataset may also be a range of a file that holds many (a memory-mapped Arrow file, a Parquet
+shard), or several ranges of it, its *pieces*. Nothing here reads file content.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.listing import ObjectStat
-from brim.errors import SourceChanged
+from brim.errors import SourceChanged, SourceError
 from brim.tarball import Bundle, tar_size
 
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -48,6 +48,8 @@ class FileSet:
     size that of the part; dates and inodes are kept with the file it is part of.
 
     With `bucket`, the files are objects below that address, and `etags` says which: an ETag takes the place of a date.
+
+    Files that hold the values of `ranges` may be here or far away: `remotes` has those that are objects, by number.
     """
 
     root: str
@@ -59,6 +61,8 @@ class FileSet:
     ranges: Ranges | None = None
     bucket: BucketAddress | None = None
     etags: pa.Array | None = None
+    holding: bool = False  # whether these are files that hold many values
+    remotes: Mapping[int, RemoteObject] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -88,17 +92,29 @@ class FileSet:
             return np.ones(len(numbers), bool)
         return np.asarray(self.ranges.holders[numbers] != NO_CONTENT)
 
-    def places(self, numbers: Ints) -> tuple[Ints, Ints]:
-        """The number in `on_disk` of the file that holds each value, and where in it the value starts."""
+    def places(self, numbers: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Where values are: how many pieces each has; then of each piece the file in `on_disk`, its start, its size."""
+        ones = np.ones(len(numbers), np.int64)
         if self.ranges is None:
-            return numbers, np.zeros(len(numbers), np.int64)
-        return self.ranges.holders[numbers], self.ranges.starts[numbers]
+            return ones, numbers, np.zeros(len(numbers), np.int64), self.sizes[numbers]
+        holders, starts = self.ranges.holders[numbers], self.ranges.starts[numbers]
+        pieces = self.ranges.pieces
+        if pieces is None or not (starts < 0).any():
+            return ones, holders, starts, self.sizes[numbers]
+        of, counts = pieces.of(starts)
+        holders = np.repeat(holders, counts)
+        several = np.repeat(starts < 0, counts)
+        whole = np.repeat(np.arange(len(numbers)), counts)[~several]
+        out_starts, out_sizes = np.empty(len(holders), np.int64), np.empty(len(holders), np.int64)
+        out_starts[several], out_sizes[several] = pieces.starts[of], pieces.sizes[of]
+        out_starts[~several], out_sizes[~several] = starts[whole], self.sizes[numbers][whole]
+        return counts, holders, out_starts, out_sizes
 
     def dates(self, numbers: Ints) -> list[Ints]:
         """What changes when the content of values may have changed although their paths and sizes did not."""
         if self.ranges is None:
             return [self.mtimes_ns[numbers]]
-        return [self.ranges.mtimes_ns[self.ranges.holders[numbers]], self.ranges.starts[numbers]]
+        return [self.ranges.mtimes_ns[self.ranges.holders[numbers]], self.ranges.first_bytes(numbers)]
 
     def check(self, number: int, now: os.stat_result) -> None:
         """Raise SourceChanged unless the file is still what was planned."""
@@ -150,16 +166,70 @@ class FileSet:
             ranges=None if self.ranges is None else self.ranges.take(numbers),
             bucket=self.bucket,
             etags=None if self.etags is None else self.etags.take(pa.array(numbers)),
+            holding=self.holding,
+            remotes={new: self.remotes[old] for new, old in enumerate(numbers.tolist()) if old in self.remotes},
         )
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteObject:
+    """A file that holds values and is an object of a store: `key` in the bucket of `address`, as it was listed."""
+
+    address: BucketAddress
+    key: str
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Values in several pieces: the n-th is pieces `edges[n]` to `edges[n + 1]`, each a range of the value's holder."""
+
+    edges: Ints
+    starts: Ints
+    sizes: Ints
+
+    def of(self, starts: Ints) -> tuple[Ints, Ints]:
+        """The pieces of the values that have any, in order; and of every value how many, one if it is a plain range."""
+        several = starts < 0
+        numbers = -1 - starts[several]
+        first, counts = self.edges[numbers], self.edges[numbers + 1] - self.edges[numbers]
+        every = np.ones(len(starts), np.int64)
+        every[several] = counts
+        before = np.cumsum(counts) - counts
+        return np.repeat(first - before, counts) + np.arange(int(counts.sum())), every
+
+    def take(self, starts: Ints) -> tuple[Pieces, Ints]:
+        """The pieces of some values, and the starts of these, renumbered."""
+        of, counts = self.of(starts)
+        several = starts < 0
+        edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts[several])])
+        anew = starts.copy()
+        anew[several] = -1 - np.arange(int(several.sum()))
+        return Pieces(edges, self.starts[of], self.sizes[of]), anew
+
+
+@dataclass(frozen=True, slots=True)
 class Ranges:
-    """Value i starts at byte `starts[i]` of the container `holders[i]`, which may be NO_CONTENT."""
+    """Value i starts at byte `starts[i]` of the container `holders[i]`, which may be NO_CONTENT.
+
+    A start below zero, -1 - n, means the n-th of `pieces`.
+    """
 
     containers: FileSet
     holders: Ints
     starts: Ints
+    pieces: Pieces | None = None
+
+    def first_bytes(self, numbers: Ints) -> Ints:
+        """Where each value begins in its container."""
+        starts = self.starts[numbers]
+        if self.pieces is None or not (starts < 0).any():
+            return starts
+        several = starts < 0
+        begin = np.minimum(self.pieces.edges[-1 - starts[several]], len(self.pieces.starts) - 1)
+        starts = starts.copy()
+        starts[several] = self.pieces.starts[begin]
+        return starts
 
     @property
     def mtimes_ns(self) -> Ints:
@@ -172,7 +242,10 @@ class Ranges:
         used = np.unique(holders[holders != NO_CONTENT]).astype(np.int64)
         anew = np.searchsorted(used, holders).astype(holders.dtype)
         anew[holders == NO_CONTENT] = NO_CONTENT
-        return Ranges(self.containers.take(used), anew, self.starts[numbers])
+        pieces, starts = self.pieces, self.starts[numbers]
+        if pieces is not None:
+            pieces, starts = pieces.take(starts)
+        return Ranges(self.containers.take(used), anew, starts, pieces)
 
 
 class FileSetBuilder:
@@ -240,19 +313,49 @@ class RangeSetBuilder:
 
     def __init__(self) -> None:
         self._containers = FileSetBuilder("")
+        self._remotes: dict[int, RemoteObject] = {}
+        self._promised: list[int | None] = []
         self._paths: list[pa.Array] = []
         self._places: list[tuple[Ints, Ints, Ints]] = []
+        self._pieces: list[Pieces] = []
+        self._pieced = 0
         self._count = 0
 
-    def container(self, path: str, stat: Stat) -> int:
-        """Add a file, by its absolute path, that holds values or is one."""
-        return self._containers.add(path, stat)
+    def container(self, path: str, stat: Stat, remote: RemoteObject | None = None) -> int:
+        """Add a file that holds values or is one, by its absolute path or its address."""
+        number = self._containers.add(path, stat)
+        if remote is not None:
+            self._remotes[number] = remote
+        return number
 
-    def add(self, paths: pa.Array, holders: Ints, starts: Ints, sizes: Ints) -> Ints:
-        """Add values by what is published as their paths and where they lie; their numbers."""
+    def add_container(self, path: str, files: FileSet, number: int, remote: RemoteObject | None) -> int:
+        """Add a container of another set."""
+        stat = (int(files.sizes[number]), int(files.mtimes_ns[number]), int(files.inodes[number]))
+        added = self._containers._append(path, stat)
+        if remote is not None:
+            self._remotes[added] = remote
+        return added
+
+    def promised(self) -> int:
+        """What stands for a container that is being written, and is `kept` when it is whole."""
+        self._promised.append(None)
+        return NO_CONTENT - len(self._promised)
+
+    def keep(self, promise: int, path: str, stat: Stat) -> None:
+        self._promised[NO_CONTENT - promise - 1] = self.container(path, stat)
+
+    def add(self, paths: pa.Array, holders: Ints, starts: Ints, sizes: Ints, pieces: Pieces | None = None) -> Ints:
+        """Add values by what is published as their paths and where they lie; their numbers.
+
+        A start below zero means one of `pieces`, as in Ranges.
+        """
         first = self._count
         self._count += len(paths)
         self._paths.append(paths.cast(pa.large_string()))
+        if pieces is not None and len(pieces.edges) > 1:
+            starts = np.where(starts < 0, starts - self._pieced, starts)
+            self._pieced += len(pieces.edges) - 1
+            self._pieces.append(pieces)
         self._places.append((holders.astype(np.int32), starts, sizes))
         return np.arange(first, self._count, dtype=np.int64)
 
@@ -260,11 +363,55 @@ class RangeSetBuilder:
         none = np.zeros(0, np.int64)
         self._places.append((none.astype(np.int32), none, none))
         holders, starts, sizes = (np.concatenate(parts) for parts in zip(*self._places, strict=True))
+        for number, container in enumerate(self._promised):
+            if container is not None:
+                holders[holders == NO_CONTENT - number - 1] = container
         paths = pa.concat_arrays([pa.array([], pa.large_string()), *self._paths])
         # Dates and inodes are kept once for each container; a view of one zero stands for those of the values.
         unused = np.broadcast_to(np.zeros(1, np.int64), len(sizes))
-        ranges = Ranges(self._containers.finish(), holders, starts)
+        containers = replace(self._containers.finish(), holding=True, remotes=self._remotes)
+        ranges = Ranges(containers, holders, starts, _joined(self._pieces))
         return FileSet("/", paths, sizes, unused, unused, ranges=ranges)
+
+
+def join_sets(sets: Sequence[FileSet]) -> FileSet:
+    """Several sets as one, in order: the numbers of each follow those of the ones before."""
+    builder = RangeSetBuilder()
+    for files in sets:
+        if files.bundles:
+            raise SourceError("Folders that are packed as one value cannot be joined with another source.")
+        kept = files.on_disk
+        numbers = []
+        for number in range(len(kept)):
+            path = kept.full_path(number)
+            remote = kept.remotes.get(number)
+            if kept.bucket is not None:
+                etag = "" if kept.etags is None else str(kept.etags[number].as_py())
+                remote = RemoteObject(kept.bucket, kept.bucket.key(kept.path(number)), etag)
+            elif remote is None:
+                path = path if path.startswith("/") else os.path.abspath(path)
+            numbers.append(builder.add_container(path, kept, number, remote))
+        places = np.array([*numbers, NO_CONTENT], np.int64)  # so that NO_CONTENT, the last, stays what it is
+        if files.ranges is None:
+            starts = np.zeros(len(files), np.int64)
+            builder.add(files.paths, places[:-1], starts, files.sizes)
+        else:
+            builder.add(
+                files.paths, places[files.ranges.holders], files.ranges.starts, files.sizes, files.ranges.pieces
+            )
+    return builder.finish()
+
+
+def _joined(several: list[Pieces]) -> Pieces | None:
+    """The pieces of columns that were added one after the other."""
+    if not several:
+        return None
+    edges, before = [np.zeros(1, np.int64)], 0
+    for pieces in several:
+        edges.append(pieces.edges[1:] + before)
+        before += len(pieces.starts)
+    starts, sizes = ([getattr(pieces, name) for pieces in several] for name in ("starts", "sizes"))
+    return Pieces(np.concatenate(edges), np.concatenate(starts), np.concatenate(sizes))
 
 
 def inode_of(stat: Stat) -> int:

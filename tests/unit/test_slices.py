@@ -77,7 +77,7 @@ def test_containers_that_hold_nothing_stay_home(tmp_path: Path) -> None:
     builder.add(pa.array(["v0", "v1", None, "v3"]), holders, starts, np.array([2, 2, 0, 2]))
     some = builder.finish().take(np.array([3, 2]))
     assert some.on_disk.paths.to_pylist() == [str(tmp_path / "r")]
-    assert some.places(np.array([0, 1]))[0].tolist() == [0, -1]
+    assert some.places(np.array([0, 1]))[1].tolist() == [0, -1]
     assert some.full_path(0) == str(tmp_path / "r")
 
 

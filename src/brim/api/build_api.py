@@ -18,12 +18,69 @@ from brim.schedule.scheduler import Engine, Scaling
 from brim.sizes import parse_size
 from brim.sources.file_table import FileTable
 from brim.sources.folder_source import folder_source
+from brim.sources.open_dataset import Query, open_dataset, selected
 from brim.sources.open_source import read_source, recipe_text
+from brim.sources.selection import Selection
 from brim.sources.source_options import BidsOptions, SourceOptions
 from brim.sources.table_source import table_source
 from brim.stores.hub_options import HubOptions, Via
 
-Source = str | os.PathLike[str] | FileTable
+Source = str | os.PathLike[str] | FileTable | Selection
+
+
+def dataset(
+    source: Any,
+    *,
+    from_config: str | None = None,
+    from_split: str | None = None,
+    endpoint_url: str | None = None,
+    anonymous: bool = False,
+) -> Selection:
+    """The rows of a dataset that is there already, of which some can be chosen: print it to see what it is.
+
+    `source` is a folder or a glob of Parquet shards or of WebDataset tars, hf://datasets/ORG/NAME[@REVISION],
+    s3://BUCKET/PREFIX, an https address, or a `datasets.Dataset`. Its methods where, sort, shuffle, sample, split,
+    columns, concat, unique and take each give a new one; no value is read before it is built.
+    """
+    return open_dataset(source, config=from_config, split=from_split, access=Access(endpoint_url, anonymous))
+
+
+def select(
+    source: Any,
+    destination: str | os.PathLike[str],
+    *,
+    where: str | None = None,
+    sql: str | None = None,
+    columns: str | Sequence[str] = (),
+    drop: str | Sequence[str] = (),
+    sort_by: str | Sequence[str] = (),
+    shuffle: int | None = None,
+    sample: int | str | None = None,
+    limit: int | None = None,
+    unique: str | None = None,
+    split_into: str | Mapping[str, float] | None = None,
+    group_by: str | None = None,
+    also: Any = (),
+    from_config: str | None = None,
+    from_split: str | None = None,
+    source_endpoint_url: str | None = None,
+    anonymous: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Built:
+    """Build what is chosen of a dataset at `destination`; the options are those of `plan` beside these.
+
+    Rows are joined (`also`), chosen (`where`, `sql`), then `unique`, `sample`, `sort_by` or `shuffle`, `limit` and
+    `split_into` are done in this order; `columns` and `drop` say what of them is taken.
+    """
+    access = Access(source_endpoint_url or options.get("endpoint_url"), anonymous)
+    chosen = selected(
+        source, Query(
+            where, sql, _many(columns), _many(drop), _many(sort_by), shuffle, None if sample is None else str(sample),
+            limit, unique, split_into, group_by, tuple(also) if isinstance(also, list | tuple) else (also,),
+        ), from_config, from_split, access,
+    )  # fmt: skip
+    return plan(chosen, destination, **options).run(progress)
 
 
 def files(
@@ -195,7 +252,10 @@ def plan(
         scaling=Scaling(engine, address),
     )
     from_where = Access(source_endpoint_url or endpoint_url, anonymous)
-    source = source if isinstance(source, FileTable) else read_source(source, SourceOptions(access=from_where))
+    if isinstance(source, Selection):
+        source = source.table()
+    elif not isinstance(source, FileTable):
+        source = read_source(source, SourceOptions(access=from_where))
     return Build(source, destination, options)
 
 

@@ -1,4 +1,7 @@
-"""s3://BUCKET/PREFIX: which bucket, where in it, and how it is reached. Never with what secrets."""
+"""s3://BUCKET/PREFIX: which bucket, where in it, and how it is reached. Never with what secrets.
+
+What is only read may also be hf://datasets/ORG/NAME[@REVISION][/PATH] or an https address: web_objects.py.
+"""
 
 from __future__ import annotations
 
@@ -75,6 +78,42 @@ def parse_bucket_address(text: str, access: Access | None = None) -> BucketAddre
     if "." in parts or ".." in parts:
         raise InputError(f"{text!r} has a '.' or '..' in its path, which means nothing in a bucket.")
     return BucketAddress(scheme, bucket, prefix.strip("/"), access or Access())
+
+
+WEB_SCHEMES = ("hf", "https", "http")
+_HUB = re.compile(r"hf://(?P<repo>datasets/[\w.-]+/[\w.-]+(@[^/\s]+)?)(/(?P<path>.*))?")
+_WEB = re.compile(r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9_.-]+(:[0-9]{1,5})?)/(?P<path>\S+)")
+
+
+def is_web_address(text: str) -> bool:
+    return text.startswith(tuple(f"{scheme}://" for scheme in WEB_SCHEMES))
+
+
+def is_web_file(text: str) -> bool:
+    """Whether an address is that of a file on a server that is not the Hub."""
+    return text.startswith(("https://", "http://"))
+
+
+def parse_web_address(text: str) -> BucketAddress:
+    """A place to read from. A revision with slashes is written with %2F for each."""
+    if (match := _HUB.fullmatch(text)) is not None:
+        path = (match["path"] or "").strip("/")
+        if ".." in path.split("/"):
+            raise InputError(f"{text!r} has a '..' in its path.")
+        return BucketAddress("hf", match["repo"], path)
+    if (match := _WEB.fullmatch(text)) is not None:
+        return BucketAddress(match["scheme"], match["host"], match["path"])
+    hint = "Write hf://datasets/ORG/NAME, with @REVISION or /PATH behind it, or https://HOST/FILE.parquet."
+    raise InputError(f"{_without_user(text)!r} is not an address that brim can read.", hint=hint)
+
+
+def parse_object_address(text: str, access: Access) -> BucketAddress:
+    """A place in a bucket or on the web, whose prefix may be the key of an object."""
+    if is_web_address(text):
+        return parse_web_address(text)
+    scheme, _, rest = text.partition("://")
+    bucket, _, key = rest.partition("/")
+    return BucketAddress(scheme, bucket, key, access)
 
 
 def _without_user(text: str) -> str:

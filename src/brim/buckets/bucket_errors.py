@@ -10,6 +10,11 @@ from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_client import endpoint_of
 from brim.errors import BrimError, DestinationError, SinkFailed, SourceError
 
+
+class WebFailed(Exception):
+    """A request to the Hub or another server failed: "status code: N", or that there was no answer."""
+
+
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>([^<]{1,60})</Code>")
 _BAD_KEY = re.compile(r'object with invalid path: Error parsing Path "(.*?)": ', re.DOTALL)
@@ -19,13 +24,16 @@ _CREDENTIALS = {
     "s3": "Credentials come from the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), AWS_PROFILE, or the "
     "role of the machine.",
     "gs": "Credentials come from the environment (GOOGLE_APPLICATION_CREDENTIALS), or the role of the machine.",
+    "hf": "Is the name right? A private or gated dataset needs `hf auth login`, or HF_TOKEN, and the right to read it.",
+    "https": "Is the address right?",
+    "http": "Is the address right?",
     "az": "Credentials come from the environment (AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY).",
 }
 
 
 def is_object_error(error: BaseException) -> bool:
-    """Whether an error came from obstore."""
-    return type(error).__module__.startswith("obstore") or _is_not_found(error)
+    """Whether an error came from obstore, or is that of a web server."""
+    return isinstance(error, WebFailed) or type(error).__module__.startswith("obstore") or _is_not_found(error)
 
 
 def _is_not_found(error: BaseException) -> bool:
@@ -44,7 +52,8 @@ def code_of(error: BaseException) -> str:
 
 
 def is_missing(error: BaseException) -> bool:
-    return _is_not_found(error) or type(error).__name__ == "NotFoundError"
+    missing = isinstance(error, WebFailed) and status_of(error) in (404, 410)
+    return missing or _is_not_found(error) or type(error).__name__ == "NotFoundError"
 
 
 def is_changed(error: BaseException) -> bool:
@@ -59,7 +68,7 @@ def is_passing(error: BaseException) -> bool:
     status = status_of(error)
     if status is not None:
         return status in _PASSING or code_of(error) in _GARBLED
-    return type(error).__name__ == "GenericError"  # no answer at all: cut, refused, too slow
+    return type(error).__name__ in ("GenericError", "WebFailed")  # no answer at all: cut, refused, too slow
 
 
 @contextmanager

@@ -9,9 +9,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from brim.buckets.bucket_address import BucketAddress
+from brim.buckets import web_objects
+from brim.buckets.bucket_address import WEB_SCHEMES, BucketAddress
 from brim.buckets.bucket_client import store_of
-from brim.buckets.bucket_errors import explain, explained, is_missing, is_object_error
+from brim.buckets.bucket_errors import WebFailed, explain, explained, is_missing, is_object_error
 from brim.buckets.requests import submit, tries, wait
 from brim.state.retry import Retry
 
@@ -44,7 +45,7 @@ def list_objects(address: BucketAddress, *, reading: bool = True) -> Iterator[tu
     retry = tries()
     while True:
         try:
-            yield from _listed(address, retry)
+            yield from _listed(address, retry) if address.scheme not in WEB_SCHEMES else _listed_web(address)
             return
         except Exception as error:
             if not is_object_error(error):
@@ -71,6 +72,26 @@ def _listed(address: BucketAddress, retry: Retry) -> Iterator[tuple[str, ObjectS
         retry.begin()
 
 
+def _listed_web(address: BucketAddress) -> Iterator[tuple[str, ObjectStat]]:
+    skip = len(address.prefix) + 1 if address.prefix else 0
+    commit = web_objects.commit_of(address)
+    for path, size in list(web_objects.listing(address)):
+        if path[skip:]:
+            yield path[skip:], ObjectStat(size, commit)
+
+
+def _asked_web(address: BucketAddress, key: str) -> ObjectStat | None:
+    retry = tries()
+    while True:
+        try:
+            found = web_objects.head(address, key)
+            return None if found is None else ObjectStat(*found)
+        except WebFailed as error:
+            if is_missing(error):
+                return None
+            _wait(retry, error, address, True)
+
+
 def _wait(retry: Retry, error: Exception, address: BucketAddress, reading: bool) -> None:
     """Before the same is asked again; or raise what ends it."""
     if not retry.again(error):
@@ -81,6 +102,8 @@ def stat_object(address: BucketAddress, *, reading: bool = True) -> ObjectStat |
     """What is at the address itself; None if it is no object."""
     if not address.prefix:
         return None
+    if address.scheme in WEB_SCHEMES:
+        return _asked_web(address, address.prefix)
     store = store_of(address)
     with explained(address, reading=reading):
         return wait(_asked(store, address.prefix))
@@ -88,6 +111,9 @@ def stat_object(address: BucketAddress, *, reading: bool = True) -> ObjectStat |
 
 def stat_objects(address: BucketAddress, names: Iterable[str]) -> Iterator[ObjectStat | None]:
     """What is known of each of these objects below the address, in order; None for one that is not there."""
+    if address.scheme in WEB_SCHEMES:
+        yield from (_asked_web(address, address.key(name)) for name in names)
+        return
     store = store_of(address)
     waiting: deque[Future[ObjectStat | None]] = deque()
     try:
@@ -121,10 +147,13 @@ def _stat(found: Any) -> ObjectStat:
 
 def read_small(address: BucketAddress, name: str = "", *, reading: bool = True) -> bytes | None:
     """All of a small object; None if it is not there."""
-    store = store_of(address)
-    import obstore
 
     async def read() -> bytes:
+        if address.scheme in WEB_SCHEMES:
+            return web_objects.get_range(address, address.key(name) if name else address.prefix, 0, None, None)[0]
+        store = store_of(address)
+        import obstore
+
         found = await obstore.get_async(store, address.key(name) if name else address.prefix)
         return bytes(await found.bytes_async())
 

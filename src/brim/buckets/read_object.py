@@ -13,7 +13,8 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from brim.buckets.bucket_address import BucketAddress
+from brim.buckets import web_objects
+from brim.buckets.bucket_address import WEB_SCHEMES, BucketAddress
 from brim.buckets.bucket_client import store_of
 from brim.buckets.bucket_errors import explain, is_changed, is_missing, is_object_error
 from brim.buckets.listing import DATED
@@ -119,7 +120,24 @@ class RangeRun:
         return not waiting or (self._asked + piece.weight <= self._most_bytes and waiting < self._requests)
 
 
+def _get_web(address: BucketAddress, piece: ObjectPiece) -> bytes:
+    stop = None if piece.stop == TO_END else piece.stop
+    if piece.start == piece.stop:
+        found = web_objects.head(address, piece.key)
+        if found is None or found[0]:
+            raise Changed(piece.key)
+        return b""
+    data, etag = web_objects.get_range(address, piece.key, piece.start, stop, piece.etag)
+    if piece.etag and not piece.etag.startswith(DATED) and etag not in (None, piece.etag):
+        raise Changed(piece.key)
+    return data
+
+
 async def _get(address: BucketAddress, piece: ObjectPiece, raw: bool) -> Any:
+    if address.scheme in WEB_SCHEMES:
+        import asyncio
+
+        return await asyncio.to_thread(_get_web, address, piece)
     import obstore
 
     if piece.start == piece.stop:  # a range of nothing cannot be asked for

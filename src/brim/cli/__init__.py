@@ -21,6 +21,7 @@ from brim.cli import (
     recipes_command,
     report_command,
     run_command,
+    select_command,
     tokenize_command,
     unpack_command,
     verify_command,
@@ -52,6 +53,7 @@ app = typer.Typer(
 app.command("plan", help=help_text(plan_command.HELP))(flat(plan_command.plan))
 app.command("check", help=help_text(check_command.HELP))(flat(check_command.check))
 app.command("build", help=help_text(build_command.HELP))(flat(build_command.build))
+app.command("select", help=help_text(select_command.HELP))(flat(select_command.select))
 app.command("verify", help=help_text(verify_command.HELP))(flat(verify_command.verify))
 app.command("unpack", help=help_text(unpack_command.HELP))(flat(unpack_command.unpack))
 app.command("map", help=help_text(map_command.HELP))(flat(map_command.map))

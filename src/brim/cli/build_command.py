@@ -132,7 +132,7 @@ def build(
     lines = [
         ("built", f"{result.destination}{f' ({result.visibility})' if result.visibility else ''}"),
         ("holds", f"{result.rows:,} rows, {result.files:,} files, {format_size(result.bytes)}"),
-        ("shards", _shards(result)),
+        ("shards", shard_counts(result)),
     ]
     if result.proved:
         lines.append(("proved", result.proved))
@@ -141,7 +141,7 @@ def build(
         lines.append(("left out", f"{len(result.left_out)} file(s) too large for the format, listed in README.md"))
     if job.plan.format == "parquet":
         config = publishing.config if saved is None else job.hub.config
-        lines.append(("load", _load(dest, config)))
+        lines.append(("load", loading(dest, config)))
     places = (
         ("--root", reading.root if saved is None else None),
         ("--state", keeping.state),
@@ -174,7 +174,7 @@ def _part_lines(result: Any) -> list[tuple[str, str]]:
     ]
 
 
-def _shards(result: Any) -> str:
+def shard_counts(result: Any) -> str:
     """How many there are, and how many of them this run had to bring."""
     kept = f", {result.kept:,} kept" if result.kept else ""
     if not result.visibility:
@@ -189,7 +189,7 @@ def _endpoint(destination: Any) -> str | None:
     return destination.access.endpoint if isinstance(destination, BucketAddress) else None
 
 
-def _load(dest: str, config: str) -> str:
+def loading(dest: str, config: str) -> str:
     """How it is loaded."""
     if is_bucket_address(dest):
         return f"pyarrow.parquet.read_table({dest.rstrip('/') + '/data/'!r})"

@@ -86,6 +86,70 @@ class ReadingFlags:
 
 
 @dataclass(frozen=True)
+class FromFlags:
+    """Which part of a dataset is read."""
+
+    from_config: Annotated[
+        str | None, _source("--from-config", metavar="NAME", help="The config (subset) of a dataset that is read.")
+    ] = None
+    from_split: Annotated[
+        str | None, _source("--from-split", metavar="NAME", help="The split of a dataset that is read.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class ChoosingFlags:
+    """Which rows and columns of a dataset are taken."""
+
+    where: Annotated[
+        str | None,
+        _source("--where", metavar="EXPR", help="Only rows for which this is true, like 'age > 40 and sex == \"F\"'."),
+    ] = None
+    columns: Annotated[
+        Many, _source("--columns", metavar="NAMES", help="Only these columns, separated by commas. May be repeated.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class SelectingFlags(ChoosingFlags):
+    """What is done with the rows of a dataset."""
+
+    sql: Annotated[
+        str | None,
+        _source("--sql", metavar="EXPR", help="Only rows for which this SQL expression is true. (needs brim[sql])"),
+    ] = None
+    drop: Annotated[Many, _source("--drop", metavar="NAMES", help="Leave these columns out.")] = None
+    sort_by: Annotated[
+        Many, _source("--sort-by", metavar="NAMES", help="In the order of these columns; -NAME goes down.")
+    ] = None
+    shuffle: Annotated[
+        int | None, _source("--shuffle", metavar="SEED", help="In an order that looks random, the same for ever.")
+    ] = None
+    sample: Annotated[
+        str | None, _source("--sample", metavar="N|PERCENT", help="So many rows, or 10% of them, in their order.")
+    ] = None
+    limit: Annotated[int | None, _source("--limit", metavar="ROWS", help="Only the first rows.")] = None
+    unique: Annotated[
+        str | None,
+        _source("--unique", metavar="COLUMN", help="The first row of each value; content: of each file's bytes."),
+    ] = None
+    split_into: Annotated[
+        str | None, _source("--split-into", metavar="SHARES", help="Splits like train=0.9,test=0.1.")
+    ] = None
+    group_by: Annotated[
+        str | None, _source("--group-by", metavar="COLUMN", help="Rows that share its value go into one split.")
+    ] = None
+    also: Annotated[
+        Many, _source("--also", metavar="SOURCE", help="Join the rows of another dataset below. May be repeated.")
+    ] = None
+
+
+def split_names(said: Many) -> tuple[str, ...]:
+    """Names that were separated by commas, given by several options, or both."""
+    return tuple(name.strip() for text in said or () for name in text.split(",") if name.strip())
+
+
+@dataclass(frozen=True)
 class BidsFlags:
     """What is particular to BIDS datasets, and to recipes."""
 

@@ -4,20 +4,30 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.flags import FetchingFlags, KeepingFlags, ShowingFlags, WatchingFlags
+from brim.cli.flags import (
+    ChoosingFlags,
+    FetchingFlags,
+    FromFlags,
+    KeepingFlags,
+    ShowingFlags,
+    WatchingFlags,
+    split_names,
+)
 from brim.cli.show import emit, print_lines, progress_for
 from brim.sizes import format_size
 
 HELP = """Write the original files back, byte for byte, under their relative paths.
 
 From a folder, or streamed from the Hub or a bucket. Files that are there already and hold the same bytes are left
-alone, so a stopped run can be continued. Paths that would leave the folder are refused.
+alone, so a stopped run can be continued. Paths that would leave the folder are refused. With --where or --columns,
+only these files are written, and of a dataset far away nothing else is fetched.
 
 [bold]Examples[/bold]
 
   brim unpack out/ files/
   brim unpack hf://datasets/me/arc files/
   brim unpack s3://lab/arc files/
+  brim unpack hf://datasets/me/arc files/ --where 'subject_id == "sub-M2230"'
 """
 
 
@@ -29,6 +39,8 @@ def unpack(
         ),
     ],
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the files go.")],
+    reading: FromFlags,
+    choosing: ChoosingFlags,
     keeping: KeepingFlags,
     fetching: FetchingFlags,
     showing: ShowingFlags,
@@ -39,6 +51,9 @@ def unpack(
     result = brim.unpack(
         dest,
         folder,
+        where=choosing.where,
+        columns=split_names(choosing.columns),
+        **vars(reading),
         state=keeping.state,
         **vars(fetching),
         progress=progress_for(showing.json, watching.quiet),

@@ -35,12 +35,18 @@ _LICENSES = {
     "ccbync4.0": "cc-by-nc-4.0",
     "mit": "mit",
 }
+_HUB_LICENSE = re.compile(
+    r"apache-2\.0|mit|cc0-1\.0|cc-by(-nc)?(-sa|-nd)?-[234]\.[05]|odc-by|odbl|pddl|(l|a)?gpl-[23]\.[01]|gfdl|unknown"
+    r"|cdla-(permissive|sharing)-[12]\.0|openrail|bsd(-[23]-clause)?|unlicense|c-uda|isc|afl-3\.0"
+)
 _CREDITS = {
     "Authors": "Authors",
     "License": "License",
     "DatasetDOI": "DOI",
     "HowToAcknowledge": "How to acknowledge",
     "Funding": "Funding",
+    "Selected": "Selected",
+    "Citation": "Citation",
 }
 
 
@@ -312,6 +318,10 @@ def _license(about: Mapping[str, Any]) -> dict[str, str]:
     said = str(about.get("License") or "").strip()
     if not said:
         return {}
+    if about.get("LicensesDiffer"):
+        return {"license": "other", "license_name": "several"}
+    if _HUB_LICENSE.fullmatch(said):  # as another card has it
+        return {"license": said}
     known = _LICENSES.get(re.sub(r"[^a-z0-9.]", "", said.lower()))
     return {"license": known} if known else {"license": "other", "license_name": said}
 

@@ -40,7 +40,7 @@ def locate_parquet(shard: Readable, footer_of: Readable | None = None) -> Iterat
 
 
 def _locate(shard: Readable, footer_of: Readable) -> Iterator[ShardFile]:
-    footer = _read_footer(footer_of)
+    footer = read_footer(footer_of)
     leaves = _leaves(footer[2][1].items)
     with pq.ParquetFile(ReadableFile(footer_of), pre_buffer=False) as parquet:
         row_before = 0
@@ -66,7 +66,7 @@ def _locate(shard: Readable, footer_of: Readable) -> Iterator[ShardFile]:
             row_before += group[3][1]
 
 
-def _read_footer(shard: Readable) -> Struct:
+def read_footer(shard: Readable) -> Struct:
     size = shard.size
     tail = shard.read_at(max(size - 8, 0), 8)
     if size < 12 or tail[4:] != b"PAR1":

@@ -131,7 +131,7 @@ def splice_parquet(
     for number, group in enumerate(footer[4][1].items):
         for entry in group[1][1].items:
             path = [part.decode() for part in entry[3][1][3][1].items]
-            if path[-1] == LEAF and path[0] in columns:
+            if path[0] in columns and (path[-1] == LEAF or columns[path[0]].bare):
                 rows = (int(groups[number]), int(groups[number + 1]))
                 chunks.append(_splice_chunk(out, entry, columns[path[0]], files, rows))
             else:
@@ -168,6 +168,7 @@ class _Column:
     values_before: Ints  # file values before each slot; one more than slots
     numbers: Ints
     row_bytes: Ints
+    bare: bool  # whether its values are bytes alone, with no path beside them
 
     @classmethod
     def of(cls, table: pa.Table, name: str, files: FileSet, numbers: Ints) -> _Column:
@@ -179,7 +180,10 @@ class _Column:
         row_starts = np.append(np.flatnonzero(levels.repetition == 0), len(levels.repetition))
         bytes_before = cuts.running(cell_bytes(files.sizes[numbers]))[values_before]
         row_bytes = np.diff(bytes_before[row_starts])
-        return cls(levels, row_starts, values_before, numbers, row_bytes)
+        kind = table.schema.field(name).type
+        while hasattr(kind, "value_type"):
+            kind = kind.value_type
+        return cls(levels, row_starts, values_before, numbers, row_bytes, not pa.types.is_struct(kind))
 
 
 @dataclass(slots=True)

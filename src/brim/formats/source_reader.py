@@ -1,10 +1,11 @@
-"""Read source files in the order of a splice, one open at a time.
+"""Read source files in the order of a splice, one open at a time; of files that hold many values, several.
 
 Consecutive segments of one file share its descriptor, and small ranges that follow each other in a file are
 read ahead together: the values of a memory-mapped Arrow file are a million ranges of one file, side by
 side, and a system call for each would take longer than the copy.
 
-Objects of a bucket are asked for ahead of the reading. `open_file` is for those who look into one file.
+Objects of a bucket are asked for ahead of the reading; ranges of objects that hold many values are joined where they
+are near each other. `open_file` is for those who look into one file.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
 
 import numpy as np
 
+from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.read_object import Changed, ObjectFile, ObjectPiece, ahead, cut
 from brim.file_set import FileSet
 from brim.formats.seekable import Seekable
@@ -53,6 +56,9 @@ class Buffers:
 _NONE = -1
 _AHEAD_BYTES = 256 * 1024
 _SMALL_BYTES = 64 * 1024  # a larger range is worth a system call of its own
+_MOST_OPEN = 64  # of files that hold many values
+_JOINED_BYTES = 8 << 20  # of an object that holds many values, in one request, and of all before they are used
+_JOINED_SEGMENTS = 256  # at a time: what lies between them is held as well
 _NEAR_BYTES = 4096  # values of an Arrow file may have a little of something else between them
 _OTHER_OBJECT = "is not the object that was planned, or is gone"
 
@@ -76,16 +82,20 @@ class Reader(Protocol):
 
 def reader_of(files: FileSet, segments: Iterable[tuple[int, int, int]], wanted_bytes: int) -> Reader:
     """What reads these files. `segments` are (source, start, size) of what will be asked for, in order."""
+    if files.remotes:
+        return JoinedReader(files, segments)
     return SourceReader(files, wanted_bytes) if files.bucket is None else ObjectReader(files, segments)
 
 
 class SourceReader:
-    """The one source file that is open. Use it in one thread, and `leave()` it to have the last file checked."""
+    """The source files that are open. Use it in one thread, and `leave()` it to have them checked."""
 
     def __init__(self, files: FileSet, wanted_bytes: int) -> None:
         self._files = files
         self._source = _NONE
         self._descriptor = _NONE
+        self._open: dict[int, int] = {}  # by number, the one that was opened first in front
+        self._most = _MOST_OPEN if files.holding else 1
         self._room = min(_AHEAD_BYTES, wanted_bytes)
         self._buffer: memoryview | None = None
         self._ahead_at = self._ahead_size = 0
@@ -94,8 +104,11 @@ class SourceReader:
     def turn_to(self, source: int) -> int:
         """The descriptor of a file that is still what was planned."""
         if source != self._source:
-            self.leave()
-            self._descriptor = open_source(self._files, source)
+            if source not in self._open:
+                while len(self._open) >= self._most:
+                    self._check(next(iter(self._open)))
+                self._open[source] = open_source(self._files, source)
+            self._descriptor = self._open[source]
             self._source = source
             self._end, self._ahead_size = _NONE, 0
         return self._descriptor
@@ -125,18 +138,24 @@ class SourceReader:
     def _ended(self) -> int:
         raise self._files.changed(self._source, "became shorter while it was read")
 
+    def _check(self, source: int) -> None:
+        """Close a file, after a look whether it is still what was planned."""
+        descriptor = self._open.pop(source)
+        try:
+            self._files.check(source, os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
+
     def leave(self) -> None:
-        """Close the file, after a look whether it is still what was planned."""
-        if self._source != _NONE:
-            try:
-                self._files.check(self._source, os.fstat(self._descriptor))
-            finally:
-                self._close()
+        """Close the files, after a look whether they are still what was planned."""
+        self._source = _NONE
+        while self._open:
+            self._check(next(iter(self._open)))
 
     def _close(self) -> None:
-        if self._source != _NONE:
-            self._source = _NONE
-            os.close(self._descriptor)
+        self._source = _NONE
+        while self._open:
+            os.close(self._open.popitem()[1])
 
     def __enter__(self) -> Self:
         return self
@@ -145,6 +164,98 @@ class SourceReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """A range of an object with several segments in it, and its bytes."""
+
+    start: int
+    data: bytes
+
+
+class JoinedReader:
+    """Values of files of which some are far away. Those of the next segments are asked for together.
+
+    Ranges of one object that are near each other are one request: a request costs as much as some ten thousand bytes.
+    """
+
+    def __init__(self, files: FileSet, segments: Iterable[tuple[int, int, int]]) -> None:
+        keep_heap_small()
+        self._files = files
+        self._local = SourceReader(files, _AHEAD_BYTES)
+        self._coming = (one for one in segments if one[0] in files.remotes and one[2])
+        self._next = next(self._coming, None)
+        self._waiting: deque[tuple[int, int, int]] = deque()
+        self._blocks: dict[int, list[_Joined]] = {}
+        self._source = _NONE
+
+    def turn_to(self, source: int) -> int:
+        self._source = source
+        return _NONE if source in self._files.remotes else self._local.turn_to(source)
+
+    def read_into(self, target: memoryview, at: int) -> int:
+        if self._source not in self._files.remotes:
+            return self._local.read_into(target, at)
+        while True:
+            for block in self._blocks.get(self._source, ()):
+                begin = at - block.start
+                if 0 <= begin < len(block.data):
+                    step = min(len(target), len(block.data) - begin)
+                    target[:step] = block.data[begin : begin + step]
+                    return step
+            self._fetch()
+
+    def _fetch(self) -> None:
+        """Ask for what comes next, up to a few megabytes."""
+        wanted: dict[int, list[tuple[int, int]]] = {}
+        size = count = 0
+        while self._next is not None and size < _JOINED_BYTES and count < _JOINED_SEGMENTS:
+            count += 1
+            source, start, length = self._next
+            step = min(length, _JOINED_BYTES - size)
+            wanted.setdefault(source, []).append((start, start + step))
+            size += step
+            self._next = (source, start + step, length - step) if step < length else next(self._coming, None)
+        if not wanted:
+            raise ValueError("a range is read that was not announced")
+        self._blocks = {}
+        pieces: dict[BucketAddress, list[tuple[int, ObjectPiece]]] = {}
+        for source, ranges in wanted.items():
+            remote = self._files.remotes[source]
+            for start, stop in join_ranges(ranges):
+                piece = ObjectPiece(remote.key, start, stop, remote.etag)
+                pieces.setdefault(remote.address, []).append((source, piece))
+        for address, asked in pieces.items():
+            coming = ahead(address, (piece for _, piece in asked))
+            for source, piece in asked:
+                try:
+                    _, data = next(coming)
+                except Changed:
+                    raise self._files.changed(source, _OTHER_OBJECT) from None
+                self._blocks.setdefault(source, []).append(_Joined(piece.start, data))
+
+    def leave(self) -> None:
+        self._local.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._local.__exit__(kind, error, trace)
+
+
+def join_ranges(ranges: Iterable[tuple[int, int]], gap: int = 64 * 1024) -> list[tuple[int, int]]:
+    """Ranges in order, those with little between them as one. What is between costs less than a request."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and start <= joined[-1][1] + gap and max(stop, joined[-1][1]) - joined[-1][0] <= _JOINED_BYTES:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    return joined
 
 
 class ObjectReader:
@@ -224,10 +335,38 @@ def open_source(files: FileSet, number: int) -> int:
 
 def open_file(files: FileSet, number: int, *, whole: bool = False) -> BinaryIO:
     """A file to look into; `whole` says that it will be read from its beginning to its end."""
+    if files.ranges is not None:
+        return io.BufferedReader(_Value(files, number))
     if files.bucket is None:
         return open(files.full_path(number), "rb")
     raw = _WholeObject(files, number) if whole else _SomeOfObject(files, number)
     return io.BufferedReader(raw, _AHEAD_BYTES if whole else io.DEFAULT_BUFFER_SIZE)
+
+
+class _Value(Seekable, io.RawIOBase):
+    """A value that is a part of another file, or several parts of it."""
+
+    def __init__(self, files: FileSet, number: int) -> None:
+        self._files = files.on_disk
+        _, self._holders, self._starts, sizes = files.places(np.array([number]))
+        self._ends = np.cumsum(sizes)
+        self._begins = self._ends - sizes
+
+    def _size(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        piece = int(np.searchsorted(self._ends, self._at, side="right"))
+        view = memoryview(buffer).cast("B")
+        if piece >= len(self._ends) or self._holders[piece] < 0:
+            return 0
+        view = view[: int(self._ends[piece]) - self._at]
+        source, at = int(self._holders[piece]), int(self._starts[piece] + self._at - self._begins[piece])
+        with reader_of(self._files, [(source, at, len(view))], len(view)) as reader:
+            reader.turn_to(source)
+            step = reader.read_into(view, at)
+        self._at += step
+        return step
 
 
 class _SomeOfObject(Seekable, io.RawIOBase):

@@ -136,7 +136,7 @@ class Splice:
         Not for a copy that is hashed as well: the bytes then come through this process anyway, and one
         pass of small reads beats a kernel copy plus a second read.
         """
-        if self.files.bucket is not None:
+        if self.files.bucket is not None or self.files.remotes:
             for chunk in self.chunks():
                 write_all(descriptor, chunk)
             return
@@ -212,8 +212,16 @@ class SpliceBuilder:
 
     def file(self, number: int, start: int = 0, size: int | None = None) -> None:
         """A value (a source file, or a part of one), or a range of it."""
-        holders, starts = self._files.places(np.array([number]))
-        self._add([int(self._files.sizes[number]) - start if size is None else size], holders, starts + start)
+        _, holders, starts, sizes = self._files.places(np.array([number]))
+        if len(holders) == 1:
+            sizes = sizes - start if size is None else np.array([size])
+            self._add(sizes, holders, starts + start)
+            return
+        stop = int(self._files.sizes[number]) if size is None else start + size
+        ends = np.cumsum(sizes)
+        low, high = np.maximum(ends - sizes, start), np.minimum(ends, stop)
+        there = low < high
+        self._add((high - low)[there], holders[there], (starts + low - ends + sizes)[there])
 
     def value(self, number: int) -> None:
         """A source file, or the tar of a folder that is packed as one value."""
@@ -237,11 +245,14 @@ class SpliceBuilder:
                 self.literal(literals[start:end])
                 self.value(number)
             return
-        sizes, sources, starts = (np.zeros(2 * count, np.int64) for _ in range(3))
-        sizes[0::2], sizes[1::2] = literal_sizes, self._files.sizes[files]
-        sources[0::2] = _LITERAL
-        sources[1::2], starts[1::2] = self._files.places(files)
-        starts[0::2] = self._literal_bytes + np.cumsum(literal_sizes) - literal_sizes
+        counts, holders, begins, lengths = self._files.places(files)
+        total = count + len(holders)
+        sizes, sources, starts = (np.zeros(total, np.int64) for _ in range(3))
+        literal = np.zeros(total, bool)
+        literal[np.cumsum(counts + 1) - counts - 1] = True  # before the pieces of each value
+        sizes[literal], sizes[~literal] = literal_sizes, lengths
+        sources[literal], sources[~literal] = _LITERAL, holders
+        starts[literal], starts[~literal] = self._literal_bytes + np.cumsum(literal_sizes) - literal_sizes, begins
         self._add(sizes, sources, starts)
         self._keep(literals)
 

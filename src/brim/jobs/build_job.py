@@ -46,7 +46,7 @@ from brim.schedule.workplace import carrying_bytes, opened
 from brim.sources.file_table import FileTable
 from brim.state.durable import reason
 from brim.state.ledger import Ledger
-from brim.stores.destination import Destination, new_destination, refuse_source, taken_by_dataset
+from brim.stores.destination import Destination, new_destination, refuse_holder, refuse_source, taken_by_dataset
 from brim.stores.hub_options import HubAddress, HubOptions
 
 
@@ -195,6 +195,8 @@ class Build:
         files = self.plan.table.files
         taken = taken_by_dataset(self.destination, self.options.hub.folder)
         refuse_source(self.destination, files.root, None, files, taken)
+        for number in files.on_disk.remotes:
+            refuse_holder(self.destination, files.on_disk.full_path(number))
         return self.destination
 
     def _sight(self) -> Sight:

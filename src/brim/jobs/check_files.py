@@ -236,6 +236,8 @@ def _look_inside(table: FileTable, unfit: set[str], sample_size: int | None, pro
 
     def look(number: int, advance: Callable[[int], None]) -> None:
         path, kind = table.files.full_path(number), kinds[number]
+        if table.files.ranges is not None:  # what it is called, not what holds it
+            path = table.files.path(number)
         try:
             fault = probe_header(path, kind, partial(open_file, table.files, number))
         except MissingExtra as error:

@@ -6,18 +6,21 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from brim.buckets.bucket_address import Access
+from brim.buckets.bucket_address import Access, is_web_file
 from brim.errors import DamageFound, InputError
 from brim.formats.readable import Hashing, Readable, ReadableFile, ShardFile
 from brim.jobs.published import Published, opened
+from brim.jobs.unpack_rows import safe_place, unpack_rows
 from brim.memory.limit import effective_limit
 from brim.plans.shard_bytes import locate
 from brim.progress import Progress, Silent
+from brim.sources.open_dataset import open_dataset
+from brim.sources.selection import Selection
 from brim.state.durable import BUFFER_BYTES, failures
 from brim.state.ledger import Receipt
 from brim.stores.destination import lies_in, parse_destination, refuse_source
@@ -39,6 +42,10 @@ def unpack(
     destination: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    where: str | None = None,
+    columns: str | Sequence[str] = (),
+    from_config: str | None = None,
+    from_split: str | None = None,
     state: str | os.PathLike[str] | None = None,
     endpoint_url: str | None = None,
     anonymous: bool = False,
@@ -46,7 +53,9 @@ def unpack(
 ) -> Unpacked:
     """Write every file of a dataset below `out`. What is there already must be the same, and stays.
 
-    No file appears before its shard is proved: one on disk is hashed first, one on the Hub as it streams.
+    No file appears before its shard is proved: one on disk is hashed first, one on the Hub as it streams. With `where`
+    or `columns` only the files of these rows and columns are written, and nothing else is fetched; they are not
+    compared with the receipts of their shards, which are of all of them.
     """
     if "://" in os.fspath(out):
         raise InputError(
@@ -56,6 +65,13 @@ def unpack(
     progress = progress or Silent()
     if target.exists() and not target.is_dir():
         raise InputError(f"{str(target)!r} is a file.", hint="Give a folder.")
+    chosen = (columns,) if isinstance(columns, str) else tuple(columns)
+    if where or chosen or from_config or from_split or is_web_file(os.fspath(destination)):
+        access = Access(endpoint_url, anonymous)
+        rows = open_dataset(destination, config=from_config, split=from_split, access=access)
+        rows = rows.where(where) if where else rows
+        rows = rows.columns([*dict.fromkeys(chosen)]) if chosen else rows
+        return _unpack_chosen(rows, target, progress)
     source = parse_destination(destination, Access(endpoint_url, anonymous))
     if isinstance(source, Path):
         refuse_source(target, str(source))
@@ -84,6 +100,16 @@ def unpack(
                 return work.finish()
         finally:
             progress.finish()
+
+
+def _unpack_chosen(rows: Selection, target: Path, progress: Progress) -> Unpacked:
+    with failures(target):
+        target.mkdir(parents=True, exist_ok=True)
+        table = rows.table()
+        if not table.columns:
+            raise InputError("There are no files in these columns.", hint=f"Columns: {', '.join(rows.origin.columns)}.")
+        files, size, there = unpack_rows(table, os.path.realpath(target), progress)
+    return Unpacked(files, size, there)
 
 
 class _Unpacking:
@@ -175,17 +201,7 @@ def _safe_path(found: ShardFile, shard_name: str, root: str) -> str:
             "file to write.",
             hint="Read it with datasets.load_dataset.",
         )
-    parts = PurePosixPath(name).parts
-    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
-        raise DamageFound(
-            f"{shard_name} row {found.row} names {name!r}, which would leave the folder.",
-            hint="Nothing was written there; do not trust this dataset.",
-        )
-    path = os.path.join(root, *parts)
-    parent = os.path.realpath(os.path.dirname(path))
-    if parent != root and not parent.startswith(root + os.sep):
-        raise DamageFound(f"{name!r} would be written outside of the folder, through a link.")
-    return path
+    return safe_place(name, f"{shard_name} row {found.row}", root)
 
 
 def _holds(path: str, shard: Readable, found: ShardFile) -> bool:

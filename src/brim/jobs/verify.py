@@ -29,6 +29,7 @@ from brim.plans.shard_bytes import count_rows, hollow_columns, locate, splice_of
 from brim.progress import Advance, Progress, Silent
 from brim.sources.file_table import FileTable, flat_numbers
 from brim.sources.open_source import read_source
+from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 from brim.state.ledger import JobRecord
 from brim.state.retry import interrupted_by
@@ -52,7 +53,7 @@ class Verified:
 
 def verify(
     destination: str | os.PathLike[str],
-    source: str | os.PathLike[str] | FileTable | None = None,
+    source: str | os.PathLike[str] | FileTable | Selection | None = None,
     *,
     deep: bool = False,
     state: str | os.PathLike[str] | None = None,
@@ -255,7 +256,7 @@ class _Verification:
                 if name in splits and said != splits[name]:
                     self.found(f"{CARD}: says {said:,} rows of {name}, the shards hold {splits[name]:,}")
 
-    def source(self, source: str | os.PathLike[str] | FileTable, root: str | None, access: Access) -> None:
+    def source(self, source: str | os.PathLike[str] | FileTable | Selection, root: str | None, access: Access) -> None:
         """Every source file is inside as often as the source names it, byte for byte."""
         if len(self.told.jobs) <= 1:
             self._with_source(self._table(source, root, self.told.job, access), self.told.job)
@@ -281,7 +282,7 @@ class _Verification:
     def _with_source(self, table: FileTable, job: JobRecord | None) -> None:
         for refused in table.refused:
             self.found(f"source {refused.path}: is {refused.reason}")
-        if self.published.remote and not self.deep:
+        if (self.published.remote and not self.deep) or table.files.ranges is not None:
             self._by_hash(table, job)
             return
         number_of: dict[str, int] = {path.as_py(): number for number, path in enumerate(table.files.paths)}
@@ -355,11 +356,17 @@ class _Verification:
             self.found("the values of the source's table are not those that were built (its files are)")
 
     def _table(
-        self, source: str | os.PathLike[str] | FileTable, root: str | None, job: JobRecord | None, access: Access
+        self,
+        source: str | os.PathLike[str] | FileTable | Selection,
+        root: str | None,
+        job: JobRecord | None,
+        access: Access,
     ) -> FileTable:
         """The source, read as it was for a build."""
         if isinstance(source, FileTable):
             return source
+        if isinstance(source, Selection):
+            return source.table()
         recipe: dict[str, Any] = job.facts["recipe"] if job else {}
         return read_source(source, SourceOptions.from_recipe(recipe, root, access))
 

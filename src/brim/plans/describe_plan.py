@@ -39,6 +39,7 @@ PER_TAR_ROW_BYTES = 2_600
 WRITER_BYTES = 25_000_000
 GROUP_FACTOR, LARGE_GROUP_FACTOR = 2.2, 4.0
 LARGE_ROW_BYTES = 1_000_000
+READ_BYTES = 8 << 20  # of an object that holds many values, in one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,11 @@ def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False,
     if table.files.ranges is not None:
         base += int(table.files.on_disk.paths.nbytes) + 24 * len(table.files.on_disk)
     reader = 0
+    if (ranges := table.files.ranges) is not None and ranges.pieces is not None:
+        base += 3 * 16 * len(ranges.pieces.starts)
+    if table.files.on_disk.remotes:
+        base += OBJECTS_BYTES
+        reader = OBJECT_READER_BYTES
     if table.files.etags is not None:
         base += int(table.files.etags.nbytes)
         reader = OBJECT_READER_BYTES
@@ -179,6 +185,8 @@ def plan_facts(plan: Plan, forecast: BuildForecast, limit: Limit) -> dict[str, A
             "high_bytes": trap.embed_bytes[1],
             "sized_by_path": list(trap.kinds),
         },
+        "query": [list(line) for line in table.query],
+        "reads": _reads(plan),
         "rows_viewer_refuses": int((row_bytes > VIEWER_ROW_BYTES).sum()),
         "left_out": list(table.left_out),
         "warnings": list(table.warnings),
@@ -198,6 +206,7 @@ def plan_lines(plan: Plan, forecast: BuildForecast, limit: Limit, remote: bool =
     facts = plan_facts(plan, forecast, limit)
     table, shards, memory = plan.table, facts["shards"], facts["memory"]
     lines = [
+        *table.query,
         ("rows", f"{facts['rows']:,}" + _splits(facts["splits"])),
         ("files", f"{facts['files']:,}" + _columns(plan)),
         *_by_column(plan),
@@ -209,6 +218,10 @@ def plan_lines(plan: Plan, forecast: BuildForecast, limit: Limit, remote: bool =
         largest = facts["largest_file"]
         lines.append(("largest file", f"{format_size(largest['bytes'])}  {largest['path']}"))
         lines.append(("largest row", format_size(facts["largest_row_bytes"])))
+    if facts["reads"] is not None and table.query:
+        reads = facts["reads"]
+        far = f", at most {reads['requests']:,} requests" if reads["requests"] else ""
+        lines.append(("reads", f"{format_size(reads['bytes'])} of {reads['shards']:,} file(s){far}"))
     spread = f"{format_size(shards['min_bytes'])} / {format_size(shards['median_bytes'])} / "
     spread += format_size(shards["max_bytes"])
     lines.append(("shards", f"{shards['count']:,} {plan.format} ({shards['why']})"))
@@ -260,6 +273,18 @@ def _by_column(plan: Plan) -> list[tuple[str, str]]:
         held = f", {count:,} {'texts' if column is None else 'files'}" if column is not None or lists else ""
         lines.append(("column", f"{field.name}: {'list of ' if lists else ''}{kind}, {rows:,} rows{held}"))
     return lines
+
+
+def _reads(plan: Plan) -> dict[str, int] | None:
+    """What of the shards that hold the values will be read: bytes, shards, and requests where they are far away."""
+    files = plan.table.files
+    if files.ranges is None:
+        return None
+    _, holders, _, sizes = files.places(np.arange(len(files), dtype=np.int64))
+    used = np.unique(holders[holders >= 0])
+    far = np.isin(holders, np.array(list(files.on_disk.remotes), np.int64))
+    requests = int(np.maximum(sizes[far] // READ_BYTES, 1).sum()) if far.any() else 0
+    return {"bytes": int(sizes.sum()), "shards": len(used), "requests": requests}
 
 
 def _splits(splits: dict[str, int]) -> str:

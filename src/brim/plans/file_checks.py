@@ -90,7 +90,7 @@ class CheckOptions:
 def check_files(table: FileTable, options: CheckOptions, max_cell_bytes: int | None) -> FileTable:
     """The table with every refused file noted, and oversized cells emptied if the user asked for that."""
     table, refused = _with_absent(table, [*table.refused, *_unreadable_or_pointer(table)])
-    if not options.allow_empty:
+    if not options.allow_empty and not table.verbatim:
         empty = (table.files.sizes == 0) & ~table.files.packed()  # inside a recording, empty files are usual
         empty &= table.files.has_content(np.arange(len(empty)))
         refused += [Refused("empty", table.files.path(i)) for i in np.flatnonzero(empty).tolist()]
@@ -202,6 +202,8 @@ def _unreadable_or_pointer(table: FileTable) -> list[Refused]:
     small[list(files.bundles)] = False
     if files.bucket is not None:
         return list(_pointers_in_bucket(files, np.flatnonzero(small)))
+    if files.remotes or table.held:
+        return []  # what was just read to find its values is no pointer
     tree = LocalTree(files.root)
 
     def look(start: int) -> list[Refused]:

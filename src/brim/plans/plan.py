@@ -68,7 +68,8 @@ class Plan:
             if column is None:
                 fields.append(field)
             else:
-                fields.append(pa.field(field.name, _stored_type(field.type), nullable=field.nullable))
+                stored = column.stored or _stored_type(field.type)
+                fields.append(pa.field(field.name, stored, nullable=field.nullable))
         metadata = None
         if self.table.features is not None:
             metadata = {"huggingface": json.dumps({"info": {"features": dict(self.table.features)}})}
@@ -122,28 +123,32 @@ class Plan:
             if field.name in self.table.columns:
                 present = flat_numbers(column)
                 numbers[field.name] = present[self.table.files.has_content(present)]
-                column = self._placeholders(one_array(column))
+                column = self._placeholders(one_array(column), self.table.columns[field.name].stored)
             elif pa.types.is_dictionary(column.type):
                 column = _encoded_anew(one_array(column))
             arrays.append(column)
         return pa.Table.from_arrays(arrays, schema=self.schema), numbers
 
-    def _placeholders(self, cells: pa.Array) -> pa.Array:
+    def _placeholders(self, cells: pa.Array, kind: pa.DataType | None = None) -> pa.Array:
+        kind = kind or _stored_type(cells.type)
         mask = cells.is_null() if cells.null_count else None
         if is_list(cells.type):
-            kind = _stored_type(cells.type)
             lengths = pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False)
             large = pa.types.is_large_list(kind)
             offsets = pa.array(cuts.running(lengths), pa.int64() if large else pa.int32())
-            values = self._placeholders(cells.flatten())
+            values = self._placeholders(cells.flatten(), kind.value_type)
             return (pa.LargeListArray if large else pa.ListArray).from_arrays(offsets, values, type=kind, mask=mask)
         files = self.table.files
-        paths = files.paths.take(cells).cast(pa.string())
         empty = pa.repeat(pa.scalar(b"", pa.binary()), len(cells))
         if files.ranges is not None and len(files):
             present = files.has_content(cells.fill_null(0).to_numpy(zero_copy_only=False))
             empty = pc.if_else(pa.array(present), empty, pa.scalar(None, pa.binary()))
-        return pa.StructArray.from_arrays([empty, paths], fields=list(FILE_TYPE), mask=mask)
+        if not pa.types.is_struct(kind):
+            return (empty if mask is None else pc.if_else(mask, pa.scalar(None, pa.binary()), empty)).cast(kind)
+        paths = files.paths.take(cells).cast(pa.string())
+        parts = [empty if field.name == FILE_TYPE[0].name else paths for field in kind]
+        parts = [part.cast(field.type) for part, field in zip(parts, kind, strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
 
     def _digest(self, start: int, stop: int) -> str:
         blocks = []
@@ -190,8 +195,8 @@ def _encoded_anew(array: pa.Array) -> pa.Array:
 
 def make_plan(table: FileTable, format: Format, cut: CutOptions, folder: str = "data") -> Plan:
     """Cut a checked file table into shards, named to lie in `folder`."""
-    if format == "webdataset" and table.files.ranges is not None:
-        raise SourceError("A dataset of `datasets` has values without a name, which WebDataset cannot store.")
+    if format == "webdataset" and table.files.ranges is not None and table.files.paths.null_count:
+        raise SourceError("The dataset has values without a name, which WebDataset cannot store.")
     if len(table) == 0 and not table.verbatim:
         raise SourceError("The source has no rows.", hint="There is nothing to build.")
     try:

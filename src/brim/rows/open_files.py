@@ -10,12 +10,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from brim.buckets.bucket_address import Access, BucketAddress
+from brim.buckets.bucket_address import Access, BucketAddress, parse_object_address
 from brim.buckets.read_object import Changed, ObjectFile, ObjectPiece, RangeRun, cut
 from brim.errors import InputError, SourceChanged
 from brim.rows.unit import Span
@@ -71,10 +71,9 @@ def located(span: Span, shown: str, options: Mapping[str, Any]) -> AnyFile:
     if span.version is None:
         return span.path
     endpoint, anonymous = options["access"]
-    scheme, _, rest = span.path.partition("://")
-    bucket, _, key = rest.partition("/")
+    address = parse_object_address(span.path, Access(endpoint, anonymous))
     size, etag = span.version
-    return RemotePlace(BucketAddress(scheme, bucket, "", Access(endpoint, anonymous)), key, size, etag, shown)
+    return RemotePlace(replace(address, prefix=""), address.prefix, size, etag, shown)
 
 
 def as_option(access: Access) -> list[Any]:

@@ -51,11 +51,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class FileColumn:
-    """A column that holds files. `guessed` says that brim chose it, not the user."""
+    """A column that holds files. `guessed` says that brim chose it, not the user.
+
+    `stored` is the type that it has in shards, where that is not a struct of bytes and path, or lists of it.
+    """
 
     kind: str
     is_list: bool
     guessed: bool = False
+    stored: pa.DataType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,8 @@ class FileTable:
     saved: str | None = None  # the columns found, as a recipe that fixes them
     verbatim: bool = False
     borrowed: frozenset[str] = frozenset()  # columns that lie in memory-mapped files, or in the caller's memory
+    held: tuple[object, ...] = ()  # what must live as long as the table: spools that hold its values
+    query: tuple[tuple[str, str], ...] = ()  # how its rows were chosen, as (label, text) for people
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)

@@ -13,6 +13,7 @@ from brim.sources.bucket_tree import ObjectTree
 from brim.sources.file_table import FileTable
 from brim.sources.folder_source import folder_source
 from brim.sources.folder_tree import LocalTree, Tree
+from brim.sources.open_dataset import is_dataset, open_dataset
 from brim.sources.recipe import Recipe, load_recipe, parse_recipe
 from brim.sources.recipe_rows import recipe_source
 from brim.sources.source_options import BidsOptions, SourceOptions
@@ -23,8 +24,10 @@ _PLAIN = "files"  # the recipe that takes a folder as it is
 
 
 def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileTable:
-    """A BIDS dataset, a folder of files, or a table that names files: whatever the path leads to."""
+    """A dataset, a BIDS folder, a folder of files, or a table that names files: whatever the path leads to."""
     path = os.fspath(source)
+    if options.dataset or options.from_config or options.from_split or options.steps or is_dataset(path):
+        return _read_dataset(path, options)
     if is_bucket_address(path):
         objects = ObjectTree.listed(parse_bucket_address(path, options.access))
         return _read_folder(objects, options) if len(objects) else _read_table(path, options)
@@ -43,6 +46,28 @@ def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileT
         refuse_more_files(error)
         shown = os.fspath(error.filename).rstrip("/") if error.filename else path
         raise SourceError(f"The source {shown!r} cannot be read: {reason(error)}.", path=path) from error
+
+
+def _read_dataset(path: str, options: SourceOptions) -> FileTable:
+    plain = SourceOptions(
+        access=options.access, root=options.root, lenient=options.lenient, dataset=options.dataset,
+        from_config=options.from_config, from_split=options.from_split, steps=options.steps,
+        limit=options.limit, drop=options.drop, split=options.split,
+    )  # fmt: skip
+    if plain != options:
+        raise InputError(
+            f"{path!r} is a dataset already, and an option was given that is for files or tables.",
+            hint="Datasets take --from-config, --from-split, --limit, --drop and --split; brim select takes more.",
+        )
+    selection = open_dataset(path, config=options.from_config, split=options.from_split, access=options.access)
+    selection = selection.apply(options.steps)
+    if options.drop:
+        selection = selection.drop(options.drop)
+    if options.limit:
+        selection = selection.limit(options.limit)
+    if options.split:
+        selection = selection.split({options.split: 1.0})
+    return selection.table()
 
 
 def _read_table(path: str, options: SourceOptions) -> FileTable:

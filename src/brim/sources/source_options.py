@@ -77,6 +77,10 @@ class SourceOptions:
     lenient: bool = False  # for a check: note what does not fit instead of stopping there
     tolerance: float | None = None  # how far counts may be from what a recipe expects
     access: Access = field(default_factory=Access)  # how a bucket is reached
+    dataset: bool = False  # whether it is read as a dataset that holds its files, whatever else it may be
+    from_config: str | None = None  # of a dataset
+    from_split: str | None = None
+    steps: tuple[Any, ...] = ()  # how the rows of a dataset are chosen: see selection.py
 
     def __post_init__(self) -> None:
         at_least("limit", self.limit, 1)

@@ -144,6 +144,17 @@ def _files_at(place: Path) -> Iterator[str]:
         yield from (path for name in names if os.path.isfile(path := os.path.join(folder, name)))
 
 
+def refuse_holder(destination: Destination, path: str) -> None:
+    """A dataset is not built where the shards lie that its values are taken from: they would be replaced meanwhile."""
+    if isinstance(destination, Path):
+        folder = os.path.realpath(destination)
+        same = "://" not in path and os.path.realpath(path).startswith(folder + os.sep)
+    else:
+        same = f"{path.partition('@')[0]}/".startswith(f"{str(destination).partition('@')[0]}/")
+    if same:
+        raise DestinationError("The destination is the source itself.", hint="Give another place.")
+
+
 def state_folder(destination: Destination, state: str | os.PathLike[str] | None, scope: str = "") -> Path:
     """Where the ledger of a destination is: inside a folder, else with the user's state; or where the user says.
 

@@ -1,0 +1,156 @@
+"""Files of the Hub and of plain https servers, read like the objects of a bucket.
+
+A repository at a commit is a bucket whose keys are paths and whose ETags are the commit: it cannot change. The Hub
+sends whoever asks for a large file on to its storage, with an address that expires; it is kept until it is refused. The
+token goes to the Hub's own address and nowhere else, wherever a redirect leads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from brim.buckets.bucket_address import BucketAddress
+from brim.buckets.bucket_errors import WebFailed
+
+_HOPS = 5
+_TIMEOUT_S = 60.0
+_LOCK = threading.Lock()
+_PLACES: dict[str, str] = {}  # where the Hub sent us for a file
+_COMMITS: dict[str, str] = {}
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT).rstrip("/")
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def _headers(url: str) -> dict[str, str]:
+    """The token, for the Hub itself."""
+    if _origin(url) != _origin(_endpoint()):
+        return {}
+    from huggingface_hub import get_token
+    from huggingface_hub.utils._headers import build_hf_headers
+
+    return dict(build_hf_headers(token=get_token() or False, library_name="brim"))
+
+
+def _ask(method: str, url: str, headers: dict[str, str]) -> Any:
+    """An answer that is no redirect, and the address that gave it."""
+    from huggingface_hub.utils._http import get_session
+
+    for _ in range(_HOPS):
+        try:
+            answer = get_session().request(
+                method, url, headers={**_headers(url), **headers}, follow_redirects=False, timeout=_TIMEOUT_S
+            )
+        except (OSError, RuntimeError) as error:
+            raise WebFailed(f"{type(error).__name__}") from None
+        except Exception as error:
+            if type(error).__module__.split(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2"):
+                raise
+            raise WebFailed(f"{type(error).__name__}") from None
+        if answer.status_code not in (301, 302, 303, 307, 308) or "Location" not in answer.headers:
+            return answer, url
+        to = urljoin(url, answer.headers["Location"])
+        if not to.startswith(("https://", "http://")) or (url.startswith("https://") and to.startswith("http://")):
+            raise WebFailed("status code: 403 (it leads to an address that is not safe)")
+        url = to
+    raise WebFailed("status code: 403 (it leads from one address to another without end)")
+
+
+def _checked(answer: Any) -> Any:
+    if answer.status_code >= 400:
+        raise WebFailed(f"status code: {answer.status_code} {answer.reason_phrase}")
+    return answer
+
+
+def _repo(address: BucketAddress) -> tuple[str, str]:
+    repo, _, revision = address.bucket.removeprefix("datasets/").partition("@")
+    return repo, unquote(revision) or "main"
+
+
+def url_of(address: BucketAddress, key: str, etag: str | None) -> str:
+    """Where an object is asked for."""
+    if address.scheme != "hf":
+        return f"{address.scheme}://{address.bucket}/{key}"
+    repo, revision = _repo(address)
+    at = etag or commit_of(address)
+    return f"{_endpoint()}/datasets/{repo}/resolve/{quote(at or revision, safe='')}/{quote(key)}"
+
+
+def commit_of(address: BucketAddress) -> str:
+    """The commit that the revision of an address is now; the same for as long as this process lives."""
+    repo, revision = _repo(address)
+    name = f"{_endpoint()} {repo} {revision}"
+    if name not in _COMMITS:
+        answer, _ = _ask("GET", f"{_endpoint()}/api/datasets/{repo}/revision/{quote(revision, safe='')}", {})
+        _COMMITS[name] = str(_checked(answer).json()["sha"])
+    return _COMMITS[name]
+
+
+def get_range(
+    address: BucketAddress, key: str, start: int, stop: int | None, etag: str | None
+) -> tuple[bytes, str | None]:
+    """Bytes of an object and the ETag it has now; all of it without `stop`."""
+    url = url_of(address, key, etag)
+    headers = {} if stop is None else {"Range": f"bytes={start}-{stop - 1}"}
+    known = _PLACES.get(url)
+    answer, place = _ask("GET", known or url, headers)
+    if known and answer.status_code in (401, 403, 404, 410):
+        _PLACES.pop(url, None)
+        answer, place = _ask("GET", url, headers)
+    if _checked(answer).status_code == 200 and stop is not None and len(answer.content) != stop - start:
+        if len(answer.content) < stop:
+            raise WebFailed("status code: 501 (the server does not send ranges)")
+        return answer.content[start:stop], answer.headers.get("ETag")
+    if place != url:
+        with _LOCK:
+            _PLACES[url] = place
+    return answer.content, etag if address.scheme == "hf" else answer.headers.get("ETag")
+
+
+def head(address: BucketAddress, key: str) -> tuple[int, str] | None:
+    """The size of an object and its ETag; None if it is not there."""
+    if address.scheme == "hf":
+        listed = dict(listing(address))
+        return (listed[key], commit_of(address)) if key in listed else None
+    answer, _ = _ask("HEAD", url_of(address, key, None), {"Accept-Encoding": "identity"})
+    if answer.status_code in (404, 410):
+        return None
+    size = _checked(answer).headers.get("Content-Length")
+    if size is None:
+        raise WebFailed("status code: 501 (the server does not say how large it is)")
+    return int(size), answer.headers.get("ETag") or f"modified {answer.headers.get('Last-Modified')}"
+
+
+def listing(address: BucketAddress) -> Iterator[tuple[str, int]]:
+    """(path, size) of every file below an address, at its commit."""
+    repo, _ = _repo(address)
+    below = f"/{quote(address.prefix)}" if address.prefix else ""
+    url: str | None = f"{_endpoint()}/api/datasets/{repo}/tree/{commit_of(address)}{below}?recursive=true"
+    while url:
+        answer, _ = _ask("GET", url, {})
+        if answer.status_code == 404 and address.prefix:  # a file has no tree
+            yield from _one_file(address)
+            return
+        for entry in _checked(answer).json():
+            if entry.get("type") == "file":
+                lfs = entry.get("lfs") or {}
+                yield str(entry["path"]), int(lfs.get("size", entry["size"]))
+        following = answer.links.get("next", {}).get("url")
+        url = following if following and _origin(following) == _origin(_endpoint()) else None
+
+
+def _one_file(address: BucketAddress) -> Iterator[tuple[str, int]]:
+    folder, _, _ = address.prefix.rpartition("/")
+    parent = BucketAddress(address.scheme, address.bucket, folder, address.access)
+    yield from ((path, size) for path, size in listing(parent) if path == address.prefix)

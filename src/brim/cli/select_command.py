@@ -1,0 +1,122 @@
+"""brim select: choose rows of a dataset and build them."""
+
+import shlex
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from brim.cli.build_command import loading, shard_counts
+from brim.cli.flags import (
+    CuttingFlags,
+    FromFlags,
+    KeepingFlags,
+    PublishingFlags,
+    RunningFlags,
+    ScalingFlags,
+    SelectingFlags,
+    ShowingFlags,
+    StoringFlags,
+    WatchingFlags,
+    split_names,
+)
+from brim.cli.plan_command import show
+from brim.cli.show import emit, memory_held, page_path, print_lines, progress_for, waiting_for
+from brim.redact import redact_command
+from brim.sizes import format_size
+
+HELP = """Filter, sort, shuffle, split, join or re-shard what is a dataset already, without holding it.
+
+Rows are chosen by their small columns; the large values of the new shards are ranges of the old ones. So it takes as
+much memory as a build, and about as long as a copy of what is chosen. SOURCE is a folder or a glob of Parquet shards
+or WebDataset tars, hf://datasets/ORG/NAME\\[@REVISION], s3://BUCKET/PREFIX or an https address: from far away, only
+what was chosen is fetched. DEST is what brim build takes, and never the source.
+
+--where is Python's syntax with SQL's nulls: age > 40 and sex == "F"; subject in \\["M1", "M2"]; "x" in tags;
+seen >= "2024-01-31"; site is not None; name.lower().startswith("a"); image.path.endswith(".png").
+
+[bold]Examples[/bold]
+
+  brim select hf://datasets/me/arc women/ --where 'age > 40 and sex == "F"'
+  brim select arc/ shuffled/ --shuffle 7 --shard-size 1GB
+  brim select arc/ parts/ --split-into train=0.9,test=0.1 --group-by subject_id
+  brim select one/ both/ --also two/ --also 'more/*.parquet' --columns image,label
+  brim select arc/ pilot/ --sample 1% --unique content --dry-run
+"""
+
+
+def select(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The dataset that rows are chosen from.")],
+    dest: Annotated[
+        str, typer.Argument(metavar="DEST", help="A folder, hf://datasets/ORG/NAME\\[@BRANCH], or s3://BUCKET/PREFIX.")
+    ],
+    reading: FromFlags,
+    selecting: SelectingFlags,
+    cutting: CuttingFlags,
+    publishing: PublishingFlags,
+    storing: StoringFlags,
+    running: RunningFlags,
+    scaling: ScalingFlags,
+    keeping: KeepingFlags,
+    showing: ShowingFlags,
+    watching: WatchingFlags,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over: remove what an earlier run left.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Bring DEST up to date; keep unchanged shards.")] = False,
+    stop_file: Annotated[
+        str | None, typer.Option("--stop-file", metavar="FILE", help="Stop cleanly when this file appears.")
+    ] = None,
+    report: Annotated[
+        str | None, typer.Option("--report", metavar="FILE.html", help="A page about the run: memory, shards, notes.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, and what would be read.")] = False,
+) -> None:
+    import brim
+    from brim.report.recording import recorded
+    from brim.sources.open_dataset import Query, selected
+
+    query = Query(
+        where=selecting.where,
+        sql=selecting.sql,
+        columns=split_names(selecting.columns),
+        drop=split_names(selecting.drop),
+        sort_by=split_names(selecting.sort_by),
+        shuffle=selecting.shuffle,
+        sample=selecting.sample,
+        limit=selecting.limit,
+        unique=selecting.unique,
+        split_into=selecting.split_into,
+        group_by=selecting.group_by,
+        also=tuple(selecting.also or ()),
+    )
+    options: dict[str, Any] = {**vars(cutting), **vars(running), **vars(publishing), **vars(scaling)}
+    with waiting_for(source):
+        chosen = selected(source, query, reading.from_config, reading.from_split, storing.source).table()
+    job = brim.plan(
+        chosen, dest, **options, endpoint_url=storing.endpoint_url, fresh=fresh, update=update,
+        state=keeping.state, stop_file=stop_file,
+    )  # fmt: skip
+    if dry_run:
+        show(job, showing.json)
+        return
+    page = None if report is None else page_path(report)
+    takes = {} if scaling.engine == "ray" else dict.fromkeys(("low_bytes", "high_bytes"), job.forecast.total)
+    command = redact_command(["brim", *sys.argv[1:]])
+    with recorded(progress_for(showing.json, watching.quiet), page, command, job.limit, takes) as progress:
+        for warning in job.plan.table.warnings:
+            progress.note(warning)
+        result = job.run(progress)
+    if showing.json:
+        emit("done", **{name: getattr(result, name) for name in result.__slots__}, query=dict(job.plan.table.query))
+        return
+    lines = [
+        ("selected", dict(job.plan.table.query)["chosen"]),
+        ("built", f"{result.destination}{f' ({result.visibility})' if result.visibility else ''}"),
+        ("holds", f"{result.rows:,} rows, {result.files:,} files, {format_size(result.bytes)}"),
+        ("shards", shard_counts(result)),
+        *([("proved", result.proved)] if result.proved else []),
+        *memory_held(progress, job.limit.bytes),
+    ]
+    if job.plan.format == "parquet":
+        lines.append(("load", loading(dest, publishing.config)))
+    lines.append(("prove", shlex.join(["brim", "verify", dest])))
+    print_lines(lines)

@@ -1,0 +1,299 @@
+"""Which files a dataset is made of: a folder, a glob, a file, a repository on the Hub, a bucket or an https address.
+
+Configs and splits are those of the card, else of the names of files and folders as `datasets` reads them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from brim.buckets.bucket_address import (
+    Access,
+    is_bucket_address,
+    is_web_address,
+    parse_bucket_address,
+    parse_web_address,
+)
+from brim.buckets.listing import list_objects, read_small, stat_object
+from brim.buckets.read_object import Changed, ObjectPiece, ahead
+from brim.errors import DestinationError, InputError, SourceChanged, SourceError
+from brim.file_set import RemoteObject, Stat
+from brim.formats.card import CARD, read_card
+from brim.formats.source_reader import join_ranges
+from brim.remote_file import WindowFile
+
+EXTENSIONS = (".parquet", ".tar")
+_WILD = re.compile(r"[*?\[]")
+_SHARD = re.compile(r"(?:^|.*/)(?P<split>[A-Za-z0-9_.]+?)-\d{5,}(?:-of-\d{5,})?\.(?:parquet|tar)$")
+_KEYWORDS = (
+    ("train", ("train", "training")),
+    ("validation", ("validation", "valid", "dev", "val")),
+    ("test", ("test", "testing", "eval", "evaluation")),
+)
+_TAIL_BYTES = 1 << 16
+_BIBTEX = re.compile(r"```bibtex\s*\n(.*?)```", re.DOTALL)
+CITATION = "__citation__"  # where the BibTeX of a card is kept beside its fields
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFile:
+    """A file of a dataset. `path` is absolute, or its address; `shown` its name for people."""
+
+    path: str
+    shown: str
+    stat: Stat
+    split: str = "train"
+    remote: RemoteObject | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFiles:
+    """The files of one config of a dataset, in order, and what its card says."""
+
+    name: str
+    files: tuple[DatasetFile, ...]
+    card: Mapping[str, Any] = field(default_factory=dict)
+    revision: str | None = None
+    config: str = "default"
+
+    @property
+    def format(self) -> str:
+        return os.path.splitext(self.files[0].path.partition("?")[0])[1]
+
+
+def changed(file: DatasetFile) -> SourceChanged:
+    return SourceChanged(
+        f"The source file {file.shown!r} was changed or removed while it was read.",
+        hint="Let the source come to rest, then run the same command again.",
+        path=file.shown,
+    )
+
+
+class RemoteShard(WindowFile):
+    """A Parquet file far away. Ranges that are asked for together are few requests, and are kept."""
+
+    def __init__(self, file: DatasetFile) -> None:
+        super().__init__(file.shown, int(file.stat.st_size))
+        assert file.remote is not None
+        self._file, self._remote = file, file.remote
+        self._kept: list[tuple[int, bytes]] = []
+        self.fetch([(max(self.size - _TAIL_BYTES, 0), self.size)])
+        tail = self.read_at(self.size - 8, 8)
+        length = int.from_bytes(tail[:4], "little")
+        if tail[4:] == b"PAR1" and _TAIL_BYTES < length + 8 <= self.size:
+            self.fetch([(self.size - 8 - length, self.size - _TAIL_BYTES)])
+
+    def blocks(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+        """The bytes of ranges, asked for ahead."""
+        wanted = [(max(start, 0), min(stop, self.size)) for start, stop in ranges]
+        pieces = [
+            ObjectPiece(self._remote.key, start, stop, self._remote.etag) for start, stop in wanted if start < stop
+        ]
+        try:
+            for piece, data in ahead(self._remote.address, pieces):
+                yield piece.start, data
+        except Changed:
+            raise changed(self._file) from None
+
+    def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Have these ranges here: what is read of them later takes no request."""
+        missing = [(start, stop) for start, stop in ranges if self._find(start, stop - start) is None]
+        self._kept += list(self.blocks(join_ranges(missing)))
+
+    def kept(self) -> list[tuple[int, bytes]]:
+        return self._kept
+
+    def _find(self, offset: int, size: int) -> bytes | None:
+        for start, data in self._kept:
+            if start <= offset and offset + size <= start + len(data):
+                return data[offset - start : offset - start + size]
+        return None
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        size = max(min(size, self.size - offset), 0)
+        found = self._find(offset, size)
+        return super().read_at(offset, size) if found is None else found
+
+    def _fetch(self, start: int, stop: int) -> bytes:
+        return b"".join(data for _, data in self.blocks([(start, stop)]))
+
+    def close(self) -> None:
+        super().close()
+        self._kept = []
+
+
+def find_files(
+    source: str | os.PathLike[str], config: str | None = None, split: str | None = None, access: Access | None = None
+) -> DatasetFiles:
+    """The shards of a dataset. Of several configs one has to be named."""
+    text = os.fspath(source)
+    if is_web_address(text) or is_bucket_address(text):
+        found = _remote_files(text, access or Access())
+    elif "://" in text:
+        raise SourceError(
+            f"brim cannot read {text.partition('://')[0]}:// as a source.",
+            hint="Give a folder, a glob, hf://datasets/ORG/NAME, s3://BUCKET/PREFIX or an https address.",
+        )
+    else:
+        found = _local_files(text)
+    if not found.files:
+        raise SourceError(
+            f"There are no Parquet or tar files at {text!r}.",
+            hint="Give a folder or a glob of shards, or a repository.",
+        )
+    return _of_split(_of_config(found, config, text), split, text)
+
+
+def _local_files(text: str) -> DatasetFiles:
+    path = os.path.abspath(text)
+    card: Mapping[str, Any] = {}
+    if os.path.isdir(path):
+        root = path
+        names = []
+        for folder, folders, inside in os.walk(path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            below = os.path.relpath(folder, path)
+            names += [name if below == "." else f"{below}/{name}" for name in sorted(inside) if _is_shard(name)]
+        try:
+            with open(os.path.join(path, CARD), encoding="utf-8") as file:
+                card = _card(file.read())
+        except (OSError, UnicodeDecodeError):
+            pass
+    elif os.path.exists(path):
+        root, names = os.path.dirname(path), [os.path.basename(path)]
+    elif _WILD.search(text):
+        matches = sorted(match for match in glob.iglob(path, recursive=True) if os.path.isfile(match))
+        root = os.path.dirname(path[: _WILD.search(path).start()])  # type: ignore[union-attr]
+        names = [os.path.relpath(match, root) for match in matches]
+    else:
+        raise SourceError(f"The source {text!r} does not exist.", hint="Give a folder or a glob of shards.")
+    files = []
+    for name in names:
+        try:
+            stat = os.stat(os.path.join(root, name))
+        except OSError as error:
+            raise SourceError(f"{name!r} cannot be read: {error.strerror}.", path=name) from error
+        files.append(DatasetFile(os.path.join(root, name), name, stat, _split_of(name)))
+    return DatasetFiles(text, tuple(files), card)
+
+
+def _is_shard(name: str) -> bool:
+    return name.endswith(EXTENSIONS) and not name.startswith(".")
+
+
+def _remote_files(text: str, access: Access) -> DatasetFiles:
+    address = parse_web_address(text) if is_web_address(text) else parse_bucket_address(text, access)
+    own = None if address.scheme == "hf" and not address.prefix else stat_object(address)
+    card: Mapping[str, Any] = {}
+    revision = None
+    if own is not None and (own.st_size or address.prefix.endswith(EXTENSIONS)):
+        folder, _, name = address.prefix.rpartition("/")
+        root, listed = replace(address, prefix=folder), [(name, own)]
+    elif address.scheme in ("http", "https"):
+        raise SourceError(f"There is nothing at {text!r}.", hint="Give the address of a Parquet file.")
+    else:
+        wild = _WILD.search(address.prefix)
+        root = replace(address, prefix=address.prefix[: wild.start()].rpartition("/")[0]) if wild else address
+        pattern = address.prefix[len(root.prefix) + 1 if root.prefix else 0 :] if wild else "*"
+        found = list(list_objects(root))
+        listed = [(name, stat) for name, stat in found if _is_shard(name.rpartition("/")[2])]
+        listed = [one for one in listed if fnmatch.fnmatch(one[0], pattern) and "/." not in f"/{one[0]}"]
+        if any(name == CARD for name, _ in found):
+            card = _card((read_small(root, CARD) or b"").decode("utf-8", "replace"))
+    files = []
+    for name, stat in sorted(listed):
+        remote = RemoteObject(root, root.key(name), stat.etag)
+        files.append(DatasetFile(f"{root}/{name}", name, stat, _split_of(name), remote))
+        revision = stat.etag if address.scheme == "hf" else None
+    return DatasetFiles(text, tuple(files), card, revision)
+
+
+def _card(text: str) -> Mapping[str, Any]:
+    try:
+        fields = read_card(text)
+    except DestinationError:
+        return {}
+    cited = "\n\n".join(found.strip() for found in _BIBTEX.findall(text))
+    return {**fields, **({CITATION: cited} if cited else {})}
+
+
+def _split_of(name: str) -> str:
+    match = _SHARD.match(name)
+    if match:
+        return match["split"]
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    for split, keywords in _KEYWORDS:
+        if any(word in keywords for word in words):
+            return split
+    return "train"
+
+
+def _of_config(found: DatasetFiles, config: str | None, text: str) -> DatasetFiles:
+    """The files of one config, as the card names them; else of a folder of that name."""
+    listed = found.card.get("configs")
+    entries = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    by_name = {str(one.get("config_name", "default")): one.get("data_files") for one in entries}
+    if config is None and by_name:
+        usual = [str(one.get("config_name", "default")) for one in entries if one.get("default")]
+        config = next(iter([*usual, *(["default"] if "default" in by_name else []), *by_name]))
+        if len(by_name) > 1 and not usual and "default" not in by_name:
+            raise InputError(
+                f"{text!r} has several configs.", hint=f"Name one with --from-config: {', '.join(by_name)}."
+            )
+    if config in by_name:
+        patterns = list(_patterns(by_name[config]))
+        files = [
+            replace(file, split=split)
+            for split, pattern in patterns
+            for file in found.files
+            if _fits(file.shown, pattern)
+        ]
+        if files:
+            return replace(found, files=tuple(files), config=config)
+        if patterns:
+            raise SourceError(f"{text!r} is not finished, or its card names files that are not there.")
+    if config in (None, "default"):
+        folder = "data/"
+        own = [file for file in found.files if file.shown.startswith(folder)]
+        return replace(found, files=tuple(own) or found.files)
+    own = [file for file in found.files if f"/{config}/" in f"/{file.shown}"]
+    if not own:
+        known = ", ".join(by_name) or ", ".join(
+            sorted({f.shown.partition("/")[0] for f in found.files if "/" in f.shown})
+        )
+        raise InputError(f"{text!r} has no config {config!r}.", hint=f"It has: {known or 'none'}.")
+    return replace(found, files=tuple(own), config=config)
+
+
+def _patterns(said: Any) -> Iterator[tuple[str, str]]:
+    for entry in said if isinstance(said, list) else [said]:
+        split = str(entry.get("split", "train")) if isinstance(entry, dict) else "train"
+        paths = entry.get("path") if isinstance(entry, dict) else entry
+        for path in paths if isinstance(paths, list) else [paths]:
+            if isinstance(path, str):
+                yield split, path
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatch.fnmatch(name, pattern.replace("**/", "*"))
+
+
+def _of_split(found: DatasetFiles, split: str | None, text: str) -> DatasetFiles:
+    kinds = {os.path.splitext(file.shown)[1] for file in found.files}
+    if len(kinds) > 1:
+        raise SourceError(f"{text!r} holds Parquet and tar files.", hint="Give a glob of one kind.")
+    names = list(dict.fromkeys(file.split for file in found.files))
+    if not found.card.get("configs"):  # which has an order of its own
+        names = list(dict.fromkeys([*(name for name, _ in _KEYWORDS if name in names), *names]))
+    files = sorted(found.files, key=lambda file: names.index(file.split))
+    if split is not None:
+        if split not in names:
+            raise InputError(f"{text!r} has no split {split!r}.", hint=f"It has: {', '.join(names)}.")
+        files = [file for file in files if file.split == split]
+    return replace(found, files=tuple(files))

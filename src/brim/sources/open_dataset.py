@@ -1,0 +1,200 @@
+"""Open what is a dataset already: Parquet shards, WebDataset tars, a `datasets.Dataset`, here or far away."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from brim.buckets.bucket_address import Access, is_web_address
+from brim.errors import InputError
+from brim.formats.scratch import scratch_folder
+from brim.sources.dataset_files import CITATION, DatasetFiles, find_files
+from brim.sources.dataset_source import dataset_source
+from brim.sources.file_table import FileTable
+from brim.sources.parquet_source import ParquetOrigin, content_column
+from brim.sources.selection import Selection, TableOrigin
+from brim.sources.webdataset_source import webdataset_table
+
+
+def open_dataset(
+    source: Any, *, config: str | None = None, split: str | None = None, access: Access | None = None
+) -> Selection:
+    """All rows of a dataset, of which some can be chosen. `config` and `split` name what is read of it."""
+    if isinstance(source, Selection):
+        return source
+    if isinstance(source, FileTable):
+        return Selection(TableOrigin(source), name="the table")
+    if not isinstance(source, str | os.PathLike):
+        return _of_datasets(source, split)
+    found = find_files(source, config, split, access)
+    name = _shown(found)
+    reading = {key: value for key, value in (("from_config", config), ("from_split", split)) if value}
+    reading["dataset"] = True  # type: ignore[assignment]
+    about = _about(found)
+    if found.format == ".tar":
+        return Selection(TableOrigin(webdataset_table(found.files, about), name), name=name, reading=reading)
+    origin = ParquetOrigin(name, found.files, about, None)
+    return Selection(origin, name=name, reading=reading)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What `brim select` is asked for, in one place for the command line and for Python."""
+
+    where: str | None = None
+    sql: str | None = None
+    columns: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    sort_by: tuple[str, ...] = ()
+    shuffle: int | None = None
+    sample: str | None = None
+    limit: int | None = None
+    unique: str | None = None
+    split_into: str | Mapping[str, float] | None = None
+    group_by: str | None = None
+    also: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.sort_by and self.shuffle is not None:
+            raise InputError("Choose one of --sort-by and --shuffle.")
+        if self.group_by and not self.split_into:
+            raise InputError("--group-by goes with --split-into.")
+        if self.where and self.sql:
+            raise InputError("Choose one of --where and --sql.")
+
+    def shares(self) -> dict[str, float]:
+        if isinstance(self.split_into, Mapping):
+            return dict(self.split_into)
+        found: dict[str, float] = {}
+        for part in (self.split_into or "").split(","):
+            name, equals, share = part.partition("=")
+            try:
+                found[name.strip()] = float(share)
+            except ValueError:
+                equals = ""
+            if not equals:
+                raise InputError(f"--split-into takes shares like train=0.9,test=0.1, not {self.split_into!r}.")
+        return found
+
+    def choose(self, rows: Selection) -> Selection:
+        """The rows that are asked for. Columns are left out last, so that others can decide."""
+        if self.where:
+            rows = rows.where(self.where)
+        if self.sql:
+            rows = rows.sql(self.sql)
+        if self.unique:
+            rows = rows.unique(self.unique)
+        if self.sample is not None:
+            rows = rows.sample(self.sample, self.shuffle or 0)
+        if self.sort_by:
+            rows = rows.sort(self.sort_by)
+        if self.shuffle is not None:
+            rows = rows.shuffle(self.shuffle)
+        if self.limit is not None:
+            rows = rows.limit(self.limit)
+        if self.split_into:
+            rows = rows.split(self.shares(), group_by=self.group_by, seed=self.shuffle or 0)
+        return rows
+
+
+def selected(
+    source: Any, query: Query, config: str | None = None, split: str | None = None, access: Access | None = None
+) -> Selection:
+    """What a query chooses of a dataset, or of several with the same columns."""
+
+    def opened(one: Any) -> Selection:
+        rows = open_dataset(one, config=config, split=split, access=access)
+        return rows if not query.also else _columns(rows, query)
+
+    rows = opened(source)
+    if query.also:
+        rows = rows.concat(*(opened(other) for other in query.also))
+    rows = query.choose(rows)
+    return rows if query.also else _columns(rows, query)
+
+
+def _columns(rows: Selection, query: Query) -> Selection:
+    rows = rows.columns(query.columns) if query.columns else rows
+    return rows.drop(query.drop) if query.drop else rows
+
+
+def _shown(found: DatasetFiles) -> str:
+    """What may be published: no path of this machine."""
+    text = found.name.rstrip("/")
+    if "://" not in text:
+        return os.path.basename(os.path.abspath(text))
+    text = text.partition("?")[0]
+    return f"{text.partition('@')[0]}@{found.revision}" if found.revision else text
+
+
+def _about(found: DatasetFiles) -> Mapping[str, Any]:
+    """What the card says that goes along with the rows."""
+    card, about = found.card, {}
+    if isinstance(card.get("pretty_name"), str):
+        about["Name"] = card["pretty_name"]
+    said = card.get("license")
+    if said:
+        about["License"] = ", ".join(map(str, said)) if isinstance(said, list) else str(said)
+        if about["License"] == "other" and card.get("license_name"):
+            about["License"] = str(card["license_name"])
+    if isinstance(card.get(CITATION), str):
+        about["Citation"] = card[CITATION]
+    return about
+
+
+def _of_datasets(dataset: Any, split: str | None) -> Selection:
+    spill = tempfile.mkdtemp(prefix="brim-spill-", dir=scratch_folder())
+    table = dataset_source(dataset, split=split, spill=Path(spill))
+    keeper = _Keeper(spill)
+    return Selection(TableOrigin(table.replace(held=(*table.held, keeper)), "the dataset"), name="the dataset")
+
+
+class _Keeper:
+    """A folder that goes when nobody wants the table any more."""
+
+    def __init__(self, folder: str) -> None:
+        self._finalizer = weakref.finalize(self, _remove, folder)
+
+
+def _remove(folder: str) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_dataset(path: str) -> bool:
+    """Whether a path leads to a dataset that holds its files, and not to files or to a table that names them."""
+    if is_web_address(path):
+        return True
+    if os.path.isdir(path):
+        inside = [name for name in os.listdir(path) if not name.startswith(".")]
+        data = os.path.join(path, "data")
+        if os.path.isdir(os.path.join(path, ".brim")) and os.path.isdir(data):
+            return any(name.endswith((".parquet", ".tar")) for name in os.listdir(data))
+        shards = [name for name in inside if name.endswith(".parquet")]
+        if os.path.isdir(data) and any(name.endswith(".parquet") for name in os.listdir(data)):
+            return all(name in ("data", "README.md") for name in inside)
+        return (
+            bool(shards)
+            and len(shards) == len([n for n in inside if n != "README.md"])
+            and _has_content(os.path.join(path, sorted(shards)[0]))
+        )
+    if not os.path.exists(path):
+        return bool(re.search(r"[*?\[]", path)) and path.endswith((".parquet", ".tar"))
+    return path.endswith(".parquet") and _has_content(path)
+
+
+def _has_content(path: str) -> bool:
+    try:
+        schema = pq.read_schema(path)
+    except (OSError, ValueError):
+        return False
+    return any(content_column(field) is not None for field in schema)

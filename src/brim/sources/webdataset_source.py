@@ -1,0 +1,177 @@
+"""Tars of WebDataset as a source: members that share a key are a row, and their bytes stay where they are.
+
+Written by brim (whose JSON says which columns hold files) or by anybody: then the extension of a member is its column,
+JSON and text are values, everything else is files.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from brim.errors import DamageFound, SourceError
+from brim.file_set import NO_CONTENT, RangeSetBuilder
+from brim.formats.readable import LocalFile, Readable, ReadableFile
+from brim.sources.dataset_files import DatasetFile, RemoteShard
+from brim.sources.features import NoFeature, feature_of, feature_of_type, kind_of
+from brim.sources.file_table import FileColumn, FileTable, Split
+
+_FILES = "__files__"
+_TEXT = {"txt", "text", "cls", "cls2", "index", "inx", "id"}
+_NUMBER = {"cls", "cls2", "index", "inx", "id"}
+_SMALL_BYTES = 16 << 20  # of a member that is a value and not a file
+
+
+def webdataset_table(files: Sequence[DatasetFile], about: Mapping[str, Any]) -> FileTable:
+    """The file table of tars. Their headers are read, and the small members that are values."""
+    ranges = RangeSetBuilder()
+    rows: list[dict[str, Any]] = []
+    splits: list[Split] = []
+    places: list[tuple[str, int, int, int]] = []
+    listed: set[str] = set()
+    for file in files:
+        holder = ranges.container(file.path, file.stat, file.remote)
+        start = len(rows)
+        for row, members in _rows(file):
+            for column, path, at, size, is_list in members:
+                places.append((path, holder, at, size))
+                number = len(places) - 1
+                if is_list:
+                    listed.add(column)
+                    row.setdefault(column, []).append(number)
+                else:
+                    row[column] = number
+            row.setdefault("__columns__", {column for column, *_ in members})
+            rows.append(row)
+        if splits and splits[-1].name == file.split:
+            splits[-1] = Split(file.split, splits[-1].start, len(rows))
+        else:
+            splits.append(Split(file.split, start, len(rows)))
+    columns = sorted({name for row in rows for name in row.pop("__columns__")})
+    paths = pa.array([path for path, *_ in places], pa.large_string())
+    holders, starts, sizes = (np.array([place[n] for place in places], np.int64) for n in (1, 2, 3))
+    ranges.add(paths, holders if len(places) else np.full(0, NO_CONTENT), starts, sizes)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    try:
+        table = pa.table({name: _column(rows, name, name in columns) for name in names})
+    except (pa.ArrowException, TypeError) as error:
+        raise SourceError(f"The rows of the tars do not agree: {str(error).splitlines()[0]}.") from error
+    kinds = {name: _kind(table.column(name), paths) for name in columns}
+    return FileTable(
+        rows=table,
+        columns={name: FileColumn(kind, name in listed) for name, kind in kinds.items()},
+        files=ranges.finish(),
+        features=_features(table, kinds, listed),
+        splits=tuple(splits),
+        about=about,
+        verbatim=True,
+    )
+
+
+def _column(rows: list[dict[str, Any]], name: str, holds_files: bool) -> pa.Array:
+    values = [row.get(name) for row in rows]
+    if not holds_files:
+        return pa.array(values)
+    many = any(isinstance(value, list) for value in values)
+    return pa.array(values, pa.list_(pa.int64()) if many else pa.int64())
+
+
+def _kind(column: pa.ChunkedArray, paths: pa.Array) -> str:
+    cells = column.combine_chunks()
+    cells = cells.flatten() if pa.types.is_list(cells.type) else cells
+    numbers = cells.drop_null()
+    kinds = {kind_of(str(paths[number.as_py()])) for number in numbers[:100]}
+    return kinds.pop() if len(kinds) == 1 else "file"
+
+
+def _features(table: pa.Table, kinds: Mapping[str, str], listed: set[str]) -> dict[str, Any] | None:
+    features: dict[str, Any] = {}
+    try:
+        for name in table.column_names:
+            if name not in kinds:
+                features[name] = feature_of_type(table.schema.field(name).type)
+            else:
+                one = feature_of(kinds[name])
+                features[name] = {"feature": one, "_type": "List"} if name in listed else one
+    except NoFeature:
+        return None
+    return features
+
+
+Member = tuple[str, str, int, int, bool]  # column, path, offset, size, whether of a list
+
+
+def _rows(file: DatasetFile) -> Iterator[tuple[dict[str, Any], list[Member]]]:
+    opened: Readable = LocalFile(file.path) if file.remote is None else RemoteShard(file)
+    try:
+        yield from _groups(file, opened)
+    except (tarfile.TarError, ValueError, KeyError, EOFError, RecursionError, OSError) as error:
+        raise DamageFound(f"{file.shown} is not a tar that brim can read: {error}.") from error
+    finally:
+        opened.close()
+
+
+def _groups(file: DatasetFile, opened: Readable) -> Iterator[tuple[dict[str, Any], list[Member]]]:
+    key: str | None = None
+    row: dict[str, Any] = {}
+    members: list[Member] = []
+    expected: list[tuple[str, str, bool]] | None = None
+    with tarfile.open(fileobj=io.BufferedReader(ReadableFile(opened), 1 << 16), mode="r:") as archive:
+        while (member := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # it would keep every header
+            if not member.isfile():
+                continue
+            if member.offset_data + member.size > opened.size:
+                raise ValueError("a member is cut off")
+            folder, _, name = member.name.rpartition("/")
+            stem, _, extension = name.partition(".")
+            own = f"{folder}/{stem}" if folder else stem
+            if own != key:
+                if key is not None:
+                    yield row, members
+                key, row, members, expected = own, {}, [], None
+            if extension == "json" and not row:
+                row = json.loads(_body(archive, member))
+                if not isinstance(row, dict):
+                    row = {"json": row}
+                if _FILES in row:
+                    expected = list(_expected(row))
+                    continue
+                row = {"__key__": own, **row} if "__key__" not in row else row
+            elif expected is not None:
+                if not expected:
+                    raise ValueError(f"the member {member.name} belongs to no row")
+                column, path, many = expected.pop(0)
+                members.append((column, path, member.offset_data, member.size, many))
+            else:
+                row.setdefault("__key__", own)
+                if extension in _TEXT:
+                    text = _body(archive, member).decode()
+                    row[extension] = int(text) if extension in _NUMBER and text.strip().isdigit() else text
+                else:
+                    members.append((extension.lower(), name, member.offset_data, member.size, False))
+    if key is not None:
+        yield row, members
+
+
+def _body(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    if member.size > _SMALL_BYTES:
+        raise ValueError(f"the member {member.name} is larger than a value")
+    body = archive.extractfile(member)
+    return b"" if body is None else body.read()
+
+
+def _expected(row: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:
+    """(column, path, whether of a list) of the members that follow, as brim's JSON has them."""
+    for column in row.pop(_FILES):
+        cell = row[column]
+        row[column] = [] if isinstance(cell, list) else None
+        for path in cell if isinstance(cell, list) else [cell]:
+            if path is not None:
+                yield column, path, isinstance(cell, list)

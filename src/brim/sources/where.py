@@ -1,0 +1,316 @@
+"""`--where`: which rows, in Python's own syntax, with SQL's meaning of null.
+
+    age > 40 and sex == "F"          subject in ["M2230", "M2231"]       "x" in tags
+    seen >= "2024-01-31"             site.startswith("Os")               image.path.endswith(".png")
+
+The text is parsed, never run: names are columns, and only what is listed here is understood. A comparison with null is
+null, and a row is taken where the whole is true. `--sql` hands one boolean expression to DuckDB, shut off from the rest
+of the machine. Which rows are then done what with: selection.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.errors import InputError, MissingExtra
+from brim.file_set import Bools
+
+MOST_CHARACTERS, MOST_NODES, MOST_DEPTH = 20_000, 20_000, 60
+_SQL_MEMORY = "256MB"
+
+_COMPARE = {
+    ast.Gt: pc.greater, ast.GtE: pc.greater_equal, ast.Lt: pc.less, ast.LtE: pc.less_equal,
+    ast.Eq: pc.equal, ast.NotEq: pc.not_equal,
+}  # fmt: skip
+_COUNT = {ast.Add: pc.add_checked, ast.Sub: pc.subtract_checked, ast.Mult: pc.multiply_checked, ast.Div: pc.divide}
+_TEXT: dict[str, Callable[..., Any]] = {
+    "lower": pc.utf8_lower,
+    "upper": pc.utf8_upper,
+    "strip": pc.utf8_trim_whitespace,
+    "startswith": lambda values, text: pc.starts_with(values, pattern=text),
+    "endswith": lambda values, text: pc.ends_with(values, pattern=text),
+    "contains": lambda values, text: pc.match_substring(values, pattern=text),
+    "matches": lambda values, text: pc.match_substring_regex(values, pattern=text),
+}
+_OF_DATE = {"year": pc.year, "month": pc.month, "day": pc.day, "hour": pc.hour}
+
+
+def where_mask(text: str, table: pa.Table, labels: Mapping[str, list[str]] | None = None) -> Bools:
+    """Which rows of a table a text chooses. `labels` has the names of the columns that are class labels."""
+    found = _Evaluation(text, table, labels or {}).run()
+    mask = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    return np.asarray(pc.fill_null(mask, False).to_numpy(zero_copy_only=False), bool)
+
+
+def names_in(text: str, known: list[str]) -> list[str]:
+    """The columns that a text names, as far as it can be parsed."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return known
+    return [name for name in known if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(tree))]
+
+
+class _Evaluation:
+    def __init__(self, text: str, table: pa.Table, labels: Mapping[str, list[str]]) -> None:
+        self.text, self.table, self.labels = text.strip(), table, labels
+
+    def run(self) -> Any:
+        if len(self.text) > MOST_CHARACTERS:
+            raise InputError(f"The expression of --where is longer than {MOST_CHARACTERS:,} characters.")
+        try:
+            tree = ast.parse(self.text, mode="eval").body
+        except SyntaxError as error:
+            place = max((error.offset or 1) - 1, 0)
+            hint = "Equality is written ==." if "=" in self.text.replace("==", "") else ""
+            raise self._wrong(f"is not an expression: {error.msg}", place, hint) from None
+        except (ValueError, RecursionError, MemoryError):
+            raise InputError("The expression of --where is nested too deeply or holds a null character.") from None
+        if sum(1 for _ in ast.walk(tree)) > MOST_NODES or _depth(tree) > MOST_DEPTH:
+            raise InputError(f"The expression of --where has more than {MOST_NODES:,} parts or {MOST_DEPTH} levels.")
+        found = self._value(tree)
+        if isinstance(found, pa.Scalar) and pa.types.is_boolean(found.type):
+            found = pa.repeat(found, self.table.num_rows)
+        if not isinstance(found, pa.Array | pa.ChunkedArray) or not pa.types.is_boolean(found.type):
+            raise self._wrong("does not say yes or no for each row", 0, "Write a comparison, like age > 40.")
+        return found
+
+    def _wrong(self, what: str, place: int | ast.AST, hint: str = "") -> InputError:
+        """An error that points at its place."""
+        at = place if isinstance(place, int) else getattr(place, "col_offset", 0)
+        if not isinstance(place, int):
+            at = len(self.text.encode()[:at].decode(errors="replace"))
+        start = max(at - 60, 0)
+        line = self.text[start : at + 60].replace("\n", " ")
+        return InputError(f"--where {what}:\n  {line}\n  {' ' * (at - start)}^", hint=hint, position=at)
+
+    def _value(self, node: ast.AST) -> Any:
+        try:
+            return self._known(node)
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            reason = str(error).split("\n")[0][:200]
+            raise self._wrong(f"cannot be computed ({reason})", node, "Are the types those of the columns?") from None
+
+    def _known(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.BoolOp):
+            return self._logic(node)
+        if isinstance(node, ast.UnaryOp):
+            return self._unary(node)
+        if isinstance(node, ast.Compare):
+            return self._comparisons(node)
+        if isinstance(node, ast.BinOp) and type(node.op) in _COUNT:
+            return _COUNT[type(node.op)](self._value(node.left), self._value(node.right))
+        if isinstance(node, ast.Name):
+            return self._column(node)
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node)
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        if isinstance(node, ast.Constant) and not isinstance(node.value, complex | type(...)):
+            return pa.scalar(node.value)
+        raise self._wrong("holds what it does not understand", node, "See docs/select.md for what it does.")
+
+    def _logic(self, node: ast.BoolOp) -> Any:
+        join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
+        found = self._yes_no(node.values[0])
+        for value in node.values[1:]:
+            found = join(found, self._yes_no(value))
+        return found
+
+    def _yes_no(self, node: ast.AST) -> Any:
+        value = self._value(node)
+        if not pa.types.is_boolean(value.type):
+            raise self._wrong("joins what is not a yes or no", node, "Write a comparison there.")
+        return value
+
+    def _unary(self, node: ast.UnaryOp) -> Any:
+        if isinstance(node.op, ast.Not):
+            return pc.invert(self._yes_no(node.operand))
+        if isinstance(node.op, ast.USub):
+            return pc.negate_checked(self._value(node.operand))
+        raise self._wrong("holds what it does not understand", node)
+
+    def _column(self, node: ast.Name) -> Any:
+        names = self.table.column_names
+        if names.count(node.id) == 1:
+            column = self.table.column(node.id)
+            return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+        near = difflib.get_close_matches(node.id, names, 1)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        raise self._wrong(
+            f"names the column {node.id!r}, which is not there", node, f"{meant}Columns: {', '.join(names[:30])}."
+        )
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        value = self._value(node.value)
+        if pa.types.is_temporal(value.type) and node.attr in _OF_DATE:
+            return _OF_DATE[node.attr](value)
+        if not pa.types.is_struct(value.type) or value.type.get_field_index(node.attr) < 0:
+            raise self._wrong(f"asks for {node.attr!r} of {value.type}, which has none", node)
+        return pc.struct_field(value, node.attr)
+
+    def _call(self, node: ast.Call) -> Any:
+        if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
+            raise self._wrong("calls with what it does not understand", node)
+        if isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1:
+            value = self._value(node.args[0])
+            listed = pa.types.is_list(value.type) or pa.types.is_large_list(value.type)
+            return pc.list_value_length(value) if listed else pc.utf8_length(value)
+        if isinstance(node.func, ast.Name) and node.func.id == "abs" and len(node.args) == 1:
+            return pc.abs_checked(self._value(node.args[0]))
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT:
+            value = self._value(node.func.value)
+            texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            if len(texts) != len(node.args) or len(texts) != (node.func.attr not in ("lower", "upper", "strip")):
+                raise self._wrong(f"calls {node.func.attr} with what it does not understand", node)
+            return _TEXT[node.func.attr](value, *texts)
+        known = ", ".join([*_TEXT, "len", "abs"])
+        raise self._wrong("calls what it does not know", node, f"It knows: {known}.")
+
+    def _comparisons(self, node: ast.Compare) -> Any:
+        found, left = None, node.left
+        for sign, right in zip(node.ops, node.comparators, strict=True):
+            one = self._comparison(left, sign, right)
+            found = one if found is None else pc.and_kleene(found, one)
+            left = right
+        return found
+
+    def _comparison(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Any:
+        none = isinstance(right, ast.Constant) and right.value is None
+        if isinstance(sign, ast.Is | ast.IsNot) or (none and isinstance(sign, ast.Eq | ast.NotEq)):
+            if not none:
+                raise self._wrong("compares with `is` what is not None", right)
+            null = pc.is_null(self._value(left))
+            return null if isinstance(sign, ast.Is | ast.Eq) else pc.invert(null)
+        if isinstance(sign, ast.In | ast.NotIn):
+            found = self._inside(left, right)
+            return found if isinstance(sign, ast.In) else pc.invert(found)
+        one, other = self._alike(left, right)
+        return _COMPARE[type(sign)](one, other)
+
+    def _alike(self, left: ast.expr, right: ast.expr) -> tuple[Any, Any]:
+        """Two sides of a comparison, a text as what it is compared with: a date, or the number of a label."""
+        one, other = self._value(left), self._value(right)
+        if isinstance(other, pa.Scalar):
+            other = self._fitted(other, one, left, right)
+        elif isinstance(one, pa.Scalar):
+            one = self._fitted(one, other, right, left)
+        return one, other
+
+    def _fitted(self, value: Any, column: Any, column_node: ast.AST, node: ast.AST) -> Any:
+        if not pa.types.is_string(value.type):
+            return value
+        if isinstance(column_node, ast.Name) and column_node.id in self.labels and pa.types.is_integer(column.type):
+            names = self.labels[column_node.id]
+            if value.as_py() not in names:
+                raise self._wrong(f"compares with a label that is not one of {column_node.id}", node)
+            return pa.scalar(names.index(value.as_py()), column.type)
+        if pa.types.is_temporal(column.type):
+            try:
+                return (
+                    value.cast(pa.timestamp("us")).cast(column.type)
+                    if "T" in value.as_py() or (pa.types.is_timestamp(column.type))
+                    else value.cast(column.type)
+                )
+            except pa.ArrowException:
+                raise self._wrong("compares a date with what is none", node, 'Write it as "2024-01-31".') from None
+        return value
+
+    def _inside(self, left: ast.expr, right: ast.expr) -> Any:
+        if isinstance(right, ast.List | ast.Tuple | ast.Set):
+            column = self._value(left)
+            constants = [self._constant(element) for element in right.elts]
+            values = [self._fitted(pa.scalar(c), column, left, right) for c in constants if c is not None]
+            try:
+                among = pa.array([value.as_py() for value in values]).cast(column.type)
+            except pa.ArrowException:
+                among = pa.array([value.as_py() for value in values])
+            found = pc.is_in(column, value_set=among)
+            return pc.if_else(pc.is_null(column), pa.scalar(None, pa.bool_()), found)
+        column = self._value(right)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            text = self._constant(left)
+            if not isinstance(text, str):
+                raise self._wrong("looks in a text for what is none", left)
+            return pc.match_substring(column, pattern=text)
+        if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+            raise self._wrong("looks inside of what is neither a list nor a text", right)
+        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+        hit = pc.fill_null(pc.equal(array.flatten(), pa.scalar(self._constant(left))), False)
+        rows = np.asarray(pc.list_parent_indices(array))[np.asarray(hit.to_numpy(zero_copy_only=False), bool)]
+        mask = np.zeros(len(array), bool)
+        mask[rows] = True
+        return pa.array(mask, mask=np.asarray(array.is_null().to_numpy(zero_copy_only=False), bool))
+
+    def _constant(self, node: ast.expr) -> Any:
+        try:
+            value = ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, RecursionError):
+            raise self._wrong("needs plain values there", node) from None
+        if value is not None and not isinstance(value, str | int | float | bool | bytes):
+            raise self._wrong("needs plain values there", node)
+        return value
+
+
+def _depth(tree: ast.AST) -> int:
+    deepest, waiting = 0, [(tree, 1)]
+    while waiting:
+        node, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        waiting += [(child, depth + 1) for child in ast.iter_child_nodes(node)]
+    return deepest
+
+
+def sql_mask(text: str, table: pa.Table) -> Bools:
+    """Which rows one boolean SQL expression chooses."""
+    try:
+        import duckdb
+    except ImportError as error:
+        raise MissingExtra(
+            "--sql needs DuckDB.", hint="Install it with: pip install 'brim[sql]', or use --where.", extra="sql"
+        ) from error
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(f"The expression of --sql is longer than {MOST_CHARACTERS:,} characters.")
+    folded = [name.lower() for name in table.column_names]
+    twins = [name for name in table.column_names if folded.count(name.lower()) > 1]
+    if twins:
+        raise InputError(
+            f"--sql cannot tell the columns {twins[0]!r} and {twins[1]!r} apart.", hint="Use --where, which can."
+        )
+    try:
+        parsed = duckdb.extract_statements(f"SELECT ({text}\n) FROM rows")
+    except duckdb.Error as error:
+        raise _sql_wrong(error) from None
+    if len(parsed) != 1:
+        raise InputError("--sql takes one expression, not several statements.")
+    settings: dict[str, Any] = {"threads": 1, "memory_limit": _SQL_MEMORY}
+    with duckdb.connect(config=settings) as connection:
+        numbered = table.append_column("__brim_row", pa.array(np.arange(table.num_rows, dtype=np.int64)))
+        connection.register("rows", numbered)
+        for setting in (
+            "enable_external_access=false", "autoinstall_known_extensions=false", "autoload_known_extensions=false",
+            "allow_community_extensions=false", "python_enable_replacements=false", "lock_configuration=true",
+        ):  # fmt: skip
+            connection.execute(f"SET {setting}")
+        try:
+            query = f'SELECT "__brim_row" FROM rows WHERE ({text}\n) IS TRUE'
+            if len(duckdb.extract_statements(query)) != 1:
+                raise InputError("--sql takes one expression, not several statements.")
+            chosen = connection.sql(query).to_arrow_table().column(0)
+        except duckdb.Error as error:
+            raise _sql_wrong(error) from None
+    mask = np.zeros(table.num_rows, bool)
+    mask[np.asarray(chosen.to_numpy())] = True
+    return mask
+
+
+def _sql_wrong(error: BaseException) -> InputError:
+    return InputError(f"--sql is refused by DuckDB: {str(error).strip()[:600]}", hint="Give one boolean expression.")
