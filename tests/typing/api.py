@@ -5,7 +5,7 @@ import pyarrow as pa
 
 import brim
 from brim.jobs.build_job import Build
-from brim.jobs.open_store import Built
+from brim.jobs.job import Built
 from brim.sources.file_table import FileTable
 
 files: FileTable = brim.files("folder", include=["*.png"], label_from="parent", limit=10)

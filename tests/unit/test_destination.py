@@ -14,14 +14,19 @@ from brim.buckets.bucket_address import Access, parse_bucket_address
 from brim.buckets.listing import ObjectStat
 from brim.errors import BrimError, DestinationError, InputError
 from brim.file_set import FileSetBuilder
-from brim.jobs.computed_job import ComputedJob, JobOptions
+from brim.jobs.job import Job
 from brim.jobs.parts import SavedBuild, SavedOptions
+from brim.jobs.spec import How, dataset_spec, vector_file_spec
 from brim.jobs.unpack import unpack
-from brim.jobs.vector_file_job import VectorFileJob
+from brim.outputs.output import RowsOutput
 from brim.rows.open_rows import open_rows
+from brim.steps.map_options import MapOptions
+from brim.steps.map_step import MapStep
 from brim.stores.destination import parse_destination, refuse_source
 from brim.stores.hub_options import HubOptions
 from tests.conftest import tree_digest
+
+STEP = MapStep(len, MapOptions())
 
 
 def test_another_store_is_another_place() -> None:
@@ -41,8 +46,8 @@ def test_nothing_is_computed_from_itself(tmp_path: Path, source: str) -> None:
     (tmp_path / "data" / "a.jsonl").write_text('{"n": 1}\n')
     rows = open_rows(str(tmp_path / source))
     with pytest.raises(DestinationError, match="source itself"):
-        ComputedJob("map", rows, None, None, tmp_path, JobOptions(fresh=True))  # type: ignore[arg-type]
-    ComputedJob("map", rows, None, None, tmp_path / "out", JobOptions())  # type: ignore[arg-type]
+        Job(dataset_spec("map", rows, STEP, RowsOutput(), tmp_path, How(fresh=True)))
+    Job(dataset_spec("map", rows, STEP, RowsOutput(), tmp_path / "out", How()))
 
 
 @pytest.fixture
@@ -74,8 +79,8 @@ def test_a_vector_file_is_not_its_source(
     destination = f"{tmp_path}/{spelling}" if absolute else spelling
     for source in ("in/rows.parquet", str(rows), "in", "in/*.parquet", "link.parquet", "folder"):
         with pytest.raises(DestinationError, match="source itself"):
-            VectorFileJob(open_rows(source), None, destination, JobOptions(fresh=True))  # type: ignore[arg-type]
-    VectorFileJob(open_rows("in"), None, "in/other.parquet", JobOptions())  # type: ignore[arg-type]
+            Job(vector_file_spec(open_rows(source), STEP, destination, How(fresh=True)))
+    Job(vector_file_spec(open_rows("in"), STEP, "in/other.parquet", How()))
 
 
 @pytest.mark.parametrize("name", ["v.npy.rows.parquet", "v.npy.quarantine.parquet", ".v.npy.brim/units/a.parquet"])
@@ -85,7 +90,7 @@ def test_what_lies_beside_vectors_is_not_the_source(tmp_path: Path, rows: Path, 
     source.parent.mkdir(parents=True, exist_ok=True)
     rows.rename(source)
     with pytest.raises(DestinationError, match="source itself"):
-        VectorFileJob(open_rows(str(source)), None, tmp_path / "folder" / "v.npy", JobOptions())  # type: ignore[arg-type]
+        Job(vector_file_spec(open_rows(str(source)), STEP, tmp_path / "folder" / "v.npy", How()))
 
 
 @pytest.mark.parametrize("inside", ["out/data", "out/data/deep", "out/.brim/units"])
@@ -103,10 +108,10 @@ def test_a_dataset_takes_no_place_of_its_source(tmp_path: Path, rows: Path, insi
         source = str(there)
     for verb in ("map", "tokenize", "embed"):
         with pytest.raises(DestinationError, match="source itself"):
-            ComputedJob(verb, open_rows(source), None, None, tmp_path / "out", JobOptions(fresh=True))  # type: ignore[arg-type]
-    other = JobOptions(hub=HubOptions(data_dir="elsewhere"))
+            Job(dataset_spec(verb, open_rows(source), STEP, RowsOutput(), tmp_path / "out", How(fresh=True)))
+    other = How(hub=HubOptions(data_dir="elsewhere"))
     if not inside.startswith("out/.brim"):
-        ComputedJob("map", open_rows(source), None, None, tmp_path / "out", other)  # type: ignore[arg-type]
+        Job(dataset_spec("map", open_rows(source), STEP, RowsOutput(), tmp_path / "out", other))
 
 
 def test_build_takes_no_place_of_its_source(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from brim.buckets.bucket_address import Access
 from brim.choices import one_of
 from brim.jobs.build_job import Build, BuildOptions
-from brim.jobs.open_store import Built
+from brim.jobs.job import Built
 from brim.plans.cut_shards import CutOptions
 from brim.plans.file_checks import CheckOptions, Oversize
 from brim.plans.plan import Format

@@ -13,12 +13,13 @@ from typing import Any
 from brim.buckets.bucket_address import Access
 from brim.errors import InputError, named
 from brim.jobs.build_job import Build, BuildOptions
-from brim.jobs.caches import Kept, cache_home, compute_kept, open_cache, open_dataset, sweep_caches
-from brim.jobs.open_store import Built
-from brim.jobs.units import Wanted, refuse_both, refuse_rows, without_function
-from brim.memory.limit import effective_limit
+from brim.jobs.caches import Kept, cache_home, open_dataset
+from brim.jobs.job import Built, Job
+from brim.jobs.layout import CacheLayout
+from brim.jobs.spec import How, computed_facts, computed_spec
+from brim.jobs.units import without_function
 from brim.memory.meter import process_bytes
-from brim.outputs.rows_file import Writing
+from brim.outputs.output import CachedRows
 from brim.plans.cut_shards import CutOptions
 from brim.plans.file_checks import CheckOptions
 from brim.plans.fingerprint import digest_json
@@ -27,7 +28,6 @@ from brim.rows.open_rows import open_rows
 from brim.rows.row_options import RowOptions
 from brim.rows.unit import RowSource
 from brim.schedule.messages import OnError
-from brim.schedule.unit_work import ComputeOptions
 from brim.sizes import parse_size
 from brim.sources.dataset_source import dataset_source
 from brim.steps.map_options import InputKind, MapOptions
@@ -128,7 +128,6 @@ def _address(repo_id: str, revision: str | None, token: str | None) -> HubAddres
 
 
 _NAMES = {"workers": "num-proc", "fresh": "load_from_cache_file=False"}
-_VERSION = 1  # raise it when the same call would give other rows
 
 
 def map(
@@ -178,8 +177,7 @@ def map(
 
     def one(part: Any) -> Any:
         # What was said is looked at before the source is.
-        compute = ComputeOptions(effective_limit(memory).bytes, num_proc, on_error, what=desc or "map")
-        refuse_both(fresh, keep_done)
+        how = How(memory, num_proc, on_error, fresh=fresh, keep_done=keep_done)
         options = MapOptions(
             batched=batched,
             batch_size=batch_size,
@@ -200,9 +198,8 @@ def map(
         if not step.digest.stable:
             progress.note("brim cannot tell whether this function has changed, so its result will not be found again")
         # What this process holds already is the caller's: the limit is for the job.
-        limit_bytes = compute.limit_bytes + process_bytes(os.getpid())
-        compute = replace(compute, limit_bytes=limit_bytes, align=step.batch_rows or 1)
-        kept = _computed(source, step, compute, cache_home(cache_dir), fresh, keep_done, progress)
+        how = replace(how, held_bytes=process_bytes(os.getpid()))
+        kept = _computed(source, step, how, cache_home(cache_dir), desc or "map", progress)
         made = open_dataset(
             kept.files,
             kept.schema,
@@ -218,29 +215,17 @@ def map(
         return one(dataset)
 
 
-def _computed(
-    source: RowSource, step: MapStep, options: ComputeOptions, home: Path, fresh: bool, keep_done: bool,
-    progress: Progress,
-) -> Kept:  # fmt: skip
+def _computed(source: RowSource, step: MapStep, how: How, home: Path, label: str, progress: Progress) -> Kept:
     """The cache of this call, filled."""
-    writing = Writing("arrow", step.options.writer_batch_size or 1000, hashed=False)
-    facts = {
-        "kind": "map",
-        "version": _VERSION,
-        "source": source.facts,
-        "step": step.facts,
-        "output": {"batch_rows": writing.batch_rows, "on_error": options.on_error},
-    }
-    wanted = Wanted(digest_json(facts), facts, fresh=fresh, keep_done=keep_done)
+    output = CachedRows(step.options.writer_batch_size or 1000, lambda had: step.empty_schema(source.schema, had))
+    facts = computed_facts("map", source, step, output, how.on_error)
     # The first part is the same for every version of the function, so that another one can go on.
-    folder_name = f"{digest_json(without_function(facts))[:12]}-{wanted.fingerprint[:12]}"
+    name = f"{digest_json(without_function(facts))[:12]}-{digest_json(facts)[:12]}"
     about = {"what": step.function.name, "source": source.name}
-    refuse_rows(home, source, [home / folder_name])
-    sweep_caches(home)
-    folder = open_cache(home, folder_name, about, adopt=keep_done)
-    return compute_kept(
-        folder, source, step, writing, wanted, options, progress, lambda had: step.empty_schema(source.schema, had)
-    )
+    layout = CacheLayout(home, name, about, adopt=how.keep_done)
+    kept = Job(computed_spec("map", source, step, output, layout, how, label)).run(progress).kept
+    assert kept is not None
+    return kept
 
 
 def _names(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:

@@ -42,11 +42,11 @@ def job_options(
     publishing: PublishingFlags,
     storing: StoringFlags,
 ) -> Any:
-    from brim.jobs.computed_job import JobOptions
+    from brim.jobs.spec import How
     from brim.schedule.scheduler import Scaling as Engine
     from brim.stores.hub_options import HubOptions
 
-    return JobOptions(
+    return How(
         memory=running.memory,
         workers=running.workers,
         on_error=computing.on_error,  # type: ignore[arg-type]

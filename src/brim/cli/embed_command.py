@@ -97,9 +97,9 @@ def embed(
     ] = None,
     split: Annotated[str, _vectors("--split", metavar="NAME", help="The split that shards become.")] = "train",
 ) -> None:
-    from brim.jobs.computed_job import ComputedJob
-    from brim.jobs.vector_file_job import VectorFileJob
-    from brim.outputs.output import RowsFinisher
+    from brim.jobs.job import Job
+    from brim.jobs.spec import dataset_spec, vector_file_spec
+    from brim.outputs.output import RowsOutput
     from brim.outputs.vector_output import SUFFIXES
     from brim.steps.embed_options import EmbedOptions, ModelOptions
     from brim.steps.embed_rows import open_source
@@ -133,18 +133,13 @@ def embed(
     )
     step = EmbedStep(options)
     step.check(rows_of.schema)
-    job: Any
-    how = (scaling, computing, keeping, publishing, storing)
+    how = job_options(running, scaling, computing, keeping, publishing, storing)
     if not dest.startswith("hf://") and Path(dest).suffix in SUFFIXES:
         if split != "train":
             raise InputError("--split is for shards, and DEST is a file.", hint="Leave --split out.")
-        job = VectorFileJob(rows_of, step, dest, job_options(running, *how))
+        job = Job(vector_file_spec(rows_of, step, dest, how))
     else:
-        # A model takes all cores of a machine by itself.
-        alone = running.workers is None and scaling.engine == "local"
-        once = RunningFlags(running.memory, 1 if alone else running.workers)
-        finisher = RowsFinisher("parquet", None, split)
-        job = ComputedJob("embed", rows_of, step, finisher, dest, job_options(once, *how))
+        job = Job(dataset_spec("embed", rows_of, step, RowsOutput("parquet", None, split), dest, how))
     began = time.monotonic()
     computed, progress = run_job(job, computing, showing, watching)
     rate = computed.built.rows / max(time.monotonic() - began, 1e-6)

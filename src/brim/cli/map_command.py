@@ -75,8 +75,9 @@ def map(
     ] = None,
     split: Annotated[str, typer.Option("--split", metavar="NAME", help="The split that the rows become.")] = "train",
 ) -> None:
-    from brim.jobs.computed_job import ComputedJob
-    from brim.outputs.output import RowsFinisher
+    from brim.jobs.job import Job
+    from brim.jobs.spec import dataset_spec
+    from brim.outputs.output import RowsOutput
     from brim.rows.open_rows import open_rows
     from brim.steps.map_options import MapOptions
     from brim.steps.step_process import make_step
@@ -96,9 +97,8 @@ def map(
     with waiting_for(source):
         rows_of = open_rows(source, row_options(rows, storing))
     step.options.check(rows_of.schema)
-    finisher = RowsFinisher(format, rows_per_shard, split)  # type: ignore[arg-type]
-    job = ComputedJob(
-        "map", rows_of, step, finisher, dest, job_options(running, scaling, computing, keeping, publishing, storing)
-    )
+    output = RowsOutput(format, rows_per_shard, split)  # type: ignore[arg-type]
+    how = job_options(running, scaling, computing, keeping, publishing, storing)
+    job = Job(dataset_spec("map", rows_of, step, output, dest, how))
     computed, progress = run_job(job, computing, showing, watching)
     tell(computed, progress, job, showing, [("load", f"datasets.load_dataset({dest!r})")] if "://" not in dest else [])

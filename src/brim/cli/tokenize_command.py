@@ -115,8 +115,9 @@ def tokenize(
     ] = None,
 ) -> None:
     from brim.errors import InputError
-    from brim.jobs.computed_job import ComputedJob
-    from brim.outputs.token_output import WHOLE, FinishOptions, TokenFinisher, parse_split
+    from brim.jobs.job import Job
+    from brim.jobs.spec import dataset_spec
+    from brim.outputs.token_output import WHOLE, FinishOptions, TokenOutput, parse_split
     from brim.rows.open_rows import open_rows
     from brim.steps.fast_encoder import choose
     from brim.steps.tokenize_step import TokenizeOptions, TokenizeStep, settle_dtype
@@ -151,7 +152,7 @@ def tokenize(
         "tokenizer_sha256": found.sha256,
         "created_by": "brim",
     }
-    finisher = TokenFinisher(
+    output = TokenOutput(
         FinishOptions(
             format=format, dtype=settled, pack=pack, pack_tail=pack_tail,  # type: ignore[arg-type]
             splits=WHOLE if split is None else parse_split(split), shuffle=shuffle is not None, seed=shuffle or 0,
@@ -159,15 +160,8 @@ def tokenize(
         ),
         found.name,
     )  # fmt: skip
-    job = ComputedJob(
-        "tokenize",
-        rows_of,
-        step,
-        finisher,
-        dest,
-        job_options(running, scaling, computing, keeping, publishing, storing),
-    )
-    finisher.check_room(job.limit.bytes)
+    how = job_options(running, scaling, computing, keeping, publishing, storing)
+    job = Job(dataset_spec("tokenize", rows_of, step, output, dest, how))
     del loaded
     if not watching.quiet:
         progress_for(showing.json, quiet=False).note(f"encoder: {step.encoder}")

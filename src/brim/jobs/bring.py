@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from brim.errors import DestinationError, PlanChanged, SinkFailed
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
@@ -30,11 +31,15 @@ from brim.stores.store import Announcement, ObjectsGone, Publication, Put, Store
 
 
 @dataclass(frozen=True, slots=True)
-class Others:
-    """What a run has to do with others that bring shards of the same content."""
+class Share:
+    """What a run has to do with others that bring shards of the same content; by itself, nothing.
+
+    A run that has its own `books` shares the destination. Whoever made them holds their lock.
+    """
 
     only: frozenset[str] | None = None  # the shards of this run; the rest, and publishing, is for others
-    received: Callable[[], Iterable[Receipt]] = tuple  # for shards that others brought
+    books: Path | None = None  # the folder of its ledger, beside which a stop file is looked for
+    received: Callable[[Ledger], Iterable[Receipt]] = lambda ledger: ()  # for shards that others brought
     lacking: Callable[[Sequence[Shard]], None] = lambda shards: None  # what has to be brought; may refuse to
 
 
@@ -55,7 +60,7 @@ class RunOptions:
     card: Callable[[CardFacts], CardFacts] = field(default=lambda facts: facts)
     config: str = "default"
     manifest_name: Callable[[str], str] | None = None  # of a split, where a ledger is published with the shards
-    others: Others = field(default_factory=Others)
+    share: Share = field(default_factory=Share)
     executor: Executor | None = None  # None: threads of this process
 
 
@@ -82,8 +87,9 @@ class Run:
             self.ledger.begin(
                 JobRecord(self.content.fingerprint, self.content.facts, versions(), self.content.left_out)
             )
-        self.ledger.add_all(r for r in self.options.others.received() if self.ledger.receipts.get(r.name) != r)
-        only = self.options.others.only
+        received = self.options.share.received(self.ledger)
+        self.ledger.add_all(r for r in received if self.ledger.receipts.get(r.name) != r)
+        only = self.options.share.only
         for _ in range(_ROUNDS):
             self._abort.clear()
             try:
@@ -129,9 +135,9 @@ class Run:
     def _begin(self) -> list[Shard]:
         """What has to be brought to the sink; the sink is told if there is anything."""
         todo = self._todo()
-        shared = self.options.others.only is not None
+        shared = self.options.share.only is not None
         if todo:
-            self.options.others.lacking(todo)
+            self.options.share.lacking(todo)
         if todo or not (self.ledger.done or shared):
             self._need_room(todo)
             ready = {name for name, receipt in self.ledger.receipts.items() if self.sink.holds(receipt.piece)}
@@ -162,13 +168,15 @@ class Run:
             reuse(self.content, self.sink, self.ledger, self.job)
         todo = []
         doubtful = []
-        only = self.options.others.only
+        only = self.options.share.only
         shards = self.content.shards
         for shard, mtimes in self.content.with_mtimes(s for s in shards if only is None or s.name in only):
             receipt = self.ledger.receipts.get(shard.name)
             same = receipt is not None and receipt.mtimes == mtimes
-            if receipt is None or receipt.job != self.job or not self._is_there(receipt):
-                if receipt is not None and receipt.job == self.job and receipt.staged_at and same:
+            if receipt is None or receipt.job != self.job or self._differs(shard, receipt):
+                todo.append(shard)
+            elif not self._is_there(receipt):
+                if receipt.staged_at and same:
                     self._known[shard.name] = receipt.sha256
                 todo.append(shard)
             elif not same:
@@ -176,6 +184,11 @@ class Run:
         if doubtful:
             todo += self._compare(doubtful)
         return sorted(todo, key=lambda shard: shard.start)
+
+    def _differs(self, shard: Shard, receipt: Receipt) -> bool:
+        """Whether rows that were computed again are others: a function may give other ones each time."""
+        known = self.content.sha256(shard)
+        return known is not None and known != receipt.sha256
 
     def _is_there(self, receipt: Receipt) -> bool:
         return self.sink.holds(receipt.piece) or 0 <= time.time() - receipt.staged_at < STAGED_S
@@ -252,7 +265,7 @@ class Run:
 
     def _checkpoint(self) -> None:
         """Tell the sink what is there only for some hours."""
-        if not self._waiting or self.options.others.only is not None:
+        if not self._waiting or self.options.share.only is not None:
             return
         waiting = [self._waiting[name] for name in sorted(self._waiting)]
         self.sink.checkpoint([r.piece for r in waiting], min(r.staged_at for r in waiting))

@@ -7,28 +7,22 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from brim.errors import DamageFound, DestinationError, InputError
-from brim.jobs.units import Wanted, open_units
-from brim.outputs.output import make_shards, settle, with_features
-from brim.outputs.rows_file import Writing, read_schema
-from brim.progress import Progress
-from brim.rows.unit import RowSource
-from brim.schedule.processes import Computation
-from brim.schedule.unit_work import ComputeOptions, clear_scratch, has_scratch
-from brim.state.durable import failures, reason, rename, write_whole
+from brim.outputs.output import MadeShard
+from brim.outputs.rows_file import read_schema
+from brim.schedule.unit_work import clear_scratch, has_scratch
+from brim.state.durable import reason, rename, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked
-from brim.state.stop import stoppable
 from brim.steps.row_features import as_schema, features_of, import_datasets
-from brim.steps.step import Step
 
 _ABOUT = "about.json"
 
@@ -148,57 +142,28 @@ class Kept:
     fingerprint: str
 
 
-def compute_kept(
-    folder: Path, source: RowSource, step: Step, writing: Writing, wanted: Wanted, options: ComputeOptions,
-    progress: Progress, empty_schema: Callable[[bool], pa.Schema],
-) -> Kept:  # fmt: skip
-    """Do what is missing in `folder`, and nothing if it is all there.
-
-    `empty_schema` gives the schema where no row comes out; it is told whether any went in.
-    """
-    with locked(folder), stoppable(folder / "stop") as stop, failures(folder):
-        units = open_units(folder / "units", wanted, Ledger(folder))
-        try:
-            if not units.done or not _complete(folder / "units", units):
-                computation = Computation(source, step, writing, units, folder / "units", options, progress, stop)
-                outcome = computation.run()
-                empty = empty_schema(bool(outcome.receipts))
-                receipts = _settled(folder / "units", outcome.receipts, writing, empty, units, progress)
-                units.finish(receipts)
-            receipts = [units.receipts[name] for name in sorted(units.receipts)]
-            files = [folder / "units" / receipt.name for receipt in receipts if receipt.rows]
-            schema = read_schema(files[0], "arrow") if files else empty_schema(bool(receipts))
-            return Kept(files, schema, wanted.fingerprint)
-        finally:
-            units.close()
-            progress.finish()
+def read_kept(folder: Path, ledger: Ledger, empty: Callable[[bool], pa.Schema]) -> Kept:
+    """What a finished ledger of units says is kept. `empty` gives the schema where no row came out."""
+    assert ledger.job is not None
+    receipts = [ledger.receipts[name] for name in sorted(ledger.receipts)]
+    files = [folder / receipt.name for receipt in receipts if receipt.rows]
+    schema = read_schema(files[0], "arrow") if files else empty(bool(receipts))
+    return Kept(files, schema, ledger.job.fingerprint)
 
 
-def _complete(folder: Path, units: Ledger) -> bool:
-    """Whether every file is there with its size."""
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    return all(sizes.get(receipt.name) == receipt.size for receipt in units.receipts.values())
-
-
-def _settled(
-    folder: Path, receipts: Sequence[Receipt], writing: Writing, empty: pa.Schema, units: Ledger, progress: Progress
-) -> list[Receipt]:
-    """All files with one schema: those that differ are written again, and take the place of what they were."""
-    schema = with_features(settle(folder, receipts, "arrow", empty))
-    made = {one.path.name: one for one in make_shards(folder, receipts, schema, writing, "", progress.advance)}
-    settled = []
+def keep_in_place(folder: Path, receipts: Sequence[Receipt], made: Iterable[MadeShard], units: Ledger) -> None:
+    """Unit files become what is kept: one that had to be `made` again takes the place of what it was."""
+    again = {one.path.name: one for one in made if one.path.parent != folder}
+    kept = []
     for receipt in receipts:
-        one = made.get(receipt.name)
-        if one is not None and one.path.parent != folder:
+        one = again.get(receipt.name)
+        if one is not None:
             units.forget(receipt.name)  # before its file becomes another one
             rename(one.path, folder / receipt.name)
-            receipt = Receipt(
-                receipt.name, "", one.rows, one.size, one.sha256, receipt.key, receipt.mtimes, receipt.job
-            )
+            receipt = replace(receipt, rows=one.rows, size=one.size, sha256=one.sha256)
             units.add(receipt)
-        settled.append(receipt)
-    shutil.rmtree(folder / "made", ignore_errors=True)
-    return settled
+        kept.append(receipt)
+    units.finish(kept)
 
 
 def open_dataset(

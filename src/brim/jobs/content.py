@@ -45,6 +45,11 @@ def computed_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return changes or ["its options changed"]
 
 
+def rows_of(rows: Sequence[int], apart: bool) -> int:
+    """How many rows several files have together."""
+    return max(rows, default=0) if apart else sum(rows)
+
+
 class Content(Protocol):
     """Files packaged by a plan, or rows that were computed."""
 
@@ -180,12 +185,13 @@ def card_facts(plan: Plan, receipts: Iterable[Receipt]) -> CardFacts:
 
 @dataclass(frozen=True)
 class ComputedContent:
-    """Shards by name, each a file."""
+    """Shards by name, each a file. `apart`: files beside each other, each with something of every row."""
 
     facts: dict[str, Any]
     card_facts: CardFacts
     made: Mapping[str, MadeShard]
     linked: bool
+    apart: bool = False
     left_out: tuple[str, ...] = ()
     files: int = 0
 
@@ -207,13 +213,14 @@ class ComputedContent:
 
     @property
     def rows(self) -> int:
-        return sum(one.rows for one in self.made.values())
+        return rows_of([one.rows for one in self.made.values()], self.apart)
 
     def changes_from(self, facts: dict[str, Any]) -> list[str]:
         return computed_changes(facts, self.facts)
 
     def key(self, shard: Shard) -> str:
-        return digest_json([self.fingerprint, self.made[shard.name].sha256])
+        # Of files that stand apart none is ever kept for another job.
+        return self.fingerprint if self.apart else digest_json([self.fingerprint, self.made[shard.name].sha256])
 
     def mtimes(self, shard: Shard) -> str:
         return ""

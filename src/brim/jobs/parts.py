@@ -6,59 +6,50 @@ receipts together and publishes as a build on one machine does, with the same re
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from brim.buckets.bucket_address import Access, BucketAddress
-from brim.choices import at_least
 from brim.errors import InputError, SourceChanged
-from brim.jobs.bring import STAGED_S, Others, versions
+from brim.jobs.bring import STAGED_S, Share, versions
 from brim.jobs.content import PlanContent
-from brim.jobs.open_store import Built, Delivery, at_destination, deliver, state_of, usual_workers
+from brim.jobs.job import Built, Job
+from brim.jobs.layout import dataset_at
 from brim.jobs.part_receipts import Part, divide, listed
 from brim.jobs.plan_place import open_place
+from brim.jobs.spec import How, Spec, usual_workers
 from brim.memory.limit import Limit, effective_limit
 from brim.plans.cut_shards import Shard
 from brim.plans.describe_plan import BuildForecast, forecast_build, plan_facts, plan_lines
 from brim.plans.plan import Plan
 from brim.plans.saved_plan import Saved, load_plan, moved, understood
 from brim.progress import Progress, Silent
-from brim.state.durable import failures
 from brim.state.ledger import STATE, Ledger, Receipt
-from brim.state.lock import locked
-from brim.state.stop import stoppable
-from brim.stores.destination import Destination, make_state, parse_destination, refuse_source, taken_by_dataset
-from brim.stores.folder_store import make_folder
+from brim.stores.destination import Destination, parse_destination
 from brim.stores.hub_options import HubAddress, HubOptions
 
 _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class SavedOptions:
-    """How this machine works on a saved plan. Nothing here decides a byte of the result."""
+class SavedOptions(How):
+    """How this machine works on a saved plan. `access` is to the bucket that the plan is in.
 
-    memory: str | int | float | None = None
-    workers: int | None = None
-    state: str | None = None
-    stop_file: str | None = None
+    Where it goes, how it is published, and whether it is an update, the plan says.
+    """
+
     root: str | None = None  # where the source is on this machine
-    access: Access = field(default_factory=Access)  # to the bucket that the plan is in
 
     def __post_init__(self) -> None:
-        at_least("workers", self.workers, 1)
-        if self.stop_file and os.path.isdir(self.stop_file):
-            raise InputError(f"--stop-file={self.stop_file!r} is a folder.", hint="Give the name of a file.")
+        How.__post_init__(self)
         if self.root is not None and "://" in self.root:
             raise InputError(f"With --plan, --root is a folder of this machine, not {self.root!r}.")
 
@@ -106,16 +97,12 @@ class SavedBuild:
                 error.words[0].replace(str(self.place.path), self.place.shown), hint=error.words[1], **error.facts
             ) from error
         self.plan: Plan = self.saved.plan
-        self.destination: Destination = parse_destination(
-            self.saved.job["destination"], Access(self.saved.job.get("endpoint"))
-        )
+        self._access = Access(self.saved.job.get("endpoint"))
+        self.destination: Destination = parse_destination(self.saved.job["destination"], self._access)
         self.receipts = self.place.receipts
         self.limit: Limit = effective_limit(self.options.memory)
-        workers = self.options.workers or usual_workers(self.destination)
-        to = self.destination
-        self.forecast: BuildForecast = forecast_build(
-            self.plan, self.limit, workers, hub=isinstance(to, HubAddress), bucket=isinstance(to, BucketAddress)
-        )
+        self.forecast: BuildForecast = forecast_at(self.destination, self.plan, self.limit, self.options.workers)
+        self.layout = dataset_at(self.destination, self.options.state, self.hub)
 
     @property
     def _job(self) -> str:
@@ -131,28 +118,21 @@ class SavedBuild:
         progress = progress or Silent()
         edges = divide(self.plan.shards, part.count)
         mine = self.plan.shards[edges[part.number - 1] : edges[part.number]]
-        with ExitStack() as stack:
-            folder = stack.enter_context(self.receipts.part(part))
-            stop = stack.enter_context(stoppable(folder / "stop", *self._stop_files()))
-            stack.callback(progress.finish)
-            stack.enter_context(failures(self.destination if isinstance(self.destination, Path) else folder))
-            ledger = Ledger(folder)
-            self.receipts.check(part, ledger, self.plan.fingerprint)
-            stack.callback(ledger.close)
-            content = self._content(mine, progress)  # before anything is made at the destination
-            there: Iterable[Receipt] = ()
-            if isinstance(self.destination, Path):
-                make_folder(self.destination)
-                make_state(self.destination, self.destination / STATE)
-                stack.enter_context(locked(self.destination / STATE, shared=True))
-                built = Ledger(self.destination / STATE).receipts
-                # What a build on one machine did before counts as well.
-                there = [r for s in mine if (r := built.get(s.name)) and r.job == self._job]
-            names = frozenset(shard.name for shard in mine)
-            others = Others(only=names, received=lambda: (r for r in there if r.name not in ledger.receipts))
-            done = self._delivered(content, self._delivery(others), ledger, progress, stop) if mine else None
+        with self.receipts.part(part) as folder:
+            self.receipts.check(part, Ledger(folder), self.plan.fingerprint)
+            share = Share(
+                frozenset(shard.name for shard in mine), folder, lambda ledger: self._built_here(mine, ledger)
+            )
+            done = self._run(self._content(mine, progress), progress, share) if mine else None
         counts = {name: getattr(done, name, 0) for name in ("bytes", "shards", "written", "kept", "sent_bytes")}
         return PartDone(part.number, part.count, str(self.destination), **counts, next=self.command("--finish"))
+
+    def _built_here(self, mine: Iterable[Shard], ledger: Ledger) -> Iterator[Receipt]:
+        """What a build on one machine did in the same folder before counts as well."""
+        if isinstance(self.destination, Path):
+            built = Ledger(self.destination / STATE).receipts
+            found = (built.get(shard.name) for shard in mine if shard.name not in ledger.receipts)
+            yield from (receipt for receipt in found if receipt is not None and receipt.job == self._job)
 
     def finish(self, progress: Progress | None = None) -> Built:
         """Publish what all parts brought. InputError that names the parts which are missing."""
@@ -163,62 +143,46 @@ class SavedBuild:
         return self._whole(progress or Silent(), only_publish=False)
 
     def _whole(self, progress: Progress, only_publish: bool) -> Built:
-        state = state_of(self.destination, self.options.state, self.hub)
         with self.receipts.alone():
             received = self.receipts.all(self.plan.fingerprint)
             if only_publish:  # before anything is made at the destination
-                here = Ledger(state)
+                here = Ledger(self.layout.books)
                 known = here.receipts if here.job and here.job.fingerprint == self.plan.fingerprint else {}
                 self._refuse([s for s in self.plan.shards if s.name not in received and s.name not in known], received)
             content = PlanContent(self.plan) if only_publish else self._content(self.plan.shards, progress)
-            with at_destination(self.destination, state, self.options.stop_file, progress) as (ledger, stop):
 
-                def of_parts() -> Iterable[Receipt]:
-                    if ledger.done:
-                        progress.note("this plan was finished before: looking whether everything is still there")
-                    return [r for r in received.values() if self._counts(r, ledger.receipts.get(r.name))]
+            def of_parts(ledger: Ledger) -> Iterable[Receipt]:
+                if ledger.done:
+                    progress.note("this plan was finished before: looking whether everything is still there")
+                return [r for r in received.values() if self._counts(r, ledger.receipts.get(r.name))]
 
-                def refuse(lacking: Sequence[Shard]) -> None:
-                    if only_publish:
-                        self._refuse(lacking, received)
+            def refuse(lacking: Sequence[Shard]) -> None:
+                if only_publish:
+                    self._refuse(lacking, received)
 
-                delivery = self._delivery(Others(received=of_parts, lacking=refuse))
-                return self._delivered(content, delivery, ledger, progress, stop)
+            return self._run(content, progress, Share(received=of_parts, lacking=refuse))
 
     def _counts(self, receipt: Receipt, known: Receipt | None) -> bool:
         """Whether a part's receipt takes the place of the one that the destination's ledger has for the same name."""
         if known is None or known.job != receipt.job:
             return True
         if known.sha256 == receipt.sha256 or not isinstance(self.destination, Path):
-            return known != dataclasses.replace(receipt, staged_at=0)
+            return known != replace(receipt, staged_at=0)
         try:  # files of the same size were changed between two builds: the shard itself says which one is in it
             with open(self.destination / receipt.name, "rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest() == receipt.sha256
         except OSError:
             return False
 
-    def _delivered(self, content: PlanContent, delivery: Delivery, *rest: Any) -> Built:
-        files = content.plan.table.files
-        refuse_source(self.destination, files.root, None, files, taken_by_dataset(self.destination, self.hub.folder))
+    def _run(self, content: PlanContent, progress: Progress, share: Share) -> Built:
+        how = replace(self.options, hub=self.hub, update=self.saved.job["update"], access=self._access)
+        spec = Spec("build", content, self.layout, how, self.limit, forecast=self.forecast)
         try:
-            return deliver(content, self.destination, delivery, *rest)
+            return Job(spec).run(progress, share).built
         except SourceChanged as error:
             raise SourceChanged(
                 error.words[0], hint="Restore it, or plan again: brim plan … --save PLAN.", **error.facts
             ) from error
-
-    def _delivery(self, others: Others) -> Delivery:
-        return Delivery(
-            self.limit,
-            self.forecast.workers,
-            self.limit.bytes - self.forecast.total,
-            update=self.saved.job["update"],
-            hub=self.hub,
-            others=others,
-        )
-
-    def _stop_files(self) -> list[Path]:
-        return [Path(self.options.stop_file)] if self.options.stop_file else []
 
     def _content(self, shards: Sequence[Shard], progress: Progress) -> PlanContent:
         """What is read on this machine."""
@@ -277,7 +241,7 @@ class SavedBuild:
     def progress(self) -> dict[str, Any]:
         """How far it is, for programs."""
         count, done = self.receipts.count(), self.receipts.all(self.plan.fingerprint)
-        here = Ledger(state_of(self.destination, self.options.state, self.hub))
+        here = Ledger(self.layout.books)
         same = here.job is not None and here.job.fingerprint == self.plan.fingerprint
         lacking = [shard for shard in self.plan.shards if shard.name not in done]
         missing = [] if count is None else self._parts_of(lacking, count)
@@ -320,9 +284,15 @@ class SavedBuild:
         return [*lines, ("next", self.command(*(["--part", next_part] if next_part else ["--finish"])))]
 
 
+def forecast_at(destination: Destination | None, plan: Plan, limit: Limit, workers: int | None) -> BuildForecast:
+    """What building a plan takes there."""
+    hub, bucket = isinstance(destination, HubAddress), isinstance(destination, BucketAddress)
+    return forecast_build(plan, limit, workers or usual_workers(destination), hub=hub, bucket=bucket)
+
+
 def job_facts(destination: Destination, hub: HubOptions, update: bool) -> dict[str, Any]:
     """What a saved plan tells beside the plan: where it goes and how it is published. Never the token."""
-    options = dataclasses.asdict(hub)
+    options = asdict(hub)
     del options["token"]
     endpoint = destination.access.endpoint if isinstance(destination, BucketAddress) else None
     return {"destination": str(destination), "endpoint": endpoint, "hub": options, "update": update}

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from brim.buckets.bucket_address import BucketAddress
-from brim.errors import InputError, PlanChanged
+from brim.errors import PlanChanged
 from brim.jobs.bring import refuse_strangers, versions
 from brim.jobs.content import computed_changes
 from brim.plans.fingerprint import digest_json
-from brim.rows.unit import RowSource
 from brim.state.ledger import JobRecord, Ledger
 from brim.stores.bucket_store import published_in
-from brim.stores.destination import Destination, refuse_source
 
 _FUNCTION = ("function", "fn_kwargs")
 
@@ -29,20 +26,6 @@ class Wanted:
     facts: dict[str, Any]
     fresh: bool = False
     keep_done: bool = False
-
-
-def refuse_both(fresh: bool, keep_done: bool) -> None:
-    """What was done goes, or it stays."""
-    if fresh and keep_done:
-        raise InputError("Choose one of --fresh (start over) and --keep-done (keep what is done).")
-
-
-def refuse_rows(destination: Destination, source: RowSource, taken: Iterable[Destination]) -> None:
-    """The rows of a job are not in what it writes (`taken`)."""
-    if source.files is not None:
-        # The name of what is no path (a dataset that is open, a folder of images as rows) leads nowhere.
-        place = source.name if "root" in source.reading.options else source.files.root
-        refuse_source(destination, place, None, source.files, taken)
 
 
 def agree_with_bucket(address: BucketAddress, wanted: Wanted, finished: Ledger) -> None:

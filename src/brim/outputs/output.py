@@ -7,7 +7,7 @@ rows are written again, cut anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -169,16 +169,20 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """What there is to finish: the unit files of `folder` in order, and the room there is."""
+    """What there is to finish: the unit files of `folder` in order, and the room there is.
+
+    What is made of them, and is no unit file, is made in `work`.
+    """
 
     folder: Path
     receipts: Sequence[Receipt]
     limit_bytes: int
     schema: pa.Schema  # of the source
+    work: Path
 
 
-class Finisher(Protocol):
-    """How units are written, and what is made of them."""
+class Output(Protocol):
+    """How units are written, and what is made of them: rows, tokens, or vectors."""
 
     @property
     def writing(self) -> Writing: ...
@@ -187,12 +191,18 @@ class Finisher(Protocol):
     def facts(self) -> dict[str, Any]:
         """What decides the output, for the fingerprint."""
 
+    def check_room(self, limit_bytes: int) -> None:
+        """DoesNotFit if it cannot be made within the limit: said before the first unit."""
+
     def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
-        """The shards, to lie in the folder `shards` of the destination. Done again from the start after a crash."""
+        """The files that the destination shall hold; those of a dataset lie in its folder `shards`.
+
+        Done again, from the start or from where it was, after a crash.
+        """
 
 
 @dataclass(frozen=True, slots=True)
-class RowsFinisher:
+class RowsOutput:
     """Rows as they are: Parquet or Arrow shards."""
 
     format: RowFormat = "parquet"
@@ -221,6 +231,9 @@ class RowsFinisher:
             "batch_rows": self._shards.batch_rows,
         }
 
+    def check_room(self, limit_bytes: int) -> None:
+        """Rows stream."""
+
     def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
         schema = with_features(settle(units.folder, units.receipts, self.writing.format, units.schema))
         if self.rows_per_shard is None:
@@ -237,6 +250,34 @@ class RowsFinisher:
                 advance,
             )
         return Finished(named(made, shards, EXTENSIONS[self.format]), card_of(schema, EXTENSIONS[self.format]))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRows:
+    """Rows that stay where they are computed, in files of one schema that are mapped when they are read.
+
+    `empty` gives the schema where no row comes out; it is told whether any went in.
+    """
+
+    batch_rows: int
+    empty: Callable[[bool], pa.Schema]
+
+    @property
+    def writing(self) -> Writing:
+        return Writing("arrow", self.batch_rows, hashed=False)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"batch_rows": self.batch_rows}
+
+    def check_room(self, limit_bytes: int) -> None:
+        """Rows stream."""
+
+    def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
+        """Files that differ from the schema of all are written again."""
+        schema = with_features(settle(units.folder, units.receipts, "arrow", self.empty(bool(units.receipts))))
+        made = make_shards(units.folder, units.receipts, schema, self.writing, "", advance)
+        return Finished({one.path.name: one for one in made}, card_of(schema, EXTENSIONS["arrow"]))
 
 
 def with_features(schema: pa.Schema) -> pa.Schema:

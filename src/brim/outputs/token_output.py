@@ -252,7 +252,7 @@ first = tokens[starts[0] : starts[1]]"""
 
 
 @dataclass(frozen=True, slots=True)
-class TokenFinisher:
+class TokenOutput:
     """Split, shuffle, pack, write. `tokenizer` is its name, for the card."""
 
     options: FinishOptions
@@ -281,7 +281,7 @@ class TokenFinisher:
 
     def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
         paths = [units.folder / receipt.name for receipt in units.receipts if receipt.rows]
-        folder = units.folder / "made"
+        folder = units.work
         rows = sum(receipt.rows for receipt in units.receipts)
         each = sum(receipt.size for receipt in units.receipts) / max(rows, 1)
         done = finish_tokens(

@@ -1,8 +1,8 @@
 """The file that an embedding job ends in, made of the units' files.
 
 A `.parquet` file has everything: the kept columns and the vectors. `.safetensors` and `.npy` hold numbers only, and
-the kept columns lie in `NAME.rows.parquet` beside them, row for row. Everything is made in a folder of the job and
-appears by a rename, the vectors last. Units are mapped and gone through a table at a time.
+the kept columns lie in `NAME.rows.parquet` beside them, row for row. Everything is made in a folder of the job.
+Units are mapped and gone through a table at a time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.errors import DamageFound, InputError
-from brim.state.durable import failures, rename
+from brim.formats.card import CardFacts
+from brim.outputs.output import Finished, MadeShard, Units
+from brim.outputs.rows_file import Writing
+from brim.progress import Advance
+from brim.state.durable import rename, sha256_of
 from brim.steps.embed_columns import vectors_in
-from brim.steps.models import Output
+from brim.steps.models import VectorType
 from brim.stores.destination import QUARANTINE
 from brim.tensors.tensor_files import npy_path
 from brim.tensors.tensor_stream import sync_file
@@ -35,7 +39,7 @@ class FinishedVectors:
 
     rows: int
     files: tuple[Path, ...]
-    outputs: Mapping[str, Output]
+    outputs: Mapping[str, VectorType]
 
 
 def rows_path(target: Path) -> Path:
@@ -55,6 +59,37 @@ def check_target(target: Path) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class VectorOutput:
+    """All vectors in the file `name` (or one for each tensor), whose ending is the format."""
+
+    name: str
+    batch_rows: int
+
+    @property
+    def writing(self) -> Writing:
+        return Writing("arrow", self.batch_rows)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"file": Path(self.name).suffix}
+
+    def check_room(self, limit_bytes: int) -> None:
+        """Tables stream."""
+
+    def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
+        """The vectors come last: where they are, all is."""
+        receipts = [receipt for receipt in units.receipts if receipt.rows]
+        paths, rows = [units.folder / receipt.name for receipt in receipts], [receipt.rows for receipt in receipts]
+        target = units.work / "made" / self.name
+        done = finish_vectors(paths, target, units.work, rows=rows, advance=advance)
+        made = {
+            path.name: MadeShard(path, "", done.rows, path.stat().st_size, sha256_of(path, lambda _: advance(0)))
+            for path in reversed(done.files)
+        }
+        return Finished(made, CardFacts([], None, target.suffix, []), {"rows": done.rows})
+
+
 def finish_vectors(
     units: Sequence[Path],
     target: Path,
@@ -62,6 +97,7 @@ def finish_vectors(
     *,
     rows: Sequence[int] | None = None,
     metadata: Mapping[str, str] | None = None,
+    advance: Advance = lambda _: None,
 ) -> FinishedVectors:
     """Put the units' tables together. Doing it again goes on where it stopped, or does nothing new.
 
@@ -72,21 +108,18 @@ def finish_vectors(
     schema, outputs = _schema_of(units)
     counts = list(rows) if rows is not None else [_count(unit) for unit in units]
     work.mkdir(parents=True, exist_ok=True)
-    with failures(target.parent):
-        if target.suffix == ".parquet":
-            made = work / "whole.parquet"
-            _write_parquet(made, units, schema, metadata, outputs)
-            rename(made, target)
-            return FinishedVectors(sum(counts), (target,), outputs)
-        kept = [field.name for field in schema if field.name not in outputs]
-        beside = rows_path(target)
-        if kept:
-            made = work / "rows.parquet"
-            _write_parquet(made, units, pa.schema([schema.field(name) for name in kept]), None, {})
-            rename(made, beside)
-        else:
-            beside.unlink(missing_ok=True)  # of an earlier result
-        files = _write_tensors(units, counts, target, work, outputs, metadata)
+    if target.suffix == ".parquet":
+        made = work / "whole.parquet"
+        _write_parquet(made, units, schema, metadata, outputs, advance)
+        rename(made, target)
+        return FinishedVectors(sum(counts), (target,), outputs)
+    kept = [field.name for field in schema if field.name not in outputs]
+    beside = rows_path(target)
+    if kept:
+        made = work / "rows.parquet"
+        _write_parquet(made, units, pa.schema([schema.field(name) for name in kept]), None, {}, advance)
+        rename(made, beside)
+    files = _write_tensors(units, counts, target, work, outputs, metadata, advance)
     return FinishedVectors(sum(counts), (*files, beside) if kept else files, outputs)
 
 
@@ -95,8 +128,9 @@ def _write_tensors(
     counts: Sequence[int],
     target: Path,
     work: Path,
-    outputs: Mapping[str, Output],
+    outputs: Mapping[str, VectorType],
     metadata: Mapping[str, str] | None,
+    advance: Advance,
 ) -> tuple[Path, ...]:
     inside = work / f"vectors{target.suffix}"
     names = list(outputs)
@@ -111,6 +145,7 @@ def _write_tensors(
         if not writer.finished:
             for table in _tables_from(units, counts, writer.rows_done, names):
                 writer.append({name: table[name] for name in names})
+                advance(table.nbytes)
     for one, other in zip(made, targets, strict=True):
         rename(one, other)
     return tuple(targets)
@@ -121,7 +156,8 @@ def _write_parquet(
     units: Sequence[Path],
     schema: pa.Schema,
     metadata: Mapping[str, str] | None,
-    outputs: Mapping[str, Output],
+    outputs: Mapping[str, VectorType],
+    advance: Advance,
 ) -> None:
     """In row groups of whole tables up to a size. Vectors are stored plain: they do not compress."""
     whole = schema.with_metadata(dict(metadata)) if metadata else schema.remove_metadata()
@@ -140,6 +176,7 @@ def _write_parquet(
                 _write_group(writer, held, whole)
                 held = []
             held.append(table)
+            advance(table.nbytes)
         if held:
             _write_group(writer, held, whole)
     sync_file(made)
@@ -158,7 +195,7 @@ def _leaf_names(schema: pa.Schema) -> set[str]:
     return {parquet.column(number).path for number in range(len(parquet.names))}
 
 
-def _schema_of(units: Sequence[Path]) -> tuple[pa.Schema, Mapping[str, Output]]:
+def _schema_of(units: Sequence[Path]) -> tuple[pa.Schema, Mapping[str, VectorType]]:
     if not units:
         raise InputError("The source has no rows.", hint="There is nothing to embed.")
     with pa.memory_map(str(units[0])) as file, _opened(units[0], file) as reader:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from brim.buckets.bucket_address import Access, BucketAddress, is_bucket_address
 from brim.buckets.read_object import TO_END, Changed, ObjectPiece, fetch
 from brim.errors import InputError
-from brim.steps.models import Output, need
+from brim.steps.models import VectorType, need
 
 Array = np.ndarray[Any, Any]
 
@@ -24,7 +24,9 @@ _ARROW = {"float32": pa.float32(), "float16": pa.float16(), "bfloat16": pa.uint1
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
 
-def plain_vectors(name: str, value: Any, rows: int, *, normalize: bool, keep_bfloat16: bool) -> tuple[Array, Output]:
+def plain_vectors(
+    name: str, value: Any, rows: int, *, normalize: bool, keep_bfloat16: bool
+) -> tuple[Array, VectorType]:
     """Rows of numbers, and what they are. bfloat16 is float32, or its bits if they are to be kept."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -36,7 +38,7 @@ def plain_vectors(name: str, value: Any, rows: int, *, normalize: bool, keep_bfl
         value = value.cpu().contiguous()
         if value.dtype == torch.bfloat16:
             if keep_bfloat16:
-                return value.view(torch.int16).numpy().view(np.uint16), Output(value.shape[1], "bfloat16")
+                return value.view(torch.int16).numpy().view(np.uint16), VectorType(value.shape[1], "bfloat16")
             value = value.float()
         value = value.numpy()
     array = np.asarray(value)
@@ -48,10 +50,10 @@ def plain_vectors(name: str, value: Any, rows: int, *, normalize: bool, keep_bfl
     if normalize:
         norms = np.linalg.norm(array.astype(np.float32), axis=1, keepdims=True)
         array = (array / np.maximum(norms, _SMALLEST_NORM)).astype(array.dtype)
-    return array, Output(array.shape[1], array.dtype.name)
+    return array, VectorType(array.shape[1], array.dtype.name)
 
 
-def empty_vectors(rows: int, output: Output) -> Array:
+def empty_vectors(rows: int, output: VectorType) -> Array:
     return np.empty((rows, output.dim), _NUMPY[output.dtype])
 
 
@@ -63,26 +65,26 @@ def first_bad_row(array: Array, dtype: str) -> int | None:
     return int(np.flatnonzero(~good.all(axis=1))[0])
 
 
-def vector_field(name: str, output: Output) -> Any:
+def vector_field(name: str, output: VectorType) -> Any:
     kind = pa.list_(_ARROW[output.dtype], output.dim)
     return pa.field(name, kind, nullable=False, metadata={VECTOR: output.dtype.encode()})
 
 
-def vector_column(array: Array, output: Output) -> Any:
+def vector_column(array: Array, output: VectorType) -> Any:
     values = pa.array(array.reshape(-1), _ARROW[output.dtype])
     return pa.FixedSizeListArray.from_arrays(values, type=pa.list_(_ARROW[output.dtype], output.dim))
 
 
-def stored(output: Output, *, keep_bfloat16: bool) -> Output:
+def stored(output: VectorType, *, keep_bfloat16: bool) -> VectorType:
     """As it lies in the tables."""
     widen = output.dtype not in _ARROW or (output.dtype == "bfloat16" and not keep_bfloat16)
-    return Output(output.dim, "float32") if widen else output
+    return VectorType(output.dim, "float32") if widen else output
 
 
-def vectors_in(schema: Any) -> Mapping[str, Output]:
+def vectors_in(schema: Any) -> Mapping[str, VectorType]:
     """The columns of a table that hold vectors."""
     return {
-        field.name: Output(field.type.list_size, field.metadata[VECTOR].decode())
+        field.name: VectorType(field.type.list_size, field.metadata[VECTOR].decode())
         for field in schema
         if field.metadata and VECTOR in field.metadata
     }

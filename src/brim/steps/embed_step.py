@@ -35,7 +35,7 @@ from brim.steps.embed_columns import (
     vector_field,
 )
 from brim.steps.embed_options import EmbedOptions
-from brim.steps.models import Model, Output, load_model, model_facts
+from brim.steps.models import Model, VectorType, load_model, model_facts
 from brim.steps.step import BadRow, Batch
 
 _FACTS_VERSION = 1
@@ -50,7 +50,7 @@ class _Running:
     ahead: ThreadPoolExecutor
     decoders: ThreadPoolExecutor | None
     fetchers: ThreadPoolExecutor
-    outputs: dict[str, Output] = field(default_factory=dict)
+    outputs: dict[str, VectorType] = field(default_factory=dict)
 
 
 class EmbedStep:
@@ -245,7 +245,7 @@ class EmbedStep:
             raise InputError(f"The model gave no {min(missing)!r} this time.", hint="Every batch has the same vectors.")
         return found
 
-    def _settle(self, name: str, output: Output) -> None:
+    def _settle(self, name: str, output: VectorType) -> None:
         """The first batch decides, or the model's own word; the others are the same."""
         before = self._open().outputs.setdefault(name, output)
         if before != output:
@@ -276,7 +276,7 @@ class EmbedStep:
             columns.append(vector_column(array, outputs[old]))
         return pa.table(columns, schema=pa.schema(fields))
 
-    def _named(self, outputs: Mapping[str, Output]) -> dict[str, str]:
+    def _named(self, outputs: Mapping[str, VectorType]) -> dict[str, str]:
         wanted = dict(self.options.names)
         if unknown := wanted.keys() - outputs.keys():
             raise InputError(f"The model gives no {min(unknown)!r}.", hint=f"It gives {', '.join(outputs)}.")

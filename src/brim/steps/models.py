@@ -27,7 +27,7 @@ from brim.steps.functions import load_function
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class VectorType:
     """The vectors that a model gives under one name: how long each is, and the type of its values."""
 
     dim: int
@@ -42,7 +42,7 @@ class Model(Protocol):
     have a row for each text or image.
     """
 
-    outputs: Mapping[str, Output] | None  # None until the first batch tells
+    outputs: Mapping[str, VectorType] | None  # None until the first batch tells
 
     def lengths(self, texts: Sequence[str]) -> Sequence[int]:
         """How much of the model each text takes, so that texts of one length share a batch."""
@@ -138,7 +138,7 @@ class FactoryModel:
         self._prepare = getattr(self._made, "prepare", None)
         self._lengths = getattr(self._made, "lengths", None)
         self._prepare_image = getattr(self._made, "prepare_image", None)
-        self.outputs: Mapping[str, Output] | None = None
+        self.outputs: Mapping[str, VectorType] | None = None
 
     def lengths(self, texts: Sequence[str]) -> Sequence[int]:
         given: Sequence[int] = [len(text) for text in texts] if self._lengths is None else self._lengths(texts)

@@ -12,7 +12,7 @@ import transformers
 
 from brim.errors import InputError
 from brim.steps.embed_options import ModelOptions, Pooling
-from brim.steps.models import Model, Output, need
+from brim.steps.models import Model, VectorType, need
 
 _UNSET_LENGTH = 100_000  # a tokenizer without a limit says 10**30
 
@@ -75,7 +75,7 @@ class _TwinModel:
         self._parts = parts
         self._tokenizer = parts.tokenizer() if text else None
         self._processor = parts.image_processor() if image else None
-        self.outputs: Mapping[str, Output] | None = outputs_of(self, text=text, image=image)
+        self.outputs: Mapping[str, VectorType] | None = outputs_of(self, text=text, image=image)
 
     def lengths(self, texts: Sequence[str]) -> Sequence[int]:
         return self._parts.lengths(self._tokenizer, texts)
@@ -111,7 +111,7 @@ class _OneModel:
         self._reads_text = text
         self._pooling: Pooling = parts.options.pooling or ("mean" if text else "cls")
         self._reader = parts.tokenizer() if text else parts.image_processor()
-        self.outputs: Mapping[str, Output] | None = outputs_of(self, text=text, image=not text)
+        self.outputs: Mapping[str, VectorType] | None = outputs_of(self, text=text, image=not text)
 
     def lengths(self, texts: Sequence[str]) -> Sequence[int]:
         return self._parts.lengths(self._reader, texts)
@@ -138,7 +138,7 @@ class _OneModel:
         del self._parts.model
 
 
-def outputs_of(model: Any, *, text: bool, image: bool) -> dict[str, Output]:
+def outputs_of(model: Any, *, text: bool, image: bool) -> dict[str, VectorType]:
     """The model itself is asked: its files spell the sizes in many ways."""
     images = None
     if image:
@@ -146,7 +146,9 @@ def outputs_of(model: Any, *, text: bool, image: bool) -> dict[str, Output]:
 
         images = [model.prepare_image(Image.new("RGB", (64, 64)))]
     vectors = model.encode(model.prepare(["a"] if text else None, images))
-    return {name: Output(int(each.shape[1]), str(each.dtype).removeprefix("torch.")) for name, each in vectors.items()}
+    return {
+        name: VectorType(int(each.shape[1]), str(each.dtype).removeprefix("torch.")) for name, each in vectors.items()
+    }
 
 
 def moved(features: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -200,7 +202,7 @@ class SentenceModel:
             self._model.max_seq_length = options.max_tokens
         default = self._model.prompts.get(self._model.default_prompt_name) if self._model.default_prompt_name else None
         self._prompt = default if options.prompt is None else options.prompt
-        self.outputs: Mapping[str, Output] | None = outputs_of(self, text=text, image=image)
+        self.outputs: Mapping[str, VectorType] | None = outputs_of(self, text=text, image=image)
 
     def lengths(self, texts: Sequence[str]) -> Sequence[int]:
         tokenizer = getattr(self._model, "tokenizer", None)

@@ -1,0 +1,180 @@
+"""What is to be done and how, for every verb, and the checks that all of them go through before anything runs.
+
+An unknown value, an option that does not apply, a source that is its own destination, more than the Hub takes, a limit
+that is too small: each is said here, once. What needs the destination's ledger (another dataset, files that brim did
+not write) is looked at by the job (job.py), under its lock.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_args
+
+from brim.buckets.bucket_address import Access, BucketAddress
+from brim.choices import at_least, one_of
+from brim.errors import InputError
+from brim.jobs.content import Content, PlanContent
+from brim.jobs.layout import Layout, dataset_layout, file_layout
+from brim.memory.limit import Limit, effective_limit, usable_cores
+from brim.outputs.output import Output
+from brim.outputs.vector_output import VectorOutput
+from brim.plans.describe_plan import BuildForecast
+from brim.plans.fingerprint import digest_json
+from brim.rows.unit import RowSource
+from brim.schedule.messages import OnError
+from brim.schedule.scheduler import Scaling
+from brim.sizes import parse_size
+from brim.steps.step import Step
+from brim.stores.destination import Destination, refuse_holder, refuse_source
+from brim.stores.hub_options import HubAddress, HubOptions, check_shards
+
+_VERSION = 1  # raise it when the same computed job would give other rows or bytes
+_HUB_ONLY = ("config", "message", "public", "direct", "create_pull", "via")
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How to run, apart from what. Nothing here but `on_error` decides a byte of the result."""
+
+    memory: str | int | float | None = None
+    workers: int | None = None
+    on_error: OnError = "stop"
+    fresh: bool = False
+    update: bool = False  # what is unchanged of another dataset is kept
+    keep_done: bool = False  # a changed function continues where the earlier one ended
+    state: str | None = None
+    stop_file: str | None = None
+    hub: HubOptions = field(default_factory=HubOptions)
+    access: Access = field(default_factory=Access)  # to the bucket that is the destination
+    scaling: Scaling = field(default_factory=Scaling)
+    held_bytes: int = 0  # what this process holds for others: beside the limit, not within it
+
+    def __post_init__(self) -> None:
+        one_of("on-error", self.on_error, get_args(OnError))
+        at_least("workers", self.workers, 1)
+        if self.memory is not None:
+            parse_size(self.memory)
+        if self.fresh and self.update:
+            raise InputError("Choose one of --fresh (start over) and --update (keep what is unchanged).")
+        if self.fresh and self.keep_done:
+            raise InputError("Choose one of --fresh (start over) and --keep-done (keep what is done).")
+        if self.stop_file and os.path.isdir(self.stop_file):
+            raise InputError(f"--stop-file={self.stop_file!r} is a folder.", hint="Give the name of a file.")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One job. Without a `step`, the shards of a plan are packaged as they are and `forecast` says what that takes;
+    with one, rows go through it and become the `output`."""
+
+    verb: str
+    source: PlanContent | RowSource
+    layout: Layout
+    how: How
+    limit: Limit
+    step: Step | None = None
+    output: Output | None = None
+    forecast: BuildForecast | None = None
+    label: str = ""  # what whoever watches is told instead of the verb
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What decides the result: the same facts are the same job."""
+        if self.step is None or self.output is None:
+            return self.source.facts
+        assert not isinstance(self.source, PlanContent)
+        return computed_facts(self.verb, self.source, self.step, self.output, self.how.on_error)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.source.fingerprint if isinstance(self.source, PlanContent) else digest_json(self.facts)
+
+
+def computed_facts(verb: str, source: RowSource, step: Step, output: Output, on_error: str) -> dict[str, Any]:
+    """What decides the rows that are computed, and their bytes."""
+    return {
+        "kind": verb,
+        "version": _VERSION,
+        "source": source.facts,
+        "step": step.facts,
+        "output": output.facts | {"on_error": on_error},
+    }
+
+
+def computed_spec(
+    verb: str, source: RowSource, step: Step, output: Output, layout: Layout, how: How, label: str = ""
+) -> Spec:
+    """Rows through a step: map, tokenize, embed."""
+    limit = effective_limit(how.memory)
+    limit = Limit(limit.bytes + how.held_bytes, limit.reason, limit.asked_for)
+    return Spec(verb, source, layout, how, limit, step, output, label=label)
+
+
+def dataset_spec(
+    verb: str, source: RowSource, step: Step, output: Output, destination: str | os.PathLike[str], how: How
+) -> Spec:
+    """Rows through a step to shards with a card: in a folder, on the Hub, or in a bucket."""
+    layout = dataset_layout(destination, how.state, how.hub, how.access)
+    return computed_spec(verb, source, step, output, layout, how)
+
+
+def vector_file_spec(source: RowSource, step: Step, destination: str | os.PathLike[str], how: How) -> Spec:
+    """Rows through a model to one file of vectors."""
+    layout = file_layout(destination, how.state, how.access)
+    return computed_spec("embed", source, step, VectorOutput(layout.name, step.batch_rows or 1000), layout, how)
+
+
+def preflight(spec: Spec) -> None:
+    """Everything that can be refused before anything is made at the destination."""
+    check_options(spec.verb, spec.how, spec.layout.destination)
+    refuse_own_source(spec.source, spec.layout)
+    if isinstance(spec.source, PlanContent):
+        check_hub_limits(spec.source, spec.layout.destination)
+    if spec.output is not None:
+        spec.output.check_room(spec.limit.bytes)
+
+
+def check_options(verb: str, how: How, destination: Destination | None) -> None:
+    """Options that have no meaning for this verb or destination are an error, not silence."""
+    if how.keep_done and verb != "map":
+        raise InputError(f"--keep-done is for a function of yours that has changed, and {verb} has none.")
+    if how.update and verb != "build":
+        raise InputError(f"--update is for brim build: {verb} keeps what is unchanged by itself.")
+    if destination is None or isinstance(destination, HubAddress):
+        return
+    plain = HubOptions()
+    for name in _HUB_ONLY:
+        if getattr(how.hub, name) != getattr(plain, name):
+            option = {"message": "commit-message", "create_pull": "create-pr"}.get(name, name)
+            what = "folder" if isinstance(destination, Path) else "bucket"
+            raise InputError(f"--{option} is for the Hub, and the destination is a {what}.")
+
+
+def refuse_own_source(source: PlanContent | RowSource, layout: Layout) -> None:
+    """A source is never in what the job writes, whatever the paths are called."""
+    if isinstance(source, PlanContent):
+        files = source.plan.table.files
+        refuse_source(layout.destination, files.root, None, files, layout.taken)
+        for number in files.on_disk.remotes:
+            refuse_holder(layout.destination, files.on_disk.full_path(number))
+    elif source.files is not None:
+        # The name of what is no path (a dataset that is open, a folder of images as rows) leads nowhere.
+        place = source.name if "root" in source.reading.options else source.files.root
+        refuse_source(layout.destination, place, None, source.files, layout.taken)
+
+
+def check_hub_limits(content: Content, destination: Destination | None) -> None:
+    """More shards, or larger ones, than the Hub takes are an error before the first is sent."""
+    if isinstance(destination, HubAddress):
+        largest = max((shard.file_bytes for shard in content.shards), default=0)
+        check_shards(len(content.shards), largest, content.size(content.shards))
+
+
+def usual_workers(destination: Destination | None) -> int:
+    """One more than cores: while one waits for the disk or the line, the others hash. Not to a bucket, where several
+    parts of each shard are on their way anyway."""
+    cores = usable_cores()
+    return min(max(cores, 2) if isinstance(destination, BucketAddress) else cores + 1, 8)
