@@ -43,6 +43,9 @@ def some_fail(row):
     if row["id"] % 100 == 3:
         raise ValueError("no")
     return {"y": 1}
+
+def another(row):
+    return {"y": os.environ["RUN"] + str(row["id"])}
 """
 
 
@@ -126,3 +129,17 @@ def test_files_of_others_are_refused_before_the_work(work: Path) -> None:
     assert "brim did not write there" in run(work, "leaves", check=2)
     assert not (work / "pids").exists()
     assert (work / "out" / "data" / "train-00000-of-00009.parquet").read_bytes() == b"mine"
+
+
+def test_rows_of_two_runs_are_not_mixed(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that gives other rows each time: where one shard is lost, all of them are those of the new run."""
+    monkeypatch.setenv("RUN", "a")
+    run(work, "another", "--unit-size", "8KB")
+    shards = sorted((work / "out" / "data").iterdir())
+    assert len(shards) > 3
+    shards[1].unlink()
+    monkeypatch.setenv("RUN", "b")
+    run(work, "another", "--unit-size", "8KB")
+    rows = [row["y"] for shard in shards for row in pq.read_table(shard).to_pylist()]
+    assert rows == [f"b{number}" for number in range(ROWS)]
+    brim("verify", "out", "--quiet", cwd=work)

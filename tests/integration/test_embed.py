@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 
 import brim
 from brim.errors import BrimError, DoesNotFit, InputError
-from brim.outputs.vector_output import FinishedVectors, finish_vectors, rows_path
+from brim.outputs.output import Units
+from brim.outputs.vector_output import FinishedVectors, VectorOutput, finish_vectors, rows_path
+from brim.state.ledger import Receipt
 from brim.steps.embed_options import EmbedOptions, ModelOptions
 from brim.steps.embed_step import EmbedStep
 from brim.steps.step import BadRow, Batch
@@ -302,6 +305,37 @@ def test_finish_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         crash(step, "rename", "brim.outputs.vector_output")
     for step in (1, 4, 9):
         crash(step, "batch_for", "brim.tensors.tensor_writer")
+
+
+@pytest.mark.parametrize("name", ["emb.npy", "emb.parquet"])
+def test_finish_is_stopped(tmp_path: Path, name: str) -> None:
+    """Whoever watches may stop it at any table; done again it gives the same files, hashed, the vectors last."""
+    table = embed("Small", keep=("id",))
+    paths = write_units(tmp_path / "units", table, [100, 170])
+    rows = [100, 70, 130]
+    receipts = [Receipt(p.name, "", n, p.stat().st_size, "", "", "", "") for p, n in zip(paths, rows, strict=True)]
+    output = VectorOutput(name, 30)
+
+    def finish(step: int, work: str) -> dict[str, str]:
+        calls = 0
+
+        def advance(size: int) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == step:
+                raise KeyboardInterrupt
+
+        units = Units(tmp_path / "units", receipts, 1 << 30, table.schema, tmp_path / work)
+        made = output.finish(units, "data", advance).made
+        assert all(hashlib.sha256(one.path.read_bytes()).hexdigest() == one.sha256 for one in made.values())
+        return {shard: one.sha256 for shard, one in made.items()}
+
+    expected = finish(0, "whole")
+    assert list(expected)[-1] == ("emb.a.npy" if name == "emb.npy" else name)
+    for step in (1, 5, 9):
+        with pytest.raises(KeyboardInterrupt):
+            finish(step, "work")
+        assert finish(0, "work") == expected
 
 
 def test_finish_without_rows(tmp_path: Path) -> None:

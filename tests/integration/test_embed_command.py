@@ -144,10 +144,14 @@ def test_texts_and_images_to_the_hub(work: Path) -> None:
         assert machine.python(code).stdout.strip() == "word word word ! [3.0, 13.0] 16.0"
 
 
-def test_another_file_of_that_name_is_not_replaced(work: Path) -> None:
-    (work / "emb.npy").write_bytes(b"mine")
-    assert "brim did not write it" in run_brim(*words("emb.npy"), cwd=work, check=2).stderr
-    assert (work / "emb.npy").read_bytes() == b"mine"
+@pytest.mark.parametrize("name", ["emb.npy", "emb.npy.rows.parquet"])
+def test_another_file_of_that_name_is_not_replaced(work: Path, name: str) -> None:
+    """Neither that of the vectors nor that of the kept columns; a refused job leaves nothing beside it."""
+    (work / name).write_bytes(b"mine")
+    before = sorted(work.iterdir())
+    assert f"{name} exists, and brim did not write it" in run_brim(*words("emb.npy"), cwd=work, check=2).stderr
+    assert (work / name).read_bytes() == b"mine"
+    assert sorted(work.iterdir()) == before
 
 
 def test_a_source_is_not_replaced(work: Path) -> None:

@@ -138,18 +138,18 @@ def test_python_refuses_what_is_not_known(source: Path, tmp_path: Path, name: st
 
 
 _RUN = """
-import contextlib, io, os, sys
+import contextlib, os, sys, tempfile
 from brim.cli import main
 home = os.getcwd()
 for line in sys.stdin.read().splitlines():
     sys.argv = ["brim", *line.split()]
-    out = io.TextIOWrapper(io.BytesIO())
+    out = tempfile.TemporaryFile("w+", encoding="utf-8")  # the command takes its descriptor
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             main()
     except SystemExit as end:
-        out.flush()
-        said = out.buffer.getvalue().decode().replace("\\n", " ")
+        out.seek(0)
+        said = out.read().replace("\\n", " ")
         print(end.code, os.path.lexists("DEST") or os.path.lexists("DEST.npy") or os.path.lexists(".DEST.npy.brim"), said)
 """  # noqa: E501  one process for all: a start takes longer than a refusal
 

@@ -171,9 +171,10 @@ class _Computing:
         self.layout.refuse_strangers(self.books.ledger, self.how.fresh)
         executor, carrier = self._way_there()
         units = open_units(self.layout.units, wanted, self.books.ledger)
+        work = self.layout.work(wanted.fingerprint, wanted.fresh)
         try:
             outcome = self._make(units, carrier)
-            finished = self._finish(outcome)
+            finished = self._finish(outcome, work)
             done = self._deliver(units, outcome, finished, executor)
         finally:
             units.close()
@@ -219,10 +220,9 @@ class _Computing:
         executor = make(self.source, self.step, self.output.writing, units, folder, options, books.progress, books.stop)
         return executor.run()
 
-    def _finish(self, outcome: Outcome) -> Finished:
+    def _finish(self, outcome: Outcome, work: Path) -> Finished:
         limit_bytes, receipts = self.spec.limit.bytes, outcome.receipts
         self.books.progress.start("finish", sum(receipt.size for receipt in receipts), 0, limit_bytes)
-        work = self.layout.work(self.spec.fingerprint, self.how.fresh)
         watched = _Watched(self.books.progress, self.books.stop)
         units = Units(self.layout.units, receipts, limit_bytes, self.source.schema, work)
         finished = self.output.finish(units, self.how.hub.folder, watched)

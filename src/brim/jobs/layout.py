@@ -235,7 +235,6 @@ class FileLayout:
         work = self._hidden / "work" / fingerprint[:16]
         if fresh or not work.exists():
             shutil.rmtree(work.parent, ignore_errors=True)
-        work.mkdir(parents=True, exist_ok=True)
         return work
 
     def store(self) -> FileStore | ObjectFileStore:

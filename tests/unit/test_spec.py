@@ -1,0 +1,106 @@
+"""What every verb refuses before anything runs, whatever its destination; nothing is made there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brim.errors import BrimError, DestinationError, DoesNotFit, InputError
+from brim.jobs.job import Job
+from brim.jobs.layout import CacheLayout, Layout, dataset_layout, file_layout
+from brim.jobs.spec import How, computed_spec
+from brim.outputs.output import Output, RowsOutput
+from brim.outputs.token_output import FinishOptions, TokenOutput
+from brim.rows.open_rows import open_rows
+from brim.rows.unit import RowSource
+from brim.steps.map_options import MapOptions
+from brim.steps.map_step import MapStep
+from brim.stores.hub_options import HubOptions
+
+HUB = {"config": "x", "message": "x", "public": True, "direct": True, "create_pull": True, "via": "xet"}
+LAYOUTS = ("folder", "bucket", "file", "object", "cache")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> RowSource:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    return open_rows(str(tmp_path / "rows.jsonl"))
+
+
+def layout_of(kind: str, home: Path, how: How) -> Layout:
+    places = {
+        "folder": lambda: dataset_layout(home / "out", None, how.hub, how.access),
+        "bucket": lambda: dataset_layout("s3://lab/out", None, how.hub, how.access),
+        "file": lambda: file_layout(home / "out.npy", None, how.access),
+        "object": lambda: file_layout("s3://lab/out.npy", None, how.access),
+        "cache": lambda: CacheLayout(home / "cache", "a-b"),
+    }
+    made: Layout = places[kind]()
+    return made
+
+
+def job(verb: str, kind: str, source: RowSource, home: Path, how: How, output: Output | None = None) -> Job:
+    step = MapStep(len, MapOptions())
+    return Job(computed_spec(verb, source, step, output or RowsOutput(), layout_of(kind, home, how), how))
+
+
+@pytest.mark.parametrize("verb", ["map", "tokenize", "embed"])
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_options_that_do_not_apply(tmp_path: Path, source: RowSource, kind: str, verb: str) -> None:
+    """Options of the Hub, of another verb, or of a function that is not there are refused at every destination."""
+    before = sorted(tmp_path.iterdir())
+    wrong = [How(hub=HubOptions(**{name: value})) for name, value in HUB.items()]  # type: ignore[arg-type]
+    wrong += [How(update=True), *([How(keep_done=True)] if verb != "map" else [])]
+    for how in wrong:
+        with pytest.raises(InputError, match="is for"):
+            job(verb, kind, source, tmp_path, how)
+    job(verb, kind, source, tmp_path, How())
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"on_error": "raise"},
+        {"workers": 0},
+        {"workers": True},
+        {"memory": "lots"},
+        {"fresh": True, "update": True},
+        {"fresh": True, "keep_done": True},
+        {"stop_file": "/"},
+    ],
+    ids=str,
+)
+def test_values_that_nobody_knows(wrong: dict[str, Any]) -> None:
+    """How a job runs cannot be said with a value that has no meaning, or with two that exclude each other."""
+    with pytest.raises(InputError):
+        How(**wrong)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_what_cannot_fit(tmp_path: Path, source: RowSource, kind: str) -> None:
+    """A result that the limit is too small for is refused before its first unit."""
+    packed = TokenOutput(FinishOptions(pack=1 << 22), "tokenizer.json")
+    with pytest.raises(DoesNotFit, match="too long for a limit"):
+        job("tokenize", kind, source, tmp_path, How(memory="20MB"), packed)
+    job("tokenize", kind, source, tmp_path, How(memory="4GB"), packed)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    """A vector file has one of the known endings, and is no folder and no repository."""
+    (tmp_path / "out.npy").mkdir()
+    for place, says in ((tmp_path / "out.txt", "ending"), (tmp_path / "out.npy", "is a folder")):
+        with pytest.raises(BrimError, match=says):
+            file_layout(place, None, How().access)
+    with pytest.raises(DestinationError, match="repository"):
+        file_layout("hf://datasets/ada/v.npy", None, How().access)
+
+
+def test_the_same_facts(tmp_path: Path, source: RowSource) -> None:
+    """Where a job goes and how it runs decides nothing of what it is; what it does with bad rows does."""
+    jobs = [job("map", kind, source, tmp_path, How(workers=n + 1)) for n, kind in enumerate(LAYOUTS)]
+    assert len({one.spec.fingerprint for one in jobs}) == 1
+    other = job("map", "folder", source, tmp_path, How(on_error="skip"))
+    assert other.spec.fingerprint != jobs[0].spec.fingerprint
