@@ -26,7 +26,7 @@ from brim.state.lock import locked
 from tests.conftest import brim as run_brim
 from tests.conftest import tree_digest
 from tests.hub import TestHub
-from tests.publishing import DEST, Machine
+from tests.publishing import DEST, REPO, Machine, shards
 
 ROWS = 3000
 
@@ -38,7 +38,12 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "steps.py").write_text(
         textwrap.dedent("""
+        import os
         import pyarrow.compute as pc
+
+        def counted(row):
+            open(os.path.join(os.environ["TMPDIR"], "called"), "w").close()
+            return row
 
         def length(row):
             print("hello") if row["id"] == 7 else None
@@ -113,6 +118,27 @@ def test_to_the_hub(work: Path, tmp_path: Path) -> None:
         assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again.stderr
         code = f"import datasets; print(datasets.load_dataset('{DEST.split('datasets/')[1]}')['train'].num_rows)"
         assert machine.python(code).stdout.strip() == str(ROWS)
+
+
+def test_the_hub_is_looked_at_before_the_work(work: Path, tmp_path: Path) -> None:
+    """What another machine has published is not computed again; another dataset is refused, unless it shall go."""
+    with TestHub(tmp_path / "hub") as hub:
+        machine, other = Machine(hub, tmp_path / "machine"), Machine(hub, tmp_path / "other")
+        words = ["map", str(work / "rows.jsonl"), DEST, "--unit-size", "200KB", "--fn"]
+        published = machine.run(*words, f"{work}/steps.py:length")
+        assert published.returncode == 0, published.stderr
+        head = hub.head(REPO)
+        again = other.run(*words, f"{work}/steps.py:length")
+        assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again.stderr
+        for one in (machine, other, Machine(hub, tmp_path / "third")):
+            refused = one.run(*words, f"{work}/steps.py:counted")
+            assert (refused.returncode, "holds another dataset" in refused.stderr) == (2, True), refused.stderr
+        assert not list(tmp_path.rglob("called"))
+        assert not (tmp_path / "third" / "state" / "brim" / "hub").exists()
+        assert hub.head(REPO) == head
+        fresh = other.run(*words, f"{work}/steps.py:length", "--fresh", "--rows-per-shard", "1000")
+        assert fresh.returncode == 0, fresh.stderr
+        assert sorted(shards(hub)) == [f"data/train-{n:05d}-of-00003.parquet" for n in range(3)]
 
 
 def test_bad_commands(work: Path, tmp_path: Path) -> None:

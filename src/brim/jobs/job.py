@@ -16,15 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from brim.buckets.bucket_address import BucketAddress
 from brim.file_set import FileSet
 from brim.jobs.bring import Run, RunOptions, Share
 from brim.jobs.caches import Kept, keep_in_place, read_kept
 from brim.jobs.content import ComputedContent, Content, PlanContent, rows_of
-from brim.jobs.layout import CacheLayout, DatasetLayout
-from brim.jobs.open_store import Books, open_books, open_store, reachable, waited_for
+from brim.jobs.layout import CacheLayout
+from brim.jobs.open_store import Books, open_books, open_store, published, reachable
 from brim.jobs.spec import Spec, check_hub_limits, preflight
-from brim.jobs.units import Wanted, agree_with_bucket, open_units
+from brim.jobs.units import Wanted, agree_with_published, open_units
 from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import process_bytes, tree_bytes
 from brim.outputs.output import CachedRows, Finished, Units, write_bad_rows
@@ -36,6 +35,7 @@ from brim.schedule.unit_work import ComputeOptions, Outcome
 from brim.schedule.workplace import Workplace, carrying_bytes, opened, workplace
 from brim.state.ledger import Ledger, Receipt
 from brim.state.stop import Stop
+from brim.stores.hub_options import HubAddress
 from brim.stores.hub_store import HubStore
 from brim.stores.store import Carrier, SendingRoom
 
@@ -182,11 +182,13 @@ class _Computing:
         return done
 
     def _is_done(self, wanted: Wanted) -> bool:
-        """Whether an earlier run has done all of it, and it is still there. A bucket knows better than this machine."""
-        ledger, to = self.books.ledger, self.layout.destination
-        if isinstance(self.layout, DatasetLayout) and isinstance(to, BucketAddress):
-            with waited_for(to, self.books):
-                agree_with_bucket(to, wanted, ledger)
+        """Whether an earlier run has done all of it, and it is still there. The destination knows better than this
+        machine, and another job's dataset there is refused."""
+        ledger = self.books.ledger
+        there = None if self.layout.apart else published(self.layout.place, self.how.hub, self.books)
+        if there is not None:
+            staged = isinstance(self.layout.place, HubAddress)
+            agree_with_published(there, wanted, ledger, staged=staged)
         if self.how.fresh or ledger.job is None or ledger.job.fingerprint != wanted.fingerprint or not ledger.done:
             return False
         return self.layout.holds(ledger, self.how.access, self.books.progress)

@@ -21,14 +21,14 @@ from brim.state.ledger import STATE, Ledger
 from brim.state.lock import locked, owner_of
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop, stoppable
-from brim.stores.bucket_store import BucketCarrier, BucketStore
+from brim.stores.bucket_store import BucketCarrier, BucketStore, published_in
 from brim.stores.destination import Destination, make_state
 from brim.stores.folder_store import FolderStore, make_folder
 from brim.stores.hub_client import HubClient
 from brim.stores.hub_options import HubAddress, HubOptions
 from brim.stores.hub_session import explained, hub_session
-from brim.stores.hub_store import HubCarrier, HubStore
-from brim.stores.store import Carrier, SendingRoom, Store
+from brim.stores.hub_store import HubCarrier, HubStore, published_at
+from brim.stores.store import Carrier, PublishedThere, SendingRoom, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,11 @@ def open_store(
     try:
         opened.store.open(content.fingerprint)
         if isinstance(opened.store, HubStore | BucketStore):
-            published = b"".join(opened.store.manifests())
+            manifests = b"".join(opened.store.manifests())
             if share.only is None:
-                books.ledger.agree_with(published)
+                books.ledger.agree_with(manifests)
             else:
-                _respect(Ledger.of(published), content, books.ledger, _hint(layout.destination, how.update))
+                _respect(Ledger.of(manifests), content, books.ledger, _hint(layout.destination, how.update))
         elif share.only is not None and isinstance(layout.destination, Path):
             _respect(Ledger(layout.destination / STATE), content, books.ledger, _hint(layout.destination, how.update))
         yield opened
@@ -164,6 +164,17 @@ def waited_for(bucket: BucketAddress, books: Books) -> Iterator[None]:
     """A bucket that takes long to answer: it is said, and a stop is heard."""
     with told_if_slow(books.progress.note, f"still waiting for {bucket}"), interrupted_by(books.stop.check):
         yield
+
+
+def published(place: Destination, hub: HubOptions, books: Books) -> PublishedThere | None:
+    """What lies there already. None where the ledger that this run holds is all there is to know."""
+    if isinstance(place, BucketAddress):
+        with waited_for(place, books):
+            return published_in(place)
+    if isinstance(place, HubAddress):
+        with hub_session(books.progress.note, books.stop.check), explained(place.repo, begun=False):
+            return published_at(place, hub)
+    return None
 
 
 def reachable(place: Destination, hub: HubOptions, books: Books) -> Carrier | None:

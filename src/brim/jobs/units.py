@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from brim.buckets.bucket_address import BucketAddress
 from brim.errors import PlanChanged
 from brim.jobs.bring import refuse_strangers, versions
 from brim.jobs.content import computed_changes
 from brim.plans.fingerprint import digest_json
 from brim.state.ledger import JobRecord, Ledger
-from brim.stores.bucket_store import published_in
+from brim.stores.store import PublishedThere
 
 _FUNCTION = ("function", "fn_kwargs")
 
@@ -28,9 +27,11 @@ class Wanted:
     keep_done: bool = False
 
 
-def agree_with_bucket(address: BucketAddress, wanted: Wanted, finished: Ledger) -> None:
-    """What is published in a bucket counts, and not what this machine remembers. Refused before hours of work."""
-    there = published_in(address)
+def agree_with_published(there: PublishedThere, wanted: Wanted, finished: Ledger, *, staged: bool) -> None:
+    """What is published counts, and not what this machine remembers. Refused before hours of work.
+
+    `staged`: readers keep what they have, so that --fresh may replace what brim did not write.
+    """
     published = b"".join(there.manifests)
     theirs, ours = Ledger.of(published).job, finished.job
     under_way = ours is not None and not finished.done
@@ -39,8 +40,8 @@ def agree_with_bucket(address: BucketAddress, wanted: Wanted, finished: Ledger) 
         if theirs.fingerprint not in known:  # somebody else's, since
             raise _another(theirs, wanted)
     finished.agree_with(published)
-    if finished.job is None and not there.unfinished:
-        refuse_strangers(there.shards, staged=False)
+    if finished.job is None and not there.unfinished and not (staged and wanted.fresh):
+        refuse_strangers(there.shards, staged)
 
 
 def open_units(folder: Path, wanted: Wanted, finished: Ledger) -> Ledger:

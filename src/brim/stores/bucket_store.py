@@ -26,7 +26,16 @@ from brim.progress import told_if_slow
 from brim.state.ledger import Piece
 from brim.state.retry import Retry, interrupted_by
 from brim.stores.bucket_lease import Lease
-from brim.stores.store import Announcement, CardMaker, Listener, Publication, Put, PutWatcher, SendingRoom
+from brim.stores.store import (
+    Announcement,
+    CardMaker,
+    Listener,
+    Publication,
+    PublishedThere,
+    Put,
+    PutWatcher,
+    SendingRoom,
+)
 
 CHECKS = "check-"  # what the names of objects begin with that only try whether one may write
 _TRIES = 3
@@ -271,19 +280,10 @@ def _is(there: ObjectStat | None, piece: Piece) -> bool:
     return there is not None and there.st_size == piece.size and piece.etag in ("", there.etag)
 
 
-@dataclass(frozen=True, slots=True)
-class There:
-    """What lies at a place. `unfinished`: a build has not ended, so shards may be there that no manifest names."""
-
-    manifests: Sequence[bytes]
-    shards: Sequence[str]
-    unfinished: bool
-
-
-def published_in(address: BucketAddress, folder: str = "data") -> There:
+def published_in(address: BucketAddress, folder: str = "data") -> PublishedThere:
     """What is there, without a lock and without changing anything."""
     there, card = _listed(address, folder), read_small(address, CARD, reading=False) or b""
-    return There(_manifests(address, there), _shards(there, folder), UNFINISHED.encode() in card)
+    return PublishedThere(_manifests(address, there), _shards(there, folder), UNFINISHED.encode() in card)
 
 
 def _listed(address: BucketAddress, shards: str) -> dict[str, ObjectStat]:

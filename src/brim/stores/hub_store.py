@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from brim.errors import DestinationError, SinkFailed
-from brim.formats.card import CARD
+from brim.formats.card import CARD, UNFINISHED
 from brim.formats.splice import Splice
 from brim.state.ledger import Piece
 from brim.stores import hub_private
@@ -25,7 +25,16 @@ from brim.stores.hub_commits import CONFLICT, REFUSED, Commits, OperationsAt, po
 from brim.stores.hub_options import MAIN, HubAddress, HubOptions
 from brim.stores.hub_session import explained, hub_session, hub_tries, status_of
 from brim.stores.hub_upload import Lfs, NoXet, Xet
-from brim.stores.store import Announcement, CardMaker, Listener, Publication, Put, PutWatcher, SendingRoom
+from brim.stores.store import (
+    Announcement,
+    CardMaker,
+    Listener,
+    Publication,
+    PublishedThere,
+    Put,
+    PutWatcher,
+    SendingRoom,
+)
 
 _REACH_S = 10.0
 _ONE_BYTE = Piece("check", 1, hashlib.sha256(b"\0").hexdigest())
@@ -186,20 +195,16 @@ class HubStore:
         return self._commits.count
 
     def manifest_name(self, split: str) -> str:
-        return f"{MANIFESTS}/{self.options.config}/{split}.jsonl"
+        return _manifest_name(self.options.config, split)
 
     def manifests(self) -> list[bytes]:
         """What earlier publications of this config (or of this split of it) left about themselves."""
-        folder, one = f"{MANIFESTS}/{self.options.config}/", self.options.split
-        names = [n for n in sorted(self._base.tree) if n.startswith(folder) and n.endswith(".jsonl")]
         with self._explained():
-            found = (self.client.read(n, self._base) for n in names if one is None or n == self.manifest_name(one))
-            return [data for data in found if data is not None]
+            return _manifests(self.client, self._base, self.options)
 
     def shards(self) -> Iterable[str]:
         """Files of the config, or of the one split of it that is published."""
-        start = f"{self.options.folder}/" + ("" if self.options.split is None else f"{self.options.split}-")
-        return [name for name in sorted(self._base.tree) if name.startswith(start)]
+        return _shards(self._base, self.options)
 
     def _snapshots(self) -> list[Snapshot]:
         return [self._base, *([self._filled] if self._filled else [])]
@@ -383,3 +388,34 @@ class HubStore:
 
     def close(self) -> None:
         self._open.close()
+
+
+def published_at(address: HubAddress, options: HubOptions) -> PublishedThere | None:
+    """What is there of a config, without changing anything. None: nothing yet, or nobody may look."""
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    client = HubClient(address, options.token)
+    if not client.token or client.visibility() is None:
+        return None
+    try:
+        at = client.snapshot(address.revision)
+    except RevisionNotFoundError:
+        return None  # a branch that is made when something is published to it
+    card = client.read(CARD, at) or b""
+    return PublishedThere(_manifests(client, at, options), _shards(at, options), UNFINISHED.encode() in card)
+
+
+def _manifest_name(config: str, split: str) -> str:
+    return f"{MANIFESTS}/{config}/{split}.jsonl"
+
+
+def _manifests(client: HubClient, at: Snapshot, options: HubOptions) -> list[bytes]:
+    folder, one = f"{MANIFESTS}/{options.config}/", options.split
+    names = [name for name in sorted(at.tree) if name.startswith(folder) and name.endswith(".jsonl")]
+    wanted = (name for name in names if one is None or name == _manifest_name(options.config, one))
+    return [data for data in (client.read(name, at) for name in wanted) if data is not None]
+
+
+def _shards(at: Snapshot, options: HubOptions) -> list[str]:
+    start = f"{options.folder}/" + ("" if options.split is None else f"{options.split}-")
+    return [name for name in sorted(at.tree) if name.startswith(start)]

@@ -45,6 +45,18 @@ class Publication:
     manifests: Mapping[str, bytes]  # the ledger of each split, for whoever verifies without this machine's
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedThere:
+    """What lies at a destination, as whoever has not built it sees it.
+
+    `unfinished`: a build has not ended, so shards may be there that no manifest names.
+    """
+
+    manifests: Sequence[bytes]
+    shards: Sequence[str]
+    unfinished: bool
+
+
 class ObjectsGone(Exception):
     """Shards that were put are not there any more: they have to be put again. Never leaves the engine."""
 
