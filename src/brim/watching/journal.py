@@ -39,6 +39,8 @@ class Journal:
         self._shown_at = 0.0
         self._limit_bytes = orders.limit_bytes
         self.peak_bytes, self.peak_t = 0, time.time()
+        self.peak_from = "samples"
+        self._most_files: dict[int, int] = {}
         self.last_bytes = 0
         self.samples = 0
 
@@ -66,7 +68,9 @@ class Journal:
         self.samples += 1
         self.last_bytes = sample.total_bytes
         if sample.total_bytes > self.peak_bytes:
-            self.peak_bytes, self.peak_t = sample.total_bytes, sample.t
+            self.peak_bytes, self.peak_t, self.peak_from = sample.total_bytes, sample.t, "samples"
+        if self._orders.target.kind != "machine":
+            self._see_marks(sample)
         if self._board is not None:
             usage = sample.reading.usage
             self._board.set(
@@ -74,6 +78,18 @@ class Journal:
             )
         if at_once or self._worth_a_line(sample):
             self._write(sample)
+
+    def _see_marks(self, sample: Sample) -> None:
+        """The kernel keeps each process's highest resident size: a peak between two samples shows there.
+
+        It has file pages in it; less the most of those that were seen, it is memory that was really held.
+        """
+        files = self._most_files
+        for process in sample.reading.processes:
+            files[process.pid] = most = max(files.get(process.pid, 0), process.usage.file_bytes)
+            if process.most_resident_bytes - most > self.peak_bytes:
+                self.peak_bytes, self.peak_t = process.most_resident_bytes - most, sample.t
+                self.peak_from = "VmHWM, the kernel's own mark, less file pages"
 
     def _worth_a_line(self, sample: Sample) -> bool:
         if not sample.reading.processes:
@@ -135,18 +151,30 @@ class Journal:
 
     def end(self, facts: dict[str, Any]) -> dict[str, Any]:
         """The last line; returns it. It can be read from now on, and is on the disk after `close`."""
+        self._see_usage(facts.get("usage") or {})
         over = 0 if self._orders.floating else max(self.peak_bytes - self._orders.limit_bytes, 0)
         whole = {
             "t": round(time.time(), 3),
             **facts,
             "peak_bytes": self.peak_bytes,
             "peak_t": round(self.peak_t, 3),
+            "peak_from": self.peak_from,
             "overshoot_bytes": over,
             "samples": self.samples,
             "lost_lines": self._log.lost_lines,
         }
         self._log.write("end", whole)
         return whole
+
+    def _see_usage(self, usage: dict[str, Any]) -> None:
+        """Children that lived between two samples are in the command's ru_maxrss.
+
+        It begins with what brim itself held when it started the command, and says nothing below that.
+        """
+        most, own = usage.get("max_rss_bytes", 0), usage.get("own_rss_bytes", 0)
+        held = most - max(self._most_files.values(), default=0)
+        if most > own and held > self.peak_bytes:
+            self.peak_bytes, self.peak_from = held, "ru_maxrss of an ended process, less file pages"
 
     def close(self) -> None:
         """Waits for the disk."""
