@@ -35,7 +35,10 @@ def one(text: str) -> Kill:
 
 def test_journal_export() -> None:
     """journalctl -o export: fields with an empty line between, the time in microseconds."""
-    entry = f"__CURSOR=s=1\n__REALTIME_TIMESTAMP=1780236000000000\n_HOSTNAME=n1\nSYSLOG_IDENTIFIER=kernel\nMESSAGE={VICTIM}\n\n"
+    entry = (
+        "__CURSOR=s=1\n__REALTIME_TIMESTAMP=1780236000000000\n_HOSTNAME=n1\nSYSLOG_IDENTIFIER=kernel\n"
+        f"MESSAGE={VICTIM}\n\n"
+    )
     kill = one(entry)
     assert (kill.pid, kill.name, kill.host) == (4711, "python", "n1")
     assert kill.when == datetime(2026, 5, 31, 14, 0, tzinfo=UTC)
@@ -45,7 +48,8 @@ def test_journal_export() -> None:
 def test_journal_verbose() -> None:
     """journalctl -o verbose: a line with the time, and fields below it."""
     text = (
-        f"Sun 2026-05-31 14:00:00.000000 UTC [s=1;i=2]\n    _HOSTNAME=n1\n    SYSLOG_IDENTIFIER=kernel\n    MESSAGE={VICTIM}\n"
+        "Sun 2026-05-31 14:00:00.000000 UTC [s=1;i=2]\n    _HOSTNAME=n1\n    SYSLOG_IDENTIFIER=kernel\n"
+        f"    MESSAGE={VICTIM}\n"
         "Sun 2026-05-31 14:00:01.000000 UTC [s=1;i=3]\n    MESSAGE=other\n"
     )
     kill = one(text)
@@ -195,7 +199,8 @@ def test_the_limit_without_the_header() -> None:
 def test_earlyoom_and_the_kernel_are_one() -> None:
     """SIGTERM by earlyoom and the kernel's kill of the same process seconds later is one event, and the kernel's."""
     text = (
-        '2026-05-31T14:00:00Z n1 earlyoom[1]: sending SIGTERM to process 4711 uid 0 "python": oom_score 900, VmRSS 9 MiB\n'
+        '2026-05-31T14:00:00Z n1 earlyoom[1]: sending SIGTERM to process 4711 uid 0 "python": oom_score 900, '
+        "VmRSS 9 MiB\n"
         f"2026-05-31T14:00:03Z n1 kernel: {VICTIM}\n"
     )
     (kill,) = merged(kills(text))

@@ -128,7 +128,7 @@ class Watcher:
             return MachineMeter(time.monotonic)
         if self._group is not None:
             return GroupMeter(self._group)
-        own = {os.getpid()}
+        own = {os.getpid(), *self.orders.aside}
         if target.kind == "match":
             self._matching = Matching(target.pattern or "", frozenset(own))
             return TreeMeter(self._matching, without=own)
@@ -165,7 +165,7 @@ class Watcher:
             sample = self._look()
             self._greet(sample)
             self.verdicts.consider(sample, self._kills(), self._over(sample))
-            self.journal.sample(sample)
+            self.journal.sample(sample, coming=self.verdicts.coming(sample.at))
             if self._finished(sample):
                 break
             cost_s = time.thread_time() - begin
