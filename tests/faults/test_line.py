@@ -77,7 +77,7 @@ def test_with_a_cgroup_not_a_byte_over(tmp_path: Path) -> None:
         assert 200 * MB < held <= 300 * MB
         assert facts["overshoot_bytes"] == 0
         assert facts["limit"]["enforced"].startswith("cgroup v")
-        assert facts["stopped"] in ("kill", "oom")
+        assert facts["stopped"] in ("stop", "kill", "oom")
 
 
 def test_without_a_cgroup_it_is_ended_and_the_overshoot_said(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_without_a_cgroup_it_is_ended_and_the_overshoot_said(tmp_path: Path) -> 
     facts, held = greedy(tmp_path, "--no-cgroup")
     assert 200 * MB < held < 2_000 * MB
     assert facts["limit"]["enforced"] == "best effort"
-    assert facts["stopped"] == "kill"
+    assert facts["stopped"] in ("stop", "kill")
     assert facts["overshoot_bytes"] == max(facts["peak_bytes"] - 300 * MB, 0)
 
 
@@ -141,7 +141,40 @@ time.sleep(20)
         facts = run("--memory", "200MB", *options, "--", PYTHON, "-c", script, name, check=4)
     finally:
         Path(name).unlink(missing_ok=True)
-    assert facts["peak_bytes"] > 180 * MB
+    assert facts["peak_bytes"] > 165 * MB
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a tmpfs at /dev/shm")
+def test_files_that_stay_behind_are_named() -> None:
+    """Many files of 10 MB, each closed at once: noticed, and what stays in memory after the kill is on the screen."""
+    folder = Path(f"/dev/shm/brim-test-left-{os.getpid()}")
+    folder.mkdir()
+    script = """
+import pathlib, sys, time
+for number in range(60):
+    pathlib.Path(sys.argv[1], str(number)).write_bytes(b"x" * 10_000_000)
+time.sleep(20)
+"""
+    try:
+        facts = run("--memory", "300MB", "--no-cgroup", "--", PYTHON, "-c", script, folder, check=4)
+        assert sum(size for _, size in facts["left_files"]) > 90 * MB
+        assert facts["left_files"][0][0].startswith(str(folder))
+    finally:
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+
+
+def test_a_peak_between_two_samples_is_seen() -> None:
+    """120 MB for an instant, in a child that is gone before the next look: the kernel's mark has it."""
+    script = """
+import subprocess, sys, time
+time.sleep(2.5)
+subprocess.run([sys.executable, "-c", "b = bytearray(b'x') * 120_000_000"])
+"""
+    facts = run("--no-cgroup", "--", PYTHON, "-c", script, check=0)
+    assert facts["peak_bytes"] > 110 * MB
+    assert facts["usage"]["user_s"] + facts["usage"]["system_s"] > 0.01
 
 
 @hard
@@ -191,7 +224,7 @@ time.sleep(60)
         os.kill(pid, 0)
         (tmp_path / "go").touch()
         end = eventually(lambda: [e for e in read_log(log) if e["type"] == "end"])[0]
-        assert end["stopped"] in ("kill", "oom")
+        assert end["stopped"] in ("stop", "kill", "oom")
         assert end["exit_code"] is None
         eventually(lambda: not Path(f"/proc/{pid}").exists() or _zombie(pid))
     finally:

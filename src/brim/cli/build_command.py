@@ -13,6 +13,7 @@ from brim.cli.flags import (
     BidsFlags,
     CuttingFlags,
     KeepingFlags,
+    LiveFlags,
     MaybeSource,
     PublishingFlags,
     ReadingFlags,
@@ -70,6 +71,7 @@ def build(
     keeping: KeepingFlags,
     showing: ShowingFlags,
     watching: WatchingFlags,
+    live: LiveFlags,
     source: MaybeSource = None,
     dest: Annotated[
         str | None,
@@ -118,7 +120,8 @@ def build(
     # The forecast is for this machine: it says nothing about the nodes of a cluster.
     takes = {} if scaling.engine == "ray" else dict.fromkeys(("low_bytes", "high_bytes"), job.forecast.total)
     command = redact_command(["brim", *sys.argv[1:]])
-    with recorded(progress_for(showing.json, watching.quiet), page, command, job.limit, takes) as progress:
+    shown = progress_for(showing.json, watching.quiet)
+    with recorded(shown, page, command, job.limit, takes, live_port=live.port, open_page=live.open_page) as progress:
         for warning in job.plan.table.notes() if part is None else ():
             progress.note(warning)
         result = run(progress)

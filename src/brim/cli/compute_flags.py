@@ -7,6 +7,7 @@ from typing import Any
 from brim.cli.flags import (
     ComputingFlags,
     KeepingFlags,
+    LiveFlags,
     PublishingFlags,
     RowFlags,
     RunningFlags,
@@ -66,14 +67,17 @@ def job_options(
     )
 
 
-def run_job(job: Any, computing: ComputingFlags, showing: ShowingFlags, watching: WatchingFlags) -> tuple[Any, Any]:
+def run_job(
+    job: Any, computing: ComputingFlags, showing: ShowingFlags, watching: WatchingFlags, live: LiveFlags
+) -> tuple[Any, Any]:
     """Run it under the progress that fits, and with a page about it if asked for."""
     from brim.redact import redact_command
     from brim.report.recording import recorded
 
     page = None if computing.report is None else page_path(computing.report)
     command = redact_command(["brim", *sys.argv[1:]])
-    with recorded(progress_for(showing.json, watching.quiet), page, command, job.limit, {}) as progress:
+    shown = progress_for(showing.json, watching.quiet)
+    with recorded(shown, page, command, job.limit, {}, live_port=live.port, open_page=live.open_page) as progress:
         return job.run(progress), progress
 
 

@@ -11,6 +11,7 @@ from brim.cli.compute_flags import job_options, row_options, run_job, tell
 from brim.cli.flags import (
     ComputingFlags,
     KeepingFlags,
+    LiveFlags,
     Many,
     PublishingFlags,
     RowFlags,
@@ -62,6 +63,7 @@ def embed(
     keeping: KeepingFlags,
     showing: ShowingFlags,
     watching: WatchingFlags,
+    live: LiveFlags,
     storing: StoringFlags,
     model: Annotated[
         str,
@@ -141,7 +143,7 @@ def embed(
     else:
         job = Job(dataset_spec("embed", rows_of, step, RowsOutput("parquet", None, split), dest, how))
     began = time.monotonic()
-    computed, progress = run_job(job, computing, showing, watching)
+    computed, progress = run_job(job, computing, showing, watching, live)
     rate = computed.built.rows / max(time.monotonic() - began, 1e-6)
     more = [("rate", f"{rate:,.1f} rows a second, loading included")] if computed.outcome.computed else []
     tell(computed, progress, job, showing, more)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from brim.buckets.bucket_address import Access
+from brim.errors import InputError
 
 _SOURCE = typer.Argument(
     metavar="SOURCE",
@@ -347,6 +348,29 @@ class WatchingFlags:
     """How a running job shows itself."""
 
     quiet: Annotated[bool, _run("--quiet", "-q", help="No progress.")] = False
+
+
+_live = functools.partial(_option, panel="Live page")
+
+
+@dataclass(frozen=True)
+class LiveFlags:
+    """A page about the run while it goes on."""
+
+    live: Annotated[
+        bool, _live("--live", help="Show it live: a page on this machine alone, whose address is printed.")
+    ] = False
+    live_port: Annotated[
+        int | None, _live("--live-port", metavar="N", help="The page's port, and --live. (default: any)")
+    ] = None
+    open_page: Annotated[bool, _live("--open", help="Open the page in a browser, and --live.")] = False
+
+    @property
+    def port(self) -> int | None:
+        """None if no page was asked for."""
+        if self.live_port is not None and not 0 < self.live_port < 65_536:
+            raise InputError(f"--live-port takes a port between 1 and 65535, not {self.live_port}.")
+        return (self.live_port or 0) if self.live or self.open_page or self.live_port is not None else None
 
 
 def help_text(text: str) -> str:

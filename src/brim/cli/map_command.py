@@ -8,6 +8,7 @@ from brim.cli.compute_flags import job_options, row_options, run_job, tell
 from brim.cli.flags import (
     ComputingFlags,
     KeepingFlags,
+    LiveFlags,
     Many,
     PublishingFlags,
     RowFlags,
@@ -51,6 +52,7 @@ def map(
     keeping: KeepingFlags,
     showing: ShowingFlags,
     watching: WatchingFlags,
+    live: LiveFlags,
     storing: StoringFlags,
     fn: Annotated[str, typer.Option("--fn", metavar="MODULE:FUNCTION", help="The function; or FILE.py:FUNCTION.")],
     batched: Annotated[bool, typer.Option("--batched", help="The function takes a batch of rows.")] = False,
@@ -100,5 +102,5 @@ def map(
     output = RowsOutput(format, rows_per_shard, split)  # type: ignore[arg-type]
     how = job_options(running, scaling, computing, keeping, publishing, storing)
     job = Job(dataset_spec("map", rows_of, step, output, dest, how))
-    computed, progress = run_job(job, computing, showing, watching)
+    computed, progress = run_job(job, computing, showing, watching, live)
     tell(computed, progress, job, showing, [("load", f"datasets.load_dataset({dest!r})")] if "://" not in dest else [])

@@ -5,12 +5,14 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from brim.cli.flags import LiveFlags
 from brim.cli.watch_flags import Rungs, Written, check_report, ladder_of, log_path, say, tell, write_report
 from brim.errors import InputError
 
@@ -37,6 +39,7 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND…", help="What to run, after --.")],
     rungs: Rungs,
     written: Written,
+    live: LiveFlags,
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="SIZE", help="The limit, like 40GB. (default: what is available)")
     ] = None,
@@ -61,6 +64,7 @@ def run(
     from brim.memory.limit import watch_limit
     from brim.memory.machine import blind_spots
     from brim.redact import redact_command
+    from brim.report.live_server import shown_live
     from brim.watching.orders import Orders, Target
     from brim.watching.run_log import prepare_log
     from brim.watching.supervisor import run as supervise
@@ -71,7 +75,7 @@ def run(
         os.environ["BRIM_FRACTION"] = repr(part)  # the command inherits it
     began = datetime.now().astimezone()
     limit = watch_limit(memory)
-    given = limit.reason in ("--memory", "BRIM_MEMORY")
+    given = limit.asked_for
     log = log_path(written, Path(command[0]).name)
     shown = redact_command(list(command))
     ladder = ladder_of(rungs, written, log, act=True, command=shown)
@@ -98,14 +102,15 @@ def run(
         tell(f"brim: watching under {limit}, {_hold(enforced)}{refused}; log {log}")
         for text in blind_spots():
             tell(f"brim: {text}")
-    try:
-        outcome = supervise(command, orders, group if isinstance(group, Cgroup) else None)
-    except CommandNotStarted:
-        log.unlink(missing_ok=True)  # nothing ran, so there is nothing to tell of
-        raise
-    postmortem = _postmortem(outcome, log, began)
-    if postmortem:
-        _write_down(log, postmortem)
+    with shown_live(log, live.port, live.open_page, tell) as aside:
+        try:
+            outcome = supervise(command, replace(orders, aside=aside), group if isinstance(group, Cgroup) else None)
+        except CommandNotStarted:
+            log.unlink(missing_ok=True)  # nothing ran, so there is nothing to tell of
+            raise
+        postmortem = _postmortem(outcome, log, began)
+        if postmortem:
+            _write_down(log, postmortem)
     _show(outcome, log, quiet, json_line, postmortem)
     if outcome.end and outcome.end["lost_lines"] and not json_line:
         tell(f"brim: {outcome.end['lost_lines']} lines of the log could not be written: is the disk full?")

@@ -10,6 +10,7 @@ from brim.cli.compute_flags import job_options, row_options, run_job, tell
 from brim.cli.flags import (
     ComputingFlags,
     KeepingFlags,
+    LiveFlags,
     Many,
     PublishingFlags,
     RowFlags,
@@ -61,6 +62,7 @@ def tokenize(
     keeping: KeepingFlags,
     showing: ShowingFlags,
     watching: WatchingFlags,
+    live: LiveFlags,
     storing: StoringFlags,
     tokenizer: Annotated[
         str,
@@ -166,7 +168,7 @@ def tokenize(
     if not watching.quiet:
         progress_for(showing.json, quiet=False).note(f"encoder: {step.encoder}")
     began = time.monotonic()
-    computed, progress = run_job(job, computing, showing, watching)
+    computed, progress = run_job(job, computing, showing, watching, live)
     tell(computed, progress, job, showing, _told(computed, time.monotonic() - began))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.flags import ShowingFlags, WatchingFlags
+from brim.cli.flags import LiveFlags, ShowingFlags, WatchingFlags
 from brim.cli.show import emit
 from brim.cli.watch_flags import Rungs, Written, check_report, ladder_of, log_path, say, tell, write_report
 from brim.errors import InputError
@@ -36,6 +36,7 @@ def watch(
     watching: WatchingFlags,
     rungs: Rungs,
     written: Written,
+    live: LiveFlags,
     pid: Annotated[int | None, typer.Argument(metavar="PID", help="The process to watch, with all it started.")] = None,
     match: Annotated[
         str | None,
@@ -52,6 +53,7 @@ def watch(
     background: Annotated[bool, typer.Option("--background", help="Go on in the background.")] = False,
     for_s: Annotated[float | None, typer.Option("--for", metavar="S", help="End the watch after this long.")] = None,
 ) -> None:
+    from brim.report.live_server import shown_live
     from brim.watching.launch import Board, WatcherProcess
     from brim.watching.orders import Orders
     from brim.watching.run_log import prepare_log
@@ -68,6 +70,10 @@ def watch(
     ladder.lines(limit.bytes), ladder.system_lines()
     if for_s is not None and not 0 < for_s < math.inf:
         raise InputError(f"--for takes seconds, not {for_s:g}.")
+    if background and live.port is not None:
+        raise InputError(
+            "--live ends with this command; look at a watch in the background with: brim report LOG --follow"
+        )
     if background and written.report:
         raise InputError("--report is written at the end, which --background does not wait for.")
     prepare_log(log, anew=True)
@@ -90,7 +96,8 @@ def watch(
         return
     if not (showing.json or watching.quiet):
         tell(f"brim: watching {_name(target)} under {limit}, {'acting' if act else 'only looking'}; log {log}")
-    end = _follow(watcher, board, _view(showing.json, watching.quiet, limit.bytes), for_s)
+    with shown_live(log, live.port, live.open_page, tell):
+        end = _follow(watcher, board, _view(showing.json, watching.quiet, limit.bytes), for_s)
     _show(log, showing.json)
     write_report(written, log)
     sys.exit(_FOR_MEMORY if act and end.get("stopped") else 0)

@@ -54,6 +54,11 @@ class Cgroup:
         file = stat.get("inactive_file", 0) + stat.get("active_file", 0)
         return Usage(stat.get("anon", 0), stat.get("shmem", 0), _number(self.folder / "memory.swap.current"), file)
 
+    def peak_bytes(self) -> int | None:
+        """The most that was charged to it at once, page cache included; None where the kernel does not say."""
+        name = "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
+        return _number(self.folder / name) or None
+
     def oom_kills(self) -> int:
         """How many processes the kernel killed because the group, or one above, was full."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"

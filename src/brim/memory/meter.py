@@ -46,6 +46,7 @@ class Process:
     pid: int
     name: str
     usage: Usage
+    most_resident_bytes: int = 0  # file pages included, since it was started (VmHWM)
 
 
 def tree_bytes(pid: int | None = None) -> int:
@@ -74,7 +75,7 @@ def read_process(pid: int) -> Process | None:
         _kilobytes(text, b"\nRssFile:"),
     )
     name = text[len(b"Name:") : text.index(b"\n")].strip().decode(errors="replace")
-    return Process(pid, name, usage)
+    return Process(pid, name, usage, _kilobytes(text, b"\nVmHWM:"))
 
 
 def proportional_usage(pid: int) -> Usage | None:

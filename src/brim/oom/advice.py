@@ -5,6 +5,7 @@ from __future__ import annotations
 from brim.oom.kills import Job, Kill, Task, owner_of
 from brim.sizes import format_size
 
+_LEAST_BYTES = 50_000_000  # an interpreter with its libraries does not start below that
 _SHARE = 0.85  # of a limit: room for the interpreter, the page cache and a late signal
 
 
@@ -192,7 +193,7 @@ def _run(bytes_: int | None, held: int = 0) -> str:
     basis = bytes_ or (held if held else None)
     if not basis:
         return "brim run -- COMMAND"
-    return f"brim run --memory {short_size(round(basis * _SHARE))} -- COMMAND"
+    return f"brim run --memory {short_size(max(round(basis * _SHARE), _LEAST_BYTES))} -- COMMAND"
 
 
 def short_size(size: int) -> str:

@@ -16,7 +16,15 @@ from brim.oom.kills import Evidence, Kill, Scope, Sizes
 from brim.oom.log_lines import Clock, Stamp
 from brim.redact import redact
 
-NEEDLES = (b"oom", b"illed process ", b"ill process ", b"killed as a result of limit", b"no killable")
+NEEDLES = (
+    b"oom",
+    b"illed process ",
+    b"ill process ",
+    b"killed as a result of limit",
+    b"no killable",
+    b"memory: usage ",
+    b"Manual OOM execution",
+)
 _NEAR_S = 10.0  # the kernel writes a record within a second; a console that is slow takes longer
 _STALE_LINES = 20_000
 _MOST_OPEN = 16
@@ -51,7 +59,10 @@ class KernelRecords:
             if self.busy:
                 self._detail(number, text)
         elif (at := text.find("invoked oom-killer:")) >= 0:
-            self._begin(number, text, lines.invoker_name(text[:at]))
+            self._begin(number, text, lines.invoker_name(text[:at]), asked_for=", order=-1," in text)
+        elif "memory: usage " in text and not self._near(self.clock.stamp(text), number) and lines.USAGE.search(text):
+            self._begin(number, text, None)  # the header is missing: a log that was cut, or rate-limited
+            self._detail(number, text)
         elif "Killed process " in text and (victim := lines.killed(text)):
             self._kill(number, text, victim)
         elif not self._announce(number, text) and not self._other(number, text) and self.busy:
@@ -68,13 +79,14 @@ class KernelRecords:
         self._announced.clear()
         return self.kills
 
-    def _begin(self, number: int, text: str, invoked_by: str | None) -> None:
+    def _begin(self, number: int, text: str, invoked_by: str | None, asked_for: bool = False) -> None:
         stamp = self.clock.stamp(text)
         records = self._records.setdefault(stamp.host or "", [])
         records[:] = [record for record in records if not record.kills]
         if len(records) >= _MOST_OPEN:
             self._abandon(records.pop(0))
-        records.append(Record(stamp, number, invoked_by, quotes=[self._quote(number, text)]))
+        quotes = [self._quote(number, text)] if invoked_by is not None else []
+        records.append(Record(stamp, number, invoked_by, quotes=quotes, asked_for=asked_for))
 
     def _near(self, stamp: Stamp, number: int) -> list[Record]:
         """The records of a line's machine that it may belong to."""

@@ -9,6 +9,7 @@ from brim.oom.kills import Bound, Evidence, GroupMemory, Kill, MachineRoom, Scop
 from brim.oom.log_lines import Stamp
 
 _LARGEST = 5
+_SYSRQ = "Somebody asked the kernel for it (SysRq f, an order of −1): the machine need not have been out of memory."
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class Record:
     quotes: list[Evidence] = field(default_factory=list)
     tangled: bool = False  # lines of another record may be among its own
     whole_group: bool = False
+    asked_for: bool = False  # by hand: SysRq f
     kills: int = 0
 
 
@@ -120,6 +122,8 @@ def assemble(victim: lines.Killed, spoken: Announced | None, choice: Announced |
     bound = replace(_bound(record.usages), group=limit_group, task_group=task_group)
     if kill.scope == "machine":  # a machine-wide record has no limit but the machine
         bound = Bound(task_group=task_group)
+    if record.asked_for:
+        kill = replace(kill, scope="unknown", notes=(*kill.notes, _SYSRQ))
     return replace(kill, bound=bound, contents=_contents(record, limit_group), room=room, invoked_by=record.invoked_by)
 
 

@@ -162,7 +162,69 @@ def _talos(m: Match) -> Kill:
 def _ray(m: Match) -> Kill:
     used, total = (round(float(m[key]) * 1e9) for key in ("used", "total"))
     bound = Bound(round(total * float(m["threshold"])), used, "memory", text=f"Ray's threshold of {m['threshold']}")
-    return Kill("ray", "machine", reason="Ray says so", bound=bound, room=MachineRoom(ram_bytes=total), signal=9)
+    task = re.search(r"name=(?P<name>[^,)]+), pid=(?P<pid>\d+), memory used=(?P<held>[\d.]+)GB", m.string)
+    low = re.search(r"killing latest task with name (?P<name>\S+)", m.string)
+    named = task or low
+    return Kill(
+        "ray",
+        "machine",
+        reason="Ray says so",
+        pid=int(task["pid"]) if task else None,
+        name=named["name"] if named else None,
+        sizes=Sizes(rss_bytes=round(float(task["held"]) * 1e9)) if task else Sizes(),
+        bound=bound,
+        room=MachineRoom(ram_bytes=total),
+        signal=9,
+    )
+
+
+def _ray_count(m: Match) -> Kill:
+    reason = "Ray's driver says how many and where, not which"
+    unit = f"node {m['ip']}" if m["ip"] else None
+    return Kill("ray", "machine", sure="likely", reason=reason, unit=unit, count=int(m["n"]), signal=9)
+
+
+def _meta_oomd(m: Match) -> Kill:
+    effect = "would have killed" if m["dry"] else "killed"
+    return Kill(
+        "oomd",
+        "cgroup",
+        sure="possible" if m["dry"] else "certain",
+        reason=f"oomd says that it {effect} the group ({m['killer']})",
+        unit=m["group"].rsplit("/", 1)[-1],
+        bound=Bound(usage_bytes=int(m["usage"]), kind="memory pressure", task_group=m["group"], text=m["rule"]),
+        signal=9,
+    )
+
+
+def _sacct(m: Match) -> Kill:
+    reason = "Slurm's accounting says OUT_OF_MEMORY"
+    return Kill("slurm", "cgroup", sure="likely", reason=reason, unit=f"job {m['job']}", signal=9)
+
+
+def _seff(m: Match) -> Kill:
+    return Kill("slurm", "cgroup", sure="likely", reason="Slurm's accounting says OUT_OF_MEMORY", signal=9)
+
+
+def _kube_ended(m: Match) -> Kill:
+    for_memory = m["reason"] == "OOMKilled"
+    reason = "Kubernetes says OOMKilled" if for_memory else "it ended with 137, which is SIGKILL; nothing here says why"
+    return Kill(
+        "container runtime",
+        "cgroup" if for_memory else "unknown",
+        sure="likely" if for_memory else "possible",
+        reason=reason,
+        unit=f"pod {m['pod']}, container {m['name']}",
+        signal=9,
+    )
+
+
+def _yarn(m: Match) -> Kill:
+    unit = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+    used, limit = (round(float(m[a]) * unit[m[b]]) for a, b in (("used", "used_unit"), ("limit", "limit_unit")))
+    return Kill(
+        "batch system", "cgroup", reason="YARN says so", bound=Bound(limit, used, "memory", text="YARN"), signal=9
+    )
 
 
 def _dask(m: Match) -> Kill:
@@ -234,6 +296,13 @@ PATTERNS: list[tuple[str, re.Pattern[str], Callable[[Match], Kill]]] = [
         re.compile(r"low on resource: memory\..*?Container (?P<unit>\S+) was using (?P<usage>[\w.]+)"),
         _evicted,
     ),
+    (
+        "kubernetes: pod",
+        re.compile(
+            r"kubernetes: pod (?P<pod>\S+) container (?P<name>\S+) exit code (?P<code>\S+) reason (?P<reason>\S+)"
+        ),
+        _kube_ended,
+    ),
     ('"OOMKilled": true', re.compile(r'"OOMKilled": true'), _inspected),
     ("OOMKilled", re.compile(r"(?:[Rr]eason\"?:?\s+\"?|\s)OOMKilled\b"), _pod),
     ("container oom ", re.compile(r"container oom (?P<id>[0-9a-f]{12,64})(?P<rest> \(.*)?"), _container),
@@ -243,6 +312,39 @@ PATTERNS: list[tuple[str, re.Pattern[str], Callable[[Match], Kill]]] = [
         _container,
     ),
     ("SIGKILL to cgroup", re.compile(r"Sending SIGKILL to cgroup .*\"cgroup\": \"(?P<group>/[^\"]+)\""), _talos),
+    (
+        "memory pressure (OOM)",
+        re.compile(
+            r"(?P<n>\d+) Workers \(tasks / actors\) killed due to memory pressure \(OOM\)(?:.*?IP: (?P<ip>[\w.:]+))?"
+        ),
+        _ray_count,
+    ),
+    (
+        "System memory low at node",
+        re.compile(
+            r"System memory low at node.*?Used memory \((?P<used>[\d.]+)GB\) / total capacity \((?P<total>[\d.]+)GB\)"
+            r"[^,]*?threshold (?P<threshold>\d+(?:\.\d+)?)"
+        ),
+        _ray,
+    ),
+    (
+        "oomd kill:",
+        re.compile(
+            r"oomd kill: [\d.]+ [\d.]+ [\d.]+ (?P<group>\S+) (?P<usage>\d+) ruleset:\[(?P<rule>[^\]]*)\]"
+            r".*?killer:(?P<dry>\(dry\))?\[?(?P<killer>\w+)"
+        ),
+        _meta_oomd,
+    ),
+    ("OUT_OF_ME", re.compile(r"^\s*(?P<job>\d+(?:_\d+)?(?:\.\w+)?)[\s|].*?\bOUT_OF_ME(?:MORY|\+)"), _sacct),
+    ("OUT_OF_ME", re.compile(r"State: OUT_OF_MEMORY"), _seff),
+    (
+        "physical memory used",
+        re.compile(
+            r"(?P<used>[\d.]+) ?(?P<used_unit>[KMGT]B) of (?P<limit>[\d.]+) ?(?P<limit_unit>[KMGT]B) "
+            r"physical memory used"
+        ),
+        _yarn,
+    ),
     (
         "memory usage threshold",
         re.compile(

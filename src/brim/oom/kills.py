@@ -13,6 +13,7 @@ Killer = Literal[
     "kernel",
     "systemd-oomd",
     "earlyoom",
+    "oomd",
     "slurm",
     "batch system",
     "kubelet",

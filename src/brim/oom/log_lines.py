@@ -43,9 +43,17 @@ for _number, _names in enumerate(
 _BOOT_SECONDS = re.compile(r"\[\s*(\d{1,10}\.\d{1,9})\]")
 _KMSG = re.compile(r"^\d+,\d+,(\d+),[^;]*;")
 _ISO = re.compile(
-    r"(?<!\d)(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\s?(Z\b|UTC\b|[+-]\d\d:?\d\d(?!\d))?"
+    r"(?<!\d)(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
+    r"\s?(Z\b|UTC\b|[+-]\d\d:?\d\d(?!\d)|(?:[A-Z]{3,4})\b)?"
 )
-_CTIME = re.compile(r"\[?\b[^\W\d_]{2,5}\.? ([^\W\d_]{3,9})\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\]?")
+_CTIME = re.compile(
+    r"\[?\b[^\W\d_]{2,5}\.? ([^\W\d_]{3,9})\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?: ([A-Z]{3,4}))? (\d{4})\]?"
+)
+# Hours from UTC of zones whose short name means one thing only, or nearly so.
+_ZONES = {
+    **{"GMT": 0, "WET": 0, "WEST": 1, "BST": 1, "CET": 1, "CEST": 2, "EET": 2, "EEST": 3, "MSK": 3, "JST": 9, "KST": 9},
+    **{"EST": -5, "EDT": -4, "CST": -6, "CDT": -5, "MST": -7, "MDT": -6, "PST": -8, "PDT": -7, "AEST": 10, "AEDT": 11},
+}
 _SYSLOG = re.compile(
     r"(?:^|[\s>|])([^\W\d_]{3,9})\.? +(\d{1,2})(?: (\d{4}))? (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?=[\s:,]|$)"
 )
@@ -104,7 +112,7 @@ class Clock:
         if match := _ISO.search(head):
             return _dated(int(match[1]), int(match[2]), match.group(3, 4, 5, 6), match[7], _zone(match[8]))
         if (match := _CTIME.search(head)) and (month := month_number(match[1])):
-            return _dated(int(match[6]), month, match.group(2, 3, 4, 5))
+            return _dated(int(match[7]), month, match.group(2, 3, 4, 5), zone=_zone(match[6]))
         if (match := _SYSLOG.search(head)) and (month := month_number(match[1])):
             if match[3]:
                 return _dated(int(match[3]), month, match.group(2, 4, 5, 6), match[7])
@@ -145,6 +153,8 @@ def _zone(text: str | None) -> tzinfo | None:
         return None
     if text in ("Z", "UTC"):
         return UTC
+    if text[0] not in "+-":
+        return timezone(timedelta(hours=_ZONES[text])) if text in _ZONES else None
     digits = text[1:].replace(":", "")
     offset = timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
     return timezone(-offset if text[0] == "-" else offset)
@@ -203,13 +213,16 @@ def lines_of(
     needles: tuple[bytes, ...] = (),
     busy: Callable[[], bool] = lambda: False,
     glance: Callable[[bytes], None] = lambda _: None,
+    skipped: Callable[[], int] = lambda: 0,
 ) -> Iterator[tuple[int, str]]:
     """(number, text) of the lines that hold a needle, each with the line before it; of all lines while `busy()`.
 
-    Without needles, all lines. `glance` sees every block, for what does not depend on a line.
+    Without needles, all lines. `glance` sees every block, for what does not depend on a line. `skipped` tells how
+    many lines were left out before a block.
     """
     number, rest = 1, b""
     for block in blocks:
+        number += skipped()
         cut = block.rfind(b"\n") + 1
         if not cut:
             if len(rest) < 4 * LINE_BYTES:

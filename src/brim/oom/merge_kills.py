@@ -81,7 +81,7 @@ def gap_s(one: Kill, other: Kill) -> float | None:
 
 def is_same(one: Kill, other: Kill) -> bool:
     """Whether two records tell of one kill."""
-    if one.pid != other.pid or one.killer != other.killer:
+    if one.pid != other.pid or not _tell_of_one(one, other):
         return False
     if one.name is not None and other.name is not None and one.name != other.name:
         return False
@@ -93,6 +93,14 @@ def is_same(one: Kill, other: Kill) -> bool:
     return one.sizes == other.sizes or Sizes() in (_lines_of(one.sizes), _lines_of(other.sizes))
 
 
+def _tell_of_one(one: Kill, other: Kill) -> bool:
+    """The same killer, or earlyoom that asked and the kernel that did not wait for it."""
+    if one.killer == other.killer:
+        return True
+    asked = [kill for kill in (one, other) if kill.killer == "earlyoom" and kill.effect == "asked to end"]
+    return len(asked) == 1 and "kernel" in (one.killer, other.killer) and gap_s(one, other) is not None
+
+
 def _lines_of(sizes: Sizes) -> Sizes:
     return replace(sizes, swap_bytes=None, rss_bytes=None)
 
@@ -100,6 +108,8 @@ def _lines_of(sizes: Sizes) -> Sizes:
 def joined(one: Kill, other: Kill) -> Kill:
     """The fuller of two records, with what only the other one knows."""
     lead, more = (one, other) if _fullness(one) >= _fullness(other) else (other, one)
+    if lead.killer != more.killer and more.killer == "kernel":
+        lead, more = more, lead  # who really ended it
     found = {
         field.name: getattr(more, field.name)
         for field in fields(Kill)

@@ -32,8 +32,18 @@ NEEDLES = (
     b"Sending SIGKILL to cgroup",
     b"memory usage threshold",
     b"memory budget",
+    b"killed due to memory pressure",
+    b"System memory low at node",
+    b"oomd kill:",
+    b"OUT_OF_ME",
+    b"Job ID: ",
+    b"Memory Efficiency: ",
+    b"kubernetes: pod",
+    b"physical memory used",
 )
 _NEAR_LINES = 60
+_SEFF_MEMORY = re.compile(r"(?P<share>[\d.]+)% of (?P<size>[\d.]+) (?P<unit>[KMGT]B)")
+_SEFF_UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _OOMD_COUNT = re.compile(r"(?P<unit>\S+): systemd-oomd killed (?P<n>\d+|some) process\(es\) in this unit")
 _EARLY_ROOM = re.compile(
     r"mem avail:\s*(?P<avail>\d+) of\s*(?P<ram>\d+) MiB.*?swap free:\s*(?P<free>\d+) of\s*(?P<swap>\d+) MiB"
@@ -52,6 +62,7 @@ class Killers:
         self.kills: list[Kill] = []
         self._room = MachineRoom()
         self._limit = ""
+        self._job_line: tuple[int, str] | None = None
         self._limit_line = -_NEAR_LINES
 
     def feed(self, number: int, text: str) -> None:
@@ -59,7 +70,9 @@ class Killers:
             if word in text and (match := pattern.search(text)):
                 self._add(make(match), number, text)
                 return
-        if "systemd-oomd killed" in text and (match := _OOMD_COUNT.search(text)):
+        if text.startswith(("Job ID: ", "Array Job ID: ", "Memory Efficiency: ")):
+            self._seff(number, text)
+        elif "systemd-oomd killed" in text and (match := _OOMD_COUNT.search(text)):
             self._oomd_count(match, number, text)
         elif (
             "mem avail:" in text
@@ -74,6 +87,8 @@ class Killers:
         stamp = self.clock.stamp(text)
         quote = self._quote(number, text)
         kill = replace(kill, when=stamp.when, boot_s=stamp.boot_s, host=kill.host or stamp.host, evidence=(quote,))
+        if kill.killer == "slurm" and kill.unit is None and self._job_line and number - self._job_line[0] < 20:
+            kill = replace(kill, unit=f"job {self._job_line[1]}")
         if kill.killer == "earlyoom":
             near = number - self._limit_line < _NEAR_LINES
             kill = replace(
@@ -85,6 +100,20 @@ class Killers:
             self.kills[-1] = _joined(last, kill)
         else:
             self.kills.append(kill)
+
+    def _seff(self, number: int, text: str) -> None:
+        """seff tells of a job over several lines: its number before the state, its memory after it."""
+        label, _, value = text.partition(": ")
+        if label.endswith("Job ID"):
+            self._job_line = number, value.strip()
+            return
+        last = self.kills[-1] if self.kills else None
+        share = _SEFF_MEMORY.search(value)
+        if last is None or share is None or last.killer != "slurm" or number - (last.evidence[-1].line or 0) > 20:
+            return
+        limit = round(float(share["size"]) * _SEFF_UNITS[share["unit"]])
+        bound = Bound(limit, round(limit * float(share["share"]) / 100), "memory")
+        self.kills[-1] = replace(last, bound=bound, evidence=(*last.evidence, self._quote(number, text)))
 
     def _oomd_count(self, match: Match, number: int, text: str) -> None:
         count = int(match["n"]) if match["n"].isdigit() else 1

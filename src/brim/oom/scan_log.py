@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
 from brim.oom import kernel_log, other_killers, scan_log, terminal_log
+from brim.oom.folded_logs import unfold
 from brim.oom.kills import Kill, Restart, Source
 from brim.oom.log_lines import UNREADABLE, Clock, blocks_of, lines_of, unwrap
 
@@ -68,6 +70,8 @@ class Restarts:
 
 
 _BESIDE = 20  # lines
+_MOST_KILLS = 1000  # of one log; nobody reads more, and each takes memory
+_TAIL_BYTES = 512 << 10
 _CLOCK = b"setting system clock to"
 
 
@@ -86,6 +90,45 @@ class LogFindings:
         self.sources += other.sources
 
 
+class _Passing:
+    """Lets blocks through until `full()`, and after that only the last ones: time and memory have a bound."""
+
+    def __init__(self, full: Callable[[], bool]) -> None:
+        self._full = full
+        self._tail: deque[bytes] = deque()
+        self._skipped = 0
+        self.passed_over = 0  # lines, in all
+        self.looked_like_kills = 0
+
+    def through(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        iterator = iter(blocks)
+        for block in iterator:
+            yield block
+            if self._full():
+                break
+        held = 0
+        for block in iterator:
+            self._tail.append(block)
+            held += len(block)
+            while held - len(self._tail[0]) >= _TAIL_BYTES:
+                dropped = self._tail.popleft()
+                held -= len(dropped)
+                self._skipped += dropped.count(b"\n")
+                self.looked_like_kills += dropped.count(b"illed process ")
+        self.passed_over = self._skipped
+        if self._skipped:
+            first = self._tail.popleft()
+            cut = first.find(b"\n") + 1  # the rest of a line whose beginning is gone
+            self._skipped += 1 if cut else 0
+            self._tail.appendleft(first[cut:])
+        while self._tail:
+            yield self._tail.popleft()
+
+    def take_skipped(self) -> int:
+        number, self._skipped = self._skipped, 0
+        return number
+
+
 class Scan:
     """Feed it lines of one source. `terminals`: also look for what shells and programs print."""
 
@@ -95,11 +138,13 @@ class Scan:
         self._killers = other_killers.Killers(source, clock)
         self._terminal = terminal_log.Terminal(source, clock) if terminals else None
         self._restarts = scan_log.Restarts(source, clock)
+        self.passing = _Passing(lambda: False)
         self.needles: tuple[bytes, ...] = (
             *kernel_log.NEEDLES,
             *other_killers.NEEDLES,
             *scan_log.NEEDLES,
             b"setting system clock to",
+            b'"MESSAGE":[',  # journalctl -o json: a message that is not text, as numbers
         )
         if terminals:
             self.needles += terminal_log.TERMINAL_NEEDLES
@@ -113,9 +158,22 @@ class Scan:
     def busy(self) -> bool:
         return self._kernel.busy
 
+    @property
+    def found(self) -> int:
+        """How many kills were found so far."""
+        return len(self._kernel.kills) + len(self._killers.kills) + (len(self._terminal.kills) if self._terminal else 0)
+
     def lines(self, blocks: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-        """The lines that this scan has to see."""
-        return lines_of(blocks, self.needles, lambda: self.busy, self._restarts.glance)
+        """The lines that this scan has to see. Of a log with too many kills, the first of them and the last."""
+        passing = _Passing(lambda: self.found >= _MOST_KILLS)
+        self.passing = passing
+        return lines_of(
+            passing.through(unfold(blocks)),
+            self.needles,
+            lambda: self.busy,
+            self._restarts.glance,
+            passing.take_skipped,
+        )
 
     def feed(self, number: int, raw: str) -> None:
         for text in unwrap(raw):
@@ -187,7 +245,13 @@ def scan_file(path: Path, name: str, terminals: bool) -> LogFindings:
 
     scan = Scan(name, Clock(_last_change(path)), terminals)
     kills, restarts = scan_lines(scan, scan.lines(blocks()))
-    return LogFindings(kills, restarts, [Source(name, problem, len(kills))], scan.boots)
+    note = ""
+    if scan.passing.passed_over:
+        note = (
+            f"the first {_MOST_KILLS} kills and the last ones were read; between them {scan.passing.passed_over} lines "
+            f"({scan.passing.looked_like_kills} that look like kills) were only counted"
+        )
+    return LogFindings(kills, restarts, [Source(name, problem, len(kills), note)], scan.boots)
 
 
 def why_unreadable(error: BaseException) -> str:

@@ -63,6 +63,10 @@ TERMINAL_NEEDLES = (
     b"can't allocate memory",
     b"bruptly",
     b"unexpectedly terminated",
+    b"memory allocation of ",
+    b"rror 137",
+    b"shared memory",
+    b"Executor",
 )
 _NEAR_LINES = 60
 _MORE_QUOTES = 4
@@ -99,6 +103,23 @@ def _worker(m: Match) -> Kill:
 def _pool(m: Match) -> Kill:
     reason = "a worker process vanished; out of memory is the usual reason, and nothing here proves it"
     return Kill("unknown", sure="possible", reason=reason)
+
+
+def _make(m: Match) -> Kill:
+    return Kill("unknown", sure="possible", reason=_UNPROVEN, unit=f"make target {m['command']}", signal=9)
+
+
+def _shared(m: Match) -> Kill:
+    """A bus error: /dev/shm was full, which is a limit of its own (docker run --shm-size)."""
+    pid = m.groupdict().get("pid")
+    return Kill(
+        "program",
+        "process",
+        "refused",
+        reason="PyTorch says that shared memory (/dev/shm) was too small",
+        pid=int(pid) if pid else None,
+        bound=Bound(kind="shared memory", text="/dev/shm; raise it (docker run --shm-size) or use fewer workers"),
+    )
 
 
 def _array(m: Match) -> Kill:
@@ -159,6 +180,20 @@ _PATTERNS: list[tuple[str, re.Pattern[str], Callable[[Match], Kill]]] = [
         re.compile(r"DataLoader worker(?: \(pid (?P<pid>\d+)\))? is killed by signal: Killed"),
         _worker,
     ),
+    ("Killed signal", re.compile(r"fatal error: Killed signal terminated program (?P<command>\S+)"), _shell),
+    ("make", re.compile(r"make(?:\[\d+\])?: \*\*\* \[(?P<command>[^\]]*)\] (?:Killed|Error 137)"), _make),
+    (
+        "shared memory",
+        re.compile(
+            r"DataLoader worker(?: \(pid (?P<pid>\d+)\))? is killed by signal: Bus error|insufficient shared memory"
+        ),
+        _shared,
+    ),
+    (
+        "ExecutorLostFailure",
+        re.compile(r"ExecutorLostFailure .*?(?:exit(?:ed)? (?:code|status):? ?137|[Oo]ut of memory)"),
+        _worker,
+    ),
     ("exitcode", re.compile(r"exitcode\s*: -9\b.*?(?:\(?pid: (?P<pid>\d+)\))?"), _worker),
     (
         "SIGKILL",
@@ -191,6 +226,7 @@ _PATTERNS: list[tuple[str, re.Pattern[str], Callable[[Match], Kill]]] = [
         re.compile(r"[Uu]nable to allocate (?P<size>[\d.]+) (?P<unit>[KMGTP]?i?B)\b(?: for an array)?(?P<rest>.*)"),
         _array,
     ),
+    ("memory allocation of", re.compile(r"memory allocation of (?P<bytes>\d+) bytes failed"), _asked),
     ("allocate", re.compile(r"you tried to allocate (?P<bytes>\d+) bytes"), _asked),
     ("ArrowMemoryError", re.compile(r"ArrowMemoryError: (?:malloc|realloc) of size (?P<bytes>\d+) failed"), _asked),
     ("CUDA", re.compile(r"CUDA(?: error:)? out of memory\.?(?P<rest>.*)|CUDA_ERROR_OUT_OF_MEMORY"), _cuda),

@@ -1,7 +1,7 @@
 // Draws the curve: stacked memory against its limit, file pages as a line beside it, events above and below.
 // Everything is drawn anew when the width changes, so that texts keep their size on a small screen.
 
-const data = JSON.parse(document.getElementById("data").textContent);
+let data = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 const LAYERS = [
   { key: "anon", label: "anonymous" },
@@ -12,7 +12,12 @@ const NARROW = 560;
 const MANY = 40; // events: more lines than that would hide the curve
 const WEIGHTS = ["quiet", "mark", "warn", "grave"];
 const highest = (values) => values.reduce((most, value) => Math.max(most, value), 0);
-const FILE_PEAK = highest(data.file);
+let filePeak = data ? highest(data.file) : 0;
+
+function load(fresh) {
+  data = fresh;
+  filePeak = highest(data.file);
+}
 
 function make(name, attributes, parent) {
   const element = document.createElementNS(SVG, name);
@@ -32,7 +37,7 @@ function scales() {
   const memory = Math.max(data.peak ? data.peak.bytes : 0, highest(data.total), 1);
   const thresholds = data.thresholds.map((threshold) => threshold.bytes);
   const line = Math.max(memory, data.limit || 0, ...thresholds);
-  const files = Math.max(line, FILE_PEAK);
+  const files = Math.max(line, filePeak);
   const choices = [{ label: "memory", top: memory * 1.15 }];
   if (line > memory * 1.05) choices.push({ label: "limit", top: line * 1.08 });
   if (files > line * 1.05) choices.push({ label: "file pages", top: files * 1.08 });
@@ -64,7 +69,8 @@ function drawChart(holder, scale) {
   const width = Math.max(holder.clientWidth, 280), narrow = width < NARROW;
   const height = Math.round(Math.min(400, Math.max(260, width * 0.42)));
   const box = { left: narrow ? 56 : 64, right: width - (narrow ? 12 : 108), top: 30, bottom: height - 34 };
-  const span = Math.max(data.seconds, data.x[data.x.length - 1] || 0, 1e-3);
+  const seen = Math.max(data.seconds, data.x[data.x.length - 1] || 0, 1e-3);
+  const span = data.outlook ? seen + Math.min(data.outlook[1] * 1.3, seen / 3) : seen;
   const xOf = (x) => box.left + (x / span) * (box.right - box.left);
   const yOf = (bytes) => box.bottom - (bytes / scale.top) * (box.bottom - box.top);
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, class: "curve", "aria-hidden": "true" });
@@ -74,6 +80,7 @@ function drawChart(holder, scale) {
   drawAxes(chart);
   const inside = make("g", { "clip-path": "url(#inside)" }, svg);
   drawLayers(chart, inside);
+  drawOutlook(chart, inside);
   drawLines(chart, inside);
   drawEvents(chart);
   drawPeak(chart);
@@ -118,7 +125,7 @@ function drawLayers({ xOf, yOf, box }, parent) {
     const x = xOf(begin);
     make("rect", { x, y: box.top, width: Math.max(xOf(end) - x, 1), height: box.bottom - box.top, class: "gap" }, parent);
   }
-  if (FILE_PEAK > 0) {
+  if (filePeak > 0) {
     const lines = parts.map(([begin, end]) => {
       const points = new Map(); // the highest of every three pixels: a line that jumps up and down hides all else
       for (let i = begin; i <= end; i += 1) {
@@ -129,6 +136,16 @@ function drawLayers({ xOf, yOf, box }, parent) {
     });
     for (const kind of ["file-ground", "file"]) make("path", { d: lines.join(""), class: kind }, parent);
   }
+}
+
+// Where it goes at the present rate: a line, and a band of a quarter more and less.
+function drawOutlook({ xOf, yOf, span }, parent) {
+  if (!data.outlook || !data.limit || !data.x.length) return;
+  const last = data.x.length - 1, x = data.x[last], from = data.total[last], end = span - x;
+  const at = (share) => `${xOf(x + end).toFixed(1)},${yOf(from + data.outlook[0] * share * end).toFixed(1)}`;
+  const begin = `${xOf(x).toFixed(1)},${yOf(from).toFixed(1)}`;
+  make("path", { d: `M${begin}L${at(1.25)}L${at(0.75)}Z`, class: "outlook-band" }, parent);
+  make("path", { d: `M${begin}L${at(1)}`, class: "outlook" }, parent);
 }
 
 // The limit and the thresholds below it. Their names stand beside the plot and make room for each other.

@@ -1,6 +1,6 @@
 // The line that follows the pointer or the arrow keys, what it reads, the legend, and choices about the view.
 
-const figure = document.getElementById("chart");
+let figure = null;
 
 function child(parent, name, className, text) {
   const element = document.createElement(name);
@@ -30,8 +30,9 @@ function nearest(x) {
 }
 
 function start() {
+  figure = document.getElementById("chart");
   const plot = figure.querySelector(".plot"), readout = figure.querySelector(".readout");
-  const choices = scales();
+  let choices = scales();
   let scale = firstScale(choices), chart = null, at = null, line = null;
 
   function draw() {
@@ -101,24 +102,37 @@ function start() {
     event.preventDefault();
     return show(Math.min(Math.max(target, 0), last));
   });
-  for (const button of document.querySelectorAll("button[data-x]")) {
-    button.addEventListener("click", () => {
-      const x = Number(button.dataset.x);
-      figure.scrollIntoView({ block: "nearest" });
-      plot.focus({ preventScroll: true });
-      show(nearest(x), x);
-    });
-  }
-  if (choices.length > 1) offer(choices, () => scale, (choice) => { scale = choice; draw(); });
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-x]");
+    if (!button) return;
+    const x = Number(button.dataset.x);
+    figure.scrollIntoView({ block: "nearest" });
+    plot.focus({ preventScroll: true });
+    show(nearest(x), x);
+  });
+  offer(choices, () => scale, (choice) => { scale = choice; draw(); });
   legend();
   draw();
   new ResizeObserver(() => { if (plot.clientWidth !== chart.width) draw(); }).observe(plot);
   const asked = new URLSearchParams(location.search).get("at");
   if (asked !== null) show(nearest(Number(asked) || 0), Number(asked) || 0);
+
+  // New data: the same choice of scale, if it is still there, and the cursor where it was.
+  function renew() {
+    const chosen = scale.label;
+    choices = scales();
+    scale = choices.find((choice) => choice.label === chosen) || firstScale(choices);
+    offer(choices, () => scale, (choice) => { scale = choice; draw(); });
+    legend();
+    draw();
+  }
+  return { renew };
 }
 
 function offer(choices, current, choose) {
   const controls = figure.querySelector(".controls");
+  controls.replaceChildren();
+  controls.hidden = choices.length < 2;
   child(controls, "span", "", "Scale to");
   const buttons = choices.map((choice) => {
     const button = child(controls, "button", "", choice.label);
@@ -129,24 +143,25 @@ function offer(choices, current, choose) {
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(choices[i] === current())));
   }
   mark();
-  controls.hidden = false;
 }
 
 function legend() {
   const list = figure.querySelector(".legend");
+  list.replaceChildren();
   const add = (key, text) => {
     const item = child(list, "li");
     child(item, "span", `key ${key}`);
     item.append(text);
   };
   for (const layer of LAYERS) if (highest(data[layer.key]) > 0) add(layer.key, layer.label);
-  if (FILE_PEAK > 0) add("file", `file pages: reclaimable, not counted (up to ${sizeText(FILE_PEAK)})`);
+  if (filePeak > 0) add("file", `file pages: reclaimable, not counted (up to ${sizeText(filePeak)})`);
   if (data.limit) add("limit", `limit ${sizeText(data.limit)}`);
   if (data.thresholds.length) add("threshold", data.thresholds.map((line) => `${line.name} ${sizeText(line.bytes)}`).join(", "));
+  if (data.outlook) add("outlook", `at this rate: ${sizeText(60 * data.outlook[0])} a minute, a quarter more or less`);
   if (data.events.some((event) => event.weight === "quiet")) add("tick", "other events");
 }
 
 // ?theme=dark or ?theme=light overrules what the system prefers.
 const theme = new URLSearchParams(location.search).get("theme");
 if (theme === "dark" || theme === "light") document.getElementById("dark").media = theme === "dark" ? "screen" : "not all";
-if (figure && data.x.length) start();
+if (document.getElementById("chart") && data && data.x.length) start();

@@ -115,6 +115,7 @@ class RunLog:
     head: Head
     end: End | None
     samples: tuple[SeriesPoint, ...]
+    outlook: tuple[float, float] | None  # bytes per second and seconds left, as of the last sample
     events: tuple[Event, ...]
     event_counts: Mapping[str, int]
     processes: tuple[ProcessPeak, ...]
@@ -238,6 +239,7 @@ class _Reading:
         self._end: End | None = None
         self._clock = _Clock()
         self._samples: list[SeriesPoint] = []
+        self._outlook: tuple[float, float] | None = None
         self._sample_count = 0
         self._first_x = self._last_x = 0.0
         self._gaps: list[tuple[float, float]] = []
@@ -279,6 +281,8 @@ class _Reading:
         sample = SeriesPoint(x, t, anon, shmem, swap, file, total, size(entry.get("available_bytes")))
         self._see_gap(x)
         self._sample_count += 1
+        left_s, rate = size(entry.get("left_s")), size(entry.get("bytes_per_s"))
+        self._outlook = (float(rate), float(left_s)) if rate and left_s is not None else None
         if self._peak is None or total > self._peak.total_bytes:
             self._peak = sample
         self._file_peak = max(self._file_peak, file)
@@ -349,6 +353,7 @@ class _Reading:
             head=self._head,
             end=self._end,
             samples=samples,
+            outlook=self._outlook,
             events=tuple(events),
             event_counts=self._event_counts,
             processes=tuple(sorted(self._processes.values(), key=lambda process: -process.peak_bytes)),

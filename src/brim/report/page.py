@@ -10,13 +10,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
+import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from brim.errors import InputError
 from brim.report import story
@@ -24,9 +27,15 @@ from brim.report.log_series import Event, RunLog, read_run
 from brim.sizes import format_size
 from brim.state.durable import failures, write_whole
 
-_SCRIPTS = ("scale.js", "chart.js", "cursor.js")
+_SCRIPTS = ("scale.js", "chart.js", "cursor.js", "live.js")
+_PARTS = (
+    "header", "figures", "chart", "stacks", "nodes", "forecast", "postmortem", "events", "processes", "remarks",
+    "footer",
+)  # fmt: skip
+_STACKED = 3  # processes whose stacks are shown
 _MOST_PROCESSES, _MOST_EVENTS, _TABLE_ROWS = 40, 300, 24
 _LONG_DETAIL, _LONG_NAME = 60, 160
+_LABELLED = re.compile(r" {0,12}(\w[\w ]{1,12}?) {2}(\S.*)$")
 # Anything else that a log may hold is quiet: it is listed, and a tick on the axis.
 _WEIGHTS = {
     **dict.fromkeys(("kill", "oom", "stop", "term", "refused", "error"), "grave"),
@@ -51,33 +60,139 @@ def write_page(log: Path, html: Path) -> None:
         write_whole(html.absolute(), render(run, time.time()).encode())
 
 
+def write_side_by_side(logs: Sequence[Path], html: Path) -> None:
+    """One page about several runs, drawn to one scale."""
+    with failures(html.absolute().parent):
+        write_whole(html.absolute(), side_by_side([read_run(log) for log in logs], time.time()).encode())
+
+
+def side_by_side(runs: Sequence[RunLog], now: float) -> str:
+    """Runs in columns: how each ended, its figures, its curve. Time and memory have the same scale in all."""
+    top = max([most for run in runs for most in (story.peak_of(run)[0], run.head.limit_bytes or 0)] + [1])
+    span = max([run.seconds for run in runs] + [1e-3])
+    columns = "".join(_column(run, now, top, span) for run in runs)
+    labels = list(dict.fromkeys(figure.label for run in runs for figure in story.figures_of(run)))
+    rows = [[label, *(_value(run, label) for run in runs)] for label in labels]
+    table = _table(["", *(run.path.name for run in runs)], rows)
+    parts = {
+        **dict.fromkeys(_PARTS, ""),
+        "header": f'<p class="made">made {escape(story.clock(now))}</p><h1>{len(runs)} runs side by side</h1>',
+        "figures": f'<div class="columns">{columns}</div><section><h2>Figures</h2>{table}</section>',
+        "title": f"{len(runs)} runs side by side",
+    }
+    return _filled(parts, "null", live=False)[0]
+
+
+def _column(run: RunLog, now: float, top: int, span: float) -> str:
+    verdict = story.verdict_of(run, now)
+    points = " ".join(f"{300 * s.x / span:.1f},{120 - 110 * s.total_bytes / top:.1f}" for s in run.samples)
+    limit = run.head.limit_bytes
+    y = 120 - 110 * limit / top if limit else 0
+    line = f'<line class="limit" x1="0" x2="300" y1="{y:.1f}" y2="{y:.1f}"/>' if limit else ""
+    told = f"memory up to {format_size(story.peak_of(run)[0])} in {story.took(run.seconds)}"
+    return (
+        f"<section><h2>{escape(run.path.name)}</h2><p><code>{escape(story.name_of(run)[:_LONG_NAME])}</code></p>"
+        f'<p class="verdict {verdict.grade}"><strong>{escape(verdict.word)}</strong> {escape(verdict.sentence)}</p>'
+        f'<svg viewBox="0 0 300 124" role="img" aria-label="{escape(told)}">'
+        '<rect class="ground" width="300" height="124"/>'
+        f'<polyline class="small-curve" points="{points}"/>{line}</svg></section>'
+    )
+
+
+def _value(run: RunLog, label: str) -> str:
+    return next((figure.value for figure in story.figures_of(run) if figure.label == label), "–")
+
+
 def render(run: RunLog, now: float) -> str:
     """The page as text; `now` is when it is made."""
-    verdict, name = story.verdict_of(run, now), story.name_of(run)
+    made = f"brim report, made {story.clock(now)} {time.strftime('%Z', time.localtime(now))}"
+    return _filled(
+        {**_parts(run, now, made, live=False), "title": _title(run, now, live=False)}, _data(run), live=False
+    )[0]
+
+
+def live_shell() -> tuple[str, str]:
+    """The page of a run that goes on, still empty, and its policy: the script fills it."""
+    return _filled({**dict.fromkeys(_PARTS, ""), "title": "brim"}, "null", live=True)
+
+
+def live_parts(run: RunLog, now: float) -> dict[str, Any]:
+    """What the live page shows at this moment."""
+    live = run.end is None
+    parts: dict[str, Any] = dict(_parts(run, now, "brim, live" if live else "brim, live until its end", live))
+    title = _title(run, now, live)
+    return {**parts, "title": title, "data": json.loads(_data(run)) if run.samples else None, "over": not live}
+
+
+def _filled(parts: Mapping[str, str], data: str, live: bool) -> tuple[str, str]:
     script = "\n".join(["(() => {", '"use strict";', *map(_part, _SCRIPTS), "})();"])
-    return Template(_part("page.html")).substitute(
-        title=escape(f"{name[:80]}: {verdict.word}"),
-        made=escape(f"brim report, made {story.clock(now)} {time.strftime('%Z', time.localtime(now))}"),
-        name=escape(name if len(name) <= _LONG_NAME else name[:_LONG_NAME] + "…"),
-        whole_name=_whole_name(run, name),
-        grade=verdict.grade,
-        word=escape(verdict.word),
-        sentence=escape(verdict.sentence),
-        figures="".join(map(_figure, story.figures_of(run))),
-        chart=_chart(run) if run.samples else "",
-        forecast=_forecast(run),
-        postmortem=_postmortem(story.postmortem_of(run, now)),
-        events=_events(run),
-        nodes=_nodes(run),
-        processes=_processes(run),
-        remarks=_remarks(story.remarks_of(run)),
-        footer=_footer(run),
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    connection = ""
+    if live:
+        policy += "; connect-src 'self'; base-uri 'none'; form-action 'none'"
+        connection = '<p id="connection" class="connection" role="status">connecting</p>'
+    text = Template(_part("page.html")).substitute(
+        {name: "" if name == "title" else part for name, part in parts.items()},
+        title=escape(parts["title"]),
+        connection=connection,
         css=_part("page.css"),
         dark_css=_part("dark.css"),
-        data=_data(run),
+        data=data,
         script=script,
-        script_hash=f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'",
+        policy=policy,
     )
+    return text, f"{policy}; frame-ancestors 'none'"
+
+
+def _title(run: RunLog, now: float, live: bool) -> str:
+    word = "live" if live else story.verdict_of(run, now).word
+    return f"{story.name_of(run)[:80]}: {word}"
+
+
+def _parts(run: RunLog, now: float, made: str, live: bool) -> dict[str, str]:
+    """Every part of the page as HTML in which whatever comes from the log is text."""
+    verdict, name = story.live_verdict(run) if live else story.verdict_of(run, now), story.name_of(run)
+    shown = escape(name if len(name) <= _LONG_NAME else name[:_LONG_NAME] + "…")
+    header = (
+        f'<p class="made">{escape(made)}</p><h1><code>{shown}</code></h1>{_whole_name(run, name)}'
+        f'<p class="verdict {verdict.grade}"><strong>{escape(verdict.word)}</strong> {escape(verdict.sentence)}</p>'
+    )
+    figures = "".join(map(_figure, story.figures_of(run)))
+    return {
+        "header": header + (_stop_command(run) if live else ""),
+        "figures": f'<section aria-label="Key figures"><dl class="figures">{figures}</dl></section>',
+        "chart": _chart(run) if run.samples else "",
+        "stacks": _stacks(run),
+        "forecast": _forecast(run),
+        "postmortem": "" if live else _postmortem(story.postmortem_of(run, now)),
+        "events": _events(run),
+        "nodes": _nodes(run),
+        "processes": _processes(run),
+        "remarks": _remarks(story.remarks_of(run)),
+        "footer": _footer(run),
+    }
+
+
+def _stop_command(run: RunLog) -> str:
+    """This page does nothing; what stops the run is there to copy."""
+    if not run.head.stop_file:
+        return ""
+    command = escape(f"touch {shlex.quote(run.head.stop_file)}", quote=True)
+    return f'<p class="stop">To stop it: <code>{command}</code> <button data-copy="{command}">copy</button></p>'
+
+
+def _stacks(run: RunLog) -> str:
+    """What Python processes were doing when the alarm was raised."""
+    told = [event for event in run.events if event.kind == "stacks"]
+    if not told:
+        return ""
+    shown = "".join(
+        f"<details{' open' if number == 0 else ''}><summary>{story.stamp(event.x)}: {escape(event.text)}</summary>"
+        f'<pre tabindex="0">{escape(chr(10).join(event.lines))}</pre></details>'
+        for number, event in enumerate(reversed(told[-_STACKED:]))
+    )
+    return f'<section aria-labelledby="doing"><h2 id="doing">This is what it was doing</h2>{shown}</section>'
 
 
 def _part(name: str) -> str:
@@ -145,10 +260,24 @@ def _forecast(run: RunLog) -> str:
 
 
 def _postmortem(lines: list[str]) -> str:
-    if not lines:
+    """A terminal's labels and indented lines as a list of labels and sentences."""
+    rows: list[tuple[str, str]] = []
+    for line in lines:
+        match = _LABELLED.match(line)
+        if match:
+            rows.append((match[1], match[2]))
+        elif line.strip() and rows and line.startswith(" "):
+            rows[-1] = rows[-1][0], f"{rows[-1][1]} {line.strip()}"
+        elif line.strip():
+            rows.append(("", line.strip()))
+    if not rows:
         return ""
+    items = "".join(
+        f"<div><dt>{escape(label)}</dt><dd>{escape(text)}</dd></div>" if label else f"<p>{escape(text)}</p>"
+        for label, text in rows
+    )
     return f"""<section aria-labelledby="died" class="postmortem"><h2 id="died">Why it ended</h2>
-<pre tabindex="0">{escape(chr(10).join(lines))}</pre></section>"""
+<div class="why"><dl>{items}</dl></div></section>"""
 
 
 def _events(run: RunLog) -> str:
@@ -274,6 +403,7 @@ def _data(run: RunLog) -> str:
         "thresholds": [{"name": name, "bytes": size} for name, size in run.head.thresholds],
         "events": [{"x": e.x, "kind": e.kind, "text": e.text, "weight": _weight(e)} for e in _listed(run.events)],
         "gaps": run.gaps,
+        "outlook": run.outlook if run.end is None else None,
     }
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +24,11 @@ from brim.memory.limit import Limit
 from brim.memory.machine import blind_spots, boot_id, machine_facts, machine_now, versions
 from brim.memory.tree_meter import TreeMeter
 from brim.progress import Progress
+from brim.report.live_server import shown_live
 from brim.report.page import write_page
 from brim.sizes import format_size
 from brim.state.durable import reason
-from brim.watching.run_log import LogWriter
+from brim.watching.run_log import LogWriter, new_log_path
 
 _EVERY_S = 0.5
 _PROCESSES_EVERY_S = 5.0
@@ -185,14 +187,39 @@ def recorded(
     command: Sequence[str],
     limit: Limit,
     forecast: Mapping[str, Any] | None = None,
+    *,
+    live_port: int | None = None,
+    open_page: bool = False,
 ) -> Iterator[Progress]:
-    """Listen to a job and write its page at `html`, also if it fails; without `html`, nothing but `inner`.
+    """Listen to a job and write its page at `html`, also if it fails; with `live_port`, show it meanwhile.
 
-    The log stays beside the page, for a job that does not live to see its end.
+    The log stays beside the page, for a job that does not live to see its end; without `html` it is in the user's
+    folder of logs. Without either, nothing but `inner`.
     """
-    if html is None:
+    if html is None and live_port is None:
         yield inner
         return
+    log = _log_beside(html) if html is not None else new_log_path("-".join(command[:2]))
+    recording = Recording(inner, log, command, limit, forecast)
+    exit_code, error = 1, None
+    with shown_live(log, live_port, open_page, _tell):
+        try:
+            yield recording
+            exit_code = 0
+        except BrimError as failure:
+            exit_code, error = failure.exit_code, failure.message
+            raise
+        finally:
+            recording.close(exit_code, error)
+            if html is not None:
+                write_page(log, html)
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _log_beside(html: Path) -> Path:
     if html.is_dir() or not html.absolute().parent.is_dir():
         raise InputError(
             f"--report={str(html)!r} cannot be written there.", hint="Name a file in a folder that exists."
@@ -200,14 +227,4 @@ def recorded(
     log = html.with_suffix(".jsonl")
     if log == html:
         raise InputError("--report takes the name of a page.", hint=f"Write --report={html.with_suffix('.html')}.")
-    recording = Recording(inner, log, command, limit, forecast)
-    exit_code, error = 1, None
-    try:
-        yield recording
-        exit_code = 0
-    except BrimError as failure:
-        exit_code, error = failure.exit_code, failure.message
-        raise
-    finally:
-        recording.close(exit_code, error)
-        write_page(log, html)
+    return log

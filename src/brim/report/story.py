@@ -87,6 +87,20 @@ def verdict_of(run: RunLog, now: float) -> StoryVerdict:
     return StoryVerdict("fine", "fine", said)
 
 
+def live_verdict(run: RunLog) -> StoryVerdict:
+    """Of a run that goes on."""
+    near = _share(run) >= NEAR or any(run.event_counts.get(kind) for kind in _WARNINGS)
+    last = run.samples[-1] if run.samples else None
+    now = f"It holds {format_size(last.total_bytes)}. " if last else ""
+    outlook = ""
+    if run.outlook:
+        rate, left_s = run.outlook
+        outlook = (
+            f" It grows by {format_size(60 * rate)} a minute: at this rate the limit is reached in {took(left_s)}."
+        )
+    return StoryVerdict("near" if near else "fine", "running", f"{now}{_peak_text(run)}{outlook}".strip())
+
+
 def _cut_text(run: RunLog, now: float) -> str:
     text = "The log has no end: the watch was killed, or the whole machine went down."
     last = run.last_t

@@ -94,6 +94,8 @@ def screen(summary: Summary, postmortem: list[str] | None = None) -> list[tuple[
     began = summary.memory[0][0] if summary.memory else peak_t
     share = f", {100 * peak_bytes / limit_bytes:.0f} % of the limit" if limit_bytes else ""
     peak = f"{format_size(peak_bytes)} at {_clock(peak_t)}, {_took(peak_t - began)} in{share}"
+    if summary.end.get("peak_from", "samples") != "samples":
+        peak += f" (by {summary.end['peak_from']})"
     lines = [
         ("ended", f"{ending(summary.end)} after {_took(summary.seconds)}"),
         ("peak", peak if peak_bytes else "ended before it was seen"),
@@ -114,13 +116,38 @@ def screen(summary: Summary, postmortem: list[str] | None = None) -> list[tuple[
         latest = told[-1]
         more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
         lines.append(("alerts", f"{_clock(latest['t'])} {latest['text']}{more}"))
-    left = summary.end.get("left") or []
-    if left:
-        lines.append(
-            ("left", f"{len(left)} of its processes go on, no longer watched: {', '.join(map(str, left[:8]))}")
-        )
+    lines += _used(summary.end) + _left(summary.end)
     lines += [("" if number else "why", text) for number, text in enumerate(postmortem or [])]
     lines.append(("log", str(summary.path)))
+    return lines
+
+
+def _used(end: dict[str, Any]) -> list[tuple[str, str]]:
+    usage = end.get("usage")
+    if not usage:
+        return []
+    cpu = usage["user_s"] + usage["system_s"]
+    text = f"{cpu:.1f} s of processor time ({usage['user_s']:.1f} user, {usage['system_s']:.1f} system)"
+    moved = [f"{format_size(usage[f'{way}_bytes'])} {way}" for way in ("read", "written") if usage[f"{way}_bytes"]]
+    text += f"; disk: {', '.join(moved)}" if moved else ""
+    text += f"; {usage['major_faults']} pages waited for the disk" if usage["major_faults"] else ""
+    if usage["max_rss_bytes"] > usage["own_rss_bytes"]:
+        text += f"; largest process {format_size(usage['max_rss_bytes'])} resident, file pages included"
+    return [("used", text)]
+
+
+def _left(end: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is still there: processes, and files in memory."""
+    lines, left = [], end.get("left") or []
+    if left:
+        held = ", still held to the limit by their cgroup" if end.get("left_limited") else ""
+        numbers = ", ".join(map(str, left[:8]))
+        lines.append(("left", f"{len(left)} of its processes go on, no longer watched{held}: {numbers}"))
+    files = end.get("left_files") or []
+    if files:
+        total = format_size(sum(size for _, size in files))
+        names = ", ".join(f"{path} ({format_size(size)})" for path, size in files[:4])
+        lines.append(("left", f"{total} of memory in files that nobody gives back: {names}"))
     return lines
 
 

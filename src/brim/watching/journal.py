@@ -6,6 +6,7 @@ of the limit, at most one a second when it has moved less, and one every ten sec
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,7 +15,10 @@ from typing import Any
 
 from brim.memory.machine import blind_spots, boot_id, machine_facts, versions
 from brim.memory.meter import Process
+from brim.memory.prediction import Prediction
 from brim.memory.sampler import Gpus, Sample
+from brim.redact import redact
+from brim.watching.find_processes import command_line, named
 from brim.watching.launch import Board
 from brim.watching.orders import Orders
 from brim.watching.run_log import LogWriter
@@ -24,6 +28,7 @@ _SOON_S, _LATER_S = 1.0, 10.0
 _SHOWN_PROCESSES = 20
 _PROCESSES_EVERY_S, _PROCESSES_AT_LEAST_S = 2.0, 60.0
 _GPU_EVERY_S = 5.0
+_MOST_NAMES = 10_000
 
 
 class Journal:
@@ -39,6 +44,10 @@ class Journal:
         self._shown_at = 0.0
         self._limit_bytes = orders.limit_bytes
         self.peak_bytes, self.peak_t = 0, time.time()
+        self.peak_from = "samples"
+        self._most_files: dict[int, int] = {}
+        self._names: dict[int, tuple[str, str]] = {}
+        self._coming: Prediction | None = None
         self.last_bytes = 0
         self.samples = 0
 
@@ -56,17 +65,27 @@ class Journal:
                 "command": list(target.command),
                 "pid": pid,
                 "fraction": orders.fraction,
-                "ladder": {"alert": orders.ladder.alert, "stop": orders.ladder.stop, "kill": orders.ladder.kill},
+                "ladder": {
+                    "alert": orders.ladder.alert,
+                    "stop": orders.ladder.stop,
+                    "kill": orders.ladder.kill,
+                    "lead_s": orders.ladder.lead_s,
+                    "stop_file": orders.ladder.stop_file,
+                },
                 "versions": versions(),
                 "not_seen": blind_spots(),
             },
         )
 
-    def sample(self, sample: Sample, *, at_once: bool = False) -> None:
+    def sample(self, sample: Sample, *, at_once: bool = False, coming: Prediction | None = None) -> None:
+        """`coming` is when the limit would be reached, if it will be."""
+        self._coming = coming
         self.samples += 1
         self.last_bytes = sample.total_bytes
         if sample.total_bytes > self.peak_bytes:
-            self.peak_bytes, self.peak_t = sample.total_bytes, sample.t
+            self.peak_bytes, self.peak_t, self.peak_from = sample.total_bytes, sample.t, "samples"
+        if self._orders.target.kind != "machine":
+            self._see_marks(sample)
         if self._board is not None:
             usage = sample.reading.usage
             self._board.set(
@@ -74,6 +93,18 @@ class Journal:
             )
         if at_once or self._worth_a_line(sample):
             self._write(sample)
+
+    def _see_marks(self, sample: Sample) -> None:
+        """The kernel keeps each process's highest resident size: a peak between two samples shows there.
+
+        It has file pages in it; less the most of those that were seen, it is memory that was really held.
+        """
+        files = self._most_files
+        for process in sample.reading.processes:
+            files[process.pid] = most = max(files.get(process.pid, 0), process.usage.file_bytes)
+            if process.most_resident_bytes - most > self.peak_bytes:
+                self.peak_bytes, self.peak_t = process.most_resident_bytes - most, sample.t
+                self.peak_from = "VmHWM, the kernel's own mark, less file pages"
 
     def _worth_a_line(self, sample: Sample) -> bool:
         if not sample.reading.processes:
@@ -99,15 +130,27 @@ class Journal:
             "swap_free_bytes": machine.swap_free_bytes,
             "psi_some_avg10": machine.psi_some_avg10,
         }
+        if self._coming is not None:
+            facts |= {"left_s": round(self._coming.left_s), "bytes_per_s": round(self._coming.bytes_per_s)}
         largest = self._news(sample)
         if largest:
-            facts["processes"] = [{"pid": p.pid, "name": p.name, **asdict(p.usage)} for p in largest]
+            facts["processes"] = [{"pid": p.pid, "name": self._name(p), **asdict(p.usage)} for p in largest]
         if sample.at - self._gpu_at >= _GPU_EVERY_S:
             self._gpu_at = sample.at
             gpus = self._gpus.read()
             if gpus:
                 facts["gpus"] = [asdict(gpu) for gpu in gpus]
         self._log.write("sample", facts)
+
+    def _name(self, process: Process) -> str:
+        """Its script or module rather than ten times "python3"."""
+        known = self._names.get(process.pid)
+        if known is None or known[0] != process.name:
+            words = named(command_line(process.pid))
+            script = os.path.basename(words[-1]) if len(words) > 1 else ""
+            known = process.name, redact(script)[:80] or process.name
+            self._names = {**(self._names if len(self._names) < _MOST_NAMES else {}), process.pid: known}
+        return known[1]
 
     def _news(self, sample: Sample) -> list[Process]:
         """The largest processes, if there are others than were last written, or some have changed notably."""
@@ -135,18 +178,30 @@ class Journal:
 
     def end(self, facts: dict[str, Any]) -> dict[str, Any]:
         """The last line; returns it. It can be read from now on, and is on the disk after `close`."""
+        self._see_usage(facts.get("usage") or {})
         over = 0 if self._orders.floating else max(self.peak_bytes - self._orders.limit_bytes, 0)
         whole = {
             "t": round(time.time(), 3),
             **facts,
             "peak_bytes": self.peak_bytes,
             "peak_t": round(self.peak_t, 3),
+            "peak_from": self.peak_from,
             "overshoot_bytes": over,
             "samples": self.samples,
             "lost_lines": self._log.lost_lines,
         }
         self._log.write("end", whole)
         return whole
+
+    def _see_usage(self, usage: dict[str, Any]) -> None:
+        """Children that lived between two samples are in the command's ru_maxrss.
+
+        It begins with what brim itself held when it started the command, and says nothing below that.
+        """
+        most, own = usage.get("max_rss_bytes", 0), usage.get("own_rss_bytes", 0)
+        held = most - max(self._most_files.values(), default=0)
+        if most > own and held > self.peak_bytes:
+            self.peak_bytes, self.peak_from = held, "ru_maxrss of an ended process, less file pages"
 
     def close(self) -> None:
         """Waits for the disk."""

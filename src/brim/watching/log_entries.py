@@ -45,6 +45,7 @@ class Head:
     versions: tuple[tuple[str, str], ...] = ()
     not_seen: tuple[str, ...] = ()
     forecast: LoggedForecast | None = None
+    stop_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ def head_of(entry: dict[str, Any]) -> Head:
         versions=tuple((text(name, 40), text(version, 80)) for name, version in list(versions.items())[:20]),
         not_seen=texts(entry.get("not_seen"), 300),
         forecast=_forecast(_object(entry.get("forecast"))),
+        stop_file=text(_object(entry.get("ladder")).get("stop_file"), 1000),
     )
 
 

@@ -72,6 +72,7 @@ class Orders:
     board: int | None = None
     speak: bool = True
     detached: bool = False
+    aside: tuple[int, ...] = ()  # processes beside the command that are brim's own
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -81,4 +82,5 @@ class Orders:
         facts = json.loads(text)
         target = facts.pop("target")
         target["command"] = tuple(target["command"])
+        facts["aside"] = tuple(facts["aside"])
         return cls(target=Target(**target), ladder=Ladder(**facts.pop("ladder")), **facts)

@@ -9,6 +9,7 @@ that one goes on if this one is killed.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ _PASSED_ON = {
 _FROM_TERMINAL = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH}
 _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_S = 0.2
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
 _WAIT_FOR_END_S = 10.0
 
 
@@ -72,10 +74,16 @@ def run(command: Sequence[str], orders: Orders, group: Cgroup | None) -> Command
             watcher.await_end(_WAIT_FOR_END_S)
             raise
         watcher.tell("watch", pid=child.pid)
-        status = _await(child.pid, watcher)
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT
+        status, usage = _await(child.pid, watcher)
         code = os.waitstatus_to_exitcode(status)
         child.returncode = code
-        watcher.tell("ended", exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)
+        watcher.tell(
+            "ended",
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            usage={**_facts(usage), "own_rss_bytes": own},
+        )
         end = _await_last_word(watcher, orders.ladder.grace_s)
         watcher.let_go()
         return CommandOutcome(code if code >= 0 else 128 - code, -code if code < 0 else None, child.pid, end)
@@ -114,14 +122,26 @@ def _start(command: Sequence[str], group: Cgroup | None, mask: set[int | signal.
         ) from error
 
 
-def _await(pid: int, watcher: WatcherProcess) -> int:
-    """The command's exit status. Until then signals go through to it."""
+def _facts(usage: resource.struct_rusage) -> dict[str, float]:
+    """What `time -v` shows of a command and all its children that it has waited for."""
+    return {
+        "user_s": round(usage.ru_utime, 3),
+        "system_s": round(usage.ru_stime, 3),
+        "max_rss_bytes": usage.ru_maxrss * _MAXRSS_UNIT,
+        "read_bytes": usage.ru_inblock * 512,
+        "written_bytes": usage.ru_oublock * 512,
+        "major_faults": usage.ru_majflt,
+    }
+
+
+def _await(pid: int, watcher: WatcherProcess) -> tuple[int, resource.struct_rusage]:
+    """The command's exit status and what it used. Until then signals go through to it."""
     while True:
         number, from_kernel = _next_signal()
         if number == signal.SIGCHLD:
-            status = _reap(pid, watcher)
-            if status is not None:
-                return status
+            ended = _reap(pid, watcher)
+            if ended is not None:
+                return ended
             continue
         if not (from_kernel and number in _FROM_TERMINAL):
             _send(pid, number)
@@ -139,18 +159,18 @@ def _next_signal() -> tuple[int, bool]:
     return number, sys.stdin is not None and sys.stdin.isatty()
 
 
-def _reap(pid: int, watcher: WatcherProcess | None) -> int | None:
-    """Collect every child that has ended, orphans of the command too; the status of `pid` if it is among them."""
+def _reap(pid: int, watcher: WatcherProcess | None) -> tuple[int, resource.struct_rusage] | None:
+    """Collect every child that has ended, orphans of the command too; how `pid` ended if it is among them."""
     found = None
     while True:
         try:
-            ended, status = os.waitpid(-1, os.WNOHANG)
+            ended, status, usage = os.wait4(-1, os.WNOHANG)
         except ChildProcessError:
             return found
         if ended == 0:
             return found
         if ended == pid:
-            found = status
+            found = status, usage
         elif watcher is not None and ended == watcher.pid:
             watcher.reaped(status)
             if not watcher.silent and found is None:

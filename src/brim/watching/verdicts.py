@@ -14,12 +14,14 @@ from typing import Any
 
 from brim.memory.guard import Alarm, Guard, Level, Line, span_text
 from brim.memory.limit import headrooms
+from brim.memory.prediction import Prediction
 from brim.memory.sampler import Sample
 from brim.sizes import format_size
 from brim.watching.act import Stopping
 from brim.watching.alerts import Alerts
 from brim.watching.journal import Journal
 from brim.watching.orders import Orders
+from brim.watching.stacks import Stacks
 
 _SWAP = Line("swap", Level(share=0.01), after_s=10.0, hysteresis=0.005)
 _LOOK_AT_HEADROOM_S = 5.0
@@ -52,6 +54,8 @@ class Verdicts:
         self._system = Guard(1, ladder.system_lines(), horizon_s=0.0, lead_s=0.0)
         self._members, self._main = members, main
         self.stopping = self._new_stopping()
+        self._stacks = Stacks(lambda text, lines: journal.event("stacks", text, lines=lines))
+        self._looked_for: set[str] = set()
         self._oom_seen = self._machine_oom_seen = 0
         self._looked = time.monotonic()
         self._why: str | None = None
@@ -76,10 +80,15 @@ class Verdicts:
     def line_bytes(self) -> int:
         return self._guard.lowest_bytes()
 
+    def coming(self, now: float) -> Prediction | None:
+        """When the limit would be reached, as things are going."""
+        return self._guard.forecast(now)
+
     def consider(self, sample: Sample, oom_kills: tuple[int, int], main_ended: bool) -> None:
         self._follow_headroom(sample)
         for alarm in self._guard.observe(sample.at, sample.total_bytes):
             self._answer(alarm, sample)
+            self._look_at_stacks(alarm.kind, sample)
         self.stopping.step(sample.at, main_ended)
         self._see_kernel_kills(sample.at, *oom_kills)
         swapped = sample.reading.usage.swap_bytes
@@ -91,6 +100,15 @@ class Verdicts:
             for alarm in self._system.observe(sample.at, machine.used_bytes):
                 self._raise(alarm, sample)
         self._alerts.tend()
+
+    def _look_at_stacks(self, kind: str, sample: Sample) -> None:
+        """Once at the first alarm and once at a stop; a kill has happened before, and is not waited for."""
+        occasion = "stop" if kind == "stop" else "alarm"
+        if kind == "kill" or occasion in self._looked_for or self._orders.target.kind == "machine":
+            return
+        self._looked_for.add(occasion)
+        largest = sorted(sample.reading.processes, key=lambda process: -process.usage.total_bytes)
+        self._stacks.look([process.pid for process in largest[:10]], occasion)
 
     def _answer(self, alarm: Alarm, sample: Sample) -> None:
         if alarm.kind == "kill":
@@ -181,6 +199,7 @@ class Verdicts:
 
     def settle(self) -> None:
         """Everything was said: what comes after it on the terminal comes after it."""
+        self._stacks.settle()
         self._alerts.settle()
 
     def close(self) -> None:

@@ -20,9 +20,10 @@ from typing import Any
 
 from brim.memory.cgroup import Cgroup
 from brim.memory.machine import machine_now, oom_kills
-from brim.memory.meter import started
+from brim.memory.meter import started, tree
 from brim.memory.sampler import GroupMeter, MachineMeter, Meter, Pace, Sample
-from brim.memory.tree_meter import TmpfsGrowth, TreeMeter
+from brim.memory.tmpfs import TmpfsFiles
+from brim.memory.tree_meter import TreeMeter
 from brim.state.durable import write_all
 from brim.watching.alerts import Alerts
 from brim.watching.find_processes import Matching, leaders
@@ -33,6 +34,7 @@ from brim.watching.verdicts import Verdicts
 _MACHINE_EVERY_S = 0.2
 _VMSTAT_EVERY_S = 1.0
 _LINGER_S = 1.0
+_NAMED_FILES = 10
 
 
 class Inbox:
@@ -99,6 +101,7 @@ class Watcher:
         self._born: dict[int, int | None] = {}
         self._matching: Matching | None = None
         self._asked: dict[int, int | None] = {}
+        self._files = TmpfsFiles([] if orders.target.pid is None else tree([orders.target.pid]))
         self._meter = self._open_meter()
         log = Path(orders.log)
         self.journal = Journal(orders, log)
@@ -125,15 +128,15 @@ class Watcher:
             return MachineMeter(time.monotonic)
         if self._group is not None:
             return GroupMeter(self._group)
-        own = {os.getpid()}
+        own = {os.getpid(), *self.orders.aside}
         if target.kind == "match":
             self._matching = Matching(target.pattern or "", frozenset(own))
             return TreeMeter(self._matching, without=own)
         if target.kind == "process":
-            return TreeMeter(self._roots, without=own, tmpfs=TmpfsGrowth())
+            return TreeMeter(self._roots, without=own, tmpfs=self._files)
         # The command's parent takes in what the command loses (a subreaper), and is not part of it.
         own.add(target.owner or 0)
-        return TreeMeter(self._roots, without=own, tmpfs=TmpfsGrowth())
+        return TreeMeter(self._roots, without=own, tmpfs=self._files)
 
     def _roots(self) -> list[int]:
         """Those it was told of that still run. A number that now belongs to another process is none of them."""
@@ -162,7 +165,7 @@ class Watcher:
             sample = self._look()
             self._greet(sample)
             self.verdicts.consider(sample, self._kills(), self._over(sample))
-            self.journal.sample(sample)
+            self.journal.sample(sample, coming=self.verdicts.coming(sample.at))
             if self._finished(sample):
                 break
             cost_s = time.thread_time() - begin
@@ -256,6 +259,9 @@ class Watcher:
             "oom_kills": in_group,
             "machine_oom_kills": anywhere,
             "left": left,
+            "left_limited": bool(left and self._group is not None and self._group.limited),
+            "left_files": [list(one) for one in self._files.left_behind()[:_NAMED_FILES]],
+            "cgroup_peak_bytes": self._group.peak_bytes() if self._group else None,
             "sampler": {"cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "max_rss_bytes": usage.ru_maxrss * 1024},
         }
         self.verdicts.stopping.finish(self._ended is not None or not self._roots())
