@@ -16,7 +16,7 @@ from tests.conftest import random_bytes, write_files
 from tests.forked import brim
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 273000000\n"
-ANNEX = b"/annex/objects/MD5E-s273000000--0123456789abcdef0123456789abcdef.nii.gz\n"
+ANNEX = b"/annex/objects/MD5E--0123456789abcdef0123456789abcdef.nii.gz\n"
 
 
 def refused(source: Path, *options: str, code: int = 2) -> str:

@@ -165,6 +165,7 @@ class _DatasetCheck:
                 look.hollow = hollow_columns(shard)
                 for group in range(columns.footer.num_row_groups):
                     self._count(columns, group, look)
+                look.hollow = [column for column in look.hollow if look.values[column]]  # and not all null
                 look.crooked = list(columns.crooked(self._pairs(columns)))
         except (pa.ArrowException, BrimError, ValueError) as error:
             look.fault = str(error).splitlines()[0]
