@@ -8,11 +8,13 @@ from brim.cli.flags import BidsFlags, ReadingFlags, ShowingFlags, SourceArgument
 from brim.cli.read_flags import read
 from brim.cli.show import emit, progress_for, wrapped
 
-HELP = """Look at every file before a long run.
+HELP = """Look at every file before a long run, or at a dataset that is published.
 
 Every file exists, can be read, is data and not a pointer, is not empty, and fits the format. The headers of
 NIfTI files, images, PDFs and gzip streams are right: of a sample, or with --all of every file, and then gzip
-streams are read to their last byte. Writes nothing. Exits 3 if anything is wrong, and names the files.
+streams are read to their last byte. Of a dataset (hf://, s3://, or a folder that was built, by brim or not): schema,
+counts that a recipe expects, lists that go together, headers of a sample or with --deep of all. Writes nothing.
+Exits 3 if anything is wrong, and names the files.
 
 [bold]Examples[/bold]
 
@@ -20,6 +22,7 @@ streams are read to their last byte. Writes nothing. Exits 3 if anything is wron
   brim check scans.csv --files t1w:nifti --all
   brim check ds004884/ --bids-validator --list
   brim check s3://openneuro.org/ds004884 --recipe arc --anonymous
+  brim check hf://datasets/me/arc --recipe arc
 """
 
 _SHOWN = 3

@@ -39,6 +39,7 @@ from brim.progress import Progress, Silent
 from brim.sources.expectations import Counted, expectation_findings
 from brim.sources.features import kind_of_feature
 from brim.sources.file_table import FileTable
+from brim.sources.open_dataset import is_dataset
 from brim.sources.open_source import columns_beside, find_recipe, recipe_text
 from brim.sources.recipe import VALUE_TYPES, EntityColumn, Recipe
 
@@ -98,6 +99,8 @@ def is_published(
     folder = Path(text)
     if not folder.is_dir() or (folder / "dataset_description.json").exists():
         return False
+    if is_dataset(text):
+        return True
     marked = (folder / ".brim").is_dir() or (folder / CARD).is_file()
     return marked and (((folder / "data").is_dir() and any((folder / "data").iterdir())) or bool(shards_below(folder)))
 
