@@ -22,7 +22,7 @@ COMMANDS = (
     ["plan", "--recipe", "arc"],
     ["check", "--recipe", "arc", "--sample-size", "0"],  # sparse files have no headers to look at
 )
-MOST_SECONDS, MOST_BYTES = 20, 300_000_000
+MOST_SECONDS, MOST_BYTES = 2, 100_000_000  # of a plan
 
 
 def main(folder: Path) -> int:
@@ -31,7 +31,8 @@ def main(folder: Path) -> int:
     print("| command | seconds | peak memory |\n|---|---:|---:|")
     for verb, *options in COMMANDS:
         done = measure([sys.executable, "-m", "brim", verb, str(folder / "ds004884"), *options])
-        missed += done.exit_code != 0 or done.seconds > MOST_SECONDS or done.peak_bytes > MOST_BYTES
+        over = verb == "plan" and (done.seconds > MOST_SECONDS or done.peak_bytes > MOST_BYTES)
+        missed += done.exit_code != 0 or over
         print(f"| brim {' '.join([verb, *options])} | {done.seconds:.1f} | {done.peak_bytes / 1e6:.0f} MB |")
     print(f"\nGoal: {MOST_SECONDS} s and {MOST_BYTES / 1e6:.0f} MB: {'MISSED' if missed else 'reached'}")
     return missed

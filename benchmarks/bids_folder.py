@@ -1,4 +1,4 @@
-"""Read every BIDS dataset below a folder and say what brim makes of it: rows, columns, warnings or the error.
+"""Read every BIDS dataset below a folder and say what brim makes of it: rows, what no column takes, or the error.
 
     python benchmarks/bids_folder.py PATH/TO/bids-examples
 
@@ -14,33 +14,50 @@ import traceback
 from pathlib import Path
 
 from brim.errors import BrimError
+from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
 
 
 def main(folder: Path) -> int:
     read = refused = bugs = lists = 0
+    left = [0, 0, 0]
     begin = time.perf_counter()
+    print("| dataset | rows | files | columns | no column: data | sidecars | documentation | |")
+    print("|---|---:|---:|---:|---:|---:|---:|---|")
     for dataset in sorted(path for path in folder.iterdir() if (path / "dataset_description.json").is_file()):
         try:
             table = read_source(dataset, SourceOptions())
         except BrimError as error:
             refused += 1
-            print(f"{dataset.name}: refused: {error}")
+            print(f"| {dataset.name} | | | | | | | refused: {' '.join(str(error).split())} |")
             continue
         except Exception:  # noqa: BLE001  # what this script is for: anything else is a bug, and is shown
             bugs += 1
-            print(f"{dataset.name}: BUG")
+            print(f"| {dataset.name} | | | | | | | BUG |")
             traceback.print_exc()
             continue
         read += 1
         lists += any(column.is_list for column in table.columns.values())
-        print(f"{dataset.name}: {len(table)} rows, {table.file_count()} files, {', '.join(table.rows.column_names)}")
-        for warning in table.warnings:
-            print(f"    {warning}")
+        counts = _left(table)
+        left = [total + count for total, count in zip(left, counts, strict=True)]
+        cells = [len(table), table.file_count(), table.rows.num_columns, *counts]
+        print(f"| {dataset.name} | {' | '.join(f'{cell:,}' for cell in cells)} | {_example(table)} |")
     seconds = time.perf_counter() - begin
     print(f"\n{read} read ({lists} with several files in a cell), {refused} refused, {bugs} bugs, {seconds:.1f} s")
+    print(f"in no column: {left[0]:,} of data, {left[1]:,} sidecars, {left[2]:,} of documentation")
     return 1 if bugs or not read else 0
+
+
+def _left(table: FileTable) -> list[int]:
+    assert table.unmatched is not None
+    return [table.unmatched.count(group) for group in ("data", "sidecars", "documentation")]
+
+
+def _example(table: FileTable) -> str:
+    assert table.unmatched is not None
+    data = [kind for kind in table.unmatched.kinds if kind.group == "data"]
+    return f"{data[0].count:,} {data[0].kind}, {data[0].example}" if data else ""
 
 
 if __name__ == "__main__":

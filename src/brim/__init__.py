@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from brim.api.datasets_api import push_to_hub as push_to_hub
     from brim.api.forecast_api import forecast as forecast
     from brim.errors import BrimError as BrimError
-    from brim.jobs.check_files import check as check
+    from brim.jobs.check_dataset import check as check
+    from brim.jobs.dataset_info import info as info
     from brim.jobs.unpack import unpack as unpack
     from brim.jobs.verify import verify as verify
     from brim.memory.release import release as release
@@ -44,10 +45,11 @@ _HOMES = {
     "TensorWriter": "brim.tensors.tensor_writer",
     "bids": "brim.api.build_api",
     "build": "brim.api.build_api",
-    "check": "brim.jobs.check_files",
+    "check": "brim.jobs.check_dataset",
     "dataset": "brim.api.build_api",
     "files": "brim.api.build_api",
     "forecast": "brim.api.forecast_api",
+    "info": "brim.jobs.dataset_info",
     "map": "brim.api.datasets_api",
     "open_tensors": "brim.tensors.tensor_reader",
     "plan": "brim.api.build_api",
@@ -72,6 +74,7 @@ __all__ = [
     "dataset",
     "files",
     "forecast",
+    "info",
     "map",
     "open_tensors",
     "plan",

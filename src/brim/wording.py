@@ -29,9 +29,8 @@ SWITCHES = {
     "strict": "strict=True",
     "update": "update=True",
 }
-_PROGRAMS = (
-    "brim (?:build|check|embed|forecast|lab|map|plan|run|tokenize|unpack|verify|watch|why)|systemd-run|docker|sbatch"
-)
+_VERBS = "build|check|embed|forecast|info|lab|map|plan|run|tokenize|unpack|verify|watch|why"
+_PROGRAMS = f"brim (?:{_VERBS})|systemd-run|docker|sbatch"
 _TYPED = rf"`[^`]*`|\b(?:{_PROGRAMS})\b.*?(?=[.;](?:\s|$)|$)"
 _OPTION = r"(?<![\w'\"-])--(?P<name>[a-z][a-z0-9-]*)(?:=(?P<value>[^\s,;)]*[^\s,;).:]))?"
 _PATTERN = re.compile(rf"(?P<typed>{_TYPED})|{_OPTION}", re.DOTALL)

@@ -233,7 +233,7 @@ def test_500_empty_files_are_one_line(tmp_path: Path) -> None:
     assert lines[0].startswith("FAIL  is not empty")
     assert "500 of 503" in lines[0]
     assert "empty-000.nii.gz, empty-001.nii.gz, empty-002.nii.gz and 497 more" in lines[0]
-    assert "1 of 6 checks failed: is not empty (500)" in failed.stderr
+    assert "1 of 7 checks failed: is not empty (500)" in failed.stderr
     assert "--list" in failed.stderr
     listed = brim("check", root, "--list", check=3).stdout
     assert all(f"      empty-{i:03d}.nii.gz\n" in listed for i in range(500))
@@ -251,7 +251,10 @@ def test_json(tmp_path: Path) -> None:
     assert by_name["NIfTI headers"]["faults"] == ["is not gzip"]
     assert by_name["faces (a reminder)"]["counted"] == 4
     last = [event for event in events if event["event"] == "checked"]
-    assert last == [{"event": "checked", "ok": False, "checks": len(by_name), "failed": ["NIfTI headers"]}]
+    assert [(e["ok"], e["checks"], e["failed"]) for e in last] == [(False, len(by_name), ["NIfTI headers"])]
+    assert "exists and can be read" in last[0]["proved"]
+    assert by_name["NIfTI headers"]["status"] == "FAIL"
+    assert by_name["faces (a reminder)"]["status"] == "note"
     assert events[-1]["exit_code"] == 3
     assert done.stderr == ""
 
@@ -261,7 +264,10 @@ def test_the_table_is_aligned(tmp_path: Path) -> None:
     root = scans(tmp_path / "a", 4)
     (root / "bad.nii.gz").write_bytes(b"text")
     lines = brim("check", root, check=3).stdout.splitlines()
-    assert {line[:6] for line in lines} == {"  ok  ", "FAIL  "}
+    assert lines[-2].startswith("proved: exists and can be read, ")
+    assert lines[-1] == "not proved: nothing was left out"
+    lines = lines[:-2]
+    assert {line[:6] for line in lines} == {"  ok  ", "FAIL  ", "note  "}
     assert any("bad.nii.gz (is not gzip)" in line for line in lines)
     ends = {line.index(count) + len(count) for line in lines for count in ("1 of 5", "  5", "  4") if count in line}
     assert len(ends) == 1
@@ -308,12 +314,11 @@ def test_bids_validator(tmp_path: Path) -> None:
     if not os.path.exists(os.path.join(os.path.dirname(sys.executable), "bids-validator-deno")):
         pytest.skip("bids-validator-deno is not installed")
     root = bids(tmp_path / "a")
-    good = bids_validator(root)
-    assert (good.ok, good.counted, good.failed) == (True, 4, [])
-    assert "0 errors, " in good.detail
-    assert "warnings" in good.detail
+    good, *warned = bids_validator(root)
+    assert (good.ok, good.counted, good.failed, good.detail) == (True, 4, [], "0 errors")
+    assert all(check.ok and check.note and check.failed and check.faults for check in warned)
     write_files(root, {"sub-000/anat/sub-000_nonsense.nii.gz": nifti()})
-    bad = bids_validator(root)
+    bad = bids_validator(root)[0]
     assert not bad.ok
     assert bad.failed == ["sub-000/anat/sub-000_nonsense.nii.gz"]
     assert "NOT_INCLUDED" in bad.faults[0]
@@ -366,6 +371,8 @@ def test_many_issues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "answer.json").write_text(json.dumps(answer, separators=(",", ":")))
     assert (tmp_path / "answer.json").stat().st_size > 4 << 20
     fake_validator(tmp_path / "bin", f"cat {tmp_path}/answer.json; exit 16", monkeypatch)
-    found = bids_validator(tmp_path)
+    found, warned = bids_validator(tmp_path)
     assert (found.ok, found.counted, len(found.failed)) == (False, 77, 750)
-    assert found.detail == "750 errors, 750 warnings (C1 250, C0 250, C2 250)"
+    assert found.detail == "750 errors (C1 250, C0 250, C2 250)"
+    assert (warned.ok, warned.status, len(warned.failed), warned.failed[1]) == (True, "note", 750, "f10")
+    assert warned.faults[1] == "C1"

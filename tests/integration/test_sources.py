@@ -54,7 +54,7 @@ def test_files_without_a_row_are_counted(tmp_path: Path) -> None:
     """Files that metadata.csv does not list are said to be left out, also when they are texts."""
     source = write_files(tmp_path / "source", {f"{i}.txt": b"x" * 9 for i in range(4)})
     (source / "metadata.csv").write_text("file_name\n1.txt\n2.txt\n")
-    assert "2 file(s) are in no row" in brim("plan", source).stdout
+    assert "2 sidecars that no column takes: 2 .txt, for example 0.txt" in brim("plan", source).stdout
     assert json.loads(brim("plan", source, "--json", "--exclude", "metadata.csv").stdout)["rows"] == 4
 
 

@@ -15,6 +15,7 @@ from brim.cli import (
     clean_command,
     embed_command,
     forecast_command,
+    info_command,
     lab_command,
     map_command,
     plan_command,
@@ -52,6 +53,7 @@ app = typer.Typer(
 )
 app.command("plan", help=help_text(plan_command.HELP))(flat(plan_command.plan))
 app.command("check", help=help_text(check_command.HELP))(flat(check_command.check))
+app.command("info", help=help_text(info_command.HELP))(flat(info_command.info))
 app.command("build", help=help_text(build_command.HELP))(flat(build_command.build))
 app.command("select", help=help_text(select_command.HELP))(flat(select_command.select))
 app.command("verify", help=help_text(verify_command.HELP))(flat(verify_command.verify))

@@ -8,11 +8,13 @@ from brim.cli.flags import BidsFlags, ReadingFlags, ShowingFlags, SourceArgument
 from brim.cli.read_flags import read
 from brim.cli.show import emit, progress_for, wrapped
 
-HELP = """Look at every file before a long run.
+HELP = """Look at every file before a long run, or at a dataset that is published.
 
 Every file exists, can be read, is data and not a pointer, is not empty, and fits the format. The headers of
 NIfTI files, images, PDFs and gzip streams are right: of a sample, or with --all of every file, and then gzip
-streams are read to their last byte. Writes nothing. Exits 3 if anything is wrong, and names the files.
+streams are read to their last byte. Of a dataset (hf://, s3://, or a folder that was built, by brim or not): schema,
+counts that a recipe expects, lists that go together, headers of a sample or with --deep of all. Writes nothing.
+Exits 3 if anything is wrong, and names the files.
 
 [bold]Examples[/bold]
 
@@ -20,6 +22,7 @@ streams are read to their last byte. Writes nothing. Exits 3 if anything is wron
   brim check scans.csv --files t1w:nifti --all
   brim check ds004884/ --bids-validator --list
   brim check s3://openneuro.org/ds004884 --recipe arc --anonymous
+  brim check hf://datasets/me/arc --recipe arc
 """
 
 _SHOWN = 3
@@ -36,7 +39,7 @@ def check(
         int, typer.Option("--sample-size", metavar="N", min=0, help="Headers to look at in each file column.")
     ] = 10,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every header, and every gzip stream to its last byte.")
+        bool, typer.Option("--all", "--deep", help="Every header, and every gzip stream to its last byte.")
     ] = False,
     every_file: Annotated[bool, typer.Option("--list", help="Name every offending file, not three a check.")] = False,
     validator: Annotated[
@@ -51,9 +54,24 @@ def check(
         ),
     ] = None,
 ) -> None:
+    from brim.jobs.check_dataset import check_dataset, is_published
     from brim.jobs.check_files import bids_validator
     from brim.jobs.check_files import check as check_table
 
+    if bids.recipe != "files" and is_published(source, storing.source.endpoint, storing.anonymous):
+        refuse_given(reading, bids, validator)
+        found = check_dataset(
+            source,
+            recipe=bids.recipe,
+            sample_size=sample_size,
+            deep=everything,
+            tolerance=tolerance,
+            endpoint_url=storing.source.endpoint,
+            anonymous=storing.anonymous,
+            progress=progress_for(showing.json, watching.quiet),
+        )
+        show(found, showing.json, every_file)
+        return
     table = read(source, reading, bids, storing, lenient=True, tolerance=tolerance)
     progress = progress_for(showing.json, watching.quiet)
     for warning in table.warnings:
@@ -69,6 +87,24 @@ def check(
         progress=progress,
     )
     show(report, showing.json, every_file)
+
+
+def refuse_given(reading: ReadingFlags, bids: BidsFlags, validator: bool) -> None:
+    """Options that say how a source is read have no place with what is published."""
+    from brim.errors import InputError
+
+    given = [
+        name
+        for flags in (reading, bids)
+        for name, value in vars(flags).items()
+        if value != getattr(type(flags)(), name)
+    ]
+    given = [name for name in given if name not in ("recipe", "strict")] + (["bids_validator"] if validator else [])
+    if given:
+        raise InputError(
+            f"--{given[0].replace('_', '-')} is for sources, and this is a dataset that is published.",
+            hint="Leave it out; --recipe files checks the shards as plain files.",
+        )
 
 
 def show(report: Any, as_json: bool, every_file: bool) -> None:

@@ -27,19 +27,22 @@ _BYTE_ARRAY, _UNCOMPRESSED = 6, 0
 _WHOLE_PAGE_BYTES = 4 << 20  # larger pages hold one row: its lengths are read one by one
 
 
-def locate_parquet(shard: Readable, footer_of: Readable | None = None) -> Iterator[ShardFile]:
-    """Every file of a shard that brim wrote: row group by row group, column by column.
+def locate_parquet(
+    shard: Readable, footer_of: Readable | None = None, first_rows: int | None = None, column: str | None = None
+) -> Iterator[ShardFile]:
+    """Every file of a shard that brim wrote: row group by row group, column by column; or those of the first rows of
+    its first row group, or of one column.
 
     Pages are read forwards only, each file's range before the next one's length. What stands at the end (the
     footer) or is small (the paths) is read from `footer_of`, for shards that only go forwards.
     """
     try:
-        yield from _locate(shard, footer_of or shard)
+        yield from _locate(shard, footer_of or shard, first_rows, column)
     except (thrift.ThriftError, ValueError, KeyError, IndexError, pa.ArrowException) as error:
         raise DamageFound(f"{shard.name} is not a shard that brim can read: {error}.") from error
 
 
-def _locate(shard: Readable, footer_of: Readable) -> Iterator[ShardFile]:
+def _locate(shard: Readable, footer_of: Readable, first_rows: int | None, column: str | None) -> Iterator[ShardFile]:
     footer = read_footer(footer_of)
     leaves = _leaves(footer[2][1].items)
     with pq.ParquetFile(ReadableFile(footer_of), pre_buffer=False) as parquet:
@@ -48,13 +51,15 @@ def _locate(shard: Readable, footer_of: Readable) -> Iterator[ShardFile]:
             paths = [tuple(part.decode() for part in entry[3][1][3][1].items) for entry in group[1][1].items]
             for entry, path in zip(group[1][1].items, paths, strict=True):
                 meta = entry[3][1]
-                if path not in leaves or not _is_spliced(meta):
+                if path not in leaves or not _is_spliced(meta) or column not in (None, path[0]):
                     continue
                 leaf = leaves[path]
                 names = _path_values(parquet, number, paths.index((*path[:-1], "path")))
                 slot = 0
                 row = row_before - 1
                 for repetition, definition, ranges in _pages(shard, meta, leaf):
+                    if first_rows is not None and row + 1 >= first_rows:
+                        break
                     for repeats, defines in zip(repetition.tolist(), definition.tolist(), strict=True):
                         row += repeats == 0
                         if defines == leaf.max_definition:
@@ -64,6 +69,8 @@ def _locate(shard: Readable, footer_of: Readable) -> Iterator[ShardFile]:
                     if next(ranges, None) is not None:
                         raise ValueError("a page holds more values than its levels say")
             row_before += group[3][1]
+            if first_rows is not None:
+                return
 
 
 def read_footer(shard: Readable) -> Struct:

@@ -14,11 +14,13 @@ import re
 import struct
 import zlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, Literal
 
 from brim.errors import MissingExtra, SourceChanged
 from brim.state.durable import reason
 
+Opened = Callable[[], AbstractContextManager[Any]]  # opens a file, as a context
 Look = Literal["NIfTI", "image", "PDF", "gzip"]
 
 # The names of files that can be looked into, as a pattern that Arrow understands as well.
@@ -56,14 +58,17 @@ def look_of(path: str, kind: str) -> Look | None:
     return "gzip" if name.endswith(".gz") else None
 
 
-def probe_header(path: str, kind: str = "file", opened: Callable[[], BinaryIO] | None = None) -> str | None:
+def probe_header(path: str, kind: str = "file", opened: Opened | None = None) -> str | None:
     """What is wrong with the beginning of a file, or None. `opened` opens it, if it is no local file."""
     look = look_of(path, kind)
     return None if look is None else _fault(opened or _local(path), lambda file: _LOOKS[look](file, path.lower()))
 
 
 def probe_gzip(
-    path: str, advance: Callable[[int], None], kind: str = "file", opened: Callable[[], BinaryIO] | None = None
+    path: str,
+    advance: Callable[[int], None],
+    kind: str = "file",
+    opened: Opened | None = None,
 ) -> str | None:
     """What is wrong with a gzip stream, read to its last byte, or None. `advance` is told of the bytes read.
 
@@ -83,6 +88,35 @@ def probe_gzip(
     return _fault(opened or _local(path), look)
 
 
+def shape_of(file: Any, path: str, kind: str) -> tuple[int, ...] | None:
+    """The dimensions that a file's header tells: of a NIfTI image its axes, of a picture width and height. None if it
+    tells none, or is not what its name says."""
+    look, head = look_of(path, kind), file.read(len(_GZIP_MAGIC))
+    file.seek(0)
+    try:
+        if look == "NIfTI":
+            data = _inflate_head(file) if head == _GZIP_MAGIC else file.read(_NIFTI_HEADER_BYTES)
+            return _nifti_shape(data)
+        if look == "image":
+            start = file.read(32)
+            measure = next((measure for magic, measure in _IMAGES if re.match(magic, start, re.DOTALL)), None)
+            return None if measure is None else measure(file, start)
+    except (_Damage, struct.error, IndexError, OSError):
+        pass
+    return None
+
+
+def _nifti_shape(head: bytes) -> tuple[int, ...] | None:
+    """From either version's header, in either order of bytes."""
+    for order in "<>":
+        (size,) = struct.unpack_from(f"{order}i", head)
+        if size in (348, 540):
+            place = (f"{order}8h", 40) if size == 348 else (f"{order}8q", 16)
+            count, *axes = struct.unpack_from(place[0], head, place[1])
+            return tuple(axes[:count]) if 1 <= count <= 7 else None
+    return None
+
+
 def _local(path: str) -> Callable[[], BinaryIO]:
     return lambda: open(path, "rb")
 
@@ -94,7 +128,7 @@ def _size(file: BinaryIO) -> int:
     return size
 
 
-def _fault(opened: Callable[[], BinaryIO], look: Callable[[BinaryIO], object]) -> str | None:
+def _fault(opened: Opened, look: Callable[[BinaryIO], object]) -> str | None:
     try:
         with opened() as file:
             look(file)

@@ -79,6 +79,27 @@ class LocalFile:
         self.close()
 
 
+class ValueFile(Seekable, io.RawIOBase):
+    """A range of a Readable as a file of its own."""
+
+    def __init__(self, source: Readable, start: int, size: int) -> None:
+        self._source, self._start, self._length = source, start, size
+
+    def _size(self) -> int:
+        return self._length
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        wanted = max(min(len(view), self._length - self._at), 0)
+        data = self._source.read_at(self._start + self._at, wanted) if wanted else b""
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def buffered(self) -> io.BufferedReader:
+        return io.BufferedReader(self, 1 << 18)
+
+
 class ReadableFile(Seekable, io.RawIOBase):
     """A Readable as the file that pyarrow and tarfile want. Closing it leaves the Readable open."""
 

@@ -73,18 +73,20 @@ class PublishedFolder:
     def __init__(self, folder: Path, state: str | os.PathLike[str] | None) -> None:
         if not folder.is_dir():
             raise InputError(f"There is no folder {str(folder)!r}.", hint="Give the folder that brim built.")
-        if not (folder / "data").is_dir():
+        self._folder = folder
+        others = [] if (folder / "data").is_dir() else shards_below(folder)
+        if not (folder / "data").is_dir() and not others:
             raise InputError(
                 f"{str(folder)!r} holds no dataset: it has no folder data/.", hint="Give the folder that brim built."
             )
-        self._folder = folder
         ledger = Ledger(state_folder(folder, state))
         self.told = DatasetRecord(
             ledger.receipts, () if ledger.job is None else (ledger.job,), ledger.job is not None and not ledger.done
         )
         with reading(str(folder / "data")):
-            names = sorted(name for name in os.listdir(folder / "data") if not name.startswith("."))
-        here = {f"data/{name}": folder / "data" / name for name in names}
+            listed = [] if others else os.listdir(folder / "data")
+        names = others or sorted(f"data/{name}" for name in listed if not name.startswith("."))
+        here = {name: folder / name for name in names}
         self.sizes: Mapping[str, int] = {name: p.stat().st_size for name, p in here.items() if p.is_file()}
 
     def card(self) -> str | None:
@@ -101,6 +103,15 @@ class PublishedFolder:
     def sha256(self, name: str, deep: bool, advance: Advance) -> str | None:
         with reading(name):
             return sha256_of(self._folder / name, advance)
+
+
+def shards_below(folder: Path) -> list[str]:
+    """The Parquet files anywhere below a folder that brim did not build, as `load_dataset` finds them."""
+    found = []
+    for top, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [os.path.relpath(os.path.join(top, name), folder) for name in names if name.endswith(".parquet")]
+    return sorted(found)
 
 
 class PublishedRepository:
@@ -166,6 +177,9 @@ class PublishedObjects:
         self.sizes: Mapping[str, int] = {
             name: stat.st_size for name, stat in sorted(self._there.items()) if name.startswith("data/")
         }
+        if not self.sizes and not self.told.receipts:  # not built by brim: Parquet files, wherever they are
+            self._there |= {name: stat for name, stat in list_objects(address) if name.endswith(".parquet")}
+            self.sizes = {name: stat.st_size for name, stat in sorted(self._there.items()) if name.endswith(".parquet")}
         # A dataset without rows has a card and nothing else.
         if not self.sizes and not self.told.receipts and BEGIN.encode() not in card:
             raise InputError(f"{address} holds no dataset: there is nothing below data/.", hint="Give what brim built.")

@@ -18,6 +18,7 @@ from brim.buckets.bucket_address import Access, is_bucket_address
 from brim.errors import BrimError, DamageFound, DestinationError, InputError, SourceChanged, Stopped
 from brim.file_set import Ints
 from brim.formats.card import CARD, card_rows, card_splits, read_card
+from brim.formats.parquet_columns import ParquetColumns, is_list_type
 from brim.formats.readable import Readable, ShardFile
 from brim.formats.splice import SpliceBuilder
 from brim.jobs.bring import versions
@@ -28,7 +29,7 @@ from brim.plans.plan import Plan, make_plan
 from brim.plans.shard_bytes import count_rows, hollow_columns, locate, splice_of
 from brim.progress import Advance, Progress, Silent
 from brim.sources.file_table import FileTable, flat_numbers
-from brim.sources.open_source import read_source
+from brim.sources.open_source import columns_beside, read_source
 from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 from brim.state.ledger import JobRecord
@@ -36,7 +37,9 @@ from brim.state.retry import interrupted_by
 
 _REQUESTS = 8  # at a time, to the Hub
 _STREAMS = 4  # at a time, from the Hub or a bucket: some 20 MB each
-_NAME = re.compile(r"(?P<folder>.+)/(?P<split>[^/]+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar|arrow)")
+SHARD_NAME = re.compile(
+    r"(?P<folder>.+)/(?P<split>[^/]+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar|arrow)"
+)
 
 
 @dataclass
@@ -159,7 +162,7 @@ class _Verification:
         """Without a ledger, the names still say how many shards there should be."""
         seen: dict[tuple[str, str, int, str], set[int]] = {}
         for name in sorted(here):
-            match = _NAME.fullmatch(name)
+            match = SHARD_NAME.fullmatch(name)
             if match is None:
                 if not self.published.remote:
                     self.found(f"{name}: is not part of the dataset")
@@ -193,6 +196,7 @@ class _Verification:
             with interrupted_by(self._look), closing(self.published.open(name)) as shard:
                 rows = count_rows(shard)
                 hollow = hollow_columns(shard)
+                crooked = self._crooked(shard)
         except pa.ArrowException as error:
             self.found(f"{name}: cannot be read as {Path(name).suffix[1:]} ({str(error).splitlines()[0]})")
             return None
@@ -204,6 +208,8 @@ class _Verification:
         if receipt is not None and rows != receipt.rows:
             self.found(f"{name}: holds {rows:,} rows instead of {receipt.rows:,}")
             return None
+        for line in crooked:
+            self.found(f"{name}: lists that go together are not of one length: {line}")
         if receipt is None:
             for column in hollow:
                 self.found(f"{name}: the files of its column {column!r} are empty: {rows:,} rows hold paths alone")
@@ -213,6 +219,18 @@ class _Verification:
     def _damaged(self, name: str, error: DamageFound) -> None:
         what = error.message.removeprefix(f"{name} ").removeprefix(f"{Path(name).name} ")
         self.found(f"{name}: {what.splitlines()[0].rstrip('.')}")
+
+    def _crooked(self, shard: Readable) -> list[str]:
+        """Rows whose lists do not go together, as the recipe that they were built with says."""
+        jobs = [job for job in self.told.jobs if not is_computed(job)]
+        if not shard.name.endswith(".parquet") or not jobs:
+            return []
+        with ParquetColumns(shard) as columns:
+            pairs: dict[str, str] = {}
+            for job in jobs:
+                pairs |= columns_beside(job.facts["recipe"].get("recipe_text"), columns.schema.names)
+            lists = {name: of for name, of in pairs.items() if _holds_list(columns, of)}
+            return list(columns.crooked(lists))
 
     def _look(self) -> None:
         if self._stopped.is_set():
@@ -243,7 +261,7 @@ class _Verification:
             return  # with shards missing, the card cannot agree
         rows: dict[str, dict[str, int]] = {} if self.rows_of else {"data": {}}
         for name, count in self.rows_of.items():
-            match = _NAME.fullmatch(name)
+            match = SHARD_NAME.fullmatch(name)
             if match:
                 of = rows.setdefault(match["folder"], {})
                 of[match["split"]] = of.get(match["split"], 0) + count
@@ -397,6 +415,10 @@ def _same(shard: Readable, found: ShardFile, table: FileTable, number: int, adva
         at += len(chunk)
         advance(len(chunk))
     return True
+
+
+def _holds_list(columns: ParquetColumns, name: str) -> bool:
+    return name in columns.schema.names and is_list_type(columns.schema.field(name).type)
 
 
 def _versions(versions: dict[str, str]) -> str:

@@ -101,7 +101,9 @@ def check_files(table: FileTable, options: CheckOptions, max_cell_bytes: int | N
                 continue
             paths = _paths_of(table, name, over)
             if options.skip_oversize:
-                table = _empty_cells(table, name, over).replace(left_out=table.left_out + tuple(paths))
+                table = table.replace(left_out=table.left_out + tuple(paths))
+                for one in _together(table, name):  # what goes with a file goes with it
+                    table = _empty_cells(table, one, over)
             else:
                 refused += [Refused("oversize", path) for path in paths]
     table = _drop_bare_rows(table) if table.left_out else table
@@ -267,6 +269,12 @@ def _empty_cells(table: FileTable, name: str, rows: Ints) -> FileTable:
     emptied = pc.if_else(pa.array(mask), pa.scalar(None, column.type), column)
     at = table.rows.column_names.index(name)
     return table.replace(rows=table.rows.set_column(at, name, emptied))
+
+
+def _together(table: FileTable, name: str) -> list[str]:
+    """A column, and those that go element by element with it."""
+    base = table.beside.get(name, name)
+    return [base, *(other for other, of in table.beside.items() if of == base)]
 
 
 def _drop_bare_rows(table: FileTable) -> FileTable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Collection
 
 from brim.buckets.bucket_address import is_bucket_address, parse_bucket_address
 from brim.errors import InputError, SourceError
@@ -103,6 +104,21 @@ def find_recipe(text: str | None) -> Recipe | None:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"The recipe is not TOML: {error}.") from error
     return None if kind == SCHEMA_KIND else parse_recipe(text)
+
+
+_BIDS_EXTRAS = ("json", "events", "bval", "bvec", "entities", "scans")
+
+
+def columns_beside(recipe: str | None, names: Collection[str]) -> dict[str, str]:
+    """Which columns go element by element with another one, by the recipe that a dataset was made with: those that it
+    says, or for a BIDS dataset those that are named after another."""
+    found = find_recipe(recipe)
+    if found is not None:
+        return found.besides()
+    if recipe == _PLAIN:
+        return {}
+    pairs = {f"{name}_{extra}": name for name in names for extra in _BIDS_EXTRAS}
+    return {name: of for name, of in pairs.items() if name in names}
 
 
 def recipe_text(recipe: str | None) -> str | None:

@@ -61,7 +61,7 @@ def _unnamed(table: FileTable, source: Any, options: SourceOptions) -> unmatched
     files = table.files
     if files.bucket is not None:
         return None  # of a bucket, only the objects that are named were asked for
-    named = set(files.paths.to_pylist())
+    named = set(files.paths.to_pylist()) | {refused.path for refused in table.refused}
     own = os.path.abspath(os.fspath(source)) if isinstance(source, str | os.PathLike) else ""
     folders = sorted({path.rpartition("/")[0] for path in named})
     allowed = options.selects()

@@ -1,0 +1,264 @@
+"""What a dataset is, wherever it is and whoever wrote it: rows, splits, columns with their types and true bytes.
+
+Footers, the card and the manifest are read, and for the first rows the beginning of their files; nothing else. Whether
+every byte is right is what `verify` proves, and whether it is as expected what `check` says.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from brim.buckets.bucket_address import Access
+from brim.choices import at_least
+from brim.errors import BrimError, InputError
+from brim.formats.card import CARD, read_card
+from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_type
+from brim.formats.parquet_index import locate_parquet
+from brim.formats.probe import shape_of
+from brim.formats.readable import Readable, ValueFile
+from brim.jobs.published import Published, opened
+from brim.jobs.verify import SHARD_NAME
+from brim.plans.cut_shards import shard_name
+from brim.plans.shard_bytes import count_rows
+from brim.sources.features import kind_of_feature
+
+_REQUESTS = 8  # at a time
+_CARD_FIELDS = ("pretty_name", "license", "license_name", "language", "task_categories", "tags")
+_MOST_VALUE_BYTES = 64_000_000  # of media in an encoded column, which has to be read to be shown
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnInfo:
+    """A column: its type in words, whether it holds files, and its bytes as stored."""
+
+    name: str
+    type: str
+    is_file: bool
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitInfo:
+    """A split of a config."""
+
+    config: str
+    split: str
+    rows: int
+    shards: int
+    bytes: int
+
+
+@dataclass
+class DatasetInfo:
+    """What is known. `whole` is None where nobody wrote down what it should be; `problems` say why it is not."""
+
+    address: str
+    rows: int = 0
+    bytes: int = 0
+    shards: int = 0
+    shard_bytes: tuple[int, int, int] = (0, 0, 0)  # smallest, median, largest
+    splits: list[SplitInfo] = field(default_factory=list)
+    columns: list[ColumnInfo] = field(default_factory=list)
+    card: dict[str, Any] | None = None
+    writers: list[str] = field(default_factory=list)
+    whole: bool | None = None
+    problems: list[str] = field(default_factory=list)
+    head: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Shard:
+    rows: int
+    columns: dict[str, int]
+    types: dict[str, tuple[str, bool]]
+    writer: str
+
+
+def info(
+    dataset: str | os.PathLike[str],
+    *,
+    head: int = 0,
+    state: str | os.PathLike[str] | None = None,
+    endpoint_url: str | None = None,
+    anonymous: bool = False,
+) -> DatasetInfo:
+    """What is at a folder, hf://datasets/ORG/NAME[@REVISION] or s3://BUCKET/PREFIX, built by brim or not.
+
+    `head` is how many of the first rows to show: files as their type, shape and size, read from their beginnings.
+    """
+    at_least("head", head, 0)
+    with opened(dataset, state, lambda _: None, Access(endpoint_url, anonymous)) as published:
+        found = _summed(os.fspath(dataset), published)
+        first = next((name for name in sorted(published.sizes) if name.endswith(".parquet")), None)
+        if head and first is not None:
+            with closing(published.open(first)) as shard:
+                found.head = list(first_rows(shard, head))
+        return found
+
+
+def _summed(address: str, published: Published) -> DatasetInfo:
+    names = sorted(published.sizes)
+    found = DatasetInfo(address, shards=len(names), bytes=sum(published.sizes.values()))
+    looks: dict[str, _Shard] = {}
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        for name, look in zip(names, pool.map(lambda name: _look(published, name), names), strict=True):
+            if isinstance(look, str):
+                found.problems.append(f"{name}: {look}")
+            else:
+                looks[name] = look
+    if names:
+        sizes = sorted(published.sizes.values())
+        found.shard_bytes = (sizes[0], int(np.median(sizes)), sizes[-1])
+    found.rows = sum(look.rows for look in looks.values())
+    found.splits = _splits(published, looks)
+    total: dict[str, int] = {}
+    types: dict[str, tuple[str, bool]] = {}
+    for look in looks.values():
+        for name, size in look.columns.items():
+            total[name] = total.get(name, 0) + size
+            types.setdefault(name, look.types[name])
+    found.columns = [ColumnInfo(name, *types[name], size) for name, size in total.items()]
+    built = {f"brim {job.versions.get('brim', '?')}" for job in published.told.jobs}
+    found.writers = sorted(built | {look.writer for look in looks.values() if look.writer and not built})
+    found.problems += list(incomplete(published))
+    known = bool(published.told.jobs) or any(SHARD_NAME.fullmatch(name) for name in names)
+    found.whole = False if found.problems else True if known else None
+    try:
+        text = published.card()
+        said = {} if text is None else read_card(text)
+        found.card = None if text is None else {name: said[name] for name in _CARD_FIELDS if name in said}
+    except (BrimError, UnicodeDecodeError, OSError) as error:
+        found.problems.append(f"{CARD}: {error}")
+    return found
+
+
+def _look(published: Published, name: str) -> _Shard | str:
+    """What a footer says, or why it cannot be read."""
+    try:
+        with closing(published.open(name)) as shard:
+            if not name.endswith(".parquet"):
+                return _Shard(count_rows(shard) or 0, {}, {}, "")
+            with ParquetColumns(shard) as columns:
+                features = columns.features()
+                types = {
+                    column.name: (type_words(column.type, features.get(column.name)), is_file_type(column.type))
+                    for column in columns.schema
+                }
+                return _Shard(columns.rows, columns.column_bytes(), types, str(columns.footer.created_by or ""))
+    except (pa.ArrowException, BrimError, ValueError) as error:
+        return f"cannot be read ({str(error).splitlines()[0]})"
+
+
+def type_words(kind: pa.DataType, feature: Any = None) -> str:
+    """A type in words: a column of files by what decodes it."""
+    if is_file_type(kind):
+        media = kind_of_feature(feature) if feature is not None else None
+        return f"{'list of ' if is_list_type(kind) else ''}{media[0] if media else 'file'}"
+    return f"list of {kind.value_type}" if is_list_type(kind) else str(kind)
+
+
+def _splits(published: Published, looks: dict[str, _Shard]) -> list[SplitInfo]:
+    """By the names of the shards, as brim and the Hub write them; all in one where names say nothing."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for name, look in looks.items():
+        match = SHARD_NAME.fullmatch(name)
+        folder = match["folder"] if match else name.rpartition("/")[0]
+        split = match["split"] if match else "train"
+        found = sums.setdefault(("default" if folder in ("data", "") else folder, split), [0, 0, 0])
+        for at, number in enumerate((look.rows, 1, published.sizes[name])):
+            found[at] += number
+    return [SplitInfo(config, split, *numbers) for (config, split), numbers in sums.items()]
+
+
+def incomplete(published: Published) -> Iterator[str]:
+    """What should be there and is not, by the receipts or, where there are none, by the names."""
+    told = published.told
+    if told.unfinished:
+        yield "the build is not finished: run the same brim command again"
+    for name, receipt in told.receipts.items():
+        size = published.sizes.get(name)
+        if size is None:
+            yield f"{name}: is missing"
+        elif size != receipt.size:
+            yield f"{name}: has {size:,} bytes instead of {receipt.size:,}"
+    seen: dict[tuple[str, str, int], set[int]] = {}
+    for name in published.sizes if not told.receipts else ():
+        if match := SHARD_NAME.fullmatch(name):
+            seen.setdefault((match["folder"], match["split"], int(match["count"])), set()).add(int(match["number"]))
+    for (folder, split, count), numbers in seen.items():
+        for number in sorted(set(range(count)) - numbers):
+            yield f"{shard_name(folder, split, number, count, '.parquet')}: is missing"
+
+
+def first_rows(shard: Readable, count: int) -> Iterator[dict[str, Any]]:
+    """The first rows of a shard: values as they are, files as what they are."""
+    with ParquetColumns(shard) as columns:
+        count = min(count, columns.footer.row_group(0).num_rows) if columns.footer.num_row_groups else 0
+        if not count:
+            return
+        features = columns.features()
+        files = [column.name for column in columns.schema if is_file_type(column.type)]
+        shown = {name: _media(shard, columns, name, features.get(name), count) for name in files}
+        values = {n: columns.cells(0, n).slice(0, count).to_pylist() for n in columns.schema.names if n not in files}
+        for row in range(count):
+            yield {name: (shown.get(name) or values[name])[row] for name in columns.schema.names}
+
+
+def _media(shard: Readable, columns: ParquetColumns, name: str, feature: Any, count: int) -> list[Any]:
+    """For each of the first rows what its files are, in words; None where there is none."""
+    media = kind_of_feature(feature) if feature is not None else None
+    kind = media[0] if media else "file"
+    is_list = is_list_type(columns.schema.field(name).type)
+    cells: list[Any] = [[] for _ in range(count)]
+    for row, path, value, size in values_of(shard, columns, name, count):
+        cells[row].append(_in_words(kind, path, value, size))
+    if is_list:
+        return cells
+    return [cell[0] if cell else None for cell in cells]
+
+
+def _in_words(kind: str, path: str | None, value: io.BufferedIOBase | None, size: int) -> dict[str, Any]:
+    shape = None if value is None else shape_of(value, path or "", kind)
+    return {"type": kind, "path": path, "shape": shape, "bytes": size}
+
+
+def values_of(
+    shard: Readable, columns: ParquetColumns, name: str, rows: int | None = None
+) -> Iterator[tuple[int, str | None, io.BufferedIOBase | None, int]]:
+    """(row, path, content, size) of each file of a column, of the first rows or of all. What brim wrote is read in
+    ranges; what others encoded has to be decoded, a batch at a time, and is None if it would be too large to hold."""
+    if not columns.is_spliced:
+        yield from _decoded(columns, name, rows)
+        return
+    for found in locate_parquet(shard, first_rows=rows, column=name):
+        if rows is None or found.row < rows:
+            yield found.row, found.path, ValueFile(shard, found.offset, found.size).buffered(), found.size
+
+
+def _decoded(
+    columns: ParquetColumns, name: str, rows: int | None
+) -> Iterator[tuple[int, str | None, io.BufferedIOBase | None, int]]:
+    footer, first = columns.footer, 0
+    for group in range(footer.num_row_groups):
+        row_group = footer.row_group(group)
+        heavy = sum(row_group.column(n).total_uncompressed_size for n in columns.leaves_of(name))
+        most = max(1, int(_MOST_VALUE_BYTES / max(heavy / max(row_group.num_rows, 1), 1)))
+        if heavy / max(row_group.num_rows, 1) > _MOST_VALUE_BYTES:
+            raise InputError(f"A row of {name!r} is too large to be read: it is encoded.")
+        for batch in columns.file.iter_batches(batch_size=min(most, 256), row_groups=[group], columns=[name]):
+            for cell in batch.column(0).to_pylist():
+                for value in cell if isinstance(cell, list) else [cell]:
+                    if value is not None and value.get("bytes") is not None:
+                        yield first, value.get("path"), io.BytesIO(value["bytes"]), len(value["bytes"])
+                first += 1
+                if rows is not None and first >= rows:
+                    return

@@ -1,0 +1,56 @@
+"""docs/howto-openneuro.md, run as written on a copy of the dataset's tree with tiny files."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.generators.arc import make_arc
+from tests.hub import TestHub
+from tests.publishing import Machine
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto-openneuro.md"
+
+
+def commands() -> list[str]:
+    blocks = PAGE.read_text().split("```console\n")[1:]
+    lines = [line for block in blocks for line in block.split("```")[0].splitlines()]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+
+
+def test_every_command_runs_as_written(tmp_path: Path) -> None:
+    """Each command ends well, in the order of the page, and what it publishes is what the recipe expects."""
+    machine_folder = tmp_path / "machine"
+    make_arc(machine_folder / "ds004884", 902)
+    found = commands()
+    assert len(found) == 9
+    said = {}
+    with TestHub(tmp_path / "hub", tokens={"hf_write": {"user": "me", "can_write": True}}) as hub:
+        machine = Machine(hub, machine_folder)
+        for command in found:
+            words = shlex.split(command)
+            assert words[0] == "brim"
+            done = subprocess.run(
+                [sys.executable, "-m", *words], cwd=machine_folder, env=machine.environment,
+                capture_output=True, text=True, timeout=240, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-2000:]}"
+            said[command] = done.stdout
+    published = said["brim check hf://datasets/me/arc --recipe arc"]
+    assert "files in dwi" in published
+    assert "FAIL" not in published
+    assert "902" in said["brim info hf://datasets/me/arc"]
+    assert "dwi: list of nifti, 613 rows, 2,089 files" in said["brim plan ds004884/ --recipe arc"]
+
+
+def test_the_plan_in_the_readme_is_made_from_the_tree(tmp_path: Path) -> None:
+    """What README.md shows under "The trap" is what brim plan prints for that tree, memory aside."""
+    make_arc(tmp_path / "ds004884", 902, sparse_sizes=True)
+    command = [sys.executable, "-m", "brim", "plan", "ds004884/", "--recipe", "arc"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)
+    readme = (PAGE.parents[1] / "README.md").read_text()
+    shown = readme.split("$ brim plan ds004884/ --recipe arc\n")[1].split("```")[0]
+    here = [line for line in done.stdout.splitlines() if not line.strip().startswith("memory")]
+    assert [line for line in shown.splitlines() if not line.strip().startswith("memory")] == here
