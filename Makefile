@@ -86,7 +86,12 @@ bench-limits: .venv/dev
 	$(BIN)/python benchmarks/limits.py
 
 bench-tokenize: .venv/dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fast]' orjson
 	$(BIN)/python benchmarks/tokens.py
+	$(BIN)/python benchmarks/tokens_fast.py
+
+bench-start: .venv/dev
+	$(BIN)/python benchmarks/start.py
 
 bench-objects: .venv/dev
 	$(BIN)/python benchmarks/objects.py

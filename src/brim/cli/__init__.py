@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
-from typing import NoReturn, TextIO
+from collections.abc import Iterable
+from typing import Literal, NoReturn, TextIO
 
 import typer
 
-from brim.cli import (
-    build_command,
-    check_command,
-    clean_command,
-    embed_command,
-    forecast_command,
-    info_command,
-    lab_command,
-    map_command,
-    plan_command,
-    recipes_command,
-    report_command,
-    run_command,
-    select_command,
-    tokenize_command,
-    unpack_command,
-    verify_command,
-    watch_command,
-    why_command,
-)
 from brim.cli.flags import flat, help_text
 from brim.cli.show import Printed, fail
 from brim.errors import BrimError, SinkFailed, Stopped
@@ -43,34 +25,46 @@ dataset takes as much memory as a small one, a killed run continues where it was
 proved. `brim VERB --help` has examples.
 """
 
-app = typer.Typer(
-    name="brim",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("plan", help=help_text(plan_command.HELP))(flat(plan_command.plan))
-app.command("check", help=help_text(check_command.HELP))(flat(check_command.check))
-app.command("info", help=help_text(info_command.HELP))(flat(info_command.info))
-app.command("build", help=help_text(build_command.HELP))(flat(build_command.build))
-app.command("select", help=help_text(select_command.HELP))(flat(select_command.select))
-app.command("verify", help=help_text(verify_command.HELP))(flat(verify_command.verify))
-app.command("unpack", help=help_text(unpack_command.HELP))(flat(unpack_command.unpack))
-app.command("map", help=help_text(map_command.HELP))(flat(map_command.map))
-app.command("tokenize", help=help_text(tokenize_command.HELP))(flat(tokenize_command.tokenize))
-app.command("embed", help=help_text(embed_command.HELP))(flat(embed_command.embed))
-app.command("clean", help=help_text(clean_command.HELP))(flat(clean_command.clean))
-app.command("recipes", help=help_text(recipes_command.HELP))(flat(recipes_command.recipes))
-app.command("run", help=help_text(run_command.HELP), context_settings={"allow_interspersed_args": False})(
-    flat(run_command.run)
-)
-app.command("watch", help=help_text(watch_command.HELP))(flat(watch_command.watch))
-app.command("why", help=help_text(why_command.HELP))(flat(why_command.why))
-app.add_typer(forecast_command.app, name="forecast", help=help_text(forecast_command.HELP))
-app.add_typer(lab_command.app, name="lab", help=help_text(lab_command.HELP))
-app.command("report", help=help_text(report_command.HELP))(flat(report_command.report))
+# In the order of the help. Each is a module of its name, which is imported when it is wanted.
+_VERBS = (
+    "plan", "check", "info", "build", "select", "verify", "unpack", "map", "tokenize", "embed", "clean", "recipes", "run",
+    "watch", "why", "forecast", "lab", "report",
+)  # fmt: skip
+
+
+def _app(verbs: Iterable[str], markup: Literal["rich"] | None = "rich") -> typer.Typer:
+    made = typer.Typer(
+        name="brim",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=markup,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback(help=help_text(HELP))(_brim)
+    for verb in verbs:
+        module = importlib.import_module(f"brim.cli.{verb}_command")
+        if hasattr(module, "app"):
+            made.add_typer(module.app, name=verb, help=help_text(module.HELP))
+            continue
+        settings = {"allow_interspersed_args": False} if verb == "run" else None
+        made.command(verb, help=help_text(module.HELP), context_settings=settings)(flat(getattr(module, verb)))
+    return made
+
+
+def _app_for(arguments: list[str]) -> typer.Typer:
+    """Only the verb that is called: the others would be imported for nothing. Without one, all, as plain text."""
+    verb = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if verb in _VERBS:
+        return _app([verb])
+    return _app(_VERBS, "rich" if verb is not None else None)
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """`app`, with all verbs."""
+    if name != "app":
+        raise AttributeError(name)
+    return _app(_VERBS)
 
 
 def _version(show: bool) -> None:
@@ -81,7 +75,6 @@ def _version(show: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(help=help_text(HELP))
 def _brim(
     version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks (anywhere on the line)."),
@@ -134,7 +127,7 @@ def main() -> None:
     arguments = [argument for argument in arguments if argument != "--debug"]
     as_json = "--json" in arguments
     try:
-        code = app(arguments + command, standalone_mode=False)
+        code = _app_for(arguments)(arguments + command, standalone_mode=False)
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         _end(code if isinstance(code, int) else 0)

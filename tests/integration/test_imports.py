@@ -1,0 +1,118 @@
+"""What each verb's processes import, and above all what they do not: it is paid for in every worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tokenizers")
+# Each of these costs a worker 10 to 300 ms and up to 85 MB.
+HEAVY = (
+    "pandas",
+    "datasets",
+    "torch",
+    "huggingface_hub",
+    "typer",
+    "rich",
+    "pydantic",
+    "yaml",
+    "polars",
+    "awkward",
+)
+FINDING = (
+    "brim.sources.folder_tree",
+    "brim.sources.dataset_source",
+    "brim.rows.row_files",
+    "brim.jobs",
+    "brim.plans.plan",
+)
+
+_TOLD = """
+import atexit, json, os, sys
+if "brim.schedule.worker" in " ".join(sys.orig_argv):
+    out = open(os.environ["BRIM_TEST_MODULES"] + f".{os.getpid()}", "w")
+    before = os._exit
+    def tell(*code):
+        if not out.closed:
+            json.dump(sorted(sys.modules), out)
+            out.close()
+    def leave(code):
+        tell()
+        before(code)
+    os._exit = leave
+    atexit.register(tell)
+"""
+
+
+def worker_modules(tmp_path: Path, *arguments: str) -> list[set[str]]:
+    """The modules of each worker of a real job, as they are at its end."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "sitecustomize.py").write_text(_TOLD)
+    paths = [str(home), str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "BRIM_TEST_MODULES": str(tmp_path / "modules")}
+    done = subprocess.run([sys.executable, "-m", "brim", *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [set(json.loads(path.read_text())) for path in tmp_path.glob("modules.*")]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": f"row {number} of the text"}) + "\n" for number in range(200)))
+    return path
+
+
+def test_workers_of_tokenize(tmp_path: Path, source: Path) -> None:
+    """Nothing of the command line, of finding sources, of the Hub; no pandas though it is installed."""
+    from tests.generators.tokenizers import made_tokenizers
+
+    made = made_tokenizers(tmp_path)
+    for modules in worker_modules(
+        tmp_path, "tokenize", str(source), str(tmp_path / "out"), "--tokenizer", str(made["bpe"])
+    ):
+        assert "brim.steps.tokenize_step" in modules
+        assert not [name for name in (*HEAVY, *FINDING) if name in modules]
+
+
+def test_workers_of_map(tmp_path: Path, source: Path) -> None:
+    """Nothing of the command line, of finding sources or of other steps; pandas is pyarrow's doing."""
+    (tmp_path / "own.py").write_text("def same(row):\n    return row\n")
+    found = worker_modules(tmp_path, "map", str(source), str(tmp_path / "out"), "--fn", "own:same")
+    assert found
+    for modules in found:
+        assert "own" in modules
+        others = ("brim.steps.tokenize_step", "brim.steps.embed_step")
+        assert not [name for name in (*HEAVY[1:], *FINDING, *others) if name in modules]
+
+
+@pytest.mark.parametrize("verb", ["--help", "build", "tokenize"])
+def test_the_command_imports_only_its_verb(verb: str) -> None:
+    """The help needs neither pyarrow nor rich; a verb's help does not import other verbs."""
+    code = (
+        "import contextlib, io, json, os, sys\n"
+        f"sys.argv = ['brim', *{[verb] if verb.startswith('-') else [verb, '--help']}]\n"
+        "from brim.cli import main\n"
+        "with contextlib.suppress(SystemExit):\n    main()\n"
+        "os.write(3, json.dumps(sorted(sys.modules)).encode())\n"
+    )
+    read, write = os.pipe()
+    bound = f"import os; os.dup2({write}, 3)\n{code}"
+    subprocess.run([sys.executable, "-c", bound], check=True, stdout=subprocess.DEVNULL, pass_fds=(write,))
+    os.close(write)
+    with open(read) as file:
+        modules = set(json.load(file))
+    assert not [
+        name for name in ("numpy", "pyarrow", "datasets", "huggingface_hub", "psutil", "yaml") if name in modules
+    ]
+    if verb == "--help":
+        assert "rich" not in modules
+        assert "pydantic" not in modules
+    else:
+        commands = {name for name in modules if name.startswith("brim.cli.") and name.endswith("_command")}
+        assert commands <= {f"brim.cli.{verb}_command", "brim.cli.plan_command"}  # a build is a plan that is run
