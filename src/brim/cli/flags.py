@@ -211,7 +211,17 @@ class RowFlags:
     delimiter: Annotated[str | None, _source("--delimiter", metavar="C", help="Between the values of a CSV.")] = None
     limit: Annotated[int | None, _source("--limit", metavar="ROWS", help="Only the first rows: a pilot.")] = None
     from_split: Annotated[
-        str | None, _source("--from-split", metavar="NAME", help="The split of a folder that `datasets` has saved.")
+        str | None,
+        _source("--from-split", metavar="NAME", help="The split of a dataset, or of a folder that `datasets` saved."),
+    ] = None
+    from_config: Annotated[
+        str | None, _source("--from-config", metavar="NAME", help="The config (subset) of a dataset that is read.")
+    ] = None
+    where: Annotated[
+        str | None, _source("--where", metavar="EXPR", help="Only rows for which this is true, like 'age > 40'.")
+    ] = None
+    columns: Annotated[
+        Many, _source("--columns", metavar="NAMES", help="Only these columns, separated by commas. May be repeated.")
     ] = None
     unit_size: Annotated[
         str | None,
