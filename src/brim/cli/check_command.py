@@ -4,7 +4,16 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.flags import BidsFlags, ReadingFlags, ShowingFlags, SourceArgument, StoringFlags, WatchingFlags
+from brim.cli.flags import (
+    BidsFlags,
+    ChoosingFlags,
+    ReadingFlags,
+    ShowingFlags,
+    SourceArgument,
+    StoringFlags,
+    WatchingFlags,
+    split_names,
+)
 from brim.cli.read_flags import read
 from brim.cli.show import emit, progress_for, wrapped
 
@@ -29,6 +38,7 @@ def check(
     source: SourceArgument,
     reading: ReadingFlags,
     bids: BidsFlags,
+    choosing: ChoosingFlags,
     storing: StoringFlags,
     showing: ShowingFlags,
     watching: WatchingFlags,
@@ -54,7 +64,10 @@ def check(
     from brim.jobs.check_files import bids_validator
     from brim.jobs.check_files import check as check_table
 
-    table = read(source, reading, bids, storing, lenient=True, tolerance=tolerance)
+    columns = split_names(choosing.columns)
+    steps = [("where", {"expression": choosing.where})] if choosing.where else []
+    steps += [("columns", {"names": list(columns)})] if columns else []  # type: ignore[dict-item]
+    table = read(source, reading, bids, storing, lenient=True, tolerance=tolerance, steps=tuple(steps))
     progress = progress_for(showing.json, watching.quiet)
     for warning in table.warnings:
         progress.note(warning)

@@ -18,7 +18,7 @@ from brim.buckets.bucket_address import Access
 _SOURCE = typer.Argument(
     metavar="SOURCE",
     help="A folder of files, a BIDS dataset, or a table (CSV, TSV, Parquet, JSONL) that names files; on this machine "
-    "or at s3://BUCKET/PREFIX.",
+    "or at s3://BUCKET/PREFIX. Or a dataset: Parquet shards, WebDataset tars, hf://datasets/ORG/NAME.",
 )
 SourceArgument = Annotated[str, _SOURCE]
 MaybeSource = Annotated[str | None, _SOURCE]
@@ -72,6 +72,12 @@ class ReadingFlags:
         None
     )
     split: Annotated[str | None, _source("--split", metavar="NAME", help="Put all rows into this split.")] = None
+    from_config: Annotated[
+        str | None, _source("--from-config", metavar="NAME", help="The config (subset) of a dataset that is read.")
+    ] = None
+    from_split: Annotated[
+        str | None, _source("--from-split", metavar="NAME", help="The split of a dataset that is read.")
+    ] = None
     split_by: Annotated[
         str | None, _source("--split-by", metavar="COLUMN", help="The table's column that names each row's split.")
     ] = None

@@ -196,8 +196,8 @@ class ChunkReader:
         self._dictionary: _Dictionary | None = None
         self._out = _Collected()
 
-    def find(self, pages: list[PageSpan] | None = None) -> FoundValues:
-        """All values, or those of some pages."""
+    def find(self, pages: list[PageSpan] | None = None, first: int = 0) -> FoundValues:
+        """All values, or those of some pages; `first` is where the first of all data pages begins."""
         if pages is None:
             row, slots = -1, 0
             for at, header, body_at in self._walk(self._start, self._end):
@@ -205,8 +205,7 @@ class ChunkReader:
             if row + 1 != self._rows or slots != self._slots:
                 raise Damaged("a column has another number of rows than its row group")
             return self._out.finish()
-        first = min((page.offset for page in pages), default=self._end)
-        if self._start < first:
+        if self._start < first and pages:
             header, used = self._header(self._start, self._end)
             if header[1][1] == _DICTIONARY:
                 self._page(self._start, header, self._start + used, -1, 0)
