@@ -238,3 +238,36 @@ def test_tokens_from_the_hub(hub: TestHub, tmp_path: Path) -> None:
     function = f"{tmp_path}/double.py:double"
     brim("map", DEST, tmp_path / "out", "--fn", function, env=machine.environment, cwd=tmp_path)
     assert read(tmp_path / "out")["twice"].to_pylist() == [2 * (age or 0) for age in people(30)["age"].to_pylist()]
+
+
+def test_rows_of_datasets(tmp_path: Path) -> None:
+    """brim.shuffle and the others give the rows, the order and the features of the originals, mapped from disk."""
+    import datasets
+
+    table = people(40)
+    features = datasets.Features(
+        {
+            "subject": datasets.Value("string"),
+            "age": datasets.Value("int64"),
+            "sex": datasets.Value("string"),
+            "scan": datasets.Image(decode=False),
+        }
+    )
+    one = datasets.Dataset(table.cast(features.arrow_schema)).cast(features)
+    cache = tmp_path / "cache"
+
+    def same(mine: Any, theirs: Any) -> None:
+        assert mine.features == theirs.features
+        assert mine._indices is None
+        assert mine.cache_files
+        assert mine.to_list() == theirs.to_list()
+
+    same(library.shuffle(one, seed=3, cache_dir=cache), one.shuffle(seed=3))
+    same(library.sort(one, "age", reverse=True, cache_dir=cache), one.sort("age", reverse=True))
+    other = one.select(range(5, 9))
+    same(library.concatenate_datasets([one, other], cache_dir=cache), datasets.concatenate_datasets([one, other]))
+    same(library.flatten_indices(other, cache_dir=cache), other)
+    mine = library.train_test_split(one, test_size=0.25, seed=1, cache_dir=cache)
+    theirs = one.train_test_split(test_size=0.25, seed=1)
+    for split in ("train", "test"):
+        same(mine[split], theirs[split])

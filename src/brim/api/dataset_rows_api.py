@@ -16,8 +16,8 @@ import pyarrow as pa
 from brim.errors import InputError, SinkFailed
 from brim.jobs.caches import cache_home, open_cache, open_dataset
 from brim.rows.open_rows import dataset_tables
-from brim.steps.row_features import import_datasets
 from brim.state.durable import reason
+from brim.steps.row_features import import_datasets
 
 _ROWS = "rows.arrow"
 CacheDir = str | os.PathLike[str] | None
