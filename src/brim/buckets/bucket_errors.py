@@ -113,7 +113,7 @@ def explain(error: BaseException, address: BucketAddress, *, reading: bool = Fal
             hint="Run the same command to continue.",
         )
     if is_missing(error):
-        return wrong(f"There is nothing at {address}.")
+        return wrong(f"There is nothing at {address}.", hint=credentials if address.scheme == "hf" else "")
     if is_changed(error):
         return SinkFailed(f"{address} was changed by somebody else meanwhile.", hint="Run the same command again.")
     endpoint = endpoint_of(address.access) if address.scheme == "s3" else None

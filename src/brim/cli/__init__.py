@@ -27,8 +27,8 @@ proved. `brim VERB --help` has examples.
 
 # In the order of the help. Each is a module of its name, which is imported when it is wanted.
 _VERBS = (
-    "plan", "check", "info", "build", "select", "verify", "unpack", "map", "tokenize", "embed", "clean", "recipes", "run",
-    "watch", "why", "forecast", "lab", "report",
+    "plan", "check", "info", "build", "select", "verify", "unpack", "map", "tokenize", "embed", "clean", "recipes",
+    "run", "watch", "why", "forecast", "lab", "report",
 )  # fmt: skip
 
 

@@ -4,7 +4,16 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.flags import BidsFlags, ReadingFlags, ShowingFlags, SourceArgument, StoringFlags, WatchingFlags
+from brim.cli.flags import (
+    BidsFlags,
+    ChoosingFlags,
+    ReadingFlags,
+    ShowingFlags,
+    SourceArgument,
+    StoringFlags,
+    WatchingFlags,
+    split_names,
+)
 from brim.cli.read_flags import read
 from brim.cli.show import emit, progress_for, wrapped
 
@@ -32,6 +41,7 @@ def check(
     source: SourceArgument,
     reading: ReadingFlags,
     bids: BidsFlags,
+    choosing: ChoosingFlags,
     storing: StoringFlags,
     showing: ShowingFlags,
     watching: WatchingFlags,
@@ -58,7 +68,10 @@ def check(
     from brim.jobs.check_files import bids_validator
     from brim.jobs.check_files import check as check_table
 
-    if bids.recipe != "files" and is_published(source, storing.source.endpoint, storing.anonymous):
+    columns = split_names(choosing.columns)
+    steps = [("where", {"expression": choosing.where})] if choosing.where else []
+    steps += [("columns", {"names": list(columns)})] if columns else []  # type: ignore[dict-item]
+    if not steps and bids.recipe != "files" and is_published(source, storing.source.endpoint, storing.anonymous):
         refuse_given(reading, bids, validator)
         found = check_dataset(
             source,
@@ -72,7 +85,7 @@ def check(
         )
         show(found, showing.json, every_file)
         return
-    table = read(source, reading, bids, storing, lenient=True, tolerance=tolerance)
+    table = read(source, reading, bids, storing, lenient=True, tolerance=tolerance, steps=tuple(steps))
     progress = progress_for(showing.json, watching.quiet)
     for warning in table.warnings:
         progress.note(warning)

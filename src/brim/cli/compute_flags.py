@@ -15,6 +15,7 @@ from brim.cli.flags import (
     ShowingFlags,
     StoringFlags,
     WatchingFlags,
+    split_names,
 )
 from brim.cli.show import count, emit, memory_held, page_path, print_lines, progress_for
 from brim.sizes import format_size, parse_size
@@ -26,7 +27,9 @@ def row_options(rows: RowFlags, storing: StoringFlags, columns: tuple[str, ...] 
     return RowOptions(
         format=rows.input_format,
         text=rows.text,  # type: ignore[arg-type]
-        columns=columns,
+        columns=columns or split_names(rows.columns) or None,
+        config=rows.from_config,
+        where=rows.where,
         delimiter=rows.delimiter,
         limit=rows.limit,
         split=rows.from_split,

@@ -19,7 +19,7 @@ from brim.errors import InputError
 _SOURCE = typer.Argument(
     metavar="SOURCE",
     help="A folder of files, a BIDS dataset, or a table (CSV, TSV, Parquet, JSONL) that names files; on this machine "
-    "or at s3://BUCKET/PREFIX.",
+    "or at s3://BUCKET/PREFIX. Or a dataset: Parquet shards, WebDataset tars, hf://datasets/ORG/NAME.",
 )
 SourceArgument = Annotated[str, _SOURCE]
 MaybeSource = Annotated[str | None, _SOURCE]
@@ -73,6 +73,12 @@ class ReadingFlags:
         None
     )
     split: Annotated[str | None, _source("--split", metavar="NAME", help="Put all rows into this split.")] = None
+    from_config: Annotated[
+        str | None, _source("--from-config", metavar="NAME", help="The config (subset) of a dataset that is read.")
+    ] = None
+    from_split: Annotated[
+        str | None, _source("--from-split", metavar="NAME", help="The split of a dataset that is read.")
+    ] = None
     split_by: Annotated[
         str | None, _source("--split-by", metavar="COLUMN", help="The table's column that names each row's split.")
     ] = None
@@ -212,7 +218,17 @@ class RowFlags:
     delimiter: Annotated[str | None, _source("--delimiter", metavar="C", help="Between the values of a CSV.")] = None
     limit: Annotated[int | None, _source("--limit", metavar="ROWS", help="Only the first rows: a pilot.")] = None
     from_split: Annotated[
-        str | None, _source("--from-split", metavar="NAME", help="The split of a folder that `datasets` has saved.")
+        str | None,
+        _source("--from-split", metavar="NAME", help="The split of a dataset, or of a folder that `datasets` saved."),
+    ] = None
+    from_config: Annotated[
+        str | None, _source("--from-config", metavar="NAME", help="The config (subset) of a dataset that is read.")
+    ] = None
+    where: Annotated[
+        str | None, _source("--where", metavar="EXPR", help="Only rows for which this is true, like 'age > 40'.")
+    ] = None
+    columns: Annotated[
+        Many, _source("--columns", metavar="NAMES", help="Only these columns, separated by commas. May be repeated.")
     ] = None
     unit_size: Annotated[
         str | None,

@@ -14,6 +14,7 @@ def read(
     storing: StoringFlags | None = None,
     lenient: bool = False,
     tolerance: float | None = None,
+    steps: tuple[Any, ...] = (),
 ) -> Any:
     """The file table of SOURCE, read as the options say."""
     from brim.plans.file_checks import Oversize
@@ -34,6 +35,9 @@ def read(
         recipe_text=recipe_text(bids.recipe),
         lenient=lenient,
         tolerance=tolerance,
+        from_config=reading.from_config,
+        from_split=reading.from_split,
+        steps=steps,
         access=(storing or StoringFlags()).source,
         bids=BidsOptions(
             rows=bids.rows,  # type: ignore[arg-type]  # checked by BidsOptions

@@ -8,6 +8,7 @@ what a page says of itself: every number is compared with the bytes there are.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from brim.file_set import Ints
 
 _LEAST_PIECE_BYTES = 512  # on average: below it, decompressing is cheaper than as many pieces
+_WINDOW_BYTES = 4096
 _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_ID_BYTES, _ZSTD_SIZE_BYTES = (0, 1, 2, 4), (0, 2, 4, 8)
 
@@ -23,17 +25,20 @@ class Damaged(ValueError):
     """A page is not what its header says."""
 
 
+Fetch = Callable[[int, int], bytes]  # bytes of the file: from where, how many; fewer only at its end
+
+
 @dataclass(frozen=True, slots=True)
 class PageBody:
     """What a page holds, uncompressed: from `ends[n - 1]` to `ends[n]` it is the file from `starts[n]` on.
 
-    `data` is the part of the file that was read to find out, and begins at byte `at` of it.
+    `data` is the page as it lies in the file, if it was read; else `fetch` reads what is asked for.
     """
 
     data: bytes | memoryview
-    at: int
     ends: list[int]
     starts: list[int]
+    fetch: Fetch
 
     @property
     def size(self) -> int:
@@ -41,12 +46,14 @@ class PageBody:
 
     def read(self, start: int, size: int) -> bytes:
         """Some bytes of the page; fewer only at its end."""
-        if len(self.ends) == 1:
-            begin = self.starts[0] - self.at + start
-            return bytes(self.data[begin : begin + max(min(size, self.size - start), 0)])
+        size = max(min(size, self.size - start), 0)
+        if self.data and len(self.ends) == 1:
+            return bytes(self.data[start : start + size])
         out = bytearray()
-        for begin, length in self.pieces(start, min(start + size, self.size)):
-            out += self.data[begin - self.at : begin - self.at + length]
+        for begin, length in self.pieces(start, start + size):
+            out += self.fetch(begin, length)
+        if len(out) != size:
+            raise Damaged("a page is cut off")
         return bytes(out)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
@@ -65,52 +72,69 @@ class PageBody:
         return found
 
 
-def plain_body(data: bytes | memoryview, at: int, size: int) -> PageBody:
-    """The body of a page that is not compressed, of which perhaps only the beginning was read."""
-    return PageBody(data, at, [size], [at])
+def plain_body(data: bytes | memoryview, at: int, size: int, fetch: Fetch) -> PageBody:
+    """The body of a page that is not compressed and begins at byte `at`; `data` is all of it, or nothing."""
+    return PageBody(data, [size], [at], fetch)
 
 
-def snappy_body(data: bytes, at: int, size: int) -> PageBody | None:
+class _Cursor:
+    """Reads the few bytes between literals, which may be megabytes, through a small window."""
+
+    def __init__(self, fetch: Fetch, at: int, end: int) -> None:
+        self._fetch, self.at, self.end = fetch, at, end
+        self._window, self._from = b"", at
+
+    def take(self, size: int) -> int:
+        """The number that the next bytes are."""
+        begin = self.at - self._from
+        if begin < 0 or begin + size > len(self._window):
+            self._window, self._from, begin = self._fetch(self.at, min(_WINDOW_BYTES, self.end - self.at)), self.at, 0
+        if begin + size > len(self._window):
+            raise Damaged("a compressed page ends early")
+        self.at += size
+        return int.from_bytes(self._window[begin : begin + size], "little")
+
+    def varint(self) -> int:
+        value = shift = 0
+        while shift < 64:
+            byte = self.take(1)
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+        raise Damaged("a number in a page does not end")
+
+
+def snappy_body(fetch: Fetch, at: int, length: int, size: int) -> PageBody | None:
     """The pieces of a page that snappy compressed; None if they are many and small. Damaged if it is not one."""
-    said, position = _read_varint(data, 0)
-    if said != size:
+    cursor = _Cursor(fetch, at, at + length)
+    if cursor.varint() != size:
         raise Damaged("a compressed page has another size than its header says")
     ends: list[int] = []
     starts: list[int] = []
     out, most = 0, 64 + size // _LEAST_PIECE_BYTES
-    try:
-        while position < len(data):
-            tag = data[position]
-            position += 1
-            kind = tag & 3
-            if kind == 0:
-                length = (tag >> 2) + 1
-                if length > 60:
-                    width = length - 60
-                    length = int.from_bytes(data[position : position + width], "little") + 1
-                    position += width
-                out += length
-                ends.append(out)
-                starts.append(at + position)
-                position += length
+    while cursor.at < cursor.end:
+        tag = cursor.take(1)
+        kind, run = tag & 3, (tag >> 2) + 1
+        if kind == 0:
+            run = cursor.take(run - 60) + 1 if run > 60 else run
+            out += run
+            ends.append(out)
+            starts.append(cursor.at)
+            cursor.at += run
+        else:
+            if kind == 1:
+                run, back = ((tag >> 2) & 7) + 4, (tag >> 5 << 8) | cursor.take(1)
             else:
-                if kind == 1:
-                    length, back = ((tag >> 2) & 7) + 4, ((tag >> 5) << 8) | data[position]
-                    position += 1
-                else:
-                    width = 2 if kind == 2 else 4
-                    length, back = (tag >> 2) + 1, int.from_bytes(data[position : position + width], "little")
-                    position += width
-                if not 0 < back <= out:
-                    raise Damaged("a compressed page refers to what is not there")
-                out = _copy(ends, starts, out, back, length)
-            if len(ends) > most:
-                return None
-    except IndexError:
-        raise Damaged("a compressed page ends early") from None
-    if out != size or position != len(data):
+                back = cursor.take(2 if kind == 2 else 4)
+            if not 0 < back <= out:
+                raise Damaged("a compressed page refers to what is not there")
+            out = _copy(ends, starts, out, back, run)
+        if len(ends) > most:
+            return None
+    if out != size or cursor.at != cursor.end:
         raise Damaged("a compressed page has another size than its header says")
-    return PageBody(data, at, ends, starts)
+    return PageBody(b"", ends, starts, fetch)
 
 
 def _copy(ends: list[int], starts: list[int], out: int, back: int, length: int) -> int:
@@ -127,33 +151,32 @@ def _copy(ends: list[int], starts: list[int], out: int, back: int, length: int) 
     return out
 
 
-def zstd_body(data: bytes, at: int, size: int) -> PageBody | None:
+def zstd_body(fetch: Fetch, at: int, length: int, size: int) -> PageBody | None:
     """The raw blocks of a page that zstd did not manage to compress; None if it compressed one of them."""
-    if len(data) < 6 or int.from_bytes(data[:4], "little") != _ZSTD_MAGIC:
+    cursor = _Cursor(fetch, at, at + length)
+    if length < 9 or cursor.take(4) != _ZSTD_MAGIC:
         return None
-    head = data[4]
+    head = cursor.take(1)
     single = head >> 5 & 1
-    sizes = _ZSTD_SIZE_BYTES[head >> 6] or single
-    position = 5 + (not single) + _ZSTD_ID_BYTES[head & 3] + sizes
+    cursor.at += (not single) + _ZSTD_ID_BYTES[head & 3] + (_ZSTD_SIZE_BYTES[head >> 6] or single)
     ends: list[int] = []
     starts: list[int] = []
     out, last = 0, False
     while not last:
-        block = int.from_bytes(data[position : position + 3], "little")
-        length = block >> 3
-        position += 3
-        if position + length > len(data) or block >> 1 & 3:
+        if cursor.at + 3 > cursor.end:
             return None
-        last = bool(block & 1)
-        if length:
-            out += length
+        block = cursor.take(3)
+        run, last = block >> 3, bool(block & 1)
+        if block >> 1 & 3 or cursor.at + run > cursor.end:
+            return None
+        if run:
+            out += run
             ends.append(out)
-            starts.append(at + position)
-        position += length
-    rest = len(data) - position
-    if out != size or rest != (4 if head >> 2 & 1 else 0):  # a checksum may follow, another frame may not
+            starts.append(cursor.at)
+        cursor.at += run
+    if out != size or cursor.end - cursor.at != (4 if head >> 2 & 1 else 0):  # a checksum may follow, no other frame
         return None
-    return PageBody(data, at, ends, starts)
+    return PageBody(b"", ends, starts, fetch)
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:

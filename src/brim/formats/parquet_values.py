@@ -196,8 +196,8 @@ class ChunkReader:
         self._dictionary: _Dictionary | None = None
         self._out = _Collected()
 
-    def find(self, pages: list[PageSpan] | None = None) -> FoundValues:
-        """All values, or those of some pages."""
+    def find(self, pages: list[PageSpan] | None = None, first: int = 0) -> FoundValues:
+        """All values, or those of some pages; `first` is where the first of all data pages begins."""
         if pages is None:
             row, slots = -1, 0
             for at, header, body_at in self._walk(self._start, self._end):
@@ -205,8 +205,7 @@ class ChunkReader:
             if row + 1 != self._rows or slots != self._slots:
                 raise Damaged("a column has another number of rows than its row group")
             return self._out.finish()
-        first = min((page.offset for page in pages), default=self._end)
-        if self._start < first:
+        if self._start < first and pages:
             header, used = self._header(self._start, self._end)
             if header[1][1] == _DICTIONARY:
                 self._page(self._start, header, self._start + used, -1, 0)
@@ -248,7 +247,7 @@ class ChunkReader:
             body, spooled = self._body(body_at, size, plain_size, header, self._codec)
             if own[2][1] not in (PLAIN, PLAIN_DICTIONARY):
                 raise NotLocated("its dictionary")
-            begins, sizes = self._chase(body, spooled, 0, body.size, self._count(own[1][1]))
+            begins, sizes = self._chase(body, 0, body.size, self._count(own[1][1]))
             self._dictionary = _Dictionary(spooled, self._out.place(body, begins, sizes), sizes)
             return row, slots
         if kind not in (_DATA, _DATA_V2):
@@ -258,7 +257,7 @@ class ChunkReader:
         if kind == _DATA:
             encoding = own[2][1]
             body, spooled = self._body(body_at, size, plain_size, header, self._codec)
-            head = self._read(body, spooled, 0, min(body.size, 64 + 4 * count))
+            head = body.read(0, min(body.size, 64 + 4 * count))
             repetition, used = decode_levels(head, count, self._leaf.max_repetition)
             definition, more = decode_levels(memoryview(head)[used:], count, self._leaf.max_definition)
             position = used + more
@@ -297,29 +296,32 @@ class ChunkReader:
 
     def _body(self, at: int, size: int, plain_size: int, header: Struct, codec: int) -> tuple[PageBody, bool]:
         """The page's bytes, and whether they had to go to the spool."""
+        data = b""
+        if size <= _WHOLE_PAGE_BYTES:
+            data = self._file.read_at(at, size)
+            if len(data) != size:
+                raise Damaged("a page is cut off")
+            self._compare(data, header)
         if codec == 0:
             if size != plain_size:
                 raise Damaged("a page that is not compressed has two sizes")
-            data = self._file.read_at(at, min(size, _WHOLE_PAGE_BYTES)) if size <= _WHOLE_PAGE_BYTES else b""
-            self._compare(data, size, header)
-            return plain_body(data, at, size), False
-        data = self._file.read_at(at, size)
-        self._compare(data, size, header)
-        if len(data) != size:
-            raise Damaged("a page is cut off")
-        body = None
+            return plain_body(data, at, size, self._file.read_at), False
         if not size and not plain_size:
-            return plain_body(b"", at, 0), False
+            return plain_body(b"", at, 0, self._file.read_at), False
+        fetch = self._file.read_at if not data else lambda start, count: data[start - at : start - at + count]
+        body = None
         if codec == 1:
-            body = snappy_body(data, at, plain_size)
+            body = snappy_body(fetch, at, size, plain_size)
         elif codec == 6:
-            body = zstd_body(data, at, plain_size)
-        return (body, False) if body is not None else (self._spooled(data, plain_size, codec), True)
+            body = zstd_body(fetch, at, size, plain_size)
+        if body is not None:
+            return body, False
+        return self._spooled(data or self._file.read_at(at, size), plain_size, codec), True
 
     @staticmethod
-    def _compare(data: bytes, size: int, header: Struct) -> None:
-        """With the page's checksum, if it has one and all of it is here."""
-        if 4 in header and len(data) == size and zlib.crc32(data) != header[4][1] & 0xFFFFFFFF:
+    def _compare(data: bytes, header: Struct) -> None:
+        """With the page's checksum, if it has one. Of large pages, only lengths are read."""
+        if 4 in header and zlib.crc32(data) != header[4][1] & 0xFFFFFFFF:
             raise Damaged("a page does not have the checksum that it should")
 
     def _spooled(self, data: bytes, size: int, codec: int) -> PageBody:
@@ -342,32 +344,20 @@ class ChunkReader:
                     self._spool.append(block)
             if done != size:
                 raise Damaged("a compressed page has another size than its header says")
-        return plain_body(b"", start, size)
+        return plain_body(b"", start, size, self._spool.read_at)
 
-    def _read(self, body: PageBody, spooled: bool, start: int, size: int) -> bytes:
-        """Some bytes of a page, wherever it is."""
-        size = min(size, body.size - start)
-        if body.data or not size:
-            return body.read(start, size)
-        file: Any = self._spool if spooled else self._file
-        return bytes(file.read_at(body.starts[0] + start, size))
-
-    def _chase(self, body: PageBody, spooled: bool, position: int, end: int, count: int) -> tuple[Ints, Ints]:
+    def _chase(self, body: PageBody, position: int, end: int, count: int) -> tuple[Ints, Ints]:
         """From length to length: where values begin in a page, and how long they are."""
         begins, sizes = [0] * count, [0] * count
         whole: bytes | memoryview = b""
         if len(body.ends) == 1 and body.data:
-            offset = body.starts[0] - body.at
-            whole = memoryview(body.data)[offset : offset + end]
+            whole = memoryview(body.data)
         elif len(body.ends) == 1 and end - position <= _WHOLE_PAGE_BYTES:
-            whole = bytes(position) + self._read(body, spooled, position, end - position)
+            whole = bytes(position) + body.read(position, end - position)
         for number in range(count):
             if position + 4 > end:
                 raise Damaged("the lengths of a page do not add up to its size")
-            if whole:
-                (size,) = _LENGTH.unpack_from(whole, position)
-            else:
-                (size,) = _LENGTH.unpack(self._read(body, spooled, position, 4))
+            (size,) = _LENGTH.unpack_from(whole, position) if whole else _LENGTH.unpack(body.read(position, 4))
             position += 4
             begins[number], sizes[number] = position, size
             position += size
@@ -382,7 +372,7 @@ class ChunkReader:
             known = self._dictionary
             if known is None:
                 raise Damaged("a page refers to a dictionary that is not there")
-            data = self._read(body, spooled, position, body.size - position)
+            data = body.read(position, body.size - position)
             if not data and count:
                 raise Damaged("the numbers of a page end early")
             numbers = runs(data[1:], data[0], count) if count else np.zeros(0, np.int64)
@@ -390,16 +380,16 @@ class ChunkReader:
                 raise Damaged("a page refers to what its dictionary does not have")
             starts, sizes, spooled = known.starts[numbers], known.sizes[numbers], known.spooled
         elif encoding == PLAIN:
-            begins, sizes = self._chase(body, spooled, position, body.size, count)
+            begins, sizes = self._chase(body, position, body.size, count)
             starts = out.place(body, begins, sizes)
         elif encoding == DELTA_LENGTH:
-            sizes, used = self._delta(body, spooled, position, count)
+            sizes, used = self._delta(body, position, count)
             begins = position + used + np.cumsum(sizes) - sizes
             if count and (sizes.min() < 0 or begins[-1] + sizes[-1] > body.size):
                 raise Damaged("the lengths of a page do not add up to its size")
             starts = out.place(body, begins, sizes)
         elif encoding == DELTA_BYTES:
-            starts, sizes = self._rebuilt(body, spooled, position, count)
+            starts, sizes = self._rebuilt(body, position, count)
             spooled = True
         else:
             raise NotLocated("its encoding")
@@ -407,19 +397,19 @@ class ChunkReader:
         out.sizes.append(sizes)
         out.spooled.append(np.full(len(sizes), spooled))
 
-    def _delta(self, body: PageBody, spooled: bool, position: int, count: int) -> tuple[Ints, int]:
-        return delta_ints(self._read(body, spooled, position, 256 + 9 * count), count)
+    def _delta(self, body: PageBody, position: int, count: int) -> tuple[Ints, int]:
+        return delta_ints(body.read(position, 256 + 9 * count), count)
 
-    def _rebuilt(self, body: PageBody, spooled: bool, position: int, count: int) -> tuple[Ints, Ints]:
+    def _rebuilt(self, body: PageBody, position: int, count: int) -> tuple[Ints, Ints]:
         """Values that share their beginnings with the one before: they go to the spool, each whole."""
-        shared, used = self._delta(body, spooled, position, count)
-        sizes, more = self._delta(body, spooled, position + used, count)
+        shared, used = self._delta(body, position, count)
+        sizes, more = self._delta(body, position + used, count)
         at, last = position + used + more, b""
         starts, whole = np.zeros(count, np.int64), shared + sizes
         for number, (keep, size) in enumerate(zip(shared.tolist(), sizes.tolist(), strict=True)):
             if not 0 <= keep <= len(last) or size < 0 or at + size > body.size:
                 raise Damaged("the lengths of a page do not add up to its size")
-            last = last[:keep] + self._read(body, spooled, at, size)
+            last = last[:keep] + body.read(at, size)
             starts[number] = self._spool.append(last)
             at += size
         return starts, whole

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import pyarrow as pa
 
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder
+from brim.formats.scratch import scratch_folder
 from brim.rows.cut_tables import TableLayout, lay_out, of_arrow, row_units
 from brim.rows.cut_text import text_units
 from brim.rows.make_unit import unit_size
 from brim.rows.python_rows import tables_of
+from brim.rows.read_unit import read_unit
 from brim.rows.row_files import RowFiles, find
 from brim.rows.row_options import RowOptions, Skip, never
 from brim.rows.schemas import unify
@@ -27,6 +30,7 @@ from brim.rows.text_schema import settle
 from brim.rows.unit import Reading, RowSource, Unit
 from brim.sources.dataset_source import batches_of
 from brim.sources.read_table import as_table
+from brim.sources.where import where_mask
 from brim.state.durable import reason
 
 
@@ -148,6 +152,27 @@ def open_rows(source: Any, options: RowOptions | None = None) -> RowSource:
     often as wanted. A list of dicts, and a pandas, Polars or Arrow table, are iterables too.
     """
     options = options or RowOptions()
+    return _opened(source, options) if options.where is None else _chosen(source, options)
+
+
+def _chosen(source: Any, options: RowOptions) -> RowSource:
+    """Rows for which a condition is true. They are read here in order, so that batches are of chosen rows alone."""
+    text = str(options.where)
+    whole = _opened(source, replace(options, where=None, columns=None, limit=None))
+    where_mask(text, whole.schema.empty_table())  # what is wrong with it is said now
+
+    def tables() -> Iterator[pa.Table]:
+        with tempfile.TemporaryDirectory(prefix="brim-where-", dir=scratch_folder()) as folder:
+            for unit in whole.units(1, spool=Path(folder)):
+                for table in read_unit(whole.reading, unit):
+                    mask = where_mask(text, table)
+                    if mask.any():
+                        yield table if mask.all() else table.filter(pa.array(mask))
+
+    return _spooled(whole.name, tables, whole.schema, {**whole.facts, "options": options.facts}, None, options)
+
+
+def _opened(source: Any, options: RowOptions) -> RowSource:
     if isinstance(source, str | os.PathLike):
         return _open_files([os.fspath(source)], options)
     if isinstance(source, list | tuple) and all(isinstance(one, str | os.PathLike) for one in source):

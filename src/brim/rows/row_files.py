@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from brim.buckets.bucket_address import is_bucket_address
+from brim.buckets.bucket_address import is_bucket_address, is_web_address
 from brim.errors import InputError
 from brim.file_set import FileSet, FileSetBuilder, Stat
 from brim.rows.open_files import AnyFile, as_option, located
@@ -71,7 +71,7 @@ def find(sources: list[str], options: RowOptions) -> RowFiles:
     """The files that these paths, globs and folders lead to."""
     if not sources:
         raise InputError("The list of sources is empty.", hint="Give a file, a folder or a glob.")
-    remote = [is_bucket_address(source) for source in sources]
+    remote = [is_bucket_address(source) or is_web_address(source) for source in sources]
     if any(remote) and not all(remote):
         raise InputError("The sources are partly in a bucket and partly on this machine.", hint="Take one at a time.")
     if all(remote):

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from brim.buckets.bucket_address import BucketAddress, parse_bucket_address
+from brim.buckets.bucket_address import BucketAddress, is_web_address, parse_bucket_address, parse_web_address
 from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_object
-from brim.errors import InputError
+from brim.errors import InputError, SourceError
 from brim.file_set import Stat
 from brim.rows.row_names import COMPANIONS, WILD, arrow_files_of_cache, pick, split_name
 from brim.rows.row_options import RowOptions
+from brim.sources.dataset_files import find_files
 from brim.sources.folder_tree import IGNORED
 
 
@@ -47,7 +48,11 @@ def common_root(roots: list[BucketAddress]) -> BucketAddress:
 
 
 def resolve_objects(source: str, options: RowOptions) -> Resolved:
-    address = parse_bucket_address(source, options.access)
+    if is_web_address(source):
+        resolved = _on_the_web(source, options)
+        if resolved is not None:
+            return resolved
+    address = parse_web_address(source) if is_web_address(source) else parse_bucket_address(source, options.access)
     folder, _, name = address.prefix.rpartition("/")
     own = None if source.endswith("/") else stat_object(address)
     if own is not None and own.st_size:
@@ -65,6 +70,25 @@ def resolve_objects(source: str, options: RowOptions) -> Resolved:
     raise InputError(
         f"There is nothing at {source!r}.", hint="Give an object, a prefix (a folder) or a glob of objects."
     )
+
+
+def _on_the_web(source: str, options: RowOptions) -> Resolved | None:
+    """The Parquet files of a config and split, if it has any; other formats are found as in a bucket."""
+    if options.format not in (None, "parquet"):
+        return None
+    try:
+        found = find_files(source, options.config, options.split)
+    except SourceError:
+        return None
+    if found.format != ".parquet":
+        return None
+    splits = list(dict.fromkeys(file.split for file in found.files))
+    if options.split is None and len(splits) > 1:
+        raise InputError(f"{source!r} has several splits.", hint=f"Name one with --from-split: {', '.join(splits)}.")
+    first = found.files[0].remote
+    assert first is not None
+    stats = [(file.shown, ObjectStat(int(file.stat.st_size), file.remote.etag)) for file in found.files if file.remote]
+    return Resolved(first.address, stats)
 
 
 def _at(address: BucketAddress, prefix: str) -> BucketAddress:

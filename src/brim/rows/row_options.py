@@ -25,6 +25,7 @@ class RowOptions:
     limit: int | None = None  # the first rows only
     split: str | None = None  # of a folder saved by `datasets`
     config: str | None = None
+    where: str | None = None  # only rows for which this is true: see sources/where.py
     unit_bytes: int | None = None  # None: a 64th of the source, between `least_unit_bytes` and 128 MiB
     least_unit_bytes: int = 8 << 20
     name: str | None = None  # of an iterator, which has none of its own

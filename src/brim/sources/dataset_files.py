@@ -30,7 +30,7 @@ from brim.remote_file import WindowFile
 
 EXTENSIONS = (".parquet", ".tar")
 _WILD = re.compile(r"[*?\[]")
-_SHARD = re.compile(r"(?:^|.*/)(?P<split>[A-Za-z0-9_.]+?)-\d{5,}(?:-of-\d{5,})?\.(?:parquet|tar)$")
+_SHARD = re.compile(r"(?:^|.*/)(?P<split>[A-Za-z0-9_.]+?)-\d{5,}-of-\d{5,}\.(?:parquet|tar)$")
 _KEYWORDS = (
     ("train", ("train", "training")),
     ("validation", ("validation", "valid", "dev", "val")),

@@ -533,7 +533,10 @@ class _Finder:
         try:
             reader = ChunkReader(self._opened, meta, leaf, total, self._spool)
             pages = None if rows is None else self._shard.pages(self._opened, group, leaf.number)
-            found = reader.find(None if pages is None or rows is None else _with_rows(pages, rows))
+            if pages is None or rows is None:
+                found = reader.find()
+            else:
+                found = reader.find(_with_rows(pages, rows), min((page.offset for page in pages), default=0))
         except NotLocated as error:
             self._origin.notes.append(f"{self._shard.file.shown}: {error} needs decoding, by way of the disk")
             return self._decoded(group, leaf)

@@ -1,0 +1,112 @@
+"""Rows of a `datasets.Dataset` in another order, written out at flat memory.
+
+The names, arguments, rows and order are those of `datasets`, which decides the order itself; what it keeps as a list of
+numbers over the old rows is written here as new rows, a few megabytes at a time, and mapped from disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from brim.errors import InputError, SinkFailed
+from brim.jobs.caches import cache_home, open_cache, open_dataset
+from brim.rows.open_rows import dataset_tables
+from brim.state.durable import reason
+from brim.steps.row_features import import_datasets
+
+_ROWS = "rows.arrow"
+CacheDir = str | os.PathLike[str] | None
+
+
+def flatten_indices(dataset: Any, *, cache_dir: CacheDir = None) -> Any:
+    """The rows of a Dataset or DatasetDict in their order, as rows of their own, mapped from `cache_dir`."""
+    datasets = import_datasets("brim.flatten_indices")
+    if isinstance(dataset, datasets.DatasetDict):
+        return datasets.DatasetDict({name: flatten_indices(one, cache_dir=cache_dir) for name, one in dataset.items()})
+    if not isinstance(dataset, datasets.Dataset):
+        raise InputError(f"This is a {type(dataset).__name__}, not a datasets.Dataset.")
+    folder = open_cache(cache_home(cache_dir), f"rows-{dataset._fingerprint}", {"what": "rows", "source": "a dataset"})
+    path = folder / _ROWS
+    if not path.exists():
+        _write(dataset, path)
+    schema = dataset.features.arrow_schema
+    made = open_dataset([path], schema, dataset._fingerprint, info=dataset.info, split=dataset.split)
+    form = dataset.format
+    return made.with_format(form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"])
+
+
+def _write(dataset: Any, path: Path) -> None:
+    """All rows to a file that appears whole or not at all."""
+    schema = dataset.features.arrow_schema
+    waiting = path.with_name(f"{_ROWS}.{os.getpid()}.part")
+    try:
+        with open(waiting, "wb") as file:
+            with pa.ipc.new_stream(file, schema) as writer:
+                for table in dataset_tables(dataset):
+                    writer.write_table(table.cast(schema))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(waiting, path)
+    except OSError as error:
+        raise SinkFailed(
+            f"The cache folder {str(path.parent)!r} cannot take the rows: {reason(error)}.",
+            hint="Make room, or choose another one with cache_dir=.",
+        ) from error
+    finally:
+        waiting.unlink(missing_ok=True)
+
+
+def shuffle(dataset: Any, seed: int | None = None, generator: Any = None, *, cache_dir: CacheDir = None) -> Any:
+    """`Dataset.shuffle`, with the rows written out in their new order."""
+    return flatten_indices(dataset.shuffle(seed=seed, generator=generator, keep_in_memory=True), cache_dir=cache_dir)
+
+
+def sort(
+    dataset: Any,
+    column_names: str | Sequence[str],
+    reverse: bool | Sequence[bool] = False,
+    null_placement: str = "at_end",
+    *,
+    cache_dir: CacheDir = None,
+) -> Any:
+    """`Dataset.sort`, with the rows written out in their new order. Only the columns to sort by are held."""
+    ordered = dataset.sort(column_names, reverse=reverse, null_placement=null_placement, keep_in_memory=True)
+    return flatten_indices(ordered, cache_dir=cache_dir)
+
+
+def concatenate_datasets(
+    dsets: Iterable[Any], info: Any = None, split: Any = None, axis: int = 0, *, cache_dir: CacheDir = None
+) -> Any:
+    """`datasets.concatenate_datasets`, with the rows written out below (or beside) each other."""
+    datasets = import_datasets("brim.concatenate_datasets")
+    joined = datasets.concatenate_datasets(list(dsets), info=info, split=split, axis=axis)
+    return flatten_indices(joined, cache_dir=cache_dir)
+
+
+def train_test_split(
+    dataset: Any,
+    test_size: float | int | None = None,
+    train_size: float | int | None = None,
+    shuffle: bool = True,
+    stratify_by_column: str | None = None,
+    seed: int | None = None,
+    generator: Any = None,
+    *,
+    cache_dir: CacheDir = None,
+) -> Any:
+    """`Dataset.train_test_split`, with the rows of both sides written out."""
+    parts = dataset.train_test_split(
+        test_size=test_size,
+        train_size=train_size,
+        shuffle=shuffle,
+        stratify_by_column=stratify_by_column,
+        seed=seed,
+        generator=generator,
+        keep_in_memory=True,
+    )
+    return flatten_indices(parts, cache_dir=cache_dir)

@@ -1,0 +1,273 @@
+"""Rows of a dataset that is there already: chosen by small columns, built, unpacked, from here and from far away."""
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import brim as library
+from brim.errors import DamageFound, InputError
+from brim.sources.selection import keyed
+from tests.forked import brim
+from tests.hub import TestHub
+from tests.publishing import DEST, Machine
+
+KEYED = [
+    7829738945804519827,
+    7262244526134052342,
+    5433552763931472952,
+    17698183260061588086,
+    6170008901454732507,
+]  # of the first rows, for ever
+FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def people(rows: int = 90, size: int = 4000) -> pa.Table:
+    """Three rows a subject, each with a scan that does not compress."""
+    rng = random.Random(rows)
+    return pa.table(
+        {
+            "subject": [f"s{n // 3:02d}" for n in range(rows)],
+            "age": pa.array([None if n % 10 == 9 else 20 + n for n in range(rows)]),
+            "sex": [("F", "M", None)[n % 3] for n in range(rows)],
+            "scan": pa.array([{"bytes": rng.randbytes(size), "path": f"s{n}/scan.png"} for n in range(rows)], FILE),
+        }
+    )
+
+
+def shards(folder: Path, table: pa.Table, count: int = 3, split: str = "train", **options: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    step = -(-len(table) // count)
+    for number in range(count):
+        name = f"{split}-{number:05d}-of-{count:05d}.parquet"
+        pq.write_table(table.slice(number * step, step), folder / name, **options)
+    return folder
+
+
+def read(folder: Path, split: str = "train") -> pa.Table:
+    files = sorted((folder / "data").glob(f"{split}-*.parquet"))
+    return pa.concat_tables([pq.read_table(file) for file in files]).replace_schema_metadata(None)
+
+
+def test_where_is_pyarrows_filter(tmp_path: Path) -> None:
+    """The rows, values and schema of a filter are those that pyarrow gives, and verify proves them."""
+    table = people()
+    source = shards(tmp_path / "in", table)
+    done = brim("select", source, tmp_path / "out", "--where", 'age > 40 and sex == "F"', "--shard-size", "40KB")
+    assert "of 90 rows" in done.stdout
+    import pyarrow.compute as pc
+
+    expected = table.filter((pc.field("age") > 40) & (pc.field("sex") == "F"))
+    assert read(tmp_path / "out").equals(expected)
+    brim("verify", tmp_path / "out")
+    brim("verify", tmp_path / "out", source)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'from in; where age > 40 and sex == "F"; chosen' in card
+    assert str(tmp_path) not in card
+    ledger = (tmp_path / "out" / ".brim" / "ledger.jsonl").read_text()
+    assert json.dumps('age > 40 and sex == "F"')[1:-1] in ledger
+
+
+def test_a_shuffle_is_the_same_for_ever(tmp_path: Path) -> None:
+    """The order depends on the seed and the rows' numbers alone."""
+    source = shards(tmp_path / "in", people(30))
+    first = library.dataset(source).shuffle(7).small(["age"]).column("age").to_pylist()
+    assert library.dataset(source).shuffle(7).where("age is not None").small(["age"]).column("age").to_pylist() == [
+        age for age in first if age is not None
+    ]
+    assert keyed(np.arange(5), 7, "shuffle").tolist() == KEYED
+    assert library.dataset(source).shuffle(8).small(["age"]).column("age").to_pylist() != first
+
+
+def test_a_split_leaks_no_subject(tmp_path: Path) -> None:
+    """With --group-by, no subject is on both sides; every row is on one."""
+    source = shards(tmp_path / "in", people())
+    brim("select", source, tmp_path / "out", "--split-into", "train=0.8,test=0.2", "--group-by", "subject")
+    train, test = (read(tmp_path / "out", split) for split in ("train", "test"))
+    assert not set(train["subject"].to_pylist()) & set(test["subject"].to_pylist())
+    assert len(train) + len(test) == 90
+    assert 9 <= len(test) <= 27
+    names = [*train["scan"].to_pylist(), *test["scan"].to_pylist()]
+    assert sorted(one["path"] for one in names) == sorted(one["path"] for one in people()["scan"].to_pylist())
+
+
+def test_join_sort_unique(tmp_path: Path) -> None:
+    """Two datasets as one, in another order, each content once."""
+    table = people(30)
+    one, two = shards(tmp_path / "one", table.slice(0, 20), 1), shards(tmp_path / "two", table.slice(10, 20), 2)
+    out = tmp_path / "out"
+    brim("select", one, out, "--also", two, "--unique", "content", "--sort-by", "-subject,sex", "--num-shards", "1")
+    expected = table.sort_by([("subject", "descending"), ("sex", "ascending")])
+    assert read(out).column("scan").to_pylist() == expected.column("scan").to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--where", "agee > 4"], "Did you mean age"),
+        (["--where", "age >"], "is not an expression"),
+        (["--columns", "nothing"], "no column 'nothing'"),
+        (["--split-into", "train=0.9"], "add up to 1"),
+        (["--group-by", "subject"], "goes with --split-into"),
+        (["--shuffle", "1", "--sort-by", "age"], "Choose one of"),
+        (["--sample", "many"], "number of rows or a percentage"),
+        (["--from-split", "test"], "no split 'test'"),
+    ],
+)
+def test_what_is_wrong_is_said_before(tmp_path: Path, options: list[str], words: str) -> None:
+    """Mistakes are errors of the command, and nothing is built."""
+    source = shards(tmp_path / "in", people(9), 1)
+    done = brim("select", source, tmp_path / "out", *options, check=2)
+    assert words in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_source_is_never_the_destination(tmp_path: Path) -> None:
+    """Also by another spelling of its path; and a forgotten DEST is an error."""
+    brim("select", shards(tmp_path / "in", people(9), 1), tmp_path / "out")
+    before = sorted((tmp_path / "out" / "data").iterdir())
+    assert "is the source itself" in brim("select", tmp_path / "out", tmp_path / "in/../out", check=2).stderr
+    brim("select", tmp_path / "out", check=2)
+    assert sorted((tmp_path / "out" / "data").iterdir()) == before
+
+
+def test_unpack_of_one_subject(tmp_path: Path) -> None:
+    """The files of the chosen rows and no others; paths that leave the folder or come twice are refused."""
+    table = people(9)
+    source = shards(tmp_path / "in", table, 1)
+    brim("unpack", source, tmp_path / "files", "--where", 'subject == "s01"', "--columns", "scan")
+    found = {str(path.relative_to(tmp_path / "files")) for path in (tmp_path / "files").rglob("*") if path.is_file()}
+    assert found == {"s3/scan.png", "s4/scan.png", "s5/scan.png"}
+    assert (tmp_path / "files/s4/scan.png").read_bytes() == table["scan"][4].as_py()["bytes"]
+    for path, error in (("../out.png", DamageFound), ("/etc/x", DamageFound), ("a.png", InputError)):
+        bad = pa.table(
+            {"n": [1, 2], "f": pa.array([{"bytes": b"1", "path": path}, {"bytes": b"2", "path": "a.png"}], FILE)}
+        )
+        pq.write_table(bad, tmp_path / "bad.parquet")
+        with pytest.raises(error):
+            library.unpack(tmp_path / "bad.parquet", tmp_path / "bad", where="n > 0")
+        assert not list((tmp_path / "bad").iterdir())
+
+
+def test_webdataset(tmp_path: Path) -> None:
+    """Tars that brim or the webdataset library wrote are a source like any other."""
+    import webdataset
+
+    table = people(12)
+    source = shards(tmp_path / "in", table, 1)
+    brim("select", source, tmp_path / "tars", "--format", "webdataset", "--rows-per-shard", "5")
+    brim("select", tmp_path / "tars", tmp_path / "back", "--where", "age > 24")
+    assert read(tmp_path / "back")["scan"].to_pylist() == [
+        row["scan"] for row in table.to_pylist() if row["age"] is not None and row["age"] > 24
+    ]
+    with webdataset.TarWriter(str(tmp_path / "a-00000.tar")) as writer:
+        for row in table.to_pylist():
+            writer.write({"__key__": row["scan"]["path"].partition("/")[0], "png": row["scan"]["bytes"], "cls": 3})
+    found = library.dataset(tmp_path / "a-00000.tar")
+    assert found.column_names == ["__key__", "cls", "png"]
+    library.select(tmp_path / "a-00000.tar", tmp_path / "other", where="cls == 3")
+    files = [row["png"]["bytes"] for row in read(tmp_path / "other").to_pylist()]
+    assert files == [row["scan"]["bytes"] for row in table.to_pylist()]
+
+
+def test_changed_meanwhile(tmp_path: Path) -> None:
+    """A shard that was written to after the plan is an error, and nothing is published."""
+    source = shards(tmp_path / "in", people(9), 1)
+    plan = library.plan(library.dataset(source).where("age > 20"), tmp_path / "out")
+    os.utime(next(source.iterdir()), ns=(1, 1))
+    with pytest.raises(InputError, match="was written to since"):
+        plan.run()
+    assert not list((tmp_path / "out").glob("data/train*"))
+
+
+def test_map_of_chosen_rows(tmp_path: Path) -> None:
+    """map takes --where and --columns: batches are of the chosen rows."""
+    source = shards(tmp_path / "in", people(30).drop_columns(["scan"]), 2)
+    (tmp_path / "double.py").write_text("def double(row):\n    return {'twice': row['age'] * 2}\n")
+    brim(
+        "map", source, tmp_path / "out", "--fn", f"{tmp_path}/double.py:double",
+        "--where", "age > 30", "--columns", "age,subject", cwd=tmp_path,
+    )  # fmt: skip
+    ages = [age for age in people(30)["age"].to_pylist() if age is not None and age > 30]
+    assert read(tmp_path / "out")["twice"].to_pylist() == [2 * age for age in ages]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[TestHub]:
+    with TestHub(tmp_path / "hub", regular_bytes=1000) as running:
+        yield running
+
+
+def test_from_the_hub(hub: TestHub, tmp_path: Path) -> None:
+    """One subject costs its own bytes and few requests; the token goes to the Hub alone."""
+    table = people(300, 30_000)
+    source = shards(
+        tmp_path / "in", table, 2, write_page_index=True, use_dictionary=["subject", "sex"], compression="none"
+    )
+    machine = Machine(hub, tmp_path)
+    brim("select", source, DEST, "--shard-size", "5MB", env=machine.environment)
+    hub.log.clear()
+    out = tmp_path / "files"
+    brim("unpack", DEST, out, "--where", 'subject == "s40"', "--columns", "scan", env=machine.environment)
+    found = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert found == {one["path"]: one["bytes"] for one in table["scan"].to_pylist()[120:123]}
+    ranged = [line for line in hub.log if "/resolve/" not in line and "/api/" not in line]
+    assert len(ranged) <= 6 * 3, hub.log  # of three shards: two ends, small columns, and pages of one
+    brim("select", DEST, tmp_path / "out", "--where", "age > 300", env=machine.environment)
+    expected = [row for row in table.to_pylist() if row["age"] is not None and row["age"] > 300]
+    assert read(tmp_path / "out").to_pylist() == expected
+    assert f"{DEST}@" in (tmp_path / "out" / "README.md").read_text()
+    nobody = Machine(hub, tmp_path / "nobody", token=None)
+    refused = brim("select", DEST, tmp_path / "no", "--where", "age > 300", env=nobody.environment, check=2)
+    assert "hf auth login" in refused.stderr
+
+
+def test_tokens_from_the_hub(hub: TestHub, tmp_path: Path) -> None:
+    """A map reads its rows from the Hub without a copy of them."""
+    source = shards(tmp_path / "in", people(30).drop_columns(["scan"]), 2)
+    machine = Machine(hub, tmp_path)
+    brim("select", source, DEST, env=machine.environment)
+    (tmp_path / "double.py").write_text("def double(row):\n    return {'twice': (row['age'] or 0) * 2}\n")
+    function = f"{tmp_path}/double.py:double"
+    brim("map", DEST, tmp_path / "out", "--fn", function, env=machine.environment, cwd=tmp_path)
+    assert read(tmp_path / "out")["twice"].to_pylist() == [2 * (age or 0) for age in people(30)["age"].to_pylist()]
+
+
+def test_rows_of_datasets(tmp_path: Path) -> None:
+    """brim.shuffle and the others give the rows, the order and the features of the originals, mapped from disk."""
+    import datasets
+
+    table = people(40)
+    features = datasets.Features(
+        {
+            "subject": datasets.Value("string"),
+            "age": datasets.Value("int64"),
+            "sex": datasets.Value("string"),
+            "scan": datasets.Image(decode=False),
+        }
+    )
+    one = datasets.Dataset(table.cast(features.arrow_schema)).cast(features)
+    cache = tmp_path / "cache"
+
+    def same(mine: Any, theirs: Any) -> None:
+        assert mine.features == theirs.features
+        assert mine._indices is None
+        assert mine.cache_files
+        assert mine.to_list() == theirs.to_list()
+
+    same(library.shuffle(one, seed=3, cache_dir=cache), one.shuffle(seed=3))
+    same(library.sort(one, "age", reverse=True, cache_dir=cache), one.sort("age", reverse=True))
+    other = one.select(range(5, 9))
+    same(library.concatenate_datasets([one, other], cache_dir=cache), datasets.concatenate_datasets([one, other]))
+    same(library.flatten_indices(other, cache_dir=cache), other)
+    mine = library.train_test_split(one, test_size=0.25, seed=1, cache_dir=cache)
+    theirs = one.train_test_split(test_size=0.25, seed=1)
+    for split in ("train", "test"):
+        same(mine[split], theirs[split])
