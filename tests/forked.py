@@ -88,14 +88,9 @@ class _Zygote:
 
 def main() -> None:
     """Fork a command for each request, one at a time."""
-    import brim.cli
+    from brim.no_pandas import do_without_pandas
 
-    sys.meta_path.insert(0, brim.cli._NoPandas())
-    import brim.api.build_api
-    import brim.jobs.unpack
-    import brim.jobs.verify
-    import brim.report.bars
-    import brim.report.recording
+    do_without_pandas()
 
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         while True:

@@ -140,7 +140,7 @@ def test_broken_tables(tmp_path: Path, name: str, content: bytes, says: str) -> 
         (["--split-by", "nope"], "does not have"),
         (["--split", "a b"], "not the name of a split"),
         (["--label-from", "parent"], "folders of files"),
-        (["--label-from", "aunt"], "'parent'"),
+        (["--label-from", "aunt"], "takes parent"),
         (["--format", "zip"], "--format takes"),
         (["--oversize", "maybe"], "--oversize takes"),
         (["--memory", "much"], "500MB"),

@@ -312,6 +312,7 @@ def test_refused_in_words(work: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     (work / "cut.jsonl.gz").write_bytes(gzip.compress((work / "corpus.jsonl").read_bytes())[:-9])
     (work / "surrogate.jsonl").write_bytes(b'{"text": "good"}\n{"text": "bad \\ud83d"}\n')
     monkeypatch.chdir(work)
+    monkeypatch.setattr("brim.wording._in_terminal", True)
     for source, options, message in REFUSED:
         words = ["--tokenizer", "tokenizer.json", "--memory", str(LIMIT), *options]
         with pytest.raises(BrimError) as caught:  # a command would take half a second each
