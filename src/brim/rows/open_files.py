@@ -125,7 +125,10 @@ class _Local:
         self._number = self._file.fileno()
 
     def read_at(self, offset: int, size: int) -> bytes:
-        return pread_all(self._number, size, offset)
+        try:
+            return pread_all(self._number, size, offset)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._file.name) from error
 
     def passed(self, offset: int) -> None:
         return None

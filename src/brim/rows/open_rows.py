@@ -221,7 +221,8 @@ def _open_files(sources: list[str], options: RowOptions) -> RowSource:
         try:
             schema = settle(found, options)
         except OSError as error:
-            raise InputError(f"{name!r} cannot be read: {reason(error)}.") from error
+            shown = os.path.basename(error.filename or "") or name
+            raise InputError(f"{shown!r} cannot be read: {reason(error)}.", path=shown) from error
         rows = _open_text(name, found, schema, facts, reading, options)
     rows.files = found.files
     return rows

@@ -42,11 +42,15 @@ def _work(connection: Connection) -> None:
     # Imported here: dying with the parent comes first.
     from brim.memory.meter import process_bytes
     from brim.schedule.messages import Failed, Ready
+    from brim.state.durable import failures
 
     try:
-        with open(sys.argv[2], "rb") as file:
-            setup = pickle.load(file)
-        worker = Worker(setup, connection)
+        job = Path(sys.argv[2]).parent
+        with failures(job):
+            data = Path(sys.argv[2]).read_bytes()
+        setup = pickle.loads(data)
+        with failures(job):
+            worker = Worker(setup, connection)
         worker.open()
     except BaseException as error:  # noqa: BLE001  whatever it is, the parent has to know
         connection.send(Failed("memory") if _is_memory(error) else Failed("error", _travelling(error)))
@@ -306,9 +310,15 @@ def _travelling(error: BaseException) -> Exception:
     import traceback
 
     from brim.errors import BrimError, InputError
+    from brim.state.durable import refuse_more_files
 
     if isinstance(error, BrimError):
         return error
+    try:
+        if isinstance(error, OSError):
+            refuse_more_files(error)
+    except InputError as known:
+        return known
     text = "".join(traceback.format_exception(error))
     return InputError(f"A worker failed: {type(error).__name__}: {error}".rstrip(), traceback=text)
 
