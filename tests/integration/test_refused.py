@@ -58,6 +58,18 @@ def test_what_is_refused_leaves_nothing(home: Path, words: str, code: int) -> No
     assert {name for name in everything(home) if "__pycache__" not in name} == before_names
 
 
+@pytest.mark.parametrize("words", ["build files DEST", "map rows.jsonl DEST --fn same.py:same"])
+def test_a_stranger_with_the_name_of_a_shard_stays(home: Path, words: str) -> None:
+    """A file that brim did not write is not replaced, also where it is called as the first shard will be."""
+    theirs = home / "DEST" / "data" / "train-00000-of-00001.parquet"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"not brim's")
+    done = brim_command(home, *words.split())
+    assert done.returncode == 2, done.stderr
+    assert "did not write" in done.stderr
+    assert theirs.read_bytes() == b"not brim's"
+
+
 @pytest.mark.parametrize(
     "words", ["build files DEST", "map rows.jsonl DEST --fn same.py:same", "build files files", "map rows.jsonl files"]
 )

@@ -93,6 +93,8 @@ class Job:
             open_books(spec.layout, spec.how, progress, share) as books,
         ):
             if isinstance(spec.source, PlanContent):
+                if share is _ALONE:  # parts write shards before the destination's own ledger knows of a job
+                    spec.layout.refuse_strangers(books.ledger, spec.how.fresh)
                 return Computed(self._bring(spec.source, books, share, executor))
             return _Computing(self, spec.source, place, books).run()
 
