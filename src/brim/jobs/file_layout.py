@@ -112,7 +112,7 @@ class FileLayout:
         return None
 
     def clear(self) -> None:
-        for left in (self.units, self._hidden / "work"):
+        for left in (self.units, self._hidden / "work", self.state / "made"):  # the last is of version 0.1.0, killed
             shutil.rmtree(left, ignore_errors=True)
         if self.state != self._hidden:
             with suppress(OSError):

@@ -28,6 +28,7 @@ from brim.schedule.scheduler import Executor
 from brim.schedule.unit_work import Outcome
 from brim.schedule.workplace import Workplace, carrying_bytes, opened, workplace
 from brim.state.ledger import Receipt
+from brim.stores.hub_options import HubAddress
 from brim.stores.hub_store import HubStore
 from brim.stores.store import SendingRoom
 
@@ -114,6 +115,9 @@ class Job:
         workers, free_bytes = self._room()
         fresh = how.fresh if fresh is None else fresh
         check_hub_limits(content, spec.layout.destination)
+        # What brim did not write stays in a folder or bucket; a repository keeps it, and a file was asked for by name.
+        replaced = isinstance(spec.layout.place, HubAddress) and (how.hub.replace or fresh)
+        replaced = replaced or (spec.layout.apart and fresh)
         room = SendingRoom(free_bytes, workers, self.limit.asked_for)
         with open_store(spec.layout, how, content, room, books, share) as at:
             options = RunOptions(
@@ -121,7 +125,7 @@ class Job:
                 self.limit.bytes,
                 fresh=fresh,
                 update=how.update,
-                replace=at.store.staged and (how.hub.replace or fresh),
+                replace=replaced,
                 split=how.hub.split if at.store.staged else None,
                 config=how.hub.config,
                 card=at.card,
