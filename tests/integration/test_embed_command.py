@@ -146,12 +146,15 @@ def test_texts_and_images_to_the_hub(work: Path) -> None:
 
 @pytest.mark.parametrize("name", ["emb.npy", "emb.npy.rows.parquet"])
 def test_another_file_of_that_name_is_not_replaced(work: Path, name: str) -> None:
-    """Neither that of the vectors nor that of the kept columns; a refused job leaves nothing beside it."""
+    """Neither that of the vectors nor that of the kept columns, unless it shall be; a refused job leaves nothing."""
     (work / name).write_bytes(b"mine")
     before = sorted(work.iterdir())
     assert f"{name} exists, and brim did not write it" in run_brim(*words("emb.npy"), cwd=work, check=2).stderr
     assert (work / name).read_bytes() == b"mine"
     assert sorted(work.iterdir()) == before
+    run_brim(*words("emb.npy", "--fresh"), cwd=work)
+    assert np.array_equal(np.load(work / "emb.npy"), expected())
+    assert not (work / "emb.npy.rows.parquet").exists()
 
 
 def test_a_source_is_not_replaced(work: Path) -> None:

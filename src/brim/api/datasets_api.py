@@ -13,9 +13,8 @@ from typing import Any
 from brim.buckets.bucket_address import Access
 from brim.errors import InputError, named
 from brim.jobs.build_job import Build, BuildOptions
-from brim.jobs.caches import Kept, cache_home, open_dataset
+from brim.jobs.caches import CacheLayout, Kept, cache_home, open_dataset
 from brim.jobs.job import Built, Job
-from brim.jobs.layout import CacheLayout
 from brim.jobs.spec import How, computed_facts, computed_spec
 from brim.jobs.units import without_function
 from brim.memory.meter import process_bytes

@@ -7,15 +7,16 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from brim.errors import DamageFound, DestinationError, InputError
+from brim.jobs.layout import WriteBadRows
 from brim.outputs.output import MadeShard
 from brim.outputs.rows_file import read_schema
 from brim.schedule.unit_work import clear_scratch, has_scratch
@@ -23,6 +24,8 @@ from brim.state.durable import reason, rename, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked
 from brim.steps.row_features import as_schema, features_of, import_datasets
+from brim.stores.destination import UNITS, Destination, Footprints
+from brim.stores.store import PutWatcher
 
 _ABOUT = "about.json"
 
@@ -131,6 +134,74 @@ def _about(folder: Path) -> dict[str, Any]:
         return about if isinstance(about, dict) else {}
     except (OSError, ValueError):
         return {}
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """A folder of `home`, found again by its name: unit files are the result, and stay.
+
+    `adopt`: an unfinished job whose name begins alike becomes this one. `about` is told to `brim clean`.
+    """
+
+    home: Path
+    name: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+    adopt: bool = False
+    apart = False
+
+    @property
+    def destination(self) -> Path:
+        return self.home
+
+    @property
+    def place(self) -> Path:
+        return self.units
+
+    @property
+    def state(self) -> Path:
+        return self.home / self.name
+
+    @property
+    def books(self) -> Path:
+        return self.units
+
+    @property
+    def units(self) -> Path:
+        return self.state / UNITS
+
+    @property
+    def failing(self) -> Path:
+        return self.state
+
+    @property
+    def taken(self) -> list[Destination]:
+        return [self.state]
+
+    def footprints(self) -> Footprints:
+        return Footprints(None, self.state)
+
+    def make(self) -> None:
+        sweep_caches(self.home)
+        open_cache(self.home, self.name, dict(self.about), adopt=self.adopt)
+
+    def work(self, fingerprint: str, fresh: bool) -> Path:
+        return self.units / "made"
+
+    def store(self) -> None:
+        """Nothing is put anywhere: it is computed in its place."""
+
+    def holds(self, ledger: Ledger) -> bool:
+        sizes = {path.name: path.stat().st_size for path in self.units.iterdir()}
+        return all(sizes.get(receipt.name) == receipt.size for receipt in ledger.receipts.values())
+
+    def refuse_strangers(self, ledger: Ledger, fresh: bool) -> None:
+        """Nobody else writes there."""
+
+    def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: PutWatcher) -> None:
+        """They stay with their units."""
+
+    def clear(self) -> None:
+        shutil.rmtree(self.units / "made", ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)

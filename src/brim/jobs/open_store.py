@@ -13,7 +13,7 @@ from brim.errors import DestinationError, Stopped
 from brim.formats.card import CardFacts
 from brim.jobs.bring import Share, refuse_another
 from brim.jobs.content import Content
-from brim.jobs.layout import FileLayout, Layout
+from brim.jobs.layout import Layout
 from brim.jobs.spec import How
 from brim.progress import Progress, told_if_slow
 from brim.state.durable import failures
@@ -119,8 +119,9 @@ def open_store(
 
 def _store(layout: Layout, how: How, room: SendingRoom, books: Books, mine: frozenset[str] | None) -> OpenStore:
     """The one place where a destination becomes a store. With `mine`, others put their shards there too."""
-    if isinstance(layout, FileLayout):
-        return OpenStore(layout.store())
+    own = layout.store()
+    if own is not None:
+        return OpenStore(own)
     to, check = layout.destination, books.stop.check
     if isinstance(to, Path):
         return OpenStore(FolderStore(to, mine))

@@ -17,10 +17,9 @@ from brim.buckets.bucket_address import Access, BucketAddress
 from brim.choices import at_least, one_of
 from brim.errors import InputError
 from brim.jobs.content import Content, PlanContent
-from brim.jobs.layout import Layout, dataset_layout, file_layout
+from brim.jobs.layout import Layout, dataset_layout
 from brim.memory.limit import Limit, effective_limit, usable_cores
 from brim.outputs.output import Output
-from brim.outputs.vector_output import VectorOutput
 from brim.plans.describe_plan import BuildForecast
 from brim.plans.fingerprint import digest_json
 from brim.rows.unit import RowSource
@@ -123,6 +122,9 @@ def dataset_spec(
 
 def vector_file_spec(source: RowSource, step: Step, destination: str | os.PathLike[str], how: How) -> Spec:
     """Rows through a model to one file of vectors."""
+    from brim.jobs.file_layout import file_layout  # other jobs have no use for them, and would hold them
+    from brim.outputs.vector_output import VectorOutput
+
     layout = file_layout(destination, how.state, how.access)
     return computed_spec("embed", source, step, VectorOutput(layout.name, step.batch_rows or 1000), layout, how)
 

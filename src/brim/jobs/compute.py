@@ -1,0 +1,165 @@
+"""Rows through a step: units are made, put together, and brought where they belong. A part of the job (job.py)."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from pathlib import Path
+
+from brim.errors import DamageFound
+from brim.jobs.caches import CacheLayout, Kept, keep_in_place, read_kept
+from brim.jobs.content import ComputedContent, rows_of
+from brim.jobs.job import ALONE, Built, Computed, Job, built_of
+from brim.jobs.open_store import Books, published, reachable
+from brim.jobs.units import Wanted, agree_with_published, open_units
+from brim.jobs.verify import verify
+from brim.memory.meter import process_bytes
+from brim.outputs.output import CachedRows, Finished, Units, write_bad_rows
+from brim.progress import Progress
+from brim.rows.unit import RowSource
+from brim.schedule.scheduler import Executor
+from brim.schedule.unit_work import ComputeOptions, Outcome
+from brim.schedule.workplace import Workplace
+from brim.state.ledger import Ledger
+from brim.state.stop import Stop
+from brim.stores.hub_options import HubAddress
+from brim.stores.store import Carrier
+
+_LOOK_S = 0.1
+
+
+class Computing:
+    """A run of a job with a step: the books are open, and this machine's alone."""
+
+    def __init__(self, job: Job, source: RowSource, place: Workplace, books: Books) -> None:
+        assert job.spec.step is not None
+        assert job.spec.output is not None
+        self.job, self.spec, self.layout, self.how = job, job.spec, job.spec.layout, job.spec.how
+        self.source, self.step, self.output = source, job.spec.step, job.spec.output
+        self.place, self.books = place, books
+
+    def run(self) -> Computed:
+        wanted = Wanted(self.spec.fingerprint, self.spec.facts, self.how.fresh, self.how.keep_done)
+        if self._is_done(wanted):
+            self.layout.clear()  # of a run that was killed at its very end
+            return Computed(self._as_it_is(self.books.ledger), kept=self._kept(self.books.ledger))
+        self.layout.refuse_strangers(self.books.ledger, self.how.fresh)
+        executor, carrier = self._way_there()
+        units = open_units(self.layout.units, wanted, self.books.ledger)
+        work = self.layout.work(wanted.fingerprint, wanted.fresh)
+        try:
+            outcome = self._make(units, carrier)
+            finished = self._finish(outcome, work)
+            done = self._deliver(units, outcome, finished, executor)
+        finally:
+            units.close()
+        self.layout.clear()
+        return done
+
+    def _is_done(self, wanted: Wanted) -> bool:
+        """Whether an earlier run has done all of it, and it is still there. The destination knows better than this
+        machine, and another job's dataset there is refused."""
+        ledger = self.books.ledger
+        found = None if self.layout.apart else published(self.layout.place, self.how.hub, self.books)
+        if found is not None:
+            staged = isinstance(self.layout.place, HubAddress)
+            agree_with_published(found, wanted, ledger, staged=staged)
+        if self.how.fresh or ledger.job is None or ledger.job.fingerprint != wanted.fingerprint or not ledger.done:
+            return False
+        there = self.layout.holds(ledger)
+        return self._is_whole() if there is None else there
+
+    def _is_whole(self) -> bool:
+        """Whether the destination says that it holds what its own receipts say."""
+        try:
+            endpoint = self.how.access.endpoint
+            verify(str(self.layout.destination), endpoint_url=endpoint, progress=self.books.progress)
+        except DamageFound:
+            return False
+        return True
+
+    def _way_there(self) -> tuple[Executor | None, Carrier | None]:
+        """Whether shards can be brought, and within the limit: before hours of work too.
+
+        From here alone, there is nothing for other machines to try.
+        """
+        to, how = self.layout.destination, self.how
+        executor = None
+        if not isinstance(to, Path) and not self.layout.apart:
+            limit_bytes = self.spec.limit.bytes
+            executor = self.place.executor(self.layout.units, to, how.hub, limit_bytes, how.workers)
+        carrier = reachable(self.layout.place, how.hub, self.books)
+        return executor, None if self.layout.apart else carrier
+
+    def _make(self, units: Ledger, carrier: Carrier | None) -> Outcome:
+        """A model takes all cores of a machine by itself."""
+        model = self.spec.verb == "embed"
+        options = ComputeOptions(
+            self.spec.limit.bytes,
+            self.how.workers or (1 if model and self.how.scaling.engine == "local" else None),
+            self.how.on_error,
+            self.step.batch_rows or 1,
+            self.spec.label or self.spec.verb,
+            whole_node=model,
+        )
+        make = self.place.compute(carrier)
+        folder, books = self.layout.units, self.books
+        executor = make(self.source, self.step, self.output.writing, units, folder, options, books.progress, books.stop)
+        return executor.run()
+
+    def _finish(self, outcome: Outcome, work: Path) -> Finished:
+        limit_bytes, receipts = self.spec.limit.bytes, outcome.receipts
+        self.books.progress.start("finish", sum(receipt.size for receipt in receipts), 0, limit_bytes)
+        watched = _Watched(self.books.progress, self.books.stop)
+        units = Units(self.layout.units, receipts, limit_bytes, self.source.schema, work)
+        finished = self.output.finish(units, self.how.hub.folder, watched)
+        outcome.peak_bytes = max(outcome.peak_bytes, watched.peak_bytes)
+        return finished
+
+    def _deliver(self, units: Ledger, outcome: Outcome, finished: Finished, executor: Executor | None) -> Computed:
+        if isinstance(self.layout, CacheLayout):
+            keep_in_place(self.layout.units, outcome.receipts, finished.made.values(), units)
+            return Computed(self._as_it_is(units), outcome, kept=self._kept(units))
+        ledger, layout = self.books.ledger, self.layout
+        watched = _Watched(self.books.progress, self.books.stop)
+        write = functools.partial(write_bad_rows, layout.units)
+        quarantine = layout.keep_bad_rows(write, self.how.fresh, watched)
+        here = isinstance(layout.place, Path)
+        content = ComputedContent(self.spec.facts, finished.card, finished.made, here, layout.apart)
+        # Whether another job's output may go was settled when this one began.
+        another = ledger.job is not None and ledger.job.fingerprint != self.spec.fingerprint
+        built = self.job.bring(content, self.books, ALONE, executor, fresh=self.how.fresh or another)
+        return Computed(built, outcome, quarantine, finished.counts)
+
+    def _as_it_is(self, ledger: Ledger) -> Built:
+        """What finished receipts say."""
+        receipts = list(ledger.receipts.values())
+        return built_of(self.spec, receipts, rows_of([receipt.rows for receipt in receipts], self.layout.apart))
+
+    def _kept(self, ledger: Ledger) -> Kept | None:
+        if not isinstance(self.output, CachedRows):
+            return None
+        return read_kept(self.layout.units, ledger, self.output.empty)
+
+
+class _Watched:
+    """Progress that can be stopped, and sees how much memory there was."""
+
+    def __init__(self, progress: Progress, stop: Stop) -> None:
+        self._progress, self._stop = progress, stop
+        self._looked = 0.0
+        self.peak_bytes = 0
+
+    def __call__(self, size: int) -> None:
+        self._stop.check()
+        self._progress.advance(size)
+        if time.monotonic() - self._looked > _LOOK_S:
+            self._looked = time.monotonic()
+            self.peak_bytes = max(self.peak_bytes, process_bytes(os.getpid()))
+
+    def hashed(self, size: int) -> None:
+        self._stop.check()
+
+    def sent(self, size: int) -> None:
+        self(size)
