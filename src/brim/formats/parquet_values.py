@@ -35,6 +35,7 @@ _HEADER_BYTES = (1 << 10, 1 << 16, 1 << 22)
 _WHOLE_PAGE_BYTES = 4 << 20  # of larger pages that are not compressed, only lengths are read
 _BLOCK_BYTES = 1 << 20
 _MOST_SLOTS = 1 << 22  # of a page: its levels take 64 MB at most while they are decoded
+_SMALL_BYTES = 32 << 10
 _LENGTH = struct.Struct("<I")
 
 
@@ -354,10 +355,15 @@ class ChunkReader:
             whole = memoryview(body.data)
         elif len(body.ends) == 1 and end - position <= _WHOLE_PAGE_BYTES:
             whole = bytes(position) + body.read(position, end - position)
+        # Between small values more is read than their lengths: one call takes as long as some thousand bytes.
+        step = _BLOCK_BYTES if end - position < count * _SMALL_BYTES else 4
+        window, window_at = b"", 0
         for number in range(count):
             if position + 4 > end:
                 raise Damaged("the lengths of a page do not add up to its size")
-            (size,) = _LENGTH.unpack_from(whole, position) if whole else _LENGTH.unpack(body.read(position, 4))
+            if not whole and not window_at <= position <= window_at + len(window) - 4:
+                window, window_at = body.read(position, min(step, end - position)), position
+            (size,) = _LENGTH.unpack_from(whole or window, position - (0 if whole else window_at))
             position += 4
             begins[number], sizes[number] = position, size
             position += size

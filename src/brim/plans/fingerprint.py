@@ -103,17 +103,23 @@ def _feed(digest: hashlib._Hash, kind: pa.DataType, pieces: Pieces, deep: bool) 
     elif pa.types.is_boolean(kind):
         _feed_bits(digest, (piece.to_numpy(zero_copy_only=False) for piece in values()))
     elif pa.types.is_primitive(kind) and not pa.types.is_null(kind):
-        width = kind.bit_width // 8
-        for piece in values():
-            data = piece.buffers()[1]
-            if data is not None:
-                digest.update(memoryview(data)[piece.offset * width : (piece.offset + len(piece)) * width])
+        _feed_numbers(digest, kind.bit_width // 8, values())
     else:  # decimals, maps, fixed sizes: rare, and small
-        texts = (repr(value) for piece in values() for value in piece.to_pylist())
-        digest.update(b"[" + next(texts, "").encode())
-        for text in texts:
-            digest.update(f", {text}".encode())
-        digest.update(b"]")
+        _feed_texts(digest, (repr(value) for piece in values() for value in piece.to_pylist()))
+
+
+def _feed_numbers(digest: hashlib._Hash, width: int, pieces: Iterator[Any]) -> None:
+    for piece in pieces:
+        data = piece.buffers()[1]
+        if data is not None:
+            digest.update(memoryview(data)[piece.offset * width : (piece.offset + len(piece)) * width])
+
+
+def _feed_texts(digest: hashlib._Hash, texts: Iterator[str]) -> None:
+    digest.update(b"[" + next(texts, "").encode())
+    for text in texts:
+        digest.update(f", {text}".encode())
+    digest.update(b"]")
 
 
 def _feed_bits(digest: hashlib._Hash, parts: Iterator[Bools]) -> None:

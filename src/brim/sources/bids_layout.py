@@ -207,14 +207,9 @@ def _read_subject(
         name = parse_name(inside.rsplit("/", 1)[-1])
         if name is None or name.get("sub") is None:
             layout.leave_out("not a BIDS name", path)
-        elif name.suffix in ("scans", "sessions") and name.extension in (".tsv", ".json"):
-            layout.tables[path] = name.suffix
-        elif name.extension in TEXT_EXTENSIONS:
-            _add_text(layout, inside.rsplit("/", 1)[-1], path.rpartition("/")[0])
-            if datatype or name.extension == ".tsv":
-                _add(layout, Item(path, name, subject, session, datatype, stat, None, derivative), options, found)
-        else:
-            _add(layout, Item(path, name, subject, session, datatype, stat, None, derivative), options, found)
+            continue
+        item = Item(path, name, subject, session, datatype, stat, None, derivative)
+        _add_file(layout, item, options, found)
     for inside, members in bundles.items():
         name = parse_name(inside.rsplit("/", 1)[-1])
         if name is not None:
@@ -230,11 +225,32 @@ def _read_subject(
             _add_refused(layout, folder, refused, options)
     layout.loops += [f"{folder}/{loop}" for loop in walk.loops]
     if not derivative:
-        keys = sorted((s for s in found if s is not None), key=natural)
-        wanted: list[str | None] = [s for s in keys if options.wants_session(s)]
-        if (None in found or not sessions) and not options.sessions:
-            wanted.insert(0, None)
-        layout.keys += [(subject, session) for session in wanted]
+        _add_keys(layout, subject, sessions, found, options)
+
+
+def _add_file(layout: BidsLayout, item: Item, options: BidsOptions, found: set[str | None]) -> None:
+    """A table of the dataset, a text that others inherit, or a file of its own; some are two of these."""
+    name = item.name
+    if name.suffix in ("scans", "sessions") and name.extension in (".tsv", ".json"):
+        layout.tables[item.path] = name.suffix
+        return
+    text = name.extension in TEXT_EXTENSIONS
+    if text:
+        folder, _, base = item.path.rpartition("/")
+        _add_text(layout, base, folder)
+    if not text or item.datatype or name.extension == ".tsv":
+        _add(layout, item, options, found)
+
+
+def _add_keys(
+    layout: BidsLayout, subject: str, sessions: set[str], found: set[str | None], options: BidsOptions
+) -> None:
+    """The rows that a subject has."""
+    keys = sorted((s for s in found if s is not None), key=natural)
+    wanted: list[str | None] = [s for s in keys if options.wants_session(s)]
+    if (None in found or not sessions) and not options.sessions:
+        wanted.insert(0, None)
+    layout.keys += [(subject, session) for session in wanted]
 
 
 def _is_read(inside: str) -> bool:

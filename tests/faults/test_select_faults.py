@@ -1,0 +1,83 @@
+"""brim select is killed, stopped, and short of disk: it goes on as a build does, to the same bytes."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from brim.state.ledger import Ledger
+from tests.conftest import tree_digest
+from tests.faults.test_disk_full import grow, small_disk
+from tests.forked import brim
+
+FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+OPTIONS = ["--where", "n > 4", "--shuffle", "3", "--rows-per-shard", "1", "--quiet"]
+
+__all__ = ["small_disk"]
+
+
+@pytest.fixture(params=["none", "snappy", "gzip"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """Values that are ranges, pieces, or decoded to a spool."""
+    rng = random.Random(1)
+    files = [{"bytes": rng.randbytes(200_000), "path": f"{n}.bin"} for n in range(45)]
+    table = pa.table({"n": range(45), "file": pa.array(files, FILE)})
+    pq.write_table(table, tmp_path / "in.parquet", compression=request.param, row_group_size=10)
+    return iter([tmp_path / "in.parquet"])
+
+
+def test_killed_and_stopped(source: Iterator[Path], tmp_path: Path) -> None:
+    """After kill -9 and after a stop file, the same command ends with the bytes of an undisturbed run."""
+    path = next(source)
+    brim("select", path, tmp_path / "whole", *OPTIONS)
+    out, stop = tmp_path / "out", tmp_path / "stop"
+    command = [sys.executable, "-m", "brim", "select", str(path), str(out), *OPTIONS, "--workers", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None and len(list(out.glob("data/*.parquet"))) < 3:
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    done = Ledger(out / ".brim").receipts
+    before = {name: (out / name).stat().st_ino for name in done}
+    stop.touch()
+    stopped = brim(*command[3:], "--stop-file", stop, check=None)
+    assert stopped.returncode in (0, 6), stopped.stderr
+    if stopped.returncode == 6:
+        assert "un the same command to continue" in stopped.stderr
+    brim(*command[3:])
+    assert tree_digest(out) == tree_digest(tmp_path / "whole")
+    assert {name: (out / name).stat().st_ino for name in done} == before
+    brim("verify", out, path)
+
+
+def test_full_disk(source: Iterator[Path], tmp_path: Path, small_disk: Path) -> None:
+    """What cannot fit is said before the first byte; with room it goes on."""
+    path = next(source)
+    assert "Make room" in brim("select", path, small_disk / "out", *OPTIONS, check=5).stderr
+    grow(small_disk, 40)
+    brim("select", path, small_disk / "out", *OPTIONS)
+    brim("verify", small_disk / "out", path)
+
+
+def test_no_room_for_the_spool(tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that have to be decoded need disk: without it the run ends with exit 5 and says where."""
+    rng = random.Random(2)
+    files = [{"bytes": rng.randbytes(1_000_000), "path": f"{n}.bin"} for n in range(12)]
+    pq.write_table(pa.table({"file": pa.array(files, FILE)}), tmp_path / "in.parquet", compression="gzip")
+    monkeypatch.setenv("TMPDIR", str(small_disk))
+    monkeypatch.setattr("brim.formats.scratch.is_in_memory", lambda folder: False)
+    from brim import dataset
+    from brim.errors import SinkFailed
+    from brim.formats import value_spool
+
+    monkeypatch.setattr(value_spool, "scratch_folder", lambda: str(small_disk))
+    with pytest.raises(SinkFailed, match="cannot take more"):
+        dataset(tmp_path / "in.parquet").table()
