@@ -38,12 +38,16 @@ class Measured:
     curve: tuple[tuple[float, int], ...] = ()
 
 
+def as_installed(env: Mapping[str, str]) -> dict[str, str]:
+    """A checkout starts like what is installed: Python may keep the bytecode of its modules."""
+    return {name: value for name, value in env.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def measure(
     command: Sequence[str], *, env: Mapping[str, str] | None = None, period_s: float = PERIOD_S, curve: bool = False
 ) -> Measured:
     """Run the command to its end."""
-    # A checkout starts like what is installed: Python may keep the bytecode of its modules.
-    env = {name: value for name, value in (env or os.environ).items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env = as_installed(env or os.environ)
     peak = 0
     points: list[tuple[float, int]] = []
     with tempfile.TemporaryFile() as output:

@@ -28,6 +28,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from peak import as_installed, tree_bytes
 from tables import MB, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress
 from tokens_texts import _files, _pieces, read_texts
 
@@ -132,12 +133,12 @@ def rates(runs: list[dict[str, float]]) -> tuple[float, float]:
 
 
 def run_once(command: list[str], data: Path) -> tuple[dict[str, float], str]:
-    from peak import tree_bytes
-
     with tempfile.TemporaryDirectory(dir=data) as folder, tempfile.TemporaryFile("w+") as said:
         command = [str(Path(folder, "out")) if word == "OUT" else word for word in command]
         begin = time.monotonic()
-        process = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, stdout=said, stderr=said, stdin=subprocess.DEVNULL, env=as_installed(os.environ)
+        )
         peak = 0
         while True:
             pid, status, used = os.wait4(process.pid, os.WNOHANG)
