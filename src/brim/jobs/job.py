@@ -88,7 +88,7 @@ class Job:
             open_books(spec.layout, spec.how, progress, share) as books,
         ):
             if isinstance(spec.source, PlanContent):
-                if share is _ALONE:  # parts write shards before the destination's own ledger knows of a job
+                if share is ALONE:  # parts write shards before the destination's own ledger knows of a job
                     spec.layout.refuse_strangers(books.ledger, spec.how.fresh)
                 return Computed(self.bring(spec.source, books, share, executor))
             from brim.jobs.compute import Computing  # a build has no use for it, and would hold it

@@ -225,7 +225,7 @@ def _read_subject(
             _add_refused(layout, folder, refused, options)
     layout.loops += [f"{folder}/{loop}" for loop in walk.loops]
     if not derivative:
-        _add_keys(layout, subject, sessions, found, options)
+        _add_rows(layout, subject, sessions, found, options)
 
 
 def _add_file(layout: BidsLayout, item: Item, options: BidsOptions, found: set[str | None]) -> None:
@@ -242,7 +242,7 @@ def _add_file(layout: BidsLayout, item: Item, options: BidsOptions, found: set[s
         _add(layout, item, options, found)
 
 
-def _add_keys(
+def _add_rows(
     layout: BidsLayout, subject: str, sessions: set[str], found: set[str | None], options: BidsOptions
 ) -> None:
     """The rows that a subject has."""
