@@ -1,11 +1,17 @@
-"""A process without pandas: pyarrow imports it at its first array where it is installed, for 35 MB and 0.3 s.
+"""pyarrow without pandas: it imports pandas at its first array where it is installed, for 35 MB and 0.3 s.
 
-For the command line and for workers that run nothing of the user's. Where a user's function runs, it may need it.
+The command line and workers that run nothing of the user's have no use for it. Where a user's function runs, pyarrow
+goes without it until the function imports it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 
 class _NoPandas:
@@ -15,4 +21,48 @@ class _NoPandas:
 
 
 def do_without_pandas() -> None:
+    """Nothing in this process can import it."""
     sys.meta_path.insert(0, _NoPandas())
+
+
+class _Noticed:
+    """Finds pandas when somebody imports it after all, and tells pyarrow."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        if name != "pandas":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                _ask_pyarrow()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def postpone_pandas() -> None:
+    """pyarrow looks for pandas once: let it find none, until it is imported by whoever wants it."""
+    import pyarrow as pa
+
+    if "pandas" in sys.modules:
+        return
+    blocked = _NoPandas()
+    sys.meta_path.insert(0, blocked)
+    try:
+        pa.array([None])
+    finally:
+        sys.meta_path.remove(blocked)
+    sys.meta_path.insert(0, _Noticed())
+
+
+def _ask_pyarrow() -> None:
+    """Asked for pandas itself, it looks again."""
+    import pyarrow as pa
+
+    shim = getattr(pa.lib, "_pandas_api", None)
+    if shim is not None:
+        shim.pd  # noqa: B018

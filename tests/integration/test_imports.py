@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("tokenizers")
@@ -81,14 +82,31 @@ def test_workers_of_tokenize(tmp_path: Path, source: Path) -> None:
 
 
 def test_workers_of_map(tmp_path: Path, source: Path) -> None:
-    """Nothing of the command line, of finding sources or of other steps; pandas is pyarrow's doing."""
+    """Nothing of the command line, of finding sources or of other steps; pandas only where the function wants it."""
     (tmp_path / "own.py").write_text("def same(row):\n    return row\n")
     found = worker_modules(tmp_path, "map", str(source), str(tmp_path / "out"), "--fn", "own:same")
     assert found
     for modules in found:
         assert "own" in modules
         others = ("brim.steps.tokenize_step", "brim.steps.embed_step")
-        assert not [name for name in (*HEAVY[1:], *FINDING, *others) if name in modules]
+        assert not [name for name in (*HEAVY, *FINDING, *others) if name in modules]
+
+
+def test_a_function_may_use_pandas(tmp_path: Path, source: Path) -> None:
+    """pyarrow, which has looked for it in vain before, knows it as soon as the function has imported it."""
+    pytest.importorskip("pandas")
+    (tmp_path / "own.py").write_text(
+        "def frame(rows):\n"
+        "    import pandas, pyarrow\n"
+        "    gap = pyarrow.array(pandas.Series([1.0, float('nan')]))\n"
+        "    return pandas.DataFrame({'nulls': [gap.null_count] * len(rows['text'])})\n"
+    )
+    (modules,) = worker_modules(
+        tmp_path, "map", str(source), str(tmp_path / "out"), "--fn", "own:frame", "--batched", "--workers", "1"
+    )
+    assert "pandas" in modules
+    (made,) = (tmp_path / "out" / "data").iterdir()
+    assert set(pq.read_table(made)["nulls"].to_pylist()) == {1}
 
 
 @pytest.mark.parametrize("verb", ["--help", "build", "tokenize"])

@@ -87,10 +87,12 @@ class Worker:
 
     def open(self) -> None:
         from brim.memory.meter import process_bytes
-        from brim.no_pandas import do_without_pandas
+        from brim.no_pandas import do_without_pandas, postpone_pandas
 
         step = self.setup.step
-        if not self.runs_own_code:
+        if self.runs_own_code:
+            postpone_pandas()
+        else:
             do_without_pandas()
         import pyarrow as pa
 
