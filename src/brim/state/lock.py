@@ -50,7 +50,7 @@ def locked(
             descriptor,
             shared=shared,
             busy=busy,
-            what="the ledger",
+            what=f"the ledger, {str(folder)!r},",
             elsewhere="Keep the ledger on another disk with --state=DIR.",
         )
         yield

@@ -35,7 +35,7 @@ class CheckpointLog:
         self._log = RecordLog(folder / RECEIPTS, 0o666)
         try:
             name = folder.name
-            self._log.lock(repr(name), f"{name.removesuffix('.partial')} is being written by another writer.")
+            self._log.lock(repr(str(folder)), f"{name.removesuffix('.partial')} is being written by another writer.")
             for record in self._log.replay():
                 self._take(record)
             self._log.sync()
