@@ -119,8 +119,8 @@ def build(
     page = None if report is None else page_path(report)
     command = redact_command(["brim", *sys.argv[1:]])
     shown = progress_for(showing.json, watching.quiet)
-    page_live = {"live_port": live.port, "open_page": live.open_page}
-    with recorded(shown, page, command, job.limit, job.takes, **page_live) as progress:
+    about = (page, command, job.limit, job.takes)
+    with recorded(shown, *about, live_port=live.port, open_page=live.open_page) as progress:
         for warning in job.plan.table.notes() if part is None else ():
             progress.note(warning)
         result = run(progress)

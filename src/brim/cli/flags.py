@@ -183,7 +183,8 @@ class BidsFlags:
     def words(self) -> dict[str, Any]:
         """As Python has them."""
         said = dict(vars(self))
-        return {**said, "bidsignore": not said.pop("no_bidsignore")}
+        said["bidsignore"] = not said.pop("no_bidsignore")
+        return said
 
 
 @dataclass(frozen=True)
