@@ -18,55 +18,139 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from brim.api.build_api import bids as bids
     from brim.api.build_api import build as build
-    from brim.api.build_api import dataset as dataset
-    from brim.api.build_api import files as files
+    from brim.api.build_api import open_plan as open_plan
     from brim.api.build_api import plan as plan
     from brim.api.build_api import select as select
-    from brim.api.build_api import table as table
+    from brim.api.compute_api import Vectors as Vectors
+    from brim.api.compute_api import embed as embed
+    from brim.api.compute_api import tokenize as tokenize
     from brim.api.dataset_rows_api import concatenate_datasets as concatenate_datasets
     from brim.api.dataset_rows_api import flatten_indices as flatten_indices
     from brim.api.dataset_rows_api import shuffle as shuffle
     from brim.api.dataset_rows_api import sort as sort
     from brim.api.dataset_rows_api import train_test_split as train_test_split
+    from brim.api.datasets_api import caches as caches
+    from brim.api.datasets_api import clean as clean
     from brim.api.datasets_api import map as map
     from brim.api.datasets_api import push_to_hub as push_to_hub
     from brim.api.forecast_api import forecast as forecast
+    from brim.api.source_api import bids as bids
+    from brim.api.source_api import dataset as dataset
+    from brim.api.source_api import files as files
+    from brim.api.source_api import recipes as recipes
+    from brim.api.source_api import table as table
     from brim.errors import BrimError as BrimError
+    from brim.errors import CommandNotStarted as CommandNotStarted
+    from brim.errors import DamageFound as DamageFound
+    from brim.errors import DestinationError as DestinationError
+    from brim.errors import DoesNotFit as DoesNotFit
+    from brim.errors import FilesRefused as FilesRefused
+    from brim.errors import InputError as InputError
+    from brim.errors import MissingExtra as MissingExtra
+    from brim.errors import PlanChanged as PlanChanged
+    from brim.errors import SinkFailed as SinkFailed
+    from brim.errors import SourceChanged as SourceChanged
+    from brim.errors import SourceError as SourceError
+    from brim.errors import Stopped as Stopped
+    from brim.forecasts.shapes import Forecast as Forecast
+    from brim.jobs.build_job import Build as Build
+    from brim.jobs.caches import Cached as Cached
     from brim.jobs.check_dataset import check as check
+    from brim.jobs.check_files import Check as Check
+    from brim.jobs.check_files import CheckReport as CheckReport
+    from brim.jobs.dataset_info import ColumnInfo as ColumnInfo
+    from brim.jobs.dataset_info import DatasetInfo as DatasetInfo
+    from brim.jobs.dataset_info import SplitInfo as SplitInfo
     from brim.jobs.dataset_info import info as info
+    from brim.jobs.job import Built as Built
+    from brim.jobs.job import Computed as Computed
+    from brim.jobs.parts import PartDone as PartDone
+    from brim.jobs.parts import PlanStatus as PlanStatus
+    from brim.jobs.parts import SavedBuild as SavedBuild
+    from brim.jobs.unpack import Unpacked as Unpacked
     from brim.jobs.unpack import unpack as unpack
+    from brim.jobs.verify import Verified as Verified
     from brim.jobs.verify import verify as verify
     from brim.memory.release import release as release
+    from brim.oom.why import WhyReport as WhyReport
     from brim.oom.why import why as why
+    from brim.progress import Progress as Progress
+    from brim.schedule.unit_work import Outcome as Outcome
+    from brim.sources.file_table import FileTable as FileTable
+    from brim.sources.recipe import Recipe as Recipe
+    from brim.sources.selection import Selection as Selection
+    from brim.state.stop import Stop as Stop
     from brim.tensors.save_tensors import save_file as save_file
+    from brim.tensors.tensor_reader import ShardedRows as ShardedRows
     from brim.tensors.tensor_reader import open_tensors as open_tensors
     from brim.tensors.tensor_writer import TensorWriter as TensorWriter
     from brim.watching.watching import watch as watch
 
 _HOMES = {
     "BrimError": "brim.errors",
+    "Build": "brim.jobs.build_job",
+    "Built": "brim.jobs.job",
+    "Cached": "brim.jobs.caches",
+    "Check": "brim.jobs.check_files",
+    "CheckReport": "brim.jobs.check_files",
+    "ColumnInfo": "brim.jobs.dataset_info",
+    "CommandNotStarted": "brim.errors",
+    "Computed": "brim.jobs.job",
+    "DamageFound": "brim.errors",
+    "DatasetInfo": "brim.jobs.dataset_info",
+    "DestinationError": "brim.errors",
+    "DoesNotFit": "brim.errors",
+    "FileTable": "brim.sources.file_table",
+    "FilesRefused": "brim.errors",
+    "Forecast": "brim.forecasts.shapes",
+    "InputError": "brim.errors",
+    "MissingExtra": "brim.errors",
+    "Outcome": "brim.schedule.unit_work",
+    "PartDone": "brim.jobs.parts",
+    "PlanChanged": "brim.errors",
+    "PlanStatus": "brim.jobs.parts",
+    "Progress": "brim.progress",
+    "Recipe": "brim.sources.recipe",
+    "SavedBuild": "brim.jobs.parts",
+    "Selection": "brim.sources.selection",
+    "ShardedRows": "brim.tensors.tensor_reader",
+    "SinkFailed": "brim.errors",
+    "SourceChanged": "brim.errors",
+    "SourceError": "brim.errors",
+    "SplitInfo": "brim.jobs.dataset_info",
+    "Stop": "brim.state.stop",
+    "Stopped": "brim.errors",
     "TensorWriter": "brim.tensors.tensor_writer",
-    "bids": "brim.api.build_api",
+    "Unpacked": "brim.jobs.unpack",
+    "Vectors": "brim.api.compute_api",
+    "Verified": "brim.jobs.verify",
+    "WhyReport": "brim.oom.why",
+    "bids": "brim.api.source_api",
     "build": "brim.api.build_api",
+    "caches": "brim.api.datasets_api",
     "check": "brim.jobs.check_dataset",
+    "clean": "brim.api.datasets_api",
     "concatenate_datasets": "brim.api.dataset_rows_api",
-    "dataset": "brim.api.build_api",
-    "files": "brim.api.build_api",
+    "dataset": "brim.api.source_api",
+    "embed": "brim.api.compute_api",
+    "files": "brim.api.source_api",
     "flatten_indices": "brim.api.dataset_rows_api",
     "forecast": "brim.api.forecast_api",
     "info": "brim.jobs.dataset_info",
     "map": "brim.api.datasets_api",
+    "open_plan": "brim.api.build_api",
     "open_tensors": "brim.tensors.tensor_reader",
     "plan": "brim.api.build_api",
     "push_to_hub": "brim.api.datasets_api",
+    "recipes": "brim.api.source_api",
     "release": "brim.memory.release",
     "save_file": "brim.tensors.save_tensors",
     "select": "brim.api.build_api",
     "shuffle": "brim.api.dataset_rows_api",
     "sort": "brim.api.dataset_rows_api",
-    "table": "brim.api.build_api",
+    "table": "brim.api.source_api",
+    "tokenize": "brim.api.compute_api",
     "train_test_split": "brim.api.dataset_rows_api",
     "unpack": "brim.jobs.unpack",
     "verify": "brim.jobs.verify",
@@ -76,27 +160,69 @@ _HOMES = {
 
 __all__ = [
     "BrimError",
+    "Build",
+    "Built",
+    "Cached",
+    "Check",
+    "CheckReport",
+    "ColumnInfo",
+    "CommandNotStarted",
+    "Computed",
+    "DamageFound",
+    "DatasetInfo",
+    "DestinationError",
+    "DoesNotFit",
+    "FileTable",
+    "FilesRefused",
+    "Forecast",
+    "InputError",
+    "MissingExtra",
+    "Outcome",
+    "PartDone",
+    "PlanChanged",
+    "PlanStatus",
+    "Progress",
+    "Recipe",
+    "SavedBuild",
+    "Selection",
+    "ShardedRows",
+    "SinkFailed",
+    "SourceChanged",
+    "SourceError",
+    "SplitInfo",
+    "Stop",
+    "Stopped",
     "TensorWriter",
+    "Unpacked",
+    "Vectors",
+    "Verified",
+    "WhyReport",
     "__version__",
     "bids",
     "build",
+    "caches",
     "check",
+    "clean",
     "concatenate_datasets",
     "dataset",
+    "embed",
     "files",
     "flatten_indices",
     "forecast",
     "info",
     "map",
+    "open_plan",
     "open_tensors",
     "plan",
     "push_to_hub",
+    "recipes",
     "release",
     "save_file",
     "select",
     "shuffle",
     "sort",
     "table",
+    "tokenize",
     "train_test_split",
     "unpack",
     "verify",

@@ -78,7 +78,7 @@ def test_three_parts_at_once(source: Path, undisturbed: dict[str, str], tmp_path
     assert tree_digest(tmp_path / "out") == undisturbed
     assert SavedBuild(path).finish().kept == 12  # once more: it is done
     assert tree_digest(tmp_path / "out") == undisturbed
-    assert SavedBuild(path).progress["finished"]
+    assert SavedBuild(path).status.finished
 
 
 def test_a_part_is_missing(plan: Path, tmp_path: Path) -> None:

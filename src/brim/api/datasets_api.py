@@ -1,20 +1,24 @@
-"""`brim.map(ds, fn, …)` for `ds.map(fn, …)`: the same rows, within a limit, and it goes on after a crash."""
+"""In place of `ds.map` and `ds.push_to_hub`: the same words, within a limit, and it goes on after a crash.
+
+And what `map` and its siblings have kept on the way.
+"""
 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from brim.buckets.bucket_address import Access
+from brim.api.compute_api import map_job, run_job
+from brim.api.job_options import MapGiven, MapKeywords, refuse_without_place, spelled_out
+from brim.api.recorded_run import bar_or_notes
 from brim.errors import InputError, named
 from brim.jobs.build_job import Build, BuildOptions
-from brim.jobs.caches import CacheLayout, Kept, cache_home, open_dataset
-from brim.jobs.job import Built, Job
+from brim.jobs.caches import Cached, CacheLayout, cache_home, list_caches, open_dataset, remove_cache
+from brim.jobs.job import Built, Computed, Job
 from brim.jobs.spec import How, computed_facts, computed_spec
 from brim.jobs.units import without_function
 from brim.memory.meter import process_bytes
@@ -24,17 +28,19 @@ from brim.plans.file_checks import CheckOptions
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
 from brim.rows.open_rows import open_rows
-from brim.rows.row_options import RowOptions
 from brim.rows.unit import RowSource
-from brim.schedule.messages import OnError
 from brim.sizes import parse_size
 from brim.sources.dataset_source import dataset_source
 from brim.steps.map_options import InputKind, MapOptions
 from brim.steps.map_step import MapStep
+from brim.steps.step_process import make_step
 from brim.stores.hub_client import own_name
 from brim.stores.hub_options import SCHEME, HubAddress, HubOptions, Via, parse_hub_address, repo_name_is_valid
 
-_NAMES = {
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+_PUSH_NAMES = {
     "workers": "num-proc",
     "shard-size": "max-shard-size",
     "config": "config-name",
@@ -71,7 +77,7 @@ def push_to_hub(
     where it was. Unlike the original, a new repository is private unless you say `private=False`; `num_proc` is
     how many shards are on their way at a time.
     """
-    with named(_NAMES):
+    with named(_PUSH_NAMES):
         options = BuildOptions(
             cut=CutOptions(None if max_shard_size is None else parse_size(max_shard_size), num_shards),
             checks=CheckOptions(allow_empty=True),
@@ -126,13 +132,66 @@ def _address(repo_id: str, revision: str | None, token: str | None) -> HubAddres
     return HubAddress(repo, revision or "main")
 
 
-_NAMES = {"workers": "num-proc", "fresh": "load_from_cache_file=False"}
+_MAP_NAMES = {"workers": "num-proc"}
+_CACHE_NAMES = {**_MAP_NAMES, "fresh": "load_from_cache_file=False"}
 
 
+@overload
 def map(
     dataset: Any,
-    function: Callable[..., Any] | None = None,
+    function: Callable[..., Any] | str | None = ...,
     *,
+    destination: str | os.PathLike[str],
+    batched: bool = ...,
+    batch_size: int | None = ...,
+    drop_last_batch: bool = ...,
+    writer_batch_size: int | None = ...,
+    remove_columns: str | Sequence[str] | None = ...,
+    with_indices: bool = ...,
+    input_columns: str | Sequence[str] | None = ...,
+    fn_kwargs: dict[str, Any] | None = ...,
+    num_proc: int | None = ...,
+    features: Any = ...,
+    desc: str | None = ...,
+    splittable: bool | None = ...,
+    input: InputKind = ...,
+    name: str | None = ...,
+    progress: Progress | None = ...,
+    report: str | os.PathLike[str] | None = ...,
+    **options: Unpack[MapKeywords],
+) -> Computed: ...
+@overload
+def map(
+    dataset: Any,
+    function: Callable[..., Any] | str | None = ...,
+    *,
+    destination: None = ...,
+    batched: bool = ...,
+    batch_size: int | None = ...,
+    drop_last_batch: bool = ...,
+    writer_batch_size: int | None = ...,
+    remove_columns: str | Sequence[str] | None = ...,
+    with_indices: bool = ...,
+    input_columns: str | Sequence[str] | None = ...,
+    fn_kwargs: dict[str, Any] | None = ...,
+    num_proc: int | None = ...,
+    features: Any = ...,
+    load_from_cache_file: bool | None = ...,
+    desc: str | None = ...,
+    splittable: bool | None = ...,
+    input: InputKind = ...,
+    cache_dir: str | os.PathLike[str] | None = ...,
+    name: str | None = ...,
+    progress: Progress | None = ...,
+    report: str | os.PathLike[str] | None = ...,
+    **options: Unpack[MapKeywords],
+) -> Dataset | DatasetDict: ...
+@spelled_out(MapGiven)
+def map(
+    dataset: Any,
+    function: Callable[..., Any] | str | None = None,
+    *,
+    destination: str | os.PathLike[str] | None = None,
     batched: bool = False,
     batch_size: int | None = 1000,
     drop_last_batch: bool = False,
@@ -147,14 +206,11 @@ def map(
     desc: str | None = None,
     splittable: bool | None = None,
     input: InputKind = "python",
-    on_error: OnError = "stop",
-    keep_done: bool = False,
-    memory: str | int | float | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     name: str | None = None,
-    endpoint_url: str | None = None,
-    anonymous: bool = False,
     progress: Progress | None = None,
+    report: str | os.PathLike[str] | None = None,
+    **options: Unpack[MapKeywords],
 ) -> Any:
     """Apply a function to every row or batch: the arguments and the results of `Dataset.map`, within `memory`.
 
@@ -164,20 +220,27 @@ def map(
     memory-mapped from `cache_dir`. Called again, it is read from there; after a crash, finished units are not done
     again. An iterator is known again by `name`.
 
-    `memory` is for the job: what this process holds when it calls is not counted.
+    With a `destination` (a folder, hf://datasets/ORG/NAME, s3://BUCKET/PREFIX) the rows go there as shards, as
+    `brim map` does it. `function` may be "MODULE:FUNCTION", which workers alone import.
+
+    `memory` is for the job: what this process holds when it calls is not counted. `num_proc` and `workers` are one.
 
     `input="arrow"` gives the function a pyarrow.Table, "numpy" a dict of arrays. `splittable=True` says that a batch
     done in parts gives the same rows, so that brim may do that when memory is short. `on_error="skip"` leaves out
     rows on which the function fails, "quarantine" keeps them in a file. `keep_done=True` keeps what was finished
     although the function has changed since.
     """
-    progress = progress or bar_or_notes()
-    fresh = not load_from_cache_file
+    given = MapGiven(**options)
+    if num_proc is not None and given.workers is not None:
+        raise InputError("num_proc= and workers= are the same.", hint="Give one of them.")
+    given = replace(given, workers=given.workers if num_proc is None else num_proc)
+    given = replace(given, fresh=given.fresh or not load_from_cache_file)
+    if destination is None:
+        refuse_without_place(given, "format", "rows_per_shard", "split")
+    watched = progress or bar_or_notes()
 
-    def one(part: Any) -> Any:
-        # What was said is looked at before the source is.
-        how = How(memory, num_proc, on_error, fresh=fresh, keep_done=keep_done)
-        options = MapOptions(
+    def choices(part: Any) -> MapOptions:
+        return MapOptions(
             batched=batched,
             batch_size=batch_size,
             drop_last_batch=drop_last_batch,
@@ -191,14 +254,18 @@ def map(
             splittable=splittable,
             **_format_of(part),
         )
-        source = open_rows(part, RowOptions(name=name, access=Access(endpoint_url, anonymous)))
+
+    def one(part: Any) -> Any:
+        # What was said is looked at before the source is. What this process holds already is the caller's.
+        how = given.how(process_bytes(os.getpid()))
+        options = choices(part)
+        source = open_rows(part, given.row_options(name=name))
         options.check(source.schema)
-        step = MapStep(function, options)
+        step = make_step(function, options) if isinstance(function, str) else MapStep(function, options)
         if not step.digest.stable:
-            progress.note("brim cannot tell whether this function has changed, so its result will not be found again")
-        # What this process holds already is the caller's: the limit is for the job.
-        how = replace(how, held_bytes=process_bytes(os.getpid()))
-        kept = _computed(source, step, how, cache_home(cache_dir), desc or "map", progress)
+            watched.note("brim cannot tell whether this function has changed, so its result will not be found again")
+        kept = run_job(_cached_job(source, step, how, cache_home(cache_dir), desc or "map"), watched, report).kept
+        assert kept is not None
         made = open_dataset(
             kept.files,
             kept.schema,
@@ -208,23 +275,30 @@ def map(
         )
         return _with_format_of(part, made)
 
-    with named(_NAMES):
-        if hasattr(dataset, "items") and hasattr(dataset, "values"):
+    many_splits = hasattr(dataset, "items") and hasattr(dataset, "values")
+    if destination is not None:
+        if many_splits:
+            raise InputError("A destination takes one split, and this is a DatasetDict.", hint="Map one of its splits.")
+        with named(_MAP_NAMES if num_proc is not None else {}):
+            held_bytes = process_bytes(os.getpid())
+            how_mapped = choices(dataset)
+            job = map_job(dataset, function, destination, how_mapped, given, held_bytes=held_bytes, name=name)
+            return run_job(job, watched, report)
+    with named({name: word for name, word in _CACHE_NAMES.items() if name not in options}):
+        if many_splits:
             return type(dataset)({split: one(part) for split, part in dataset.items()})
         return one(dataset)
 
 
-def _computed(source: RowSource, step: MapStep, how: How, home: Path, label: str, progress: Progress) -> Kept:
-    """The cache of this call, filled."""
+def _cached_job(source: RowSource, step: MapStep, how: How, home: Path, label: str) -> Job:
+    """The job that fills the cache of this call."""
     output = CachedRows(step.options.writer_batch_size or 1000, lambda had: step.empty_schema(source.schema, had))
     facts = computed_facts("map", source, step, output, how.on_error)
     # The first part is the same for every version of the function, so that another one can go on.
     name = f"{digest_json(without_function(facts))[:12]}-{digest_json(facts)[:12]}"
     about = {"what": step.function.name, "source": source.name}
     layout = CacheLayout(home, name, about, adopt=how.keep_done)
-    kept = Job(computed_spec("map", source, step, output, layout, how, label)).run(progress).kept
-    assert kept is not None
-    return kept
+    return Job(computed_spec("map", source, step, output, layout, how, label))
 
 
 def _names(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -255,8 +329,23 @@ def _with_format_of(dataset: Any, made: Any) -> Any:
     return made.with_format(format["type"], columns, format["output_all_columns"], **format["format_kwargs"])
 
 
-def bar_or_notes() -> Progress:
-    """A bar in a terminal; elsewhere only what one should know."""
-    from brim.report.bars import Bar, NotesOnly
+def caches(cache_dir: str | os.PathLike[str] | None = None) -> list[Cached]:
+    """What map, tokenize and embed keep that had no destination, the one used longest ago first."""
+    return list_caches(cache_home(cache_dir))
 
-    return Bar() if sys.stderr.isatty() else NotesOnly()
+
+def clean(
+    *,
+    remove: bool = False,
+    older_than: float = 0.0,
+    unfinished: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> list[Cached]:
+    """The caches not used for `older_than` days, or only those of unfinished jobs; with `remove`, they go.
+
+    One that a running job uses stays: `removed` tells. A dataset that is open stays readable until it is closed.
+    """
+    if older_than < 0:
+        raise InputError("--older-than takes a number of days.")
+    chosen = [one for one in caches(cache_dir) if one.age_days >= older_than and not (unfinished and one.done)]
+    return [replace(one, removed=remove and remove_cache(one)) for one in chosen]

@@ -16,6 +16,7 @@ from brim.cli.show import Printed, fail
 from brim.errors import BrimError, SinkFailed, Stopped
 from brim.no_pandas import do_without_pandas
 from brim.state.durable import reason
+from brim.state.stop import hear_all_signals
 from brim.wording import speak_of_flags
 
 HELP = """Datasets bigger than memory, built under a memory limit that you set.
@@ -120,6 +121,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 def main() -> None:
     """The `brim` command."""
     speak_of_flags()
+    hear_all_signals()
     _settle_streams()
     do_without_pandas()
     arguments, command = _split(sys.argv[1:])

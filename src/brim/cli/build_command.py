@@ -117,11 +117,10 @@ def build(
     from brim.report.recording import recorded
 
     page = None if report is None else page_path(report)
-    # The forecast is for this machine: it says nothing about the nodes of a cluster.
-    takes = {} if scaling.engine == "ray" else dict.fromkeys(("low_bytes", "high_bytes"), job.forecast.total)
     command = redact_command(["brim", *sys.argv[1:]])
     shown = progress_for(showing.json, watching.quiet)
-    with recorded(shown, page, command, job.limit, takes, live_port=live.port, open_page=live.open_page) as progress:
+    about = (page, command, job.limit, job.takes)
+    with recorded(shown, *about, live_port=live.port, open_page=live.open_page) as progress:
         for warning in job.plan.table.notes() if part is None else ():
             progress.note(warning)
         result = run(progress)
@@ -159,13 +158,11 @@ def build(
 
 def _step(job: Any, part: str | None, finish: bool) -> Callable[[Progress], Any]:
     """What is to be done of a saved plan."""
-    from brim.jobs.part_receipts import parse_part
-
     if part is None:
         return job.finish if finish else job.run  # type: ignore[no-any-return]
     if finish:
         raise InputError("Choose one of --part (bring shards) and --finish (publish them).")
-    return functools.partial(job.part, parse_part(part))
+    return functools.partial(job.part, part)
 
 
 def _part_lines(result: Any) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""brim clean: what brim.map has cached, and room for more."""
+"""brim clean: what is cached, and room for more."""
 
 from typing import Annotated
 
@@ -6,13 +6,13 @@ import typer
 
 from brim.cli.flags import ShowingFlags
 from brim.cli.show import emit
-from brim.errors import InputError
 from brim.sizes import format_size
 
-HELP = """List what `brim.map` has cached; with --remove, remove it.
+HELP = """List what `brim.map`, `brim.tokenize` and `brim.embed` have cached; with --remove, remove it.
 
-Results of `brim.map` are kept so that the same call is answered at once, and an interrupted one goes on. A cache that a
-running job uses is never removed. A dataset that is open in a program stays readable until it is closed.
+Results of calls without a destination are kept so that the same call is answered at once, and an interrupted one goes
+on. A cache that a running job uses is never removed. A dataset that is open in a program stays readable until it is
+closed.
 
 [bold]Examples[/bold]
 
@@ -34,25 +34,22 @@ def clean(
         typer.Option("--cache-dir", metavar="DIR", help="Where the caches are. (default: BRIM_CACHE, or the user's)"),
     ] = None,
 ) -> None:
-    from brim.jobs.caches import cache_home, list_caches, remove_cache
+    import brim
+    from brim.jobs.caches import cache_home
 
-    if older_than < 0:
-        raise InputError("--older-than takes a number of days.")
     home = cache_home(cache_dir)
-    chosen = [c for c in list_caches(home) if c.age_days >= older_than and not (unfinished and c.done)]
-    freed = busy = 0
+    chosen = brim.clean(remove=remove, older_than=older_than, unfinished=unfinished, cache_dir=home)
+    freed = sum(cached.bytes for cached in chosen if cached.removed)
+    busy = sum(remove and not cached.removed for cached in chosen)
     for cached in chosen:
-        removed = remove and remove_cache(cached)
-        freed += cached.bytes if removed else 0
-        busy += remove and not removed
         if showing.json:
             facts = {name: getattr(cached, name) for name in cached.__slots__}
-            emit("cache", **facts, age_days=round(cached.age_days, 2), removed=removed)
+            emit("cache", **facts, age_days=round(cached.age_days, 2))
             continue
         state = "done" if cached.done else "unfinished"
         print(
             f"{format_size(cached.bytes):>9}  {cached.age_days:5.1f} days  {state:10}  {cached.rows:>12,} rows  "
-            f"{cached.what} of {cached.source}{'  removed' if removed else ''}"
+            f"{cached.what} of {cached.source}{'  removed' if cached.removed else ''}"
         )
     if showing.json:
         return

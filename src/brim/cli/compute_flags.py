@@ -4,70 +4,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from brim.cli.flags import (
-    ComputingFlags,
-    KeepingFlags,
-    LiveFlags,
-    PublishingFlags,
-    RowFlags,
-    RunningFlags,
-    ScalingFlags,
-    ShowingFlags,
-    StoringFlags,
-    WatchingFlags,
-    split_names,
-)
+from brim.cli.flags import ComputingFlags, LiveFlags, ShowingFlags, WatchingFlags, split_names
 from brim.cli.show import count, emit, memory_held, page_path, print_lines, progress_for
-from brim.sizes import format_size, parse_size
+from brim.sizes import format_size
 
 
-def row_options(rows: RowFlags, storing: StoringFlags, columns: tuple[str, ...] | None = None) -> Any:
-    from brim.rows.row_options import RowOptions
-
-    return RowOptions(
-        format=rows.input_format,
-        text=rows.text,  # type: ignore[arg-type]
-        columns=columns or split_names(rows.columns) or None,
-        config=rows.from_config,
-        where=rows.where,
-        delimiter=rows.delimiter,
-        limit=rows.limit,
-        split=rows.from_split,
-        unit_bytes=None if rows.unit_size is None else parse_size(rows.unit_size),
-        access=storing.source,
-    )
-
-
-def job_options(
-    running: RunningFlags,
-    scaling: ScalingFlags,
-    computing: ComputingFlags,
-    keeping: KeepingFlags,
-    publishing: PublishingFlags,
-    storing: StoringFlags,
-) -> Any:
-    from brim.jobs.spec import How
-    from brim.schedule.scheduler import Scaling as Engine
-    from brim.stores.hub_options import HubOptions
-
-    return How(
-        memory=running.memory,
-        workers=running.workers,
-        on_error=computing.on_error,  # type: ignore[arg-type]
-        fresh=computing.fresh,
-        keep_done=computing.keep_done,
-        state=keeping.state,
-        stop_file=computing.stop_file,
-        access=storing.dest,
-        hub=HubOptions(
-            config=publishing.config,
-            message=publishing.commit_message,
-            public=publishing.public,
-            direct=publishing.direct,
-            via=publishing.via,  # type: ignore[arg-type]
-        ),
-        scaling=Engine(scaling.engine, scaling.address),  # type: ignore[arg-type]
-    )
+def words_of(*groups: Any) -> dict[str, Any]:
+    """What a job is told in Python. A page about it is made here, where the command is known."""
+    words = {name: value for group in groups for name, value in vars(group).items()}
+    words.pop("report")
+    return words | {"columns": split_names(words["columns"])}
 
 
 def run_job(

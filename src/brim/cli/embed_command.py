@@ -2,12 +2,11 @@
 
 import json
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from brim.cli.compute_flags import job_options, row_options, run_job, tell
+from brim.cli.compute_flags import run_job, tell, words_of
 from brim.cli.flags import (
     ComputingFlags,
     KeepingFlags,
@@ -99,49 +98,18 @@ def embed(
     ] = None,
     split: Annotated[str, _vectors("--split", metavar="NAME", help="The split that shards become.")] = "train",
 ) -> None:
-    from brim.jobs.job import Job
-    from brim.jobs.spec import dataset_spec, vector_file_spec
-    from brim.outputs.output import RowsOutput
-    from brim.outputs.vector_output import SUFFIXES
-    from brim.steps.embed_options import EmbedOptions, ModelOptions
-    from brim.steps.embed_rows import open_source
-    from brim.steps.embed_step import EmbedStep
+    from brim.api.compute_api import embed_job
+    from brim.api.job_options import EmbedGiven
 
+    given = EmbedGiven(
+        **words_of(rows, publishing, running, scaling, computing, keeping, storing),
+        keep=keep, batch_size=batch_size, normalize=normalize, name=dict(_pairs(name, "--name")), device=device,
+        nan=nan, empty=empty, dtype=dtype, pooling=pooling,  # type: ignore[arg-type]  # checked by the job
+        projection=not no_projection, max_tokens=max_tokens, prompt=prompt, revision=revision,
+        argument={key: _value(text) for key, text in _pairs(argument, "--argument")}, split=split,
+    )  # fmt: skip
     with waiting_for(source):
-        rows_of, root = open_source(source, image, row_options(rows, storing))
-    options = EmbedOptions(
-        model=model,
-        column=column,
-        image=image,
-        keep=tuple(keep or ()),
-        batch_size=batch_size,
-        normalize=normalize,
-        nan=nan,  # type: ignore[arg-type]
-        empty=empty,  # type: ignore[arg-type]
-        keep_bfloat16=dest.endswith(".safetensors"),
-        image_root=root,
-        image_access=storing.source,
-        names=_pairs(name, "--name"),
-        loading=ModelOptions(
-            device=device,
-            dtype=dtype,  # type: ignore[arg-type]
-            pooling=pooling,  # type: ignore[arg-type]
-            projection=not no_projection,
-            max_tokens=max_tokens,
-            prompt=prompt,
-            revision=revision,
-            arguments=tuple((key, _value(text)) for key, text in _pairs(argument, "--argument")),
-        ),
-    )
-    step = EmbedStep(options)
-    step.check(rows_of.schema)
-    how = job_options(running, scaling, computing, keeping, publishing, storing)
-    if not dest.startswith("hf://") and Path(dest).suffix in SUFFIXES:
-        if split != "train":
-            raise InputError("--split is for shards, and DEST is a file.", hint="Leave --split out.")
-        job = Job(vector_file_spec(rows_of, step, dest, how))
-    else:
-        job = Job(dataset_spec("embed", rows_of, step, RowsOutput("parquet", None, split), dest, how))
+        job = embed_job(source, model, dest, column, image, given)
     began = time.monotonic()
     computed, progress = run_job(job, computing, showing, watching, live)
     rate = computed.built.rows / max(time.monotonic() - began, 1e-6)

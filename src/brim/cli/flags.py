@@ -179,6 +179,13 @@ class BidsFlags:
     phenotype: Annotated[bool, _bids("--phenotype", help="Join the tables of phenotype/.")] = False
     no_bidsignore: Annotated[bool, _bids("--no-bidsignore", help="Take what .bidsignore excludes.")] = False
 
+    @property
+    def words(self) -> dict[str, Any]:
+        """As Python has them."""
+        said = dict(vars(self))
+        said["bidsignore"] = not said.pop("no_bidsignore")
+        return said
+
 
 @dataclass(frozen=True)
 class CuttingFlags:
@@ -335,11 +342,6 @@ class StoringFlags(FetchingFlags):
     @property
     def source(self) -> Access:
         return Access(self.source_endpoint_url or self.endpoint_url, self.anonymous)
-
-    @property
-    def dest(self) -> Access:
-        """Of a DEST that is written to: never without credentials."""
-        return Access(self.endpoint_url)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.compute_flags import job_options, row_options, run_job, tell
+from brim.cli.compute_flags import run_job, tell, words_of
 from brim.cli.flags import (
     ComputingFlags,
     KeepingFlags,
@@ -77,30 +77,22 @@ def map(
     ] = None,
     split: Annotated[str, typer.Option("--split", metavar="NAME", help="The split that the rows become.")] = "train",
 ) -> None:
-    from brim.jobs.job import Job
-    from brim.jobs.spec import dataset_spec
-    from brim.outputs.output import RowsOutput
-    from brim.rows.open_rows import open_rows
+    from brim.api.compute_api import map_job
+    from brim.api.job_options import MapGiven
     from brim.steps.map_options import MapOptions
-    from brim.steps.step_process import make_step
 
-    step = make_step(
-        fn,
-        MapOptions(
-            batched=batched,
-            batch_size=batch_size,
-            with_indices=with_indices,
-            input_columns=input_columns,
-            remove_columns=remove_columns,
-            input=input,  # type: ignore[arg-type]
-            splittable=splittable or None,
-        ),
+    options = MapOptions(
+        batched=batched,
+        batch_size=batch_size,
+        with_indices=with_indices,
+        input_columns=input_columns,
+        remove_columns=remove_columns,
+        input=input,  # type: ignore[arg-type]  # checked there
+        splittable=splittable or None,
     )
+    words = words_of(rows, publishing, running, scaling, computing, keeping, storing)
+    given = MapGiven(**words, format=format, rows_per_shard=rows_per_shard, split=split)  # type: ignore[arg-type]
     with waiting_for(source):
-        rows_of = open_rows(source, row_options(rows, storing))
-    step.options.check(rows_of.schema)
-    output = RowsOutput(format, rows_per_shard, split)  # type: ignore[arg-type]
-    how = job_options(running, scaling, computing, keeping, publishing, storing)
-    job = Job(dataset_spec("map", rows_of, step, output, dest, how))
+        job = map_job(source, fn, dest, options, given)
     computed, progress = run_job(job, computing, showing, watching, live)
     tell(computed, progress, job, showing, [("load", f"datasets.load_dataset({dest!r})")] if "://" not in dest else [])

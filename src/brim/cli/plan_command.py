@@ -18,8 +18,7 @@ from brim.cli.flags import (
     ShowingFlags,
     StoringFlags,
 )
-from brim.cli.read_flags import read
-from brim.cli.show import emit, print_lines
+from brim.cli.show import emit, print_lines, waiting_for
 from brim.errors import InputError
 
 PlanOption = Annotated[
@@ -52,9 +51,9 @@ def refuse_given(source: str | None, dest: str | None, groups: Sequence[Any], mo
 def opened(plan: str, running: RunningFlags, storing: StoringFlags, root: str | None, **more: Any) -> Any:
     """The saved plan, as this machine works on it. Of what `storing` says, only the store of PLAN is free."""
     refuse_given(None, None, (dataclasses.replace(storing, endpoint_url=None),), {})
-    from brim.jobs.parts import SavedBuild, SavedOptions
+    import brim
 
-    return SavedBuild(plan, SavedOptions(running.memory, running.workers, root=root, access=storing.dest, **more))
+    return brim.open_plan(plan, root=root, endpoint_url=storing.endpoint_url, **vars(running), **more)
 
 
 HELP = """Show what would be built, how big it is, and whether it fits.
@@ -90,17 +89,9 @@ def planned(
     """The library's plan for what the command line says. `brim build` runs the same."""
     import brim
 
-    return brim.plan(
-        read(source, reading, bids, storing),
-        dest,
-        **vars(cutting),
-        **vars(running),
-        allow_empty=reading.allow_empty,
-        strict=reading.strict,
-        oversize=reading.oversize,  # type: ignore[arg-type]  # checked by plan
-        endpoint_url=storing.endpoint_url,
-        **more,
-    )
+    words = {**vars(reading), **bids.words, **vars(cutting), **vars(storing), **vars(running), **more}
+    with waiting_for(source):
+        return brim.plan(source, dest, **words)
 
 
 def show(build: Any, as_json: bool) -> None:

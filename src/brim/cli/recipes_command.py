@@ -26,15 +26,16 @@ def recipes(
         str | None, typer.Argument(metavar="NAME", help="A built-in recipe, or a file that ends in .toml.")
     ] = None,
 ) -> None:
-    from brim.sources.recipe import builtin_recipes, load_recipe
+    import brim
 
+    found = brim.recipes(name)
     if showing.json:
-        for recipe in builtin_recipes() if name is None else [load_recipe(name)]:
+        for recipe in found:
             emit("recipe", **_facts(recipe), **({} if name is None else {"toml": recipe.toml}))
     elif name is not None:
-        print(load_recipe(name).toml, end="")
+        print(found[0].toml, end="")
     else:
-        for number, recipe in enumerate(builtin_recipes()):
+        for number, recipe in enumerate(found):
             print("\n" * bool(number), end="")
             print_lines(_lines(recipe))
 

@@ -71,37 +71,25 @@ def select(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, and what would be read.")] = False,
 ) -> None:
     import brim
+    from brim.api.job_options import SelectGiven
+    from brim.api.source_api import chosen
     from brim.report.recording import recorded
-    from brim.sources.open_dataset import Query, selected
 
-    query = Query(
-        where=selecting.where,
-        sql=selecting.sql,
-        columns=split_names(selecting.columns),
-        drop=split_names(selecting.drop),
-        sort_by=split_names(selecting.sort_by),
-        shuffle=selecting.shuffle,
-        sample=selecting.sample,
-        limit=selecting.limit,
-        unique=selecting.unique,
-        split_into=selecting.split_into,
-        group_by=selecting.group_by,
-        also=tuple(selecting.also or ()),
-    )
-    options: dict[str, Any] = {**vars(cutting), **vars(running), **vars(publishing), **vars(scaling)}
+    query = {**vars(selecting), **vars(reading)}
+    query |= {name: split_names(query[name]) for name in ("columns", "drop", "sort_by")}
+    options: dict[str, Any] = {
+        **vars(cutting), **vars(running), **vars(publishing), **vars(scaling), **vars(storing), **vars(keeping),
+        "fresh": fresh, "update": update, "stop_file": stop_file,
+    }  # fmt: skip
     with waiting_for(source):
-        chosen = selected(source, query, reading.from_config, reading.from_split, storing.source).table()
-    job = brim.plan(
-        chosen, dest, **options, endpoint_url=storing.endpoint_url, fresh=fresh, update=update,
-        state=keeping.state, stop_file=stop_file,
-    )  # fmt: skip
+        rows = chosen(source, SelectGiven(**options).source_access, **query)
+        job = brim.plan(rows, dest, **options)
     if dry_run:
         show(job, showing.json)
         return
     page = None if report is None else page_path(report)
-    takes = {} if scaling.engine == "ray" else dict.fromkeys(("low_bytes", "high_bytes"), job.forecast.total)
     command = redact_command(["brim", *sys.argv[1:]])
-    with recorded(progress_for(showing.json, watching.quiet), page, command, job.limit, takes) as progress:
+    with recorded(progress_for(showing.json, watching.quiet), page, command, job.limit, job.takes) as progress:
         for warning in job.plan.table.warnings:
             progress.note(warning)
         result = job.run(progress)

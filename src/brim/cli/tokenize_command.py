@@ -1,12 +1,11 @@
 """brim tokenize: a column of text as token ids, within a limit."""
 
 import time
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
-from brim.cli.compute_flags import job_options, row_options, run_job, tell
+from brim.cli.compute_flags import run_job, tell, words_of
 from brim.cli.flags import (
     ComputingFlags,
     KeepingFlags,
@@ -21,8 +20,6 @@ from brim.cli.flags import (
     WatchingFlags,
 )
 from brim.cli.show import progress_for, waiting_for
-
-_UNIT_BYTES = 4 << 20  # encoding is slow: small units keep all cores busy to the end
 
 HELP = """Turn a column of text into token ids, on all cores, within a memory limit.
 
@@ -116,55 +113,20 @@ def tokenize(
         int | None, _output("--rows-per-shard", metavar="N", help="(default: about 256 MB of ids)")
     ] = None,
 ) -> None:
-    from brim.errors import InputError
-    from brim.jobs.job import Job
-    from brim.jobs.spec import dataset_spec
-    from brim.outputs.token_output import WHOLE, FinishOptions, TokenOutput, parse_split
-    from brim.rows.open_rows import open_rows
-    from brim.steps.fast_encoder import choose
-    from brim.steps.tokenize_step import TokenizeOptions, TokenizeStep, settle_dtype
-    from brim.steps.tokenizers import LoadedTokenizer, find_tokenizer
+    from brim.api.compute_api import tokenize_job
+    from brim.api.job_options import TokenizeGiven
 
-    if keep and (pack is not None or format == "bin"):
-        raise InputError(
-            "--keep needs rows that are documents, and those of --pack and bin are not.", hint="Leave out one of them."
-        )
-    found = find_tokenizer(tokenizer)
-    loaded = LoadedTokenizer(found.read(), found.name)
-    vocabulary = loaded.vocab_size
-    settled = settle_dtype(dtype, format, vocabulary)
-    special = pack is None if special_tokens is None else special_tokens
-    options = TokenizeOptions(
-        column=column, eos=eos, add_special_tokens=special, max_length=max_length, keep=tuple(keep or ()),
-        dtype=settled, long_documents=long_documents, long_chars=long_chars,  # type: ignore[arg-type]
+    given = TokenizeGiven(
+        **words_of(rows, publishing, running, scaling, computing, keeping, storing),
+        keep=keep, eos=eos, special_tokens=special_tokens, max_length=max_length,
+        encoder=encoder,  # type: ignore[arg-type]  # checked by the job, as are those below
+        long_documents=long_documents, long_chars=long_chars,  # type: ignore[arg-type]
+        pack=pack, pack_tail=pack_tail, format=format, dtype=dtype,  # type: ignore[arg-type]
+        split=split, shuffle=shuffle, rows_per_shard=rows_per_shard,
     )  # fmt: skip
-    step = TokenizeStep(found, options, fast=choose(encoder, found.read()))  # type: ignore[arg-type]
-    step.check(loaded)
-    if loaded.switched_off:
-        progress_for(showing.json, watching.quiet).note(
-            f"the tokenizer has its own {' and '.join(loaded.switched_off)}; switched off for this job"
-        )
-    options = replace(row_options(rows, storing), as_text=(column,), least_unit_bytes=_UNIT_BYTES)
     with waiting_for(source):
-        rows_of = open_rows(source, options)
-    step.output_schema(rows_of.schema)
-    header = {
-        "vocab_size": vocabulary,
-        "eos": None if eos is None else loaded.id_of(eos),
-        "tokenizer_sha256": found.sha256,
-        "created_by": "brim",
-    }
-    output = TokenOutput(
-        FinishOptions(
-            format=format, dtype=settled, pack=pack, pack_tail=pack_tail,  # type: ignore[arg-type]
-            splits=WHOLE if split is None else parse_split(split), shuffle=shuffle is not None, seed=shuffle or 0,
-            rows_per_shard=rows_per_shard, header=tuple(header.items()),
-        ),
-        found.name,
-    )  # fmt: skip
-    how = job_options(running, scaling, computing, keeping, publishing, storing)
-    job = Job(dataset_spec("tokenize", rows_of, step, output, dest, how))
-    del loaded
+        note = progress_for(showing.json, watching.quiet).note
+        job, step = tokenize_job(source, tokenizer, dest, column, given, note=note)
     if not watching.quiet:
         progress_for(showing.json, quiet=False).note(f"encoder: {step.encoder}")
     began = time.monotonic()

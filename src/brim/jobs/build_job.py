@@ -81,6 +81,13 @@ class Build:
             lines.append(("destination", self._destination_text(self.destination)))
         return lines
 
+    @property
+    def takes(self) -> dict[str, int]:
+        """What the forecast says for this machine: nothing of the nodes of a cluster."""
+        if self.options.scaling.engine != "local":
+            return {}
+        return dict.fromkeys(("low_bytes", "high_bytes"), self.forecast.total)
+
     def save_recipe(self, path: str | os.PathLike[str]) -> None:
         """Write the columns of a BIDS dataset as a recipe, so that a pilot and the whole dataset agree."""
         if self.plan.table.saved is None:

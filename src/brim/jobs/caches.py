@@ -1,4 +1,4 @@
-"""Where `brim.map` keeps what it computed: a folder for each job, found again by its fingerprint."""
+"""Where what was computed without a destination is kept: a folder for each job, found by its fingerprint."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class Cached:
     what: str
     source: str
     rows: int
+    removed: bool = False
 
     @property
     def age_days(self) -> float:
@@ -99,7 +100,7 @@ def list_caches(home: Path) -> list[Cached]:
         if not (folder / _ABOUT).is_file():
             continue  # not ours
         about = _about(folder)
-        ledger = Ledger(folder / "units")
+        ledger = _ledger(folder)
         files = [path for path in folder.rglob("*") if path.is_file()]
         found.append(
             Cached(
@@ -119,13 +120,25 @@ def remove_cache(cached: Cached) -> bool:
     """Take a cache away; False if a job is using it. Datasets that are open stay readable until they are closed."""
     try:
         with locked(cached.folder):
-            (cached.folder / "units" / LEDGER).unlink(missing_ok=True)  # first: a half removed cache is no cache
+            for books in _books(cached.folder):
+                (books / LEDGER).unlink(missing_ok=True)  # first: a half removed cache is no cache
             shutil.rmtree(cached.folder)
     except DestinationError:
         return False
     except OSError as error:
         raise InputError(f"The cache {str(cached.folder)!r} cannot be removed: {reason(error)}.") from error
     return True
+
+
+def _books(folder: Path) -> tuple[Path, Path]:
+    """Where the ledger is: with the units that are the result, or above what is made of them."""
+    return folder / "units", folder
+
+
+def _ledger(folder: Path) -> Ledger:
+    """The one that says most: of what is finished, else of the units so far."""
+    units, made = (Ledger(books) for books in _books(folder))
+    return made if made.done else units
 
 
 def _about(folder: Path) -> dict[str, Any]:

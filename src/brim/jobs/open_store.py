@@ -47,7 +47,7 @@ def open_books(layout: Layout, how: How, progress: Progress, share: Share) -> It
     stop_files = [state / "stop", *([Path(how.stop_file)] if how.stop_file else [])]
     with (
         _locked(layout) if share.books is None else _shared(layout.destination),
-        stoppable(*stop_files) as stop,
+        stoppable(*stop_files, asked=how.stop) as stop,
     ):
         ledger = Ledger(share.books or layout.books)
         try:

@@ -23,7 +23,7 @@ from brim.jobs.bring import STAGED_S, Share, versions
 from brim.jobs.content import PlanContent
 from brim.jobs.job import Built, Job
 from brim.jobs.layout import dataset_at
-from brim.jobs.part_receipts import Part, divide, listed
+from brim.jobs.part_receipts import Part, divide, listed, parse_part
 from brim.jobs.plan_place import open_place
 from brim.jobs.spec import How, Spec, usual_workers
 from brim.memory.limit import Limit, effective_limit
@@ -67,6 +67,21 @@ class PartDone:
     kept: int
     sent_bytes: int
     next: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStatus:
+    """How far a saved plan is. `parts` is how many it is done in, None before the first was begun; those that lack a
+    shard are listed by their numbers."""
+
+    path: str
+    destination: str
+    shards: int
+    done: int
+    parts: int | None
+    missing_parts: list[int]
+    unfinished_parts: list[int]
+    finished: bool
 
 
 @dataclass(frozen=True)
@@ -113,8 +128,14 @@ class SavedBuild:
         words += ("--endpoint-url", endpoint) if endpoint else ()
         return shlex.join(["brim", "build", "--plan", self.place.shown, *words])
 
-    def part(self, part: Part, progress: Progress | None = None) -> PartDone:
-        """Bring what is missing of a part."""
+    @property
+    def takes(self) -> dict[str, int]:
+        """What the forecast says for this machine."""
+        return dict.fromkeys(("low_bytes", "high_bytes"), self.forecast.total)
+
+    def part(self, part: Part | str, progress: Progress | None = None) -> PartDone:
+        """Bring what is missing of a part: "3/100" is the third of a hundred."""
+        part = parse_part(part) if isinstance(part, str) else part
         progress = progress or Silent()
         edges = divide(self.plan.shards, part.count)
         mine = self.plan.shards[edges[part.number - 1] : edges[part.number]]
@@ -238,46 +259,49 @@ class SavedBuild:
         return [int(number) for number in np.unique(found)]
 
     @property
-    def progress(self) -> dict[str, Any]:
-        """How far it is, for programs."""
+    def status(self) -> PlanStatus:
+        """How far it is."""
         count, done = self.receipts.count(), self.receipts.all(self.plan.fingerprint)
         here = Ledger(self.layout.books)
         same = here.job is not None and here.job.fingerprint == self.plan.fingerprint
         lacking = [shard for shard in self.plan.shards if shard.name not in done]
         missing = [] if count is None else self._parts_of(lacking, count)
         begun = set() if count is None else set(self._parts_of([s for s in self.plan.shards if s.name in done], count))
-        return {
-            "path": self.place.shown,
-            "destination": str(self.destination),
-            "shards": len(self.plan.shards),
-            "done": len(self.plan.shards) - len(lacking),
-            "parts": count,
-            "missing_parts": [number for number in missing if number not in begun],
-            "unfinished_parts": [number for number in missing if number in begun],
-            "finished": same and here.done,
-        }
+        return PlanStatus(
+            path=self.place.shown,
+            destination=str(self.destination),
+            shards=len(self.plan.shards),
+            done=len(self.plan.shards) - len(lacking),
+            parts=count,
+            missing_parts=[number for number in missing if number not in begun],
+            unfinished_parts=[number for number in missing if number in begun],
+            finished=same and here.done,
+        )
 
     def check(self) -> None:
         """Files were checked before the plan was saved."""
 
+    def __str__(self) -> str:
+        return "\n".join(f"{label:>14}  {text}" for label, text in self.lines)
+
     @property
     def facts(self) -> dict[str, Any]:
         """The plan and how far it is, for programs."""
-        return {**plan_facts(self.plan, self.forecast, self.limit), "saved": self.progress}
+        return {**plan_facts(self.plan, self.forecast, self.limit), "saved": asdict(self.status)}
 
     @property
     def lines(self) -> list[tuple[str, str]]:
         """The plan and how far it is, for people."""
-        told = self.progress
-        count, missing, unfinished = told["parts"], told["missing_parts"], told["unfinished_parts"]
+        told = self.status
+        count, missing, unfinished = told.parts, told.missing_parts, told.unfinished_parts
         remote = isinstance(self.destination, HubAddress | BucketAddress)
-        lines = [*plan_lines(self.plan, self.forecast, self.limit, remote), ("destination", told["destination"])]
-        if told["finished"]:
+        lines = [*plan_lines(self.plan, self.forecast, self.limit, remote), ("destination", told.destination)]
+        if told.finished:
             return [*lines, ("parts", "finished: it is published")]
         if count is None:
             return [*lines, ("parts", "none was begun"), ("next", self.command("--part", "1/N"))]
         whole = count - len(missing) - len(unfinished)
-        lines.append(("parts", f"{whole:,} of {count:,} done, {told['done']:,} of {told['shards']:,} shards"))
+        lines.append(("parts", f"{whole:,} of {count:,} done, {told.done:,} of {told.shards:,} shards"))
         lines += [("unfinished", f"part {listed(unfinished)}")] if unfinished else []
         lines += [("not begun", f"part {listed(missing)}")] if missing else []
         next_part = f"{[*unfinished, *missing][0]}/{count}" if missing or unfinished else None

@@ -26,6 +26,7 @@ from brim.rows.unit import RowSource
 from brim.schedule.messages import OnError
 from brim.schedule.scheduler import Scaling
 from brim.sizes import parse_size
+from brim.state.stop import Stop
 from brim.steps.step import Step
 from brim.stores.destination import Destination, refuse_holder, refuse_source
 from brim.stores.hub_options import HubAddress, HubOptions, check_shards
@@ -46,6 +47,7 @@ class How:
     keep_done: bool = False  # a changed function continues where the earlier one ended
     state: str | None = None
     stop_file: str | None = None
+    stop: Stop | None = None  # by which the caller may end it
     hub: HubOptions = field(default_factory=HubOptions)
     access: Access = field(default_factory=Access)  # to the bucket that is the destination
     scaling: Scaling = field(default_factory=Scaling)

@@ -1,4 +1,8 @@
-"""Asked to stop: Ctrl-C, SIGTERM, SIGUSR1 (batch systems warn with it) or a stop file."""
+"""Asked to stop: by Ctrl-C, a stop file, or another thread; and in the terminal by SIGTERM and SIGUSR1 too.
+
+In a program of somebody else's only Ctrl-C is heard, and only in the main thread, where Python would hear it: the job
+ends cleanly, the handler is put back and KeyboardInterrupt is raised. All other signals are the program's own.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +10,75 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from brim.errors import Stopped
 from brim.state.stop_file import forget_run, note_run, settle_stop_file
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_OWN = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # batch systems warn with the last
 _LOOK_EVERY_S = 0.2
+
+_process_is_ours = False
+
+
+def hear_all_signals() -> None:
+    """From now on this process is a command of brim's: signals end its jobs, and say so by exit code 6."""
+    global _process_is_ours
+    _process_is_ours = True
 
 
 class Stop:
-    """A flag that workers look at between chunks."""
+    """Asks jobs to stop, from any thread: give it as `stop=`, and call `request()`. What is finished stays finished."""
 
-    def __init__(self, files: tuple[Path, ...]) -> None:
-        self._files = files
+    def __init__(self) -> None:
         self._why: str | None = None
-        self._looked = 0.0
         self._event = threading.Event()
 
-    def request(self, why: str) -> None:
+    def request(self, why: str = "the program that runs it") -> None:
+        """Ask. Jobs look a few times a second and raise `Stopped`; `why` is told there."""
         self._why = self._why or why
         self._event.set()
 
+    @property
+    def requested(self) -> str | None:
+        """Why, if someone asked."""
+        return self._why if self._event.is_set() else None
+
     def check(self) -> None:
         """Raise Stopped if someone asked."""
-        now = time.monotonic()
-        if now - self._looked >= _LOOK_EVERY_S:
-            self._looked = now
-            for file in self._files:
-                if file.exists():
-                    self.request(f"the stop file {file.name}")
         if self._event.is_set():
             raise Stopped(
                 f"Stopped by {self._why}; finished shards are kept.", hint="Run the same command to continue."
             )
 
 
+class RunStop(Stop):
+    """The flag of one run, which workers look at between chunks: set by a signal, a file or the caller's own."""
+
+    def __init__(self, files: tuple[Path, ...], asked: Stop | None = None) -> None:
+        super().__init__()
+        self._files, self._asked = files, asked
+        self._looked = 0.0
+
+    def check(self) -> None:
+        if self._asked is not None and (why := self._asked.requested):
+            self.request(why)
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_EVERY_S:
+            self._looked = now
+            for file in self._files:
+                if file.exists():
+                    self.request(f"the stop file {file.name}")
+        super().check()
+
+
 @contextmanager
-def stoppable(*files: Path) -> Iterator[Stop]:
-    """Turn signals and stop files into a flag. A second Ctrl-C ends the process at once.
+def stoppable(*files: Path, asked: Stop | None = None) -> Iterator[RunStop]:
+    """Turn signals, stop files and what the caller asks into a flag. A second Ctrl-C ends the process at once.
 
     A stop file that is there already is refused, or removed if it is stale; one that comes goes at the end.
     """
@@ -55,19 +86,60 @@ def stoppable(*files: Path) -> Iterator[Stop]:
         if note := settle_stop_file(file):
             sys.stderr.write(f"brim: {note}\n")
     ours = [file for file in files if note_run(file)]
-    stop = Stop(files)
+    stop = RunStop(files, asked)
+    try:
+        with _all_signals(stop) if _process_is_ours else _interrupt(stop):
+            yield stop
+    finally:
+        for file in ours:
+            forget_run(file)
 
+
+@contextmanager
+def _all_signals(stop: RunStop) -> Iterator[None]:
     def on_signal(number: int, _frame: FrameType | None) -> None:
         stop.request({signal.SIGINT: "Ctrl-C"}.get(signal.Signals(number), signal.Signals(number).name))
         signal.signal(number, signal.SIG_DFL)
 
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
+    before = _handled(_OWN, on_signal)
     try:
-        yield stop
+        yield
     finally:
-        for file in ours:
-            forget_run(file)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _put_back(before)
+
+
+@contextmanager
+def _interrupt(stop: RunStop) -> Iterator[None]:
+    """Ctrl-C as it is known in Python, but only once the job has ended; a second one is not waited for."""
+    heard = threading.Event()
+
+    def on_interrupt(number: int, _frame: FrameType | None) -> None:
+        heard.set()
+        stop.request("Ctrl-C")
+        signal.signal(number, signal.default_int_handler)
+
+    # Who has a handler of their own, or ignores it, means that.
+    python_hears = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before = _handled((signal.SIGINT,), on_interrupt) if python_hears else {}
+    try:
+        yield
+    except Stopped as stopped:
+        if heard.is_set():
+            raise KeyboardInterrupt(str(stopped)) from stopped
+        raise
+    finally:
+        _put_back(before)
+    if heard.is_set():  # too late to stop anything, but somebody wants the program to end
+        raise KeyboardInterrupt
+
+
+def _handled(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """What was there before. Only the main thread may have handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.signal(number, handler) for number in numbers}
+
+
+def _put_back(before: dict[int, Any]) -> None:
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -1,0 +1,390 @@
+"""Rows through a step: map, tokenize and embed, to a destination or to brim's cache.
+
+Each verb has a function that makes its job, which the command line runs too, and one that runs it. What is drop-in for
+`Dataset.map` is in datasets_api.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+import numpy as np
+
+from brim.api.job_options import (
+    EmbedGiven,
+    EmbedKeywords,
+    MapGiven,
+    TokenizeGiven,
+    TokenizeKeywords,
+    many,
+    refuse_without_place,
+    spelled_out,
+)
+from brim.api.recorded_run import bar_or_notes, recorded_run
+from brim.errors import InputError
+from brim.jobs.caches import cache_home, open_cache, open_dataset
+from brim.jobs.job import Computed, Job
+from brim.jobs.layout import DatasetLayout, FileLayout
+from brim.jobs.spec import How, computed_facts, computed_spec, dataset_spec, vector_file_spec
+from brim.memory.meter import process_bytes
+from brim.outputs.output import Output, RowsOutput
+from brim.outputs.rows_file import read_schema
+from brim.outputs.token_output import WHOLE, FinishOptions, TokenOutput, parse_split
+from brim.outputs.vector_output import SUFFIXES, VectorOutput, rows_path
+from brim.plans.fingerprint import digest_json
+from brim.progress import Progress
+from brim.rows.open_rows import open_rows
+from brim.rows.row_options import RowOptions
+from brim.rows.unit import RowSource
+from brim.steps.embed_options import EmbedOptions, ModelOptions
+from brim.steps.embed_rows import open_source
+from brim.steps.embed_step import EmbedStep
+from brim.steps.fast_encoder import choose
+from brim.steps.map_options import MapOptions
+from brim.steps.map_step import MapStep
+from brim.steps.row_features import import_datasets
+from brim.steps.step import Step
+from brim.steps.step_process import make_step
+from brim.steps.tokenize_step import TokenizeOptions, TokenizeStep, settle_dtype
+from brim.steps.tokenizers import LoadedTokenizer, find_tokenizer
+from brim.tensors.tensor_reader import ShardedRows, open_tensors
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+Place = str | os.PathLike[str]
+Array = np.ndarray[Any, Any]
+_UNIT_BYTES = 4 << 20  # encoding is slow: small units keep all cores busy to the end
+_DATASET, _VECTORS = "dataset", "vectors.safetensors"
+
+
+class Vectors(Mapping[str, "Array | ShardedRows"]):
+    """What a model gave: an array for each of its outputs, mapped from `path` and not loaded.
+
+    Types that NumPy lacks (bfloat16) are float32. Kept columns are in the Parquet file `kept`. `computed` is what the
+    call did, which is nothing if it was all there.
+    """
+
+    def __init__(self, path: Path, computed: Computed) -> None:
+        self.path, self.computed = path, computed
+        self.kept: Path | None = rows_path(path) if rows_path(path).exists() else None
+        self._arrays: dict[str, Array | ShardedRows] = open_tensors(path)
+
+    def __getitem__(self, name: str) -> Array | ShardedRows:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    @property
+    def rows(self) -> int:
+        return self.computed.built.rows
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}: {array.shape} {array.dtype}" for name, array in self.items())
+        return f"<Vectors {shown} at {self.path}>"
+
+
+def map_job(
+    source: Any,
+    function: Callable[..., Any] | str | None,
+    destination: Place,
+    options: MapOptions,
+    given: MapGiven,
+    *,
+    held_bytes: int = 0,
+    name: str | None = None,
+) -> Job:
+    """A function over rows, to a destination. One that is named, "MODULE:FUNCTION", is loaded by workers alone."""
+    how = given.how(held_bytes)
+    output = RowsOutput(given.format, given.rows_per_shard, given.split)
+    step = make_step(function, options) if isinstance(function, str) else MapStep(function, options)
+    rows = open_rows(source, given.row_options(name=name))
+    options.check(rows.schema)
+    return Job(dataset_spec("map", rows, step, output, destination, how))
+
+
+def tokenize_job(
+    source: Any,
+    tokenizer: Any,
+    destination: Place | None,
+    column: str,
+    given: TokenizeGiven,
+    *,
+    note: Callable[[str], None],
+    held_bytes: int = 0,
+    name: str | None = None,
+    cache_dir: Place | None = None,
+) -> tuple[Job, TokenizeStep]:
+    """A column of text as token ids. Without a destination, to the cache as Arrow files."""
+    keep = many(given.keep)
+    if keep and (given.pack is not None or given.format == "bin"):
+        raise InputError(
+            "--keep needs rows that are documents, and those of --pack and bin are not.", hint="Leave out one of them."
+        )
+    if destination is None:
+        refuse_without_place(given, "format")
+        given = replace(given, format="arrow")
+    how = given.how(held_bytes)
+    found = find_tokenizer(tokenizer)
+    loaded = LoadedTokenizer(found.read(), found.name)
+    dtype = settle_dtype(given.dtype, given.format, loaded.vocab_size)
+    options = TokenizeOptions(
+        column=column,
+        eos=given.eos,
+        add_special_tokens=given.pack is None if given.special_tokens is None else given.special_tokens,
+        max_length=given.max_length,
+        keep=keep,
+        dtype=dtype,
+        long_documents=given.long_documents,
+        long_chars=given.long_chars,
+    )
+    step = TokenizeStep(found, options, fast=choose(given.encoder, found.read()))
+    step.check(loaded)
+    if loaded.switched_off:
+        note(f"the tokenizer has its own {' and '.join(loaded.switched_off)}; switched off for this job")
+    header = {
+        "vocab_size": loaded.vocab_size,
+        "eos": None if given.eos is None else loaded.id_of(given.eos),
+        "tokenizer_sha256": found.sha256,
+        "created_by": "brim",
+    }
+    del loaded
+    finish = FinishOptions(
+        format=given.format,
+        dtype=dtype,
+        pack=given.pack,
+        pack_tail=given.pack_tail,
+        splits=WHOLE if given.split is None else parse_split(given.split),
+        shuffle=given.shuffle is not None,
+        seed=given.shuffle or 0,
+        rows_per_shard=given.rows_per_shard,
+        header=tuple(header.items()),
+    )
+    rows = open_rows(source, given.row_options(as_text=(column,), least_unit_bytes=_UNIT_BYTES, name=name))
+    step.output_schema(rows.schema)
+    output = TokenOutput(finish, found.name)
+    if destination is not None:
+        return Job(dataset_spec("tokenize", rows, step, output, destination, how)), step
+    folder = _cache("tokenize", rows, step, output, how, cache_dir, f"tokens of {column}")
+    layout = DatasetLayout(folder / _DATASET, folder)
+    return Job(computed_spec("tokenize", rows, step, output, layout, how)), step
+
+
+def embed_job(
+    source: Any,
+    model: str,
+    destination: Place | None,
+    column: str | None,
+    image: str | None,
+    given: EmbedGiven,
+    *,
+    held_bytes: int = 0,
+    cache_dir: Place | None = None,
+) -> Job:
+    """Texts and images as vectors: to one file if the destination's name ends like one, else to shards.
+
+    Without a destination, to a file in the cache.
+    """
+    to = None if destination is None else os.fspath(destination)
+    as_file = to is None or (not to.startswith("hf://") and Path(to).suffix in SUFFIXES)
+    if to is None:
+        refuse_without_place(given, "split")
+    elif as_file and given.split != "train":
+        raise InputError("--split is for shards, and DEST is a file.", hint="Leave --split out.")
+    how = given.how(held_bytes)
+    loading = ModelOptions(
+        device=given.device,
+        dtype=given.dtype,
+        pooling=given.pooling,
+        projection=given.projection,
+        max_tokens=given.max_tokens,
+        prompt=given.prompt,
+        revision=given.revision,
+        arguments=tuple((given.argument or {}).items()),
+    )
+    options = EmbedOptions(
+        model=model,
+        column=column,
+        image=image,
+        keep=many(given.keep),
+        batch_size=given.batch_size,
+        normalize=given.normalize,
+        nan=given.nan,
+        empty=given.empty,
+        keep_bfloat16=to is not None and to.endswith(".safetensors"),
+        image_access=given.source_access,
+        names=tuple((given.name or {}).items()),
+        loading=loading,
+    )
+    rows, root = _embed_rows(source, image, given.row_options())
+    step = EmbedStep(replace(options, image_root=root))
+    step.check(rows.schema)
+    if to is None:
+        output = VectorOutput(_VECTORS, step.batch_rows or 1000)
+        folder = _cache("embed", rows, step, output, how, cache_dir, f"vectors by {model}")
+        return Job(computed_spec("embed", rows, step, output, FileLayout(folder / _VECTORS, folder), how))
+    if as_file:
+        return Job(vector_file_spec(rows, step, to, how))
+    return Job(dataset_spec("embed", rows, step, RowsOutput("parquet", None, given.split), to, how))
+
+
+def _embed_rows(source: Any, image: str | None, options: RowOptions) -> tuple[RowSource, str | None]:
+    """Rows, and where relative paths of images begin: with rows that are in memory, where this process works."""
+    if isinstance(source, str | os.PathLike):
+        return open_source(os.fspath(source), image, options)
+    return open_rows(source, options), None if image is None else os.getcwd()
+
+
+def _cache(
+    verb: str, rows: RowSource, step: Step, output: Output, how: How, cache_dir: Place | None, what: str
+) -> Path:
+    """The folder of this job in the cache, known again by all that decides its result."""
+    name = f"{verb}-{digest_json(computed_facts(verb, rows, step, output, how.on_error))[:24]}"
+    return open_cache(cache_home(cache_dir), name, {"what": what, "source": rows.name})
+
+
+@overload
+def tokenize(
+    source: Any,
+    tokenizer: Any,
+    *,
+    destination: Place,
+    column: str = ...,
+    name: str | None = ...,
+    progress: Progress | None = ...,
+    report: Place | None = ...,
+    **options: Unpack[TokenizeKeywords],
+) -> Computed: ...
+@overload
+def tokenize(
+    source: Any,
+    tokenizer: Any,
+    *,
+    destination: None = ...,
+    column: str = ...,
+    name: str | None = ...,
+    cache_dir: Place | None = ...,
+    progress: Progress | None = ...,
+    report: Place | None = ...,
+    **options: Unpack[TokenizeKeywords],
+) -> Dataset | DatasetDict: ...
+@spelled_out(TokenizeGiven)
+def tokenize(
+    source: Any,
+    tokenizer: Any,
+    *,
+    destination: Place | None = None,
+    column: str = "text",
+    name: str | None = None,
+    cache_dir: Place | None = None,
+    progress: Progress | None = None,
+    report: Place | None = None,
+    **options: Unpack[TokenizeKeywords],
+) -> Any:
+    """Turn a column of text into token ids, on all cores, within `memory`.
+
+    `source` is what `map` takes; `tokenizer` a tokenizer.json, a folder with one, a name on the Hub, or a tokenizer of
+    `tokenizers` or `transformers`. To a destination (a folder, hf://datasets/ORG/NAME, s3://BUCKET/PREFIX) it is what
+    `brim tokenize` does. Without one, the ids are a Dataset (with `split`, a DatasetDict) that is mapped from
+    `cache_dir`, and found there when the same is asked for again. An iterator is known again by `name`.
+    """
+    progress = progress or bar_or_notes()
+    job, _ = tokenize_job(
+        source,
+        tokenizer,
+        destination,
+        column,
+        TokenizeGiven(**options),
+        note=progress.note,
+        held_bytes=process_bytes(os.getpid()),
+        name=name,
+        cache_dir=cache_dir,
+    )
+    computed = run_job(job, progress, report)
+    return computed if destination is not None else _opened(job)
+
+
+@overload
+def embed(
+    source: Any,
+    model: str,
+    *,
+    destination: Place,
+    column: str | None = ...,
+    image: str | None = ...,
+    progress: Progress | None = ...,
+    report: Place | None = ...,
+    **options: Unpack[EmbedKeywords],
+) -> Computed: ...
+@overload
+def embed(
+    source: Any,
+    model: str,
+    *,
+    destination: None = ...,
+    column: str | None = ...,
+    image: str | None = ...,
+    cache_dir: Place | None = ...,
+    progress: Progress | None = ...,
+    report: Place | None = ...,
+    **options: Unpack[EmbedKeywords],
+) -> Vectors: ...
+@spelled_out(EmbedGiven)
+def embed(
+    source: Any,
+    model: str,
+    *,
+    destination: Place | None = None,
+    column: str | None = None,
+    image: str | None = None,
+    cache_dir: Place | None = None,
+    progress: Progress | None = None,
+    report: Place | None = None,
+    **options: Unpack[EmbedKeywords],
+) -> Computed | Vectors:
+    """Put the texts of `column`, the images of `image`, or both through a model, without ever holding their vectors.
+
+    `source` is what `map` takes, or a folder of images; `model` a name or a folder of sentence-transformers or
+    transformers, or "MODULE:FACTORY" of yours with `argument` for it. The destination is a file (.safetensors, .npy,
+    .parquet), or a folder, hf://datasets/ORG/NAME or s3://BUCKET/PREFIX for Parquet shards. Without one, the vectors
+    are mapped from a file in `cache_dir`, and found there when the same is asked for again.
+    """
+    given = EmbedGiven(**options)
+    progress = progress or bar_or_notes()
+    held_bytes = process_bytes(os.getpid())
+    job = embed_job(source, model, destination, column, image, given, held_bytes=held_bytes, cache_dir=cache_dir)
+    computed = run_job(job, progress, report)
+    if destination is not None:
+        return computed
+    assert isinstance(job.spec.layout, FileLayout)
+    assert isinstance(job.spec.layout.destination, Path)
+    return Vectors(job.spec.layout.destination, computed)
+
+
+def run_job(job: Job, progress: Progress, report: Place | None) -> Computed:
+    with recorded_run(progress, report, job.limit) as watched:
+        return job.run(watched)
+
+
+def _opened(job: Job) -> Any:
+    """The Dataset of a job to the cache; of several splits, a DatasetDict."""
+    assert isinstance(job.spec.output, TokenOutput)
+    assert isinstance(job.spec.layout.destination, Path)
+    data = job.spec.layout.destination / "data"
+
+    def one(split: str) -> Any:
+        files = sorted(data.glob(f"{split}-*.arrow"))
+        return open_dataset(files, read_schema(files[0], "arrow"), f"{job.spec.fingerprint}/{split}")
+
+    splits = job.spec.output.options.splits
+    if splits == WHOLE:
+        return one(WHOLE[0].name)
+    return import_datasets("several splits").DatasetDict({split.name: one(split.name) for split in splits})
