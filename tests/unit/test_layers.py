@@ -137,6 +137,7 @@ def test_public_names() -> None:
         "dataset",
         "files",
         "forecast",
+        "info",
         "map",
         "open_tensors",
         "plan",
