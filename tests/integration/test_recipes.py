@@ -741,10 +741,10 @@ def test_an_unfetched_clone_is_planned(arc: Layout, tmp_path: Path) -> None:
     facts = json.loads(done.stdout)
     subjects = " ".join(dict.fromkeys(row["subject_id"] for row in arc.rows))
     assert facts["fingerprint"] == whole.plan.fingerprint
-    assert facts["absent"]["get"] == f"datalad get {subjects} derivatives/lesion_masks"
+    assert facts["absent"]["get"] == f"datalad get derivatives/lesion_masks {subjects}"
     assert set(facts["absent"]["files"]) == set(arc.contents)
     command[3:5] = ["build", str(arc.root), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
-    assert f"datalad get {subjects} derivatives/lesion_masks" in json.loads(done.stdout.splitlines()[-1])["message"]
+    assert f"datalad get derivatives/lesion_masks {subjects}" in json.loads(done.stdout.splitlines()[-1])["message"]
     assert not (tmp_path / "out" / "data").exists()

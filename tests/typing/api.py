@@ -5,6 +5,7 @@ import pyarrow as pa
 
 import brim
 from brim.jobs.build_job import Build
+from brim.jobs.dataset_info import DatasetInfo
 from brim.jobs.job import Built
 from brim.sources.file_table import FileTable
 
@@ -26,3 +27,4 @@ with brim.TensorWriter("emb.safetensors", rows=10, text=(768, "float32"), resume
 brim.save_file({"text": [np.zeros((10, 768), np.float32)]}, "emb.safetensors", metadata={"by": "me"})
 vectors: object = brim.open_tensors("emb.safetensors", "torch")["text"]
 code: int = brim.BrimError("message").exit_code
+found: DatasetInfo = brim.info("out", head=2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,9 +23,10 @@ import pyarrow as pa
 from brim.buckets.bucket_address import Access, is_bucket_address, parse_bucket_address
 from brim.buckets.listing import list_objects, read_small
 from brim.choices import at_least
-from brim.errors import BrimError, MissingExtra
+from brim.errors import BrimError, InputError, MissingExtra
 from brim.formats.card import CARD, card_rows, read_card
 from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_type
+from brim.formats.parquet_shard import MAX_CELL_BYTES
 from brim.formats.probe import look_of, probe_gzip, probe_header
 from brim.formats.readable import Readable
 from brim.jobs.check_files import Check, CheckReport, finding_check
@@ -34,14 +35,16 @@ from brim.jobs.dataset_info import incomplete, type_words, values_of
 from brim.jobs.published import Published, opened, shards_below
 from brim.jobs.verify import SHARD_NAME
 from brim.memory.limit import effective_limit, usable_cores
+from brim.plans.file_checks import Oversize
 from brim.plans.shard_bytes import hollow_columns
 from brim.progress import Progress, Silent
 from brim.sources.expectations import Counted, expectation_findings
 from brim.sources.features import kind_of_feature
 from brim.sources.file_table import FileTable
 from brim.sources.open_dataset import is_dataset
-from brim.sources.open_source import columns_beside, find_recipe, recipe_text
+from brim.sources.open_source import columns_beside, find_recipe, read_source, recipe_text
 from brim.sources.recipe import VALUE_TYPES, EntityColumn, Recipe
+from brim.sources.source_options import SourceOptions
 
 _REQUESTS = 8  # at a time, to the Hub or a bucket
 _SHOWN = 100  # findings of one kind that are kept
@@ -70,17 +73,49 @@ class _Looked:
     faults: list[str] = field(default_factory=list)
 
 
-def check(source: str | os.PathLike[str] | FileTable, **options: Any) -> CheckReport:
+def check(
+    source: str | os.PathLike[str] | FileTable,
+    *,
+    recipe: str | os.PathLike[str] | None = None,
+    sample_size: int = 10,
+    everything: bool = False,
+    deep: bool = False,
+    max_cell_bytes: int | None = MAX_CELL_BYTES,
+    oversize: Oversize = "error",
+    allow_empty: bool = False,
+    strict: bool = False,
+    tolerance: float | None = None,
+    extra: Sequence[Check] = (),
+    state: str | os.PathLike[str] | None = None,
+    endpoint_url: str | None = None,
+    anonymous: bool = False,
+    progress: Progress | None = None,
+) -> CheckReport:
     """Look at the files of a source before a build, or at a dataset that is published.
 
-    A source is a folder, a table that names files, or what `files`, `bids` and `table` make of one: its options are
-    those of `brim.jobs.check_files.check`. For what is published, they are those of `check_dataset` in this module.
+    The source is a folder, a BIDS dataset or a table that names files, by its path; or what `files`, `bids` and `table`
+    make of one; what is published is hf://datasets/ORG/NAME, a place in a bucket or a folder, built by brim or not.
+    `recipe` is a built-in recipe's name, or a path that ends in .toml: what it expects is compared, up to `tolerance`.
+    `sample_size` headers of each column are looked at, or with `everything` (or `deep`, the same) all of them and the
+    gzip streams too. `max_cell_bytes`, `oversize`, `allow_empty`, `strict` and `extra` checks are for sources.
+    For buckets, `endpoint_url` and `anonymous` are as for `files`.
     """
-    if not isinstance(source, FileTable) and is_published(
-        source, options.get("endpoint_url"), options.get("anonymous")
-    ):
-        return check_dataset(source, **options)
-    return check_source(source, **options)
+    text = None if recipe is None else os.fspath(recipe)
+    if not isinstance(source, FileTable):
+        if is_published(source, endpoint_url, anonymous):
+            return check_dataset(
+                source, recipe=text, sample_size=sample_size, deep=deep or everything, tolerance=tolerance,
+                state=state, endpoint_url=endpoint_url, anonymous=anonymous, progress=progress,
+            )  # fmt: skip
+        access = Access(endpoint_url, anonymous)
+        options = SourceOptions(recipe_text=recipe_text(text), lenient=True, tolerance=tolerance, access=access)
+        source = read_source(source, options)
+    elif recipe is not None:
+        raise InputError("recipe= is for paths: this table was read already.", hint="Give it to brim.bids.")
+    return check_source(
+        source, sample_size=sample_size, everything=deep or everything, max_cell_bytes=max_cell_bytes,
+        oversize=oversize, allow_empty=allow_empty, strict=strict, extra=extra, progress=progress,
+    )  # fmt: skip
 
 
 def is_published(

@@ -194,7 +194,9 @@ def todo(reason: Reason, paths: Sequence[str]) -> str:
 
 
 def _absent(table: FileTable) -> int:
-    return sum(r.reason in ("missing", "folder", "special", "annex", "url", "name", "twin") for r in table.refused)
+    """How many of the refused are not among the files."""
+    here = set(table.files.paths.to_pylist()) if table.refused else set()
+    return len({refused.path for refused in table.refused} - here)
 
 
 def _unreadable_or_pointer(table: FileTable) -> list[Refused]:

@@ -82,7 +82,7 @@ _NAMED_PATHS = 8
 
 def datalad_get(paths: Iterable[str]) -> str:
     """The command that fetches these files, by their names or, if they are many, by the folders they are in."""
-    named = list(dict.fromkeys(paths))
+    named = sorted(set(paths), key=natural)
     if len(named) > _NAMED_PATHS:
         named = list(dict.fromkeys(path.rpartition("/")[0] or path for path in named))
     if len(named) > _NAMED_PATHS:
