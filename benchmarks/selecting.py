@@ -2,7 +2,8 @@
 
 Parts. *large*: values of 5 MB written by brim; filter, split, join, re-shard, shuffle and sort against `cp`, sync and
 `sha256sum` of the bytes that were written, in the same run. *small*: 100,000 values of 10 kB, *snappy* and *zstd*:
-1 GB of images that do not compress in row groups of 100 MB; half of the rows, shuffled, beside the peers.
+1 GB of images that do not compress in row groups of 100 MB; half of the rows, shuffled, beside the peers. *remote*: a
+shard 20 ms away, by requests and bytes.
 
 Not called select.py: a script of that name would hide the standard library's module. Memory is that of the process
 tree, as peak.py has it. Sizes are smaller with --scale; the machine should be idle, and the page cache holds what fits.
@@ -11,12 +12,15 @@ tree, as peak.py has it. Sizes are smaller with --scale; the machine should be i
 from __future__ import annotations
 
 import argparse
+import functools
+import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -123,10 +127,58 @@ def beside(part: str, source: Path, rows: int, values: int, work: Path, found: d
         print(f"  best peer / brim: {best / own['s']:.2f}; memory allowed {allowed / MB:.0f} MB")
 
 
+class _Far(http.server.SimpleHTTPRequestHandler):
+    """A server of files 20 ms away, which counts what is asked for."""
+
+    protocol_version = "HTTP/1.1"
+    requests = sent = 0
+
+    def do_GET(self) -> None:
+        time.sleep(0.02)
+        path = self.translate_path(self.path)
+        size = os.path.getsize(path)
+        first, _, last = (self.headers.get("Range") or f"bytes=0-{size - 1}").removeprefix("bytes=").partition("-")
+        length = int(last) + 1 - int(first)
+        _Far.requests, _Far.sent = _Far.requests + 1, _Far.sent + length
+        self.send_response(206)
+        self.send_header("ETag", f'"{size}"')
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+        with open(path, "rb") as file:
+            file.seek(int(first))
+            self.wfile.write(file.read(length))
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+def remote(work: Path, rows: int, found: dict[str, object]) -> None:
+    """One shard of 300 kB values, written by brim, 20 ms away: its rows, twenty of them, twenty scattered ones."""
+    write(work / "raw.parquet", rows, 300_000, compression="none")
+    subprocess.run([*BRIM, str(work / "raw.parquet"), str(work / "in"), "--num-shards", "1", "--quiet"], check=True)
+    name = next((work / "in" / "data").iterdir()).name
+    handler = functools.partial(_Far, directory=str(work / "in" / "data"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/{name}"
+        scattered = list(range(7, 7 + 20 * 41, 41))
+        ways = {
+            "list": f"print(len(brim.dataset({address!r}).where('key < 0')))",
+            "one subject": f"brim.unpack({address!r}, {str(work / 'a')!r}, where='n >= 400 and n < 420')",
+            "scattered": f"brim.unpack({address!r}, {str(work / 'b')!r}, where='n in {scattered}')",
+        }
+        for way, code in ways.items():
+            _Far.requests = _Far.sent = 0
+            done = took(way, [sys.executable, "-c", f"import brim; {code}"])
+            found[f"remote {way}"] = {"s": done.seconds, "requests": _Far.requests, "bytes": _Far.sent}
+            print(f"  {way:12} {done.seconds:5.1f} s  {_Far.requests:4} requests  {_Far.sent / MB:8.3f} MB")
+        server.shutdown()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--scale", type=float, default=1.0, help="of the 10 GB and 1 GB")
-    parser.add_argument("--parts", default="large,small,snappy,zstd")
+    parser.add_argument("--parts", default="large,small,snappy,zstd,remote")
     parser.add_argument("--work", type=Path, help="a folder on the disk to measure")
     parser.add_argument("--json", type=Path, help="write all numbers there")
     arguments = parser.parse_args()
@@ -135,6 +187,9 @@ def main() -> None:
         work = Path(folder)
         for part in arguments.parts.split(","):
             print(part)
+            if part == "remote":
+                remote(work, 1000, found)
+                continue
             if part == "large":
                 large(work, max(int(2000 * arguments.scale), 8), found)
                 continue

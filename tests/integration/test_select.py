@@ -1,8 +1,11 @@
 """Rows of a dataset that is there already: chosen by small columns, built, unpacked, from here and from far away."""
 
+import functools
+import http.server
 import json
 import os
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from brim.sources.selection import keyed
 from tests.forked import brim
 from tests.hub import TestHub
 from tests.publishing import DEST, Machine
+from tests.s3 import S3Server
+from tests.s3.server import PRIVATE
 
 KEYED = [
     7829738945804519827,
@@ -271,3 +276,56 @@ def test_rows_of_datasets(tmp_path: Path) -> None:
     theirs = one.train_test_split(test_size=0.25, seed=1)
     for split in ("train", "test"):
         same(mine[split], theirs[split])
+
+
+def test_from_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset in a bucket is a source like any other."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    table, place = people(60, 20_000), f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}"
+    brim("select", shards(tmp_path / "in", table, 2), place, "--shard-size", "300KB")
+    brim("select", place, tmp_path / "out", "--where", "age > 60", "--shuffle", "2")
+    found = read(tmp_path / "out").to_pylist()
+    expected = [row for row in table.to_pylist() if row["age"] is not None and row["age"] > 60]
+    assert sorted(found, key=lambda row: row["age"]) == expected
+    brim("unpack", place, tmp_path / "files", "--where", "age == 61")
+    assert [path.read_bytes() for path in (tmp_path / "files").rglob("*.png")] == [expected[0]["scan"]["bytes"]]
+
+
+class _Ranges(http.server.SimpleHTTPRequestHandler):
+    """A plain server of files that knows ranges and ETags."""
+
+    asked: list[str] = []  # noqa: RUF012 - shared by all requests of a test
+
+    def do_GET(self) -> None:
+        data = Path(self.translate_path(self.path)).read_bytes()
+        first, _, last = (self.headers.get("Range") or f"bytes=0-{len(data) - 1}").removeprefix("bytes=").partition("-")
+        part = data[int(first) : int(last) + 1]
+        self.asked.append(f"{self.headers.get('Authorization')} {len(part)}")
+        self.send_response(206)
+        self.send_header("ETag", f'"{len(data)}"')
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+def test_from_a_web_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file at an address is read by ranges; no token goes there."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    table = people(60, 100_000)
+    pq.write_table(table, tmp_path / "a.parquet", compression="none", row_group_size=3)
+    handler = functools.partial(_Ranges, directory=str(tmp_path))
+    _Ranges.asked.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/a.parquet"
+        brim("unpack", address, tmp_path / "files", "--where", 'subject == "s07"')
+        server.shutdown()
+    found = {path.parent.name: path.read_bytes() for path in (tmp_path / "files").rglob("*.png")}
+    assert found == {f"s{n}": table["scan"][n].as_py()["bytes"] for n in (21, 22, 23)}
+    assert all(line.startswith("None ") for line in _Ranges.asked)
+    assert sum(int(line.split()[1]) for line in _Ranges.asked) < 700_000

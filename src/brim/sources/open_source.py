@@ -6,7 +6,7 @@ import os
 import tomllib
 from collections.abc import Collection
 
-from brim.buckets.bucket_address import is_bucket_address, parse_bucket_address
+from brim.buckets.bucket_address import is_bucket_address, is_web_address, parse_bucket_address
 from brim.errors import InputError, SourceError
 from brim.sources.bids_columns import SCHEMA_KIND, read_schema
 from brim.sources.bids_source import bids_source, is_bids
@@ -27,7 +27,8 @@ _PLAIN = "files"  # the recipe that takes a folder as it is
 def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileTable:
     """A dataset, a BIDS folder, a folder of files, or a table that names files: whatever the path leads to."""
     path = os.fspath(source)
-    if options.dataset or options.from_config or options.from_split or options.steps or is_dataset(path):
+    asked = options.dataset or options.from_config or options.from_split or options.steps
+    if asked or is_web_address(path) or (is_dataset(path) and not _is_for_files(options)):
         return _read_dataset(path, options)
     if is_bucket_address(path):
         objects = ObjectTree.listed(parse_bucket_address(path, options.access))
@@ -47,6 +48,12 @@ def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileT
         refuse_more_files(error)
         shown = os.fspath(error.filename).rstrip("/") if error.filename else path
         raise SourceError(f"The source {shown!r} cannot be read: {reason(error)}.", path=path) from error
+
+
+def _is_for_files(options: SourceOptions) -> bool:
+    """Whether something was asked for that only files, or a table that names them, have."""
+    said = (options.files, options.include, options.exclude, options.label_from, options.root, options.split_by)
+    return any(said) or options.recipe_text is not None or options.bids != BidsOptions()
 
 
 def _read_dataset(path: str, options: SourceOptions) -> FileTable:
