@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brim.errors import InputError, MissingExtra
+from brim.memory.meter import process_bytes
 from brim.steps.code_points import doubtful
 from brim.steps.encoded import Encoded
 from brim.steps.fast_encoder import FastEncoder, FastKind, ProvedEncoder, choose, kind_of
@@ -278,3 +279,19 @@ def test_the_table_of_code_points_is_complete(made: dict[str, Path], kind: str) 
     found = np.array(differing_points(made[kind].read_bytes(), iter(every)), np.uint32)
     assert len(found) == (0 if kind == "bpe" or generation() else 157)
     assert len(doubtful(np.repeat(found, 2))) == 2 * len(found)
+
+
+def test_words_that_never_come_again_do_not_fill_the_memory(made: dict[str, Path]) -> None:
+    """gigatoken keeps every word: 22 MB of new ones would take 200 MB. It is loaded anew, and the ids stay the same."""
+    pytest.importorskip("gigatoken")
+    encoder, most = FastEncoder(made["bpe"].read_bytes()), 0
+    draw = np.random.default_rng(3)
+    first = process_bytes(os.getpid())
+    for _ in range(22):
+        letters = draw.integers(97, 123, 1_000_000, np.uint8)
+        letters[::10] = 32
+        texts = pa.array([letters.tobytes().decode()[at : at + 4000] for at in range(0, 1_000_000, 4000)])
+        found = encoder.encode(texts)
+        most = max(most, process_bytes(os.getpid()) - first)
+    assert found.values.tolist() == loaded(made["bpe"]).encode(texts).values.tolist()
+    assert most < 130 << 20

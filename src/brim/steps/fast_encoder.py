@@ -37,7 +37,7 @@ _QWEN = _GPT4.replace(r"\p{N}{1,3}", r"\p{N}")
 _SPLITS = (_GPT4, _QWEN)
 _FIRST_TEXTS, _EVERY = 200, 500  # encoded by both: so many at the start, and each so-and-so-manieth
 _CACHE_BYTES = 48 << 20  # what it may keep of the words that it has seen
-_LOOK_BYTES = 2 << 20  # how much it encodes between two looks at that
+_LOOK_BYTES = 1 << 20  # how much it encodes between two looks at that
 _SHOWN = 200
 _NO_ROWS = np.empty(0, np.int64)
 
@@ -124,11 +124,14 @@ class FastEncoder:
         import gigatoken
 
         self._library, self._data = gigatoken, data
+        self._most_bytes = 0
         self._load()
 
     def _load(self) -> None:
         self._raw = self._library.Tokenizer.from_json(self._data).backend
-        self._held_bytes, self._seen_bytes = process_bytes(os.getpid()), 0
+        held, self._seen_bytes = process_bytes(os.getpid()), 0
+        # From the first time on: what is not given back in between must not add up.
+        self._most_bytes = max(self._most_bytes or held + _CACHE_BYTES, held + _CACHE_BYTES // 4)
 
     @property
     def encoder(self) -> str:
@@ -142,7 +145,7 @@ class FastEncoder:
         self._seen_bytes += len(data)
         if self._seen_bytes >= _LOOK_BYTES:
             self._seen_bytes = 0
-            if process_bytes(os.getpid()) - self._held_bytes > _CACHE_BYTES:
+            if process_bytes(os.getpid()) > self._most_bytes:
                 del self._raw
                 give_back_heap()
                 self._load()
