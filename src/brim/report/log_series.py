@@ -116,6 +116,7 @@ class RunLog:
     end: End | None
     samples: tuple[SeriesPoint, ...]
     outlook: tuple[float, float] | None  # bytes per second and seconds left, as of the last sample
+    pressure: tuple[float, float] | None  # PSI: per cent of 10 s in which tasks waited for memory, last and most
     events: tuple[Event, ...]
     event_counts: Mapping[str, int]
     processes: tuple[ProcessPeak, ...]
@@ -240,6 +241,7 @@ class _Reading:
         self._clock = _Clock()
         self._samples: list[SeriesPoint] = []
         self._outlook: tuple[float, float] | None = None
+        self._pressure: tuple[float, float] | None = None
         self._sample_count = 0
         self._first_x = self._last_x = 0.0
         self._gaps: list[tuple[float, float]] = []
@@ -282,6 +284,9 @@ class _Reading:
         self._see_gap(x)
         self._sample_count += 1
         left_s, rate = size(entry.get("left_s")), size(entry.get("bytes_per_s"))
+        waited = entry.get("psi_some_avg10")
+        if isinstance(waited, int | float) and 0 <= waited <= 100:
+            self._pressure = float(waited), max(float(waited), self._pressure[1] if self._pressure else 0.0)
         self._outlook = (float(rate), float(left_s)) if rate and left_s is not None else None
         if self._peak is None or total > self._peak.total_bytes:
             self._peak = sample
@@ -354,6 +359,7 @@ class _Reading:
             end=self._end,
             samples=samples,
             outlook=self._outlook,
+            pressure=self._pressure,
             events=tuple(events),
             event_counts=self._event_counts,
             processes=tuple(sorted(self._processes.values(), key=lambda process: -process.peak_bytes)),
