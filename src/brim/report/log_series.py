@@ -77,6 +77,7 @@ def _extremes(samples: Sequence[SeriesPoint], numbers: range) -> set[int]:
 MOST_SAMPLES = 2000
 _MOST_EVENTS, _MOST_KINDS = 400, 40  # events of each kind
 _MOST_PROCESSES = 1000
+_MOST_SERIES, _MOST_POINTS = 8, 400
 _MOST_REMARKS = 100
 _MOST_NODES = 200
 _LONGEST_LINE = 8 << 20
@@ -120,6 +121,7 @@ class RunLog:
     events: tuple[Event, ...]
     event_counts: Mapping[str, int]
     processes: tuple[ProcessPeak, ...]
+    process_series: Mapping[int, tuple[tuple[float, int], ...]]  # of the largest: when, and what it held; 0: not listed
     trend: Trend
     peak: SeriesPoint | None
     file_peak_bytes: int
@@ -253,6 +255,7 @@ class _Reading:
         self._events: dict[str, _Alike] = {}
         self._event_counts: dict[str, int] = {}
         self._processes: dict[int, ProcessPeak] = {}
+        self._series: dict[int, list[tuple[float, int]]] = {}
 
     def take(self, entry: dict[str, Any]) -> bool:
         """False if this is no entry of a log."""
@@ -337,6 +340,7 @@ class _Reading:
             largest = sorted(now.values(), key=lambda process: -process.peak_bytes)
             now = {process.pid: process for process in largest[:_MOST_PROCESSES]}
         self._processes = now
+        self._follow_processes({pid: one.last_bytes for pid, one in now.items() if one.last_bytes is not None}, x)
 
     def _take_event(self, entry: dict[str, Any], t: float) -> None:
         kind = text(entry.get("kind"), 40) or "event"
@@ -348,6 +352,25 @@ class _Reading:
         )
         self._event_counts[kind] = self._event_counts.get(kind, 0) + 1
         self._events.setdefault(kind, _Alike()).add(event)
+
+    def _follow_processes(self, held: Mapping[int, int], x: float) -> None:
+        """What each listed process held; every second point goes when there are too many."""
+        for pid in {*self._series, *held}:
+            line = self._series.setdefault(pid, [])
+            if pid in held or (line and line[-1][1]):
+                line.append((round(x, 3), held.get(pid, 0)))
+            if len(line) > _MOST_POINTS:
+                del line[1::2]
+        if len(self._series) > 4 * _MOST_SERIES:
+            kept = sorted(self._series, key=lambda pid: -self._peak_of(pid))[: 2 * _MOST_SERIES]
+            self._series = {pid: self._series[pid] for pid in kept}
+
+    def _peak_of(self, pid: int) -> int:
+        return max((size for _, size in self._series[pid]), default=0)
+
+    def _largest_series(self) -> dict[int, tuple[tuple[float, int], ...]]:
+        largest = sorted(self._series, key=lambda pid: -self._peak_of(pid))[:_MOST_SERIES]
+        return {pid: tuple(self._series[pid]) for pid in largest}
 
     def finish(self, path: Path, bad: int, good: int, earlier: int) -> RunLog:
         samples = tuple(thin(self._samples, MOST_SAMPLES))
@@ -362,6 +385,7 @@ class _Reading:
             pressure=self._pressure,
             events=tuple(events),
             event_counts=self._event_counts,
+            process_series=self._largest_series(),
             processes=tuple(sorted(self._processes.values(), key=lambda process: -process.peak_bytes)),
             trend=trend,
             peak=self._peak,
