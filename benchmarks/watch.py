@@ -1,10 +1,13 @@
 """What watching costs, and how well the line holds.
 
-    python benchmarks/watch.py [--runs 20] [--rest 30] [--minutes 60] [--only overshoot,rest,soak]
+    python benchmarks/watch.py [--runs 20] [--rest 30] [--minutes 60] [--only overshoot,kinds,rest,many,soak]
 
 Overshoot: a child fills memory as fast as it can under `brim run --memory 300MB`. It keeps count in a file of
 its own of what it held before and of what it has filled since, so that the truth is known after it was killed,
 and not only brim's samples.
+Kinds: the same limit, held from outside, against files in /dev/shm, memfd, forks that each fill a little, and forks
+that write to pages they shared; what is really held is counted by the child again.
+Many: the watcher's processor time with 500 processes.
 Rest: the watcher's processor time, from /proc/PID/stat between two moments, starting up left out.
 Soak: a child whose memory goes up and down for a long time; the watcher's own memory and the log's size.
 """
@@ -45,6 +48,98 @@ while True:
         del held[: random.randrange(5, 30)]
     time.sleep(0.05)
 """
+
+
+COUNTED = """
+import mmap, os, sys, time
+with open(sys.argv[1], "r+b") as file:
+    count = memoryview(mmap.mmap(file.fileno(), 16)).cast("q")
+count[1] = int(open("/proc/self/status").read().partition("RssAnon:")[2].split()[0]) * 1024
+"""
+KINDS = {
+    "/dev/shm, 10 MB writes": """
+with open(f"/dev/shm/brim-bench-{os.getpid()}", "wb") as out:
+    os.unlink(out.name)
+    for number in range(60):
+        out.write(b"x" * 10_000_000); out.flush()
+        count[0] = (number + 1) * 10_000_000
+    time.sleep(10)
+""",
+    "/dev/shm, 60 files": """
+for number in range(60):
+    with open(f"{sys.argv[2]}/{number}", "wb") as out:
+        out.write(b"x" * 10_000_000)
+    count[0] = (number + 1) * 10_000_000
+time.sleep(10)
+""",
+    "memfd, 10 MB writes": """
+out = os.memfd_create("bench")
+for number in range(60):
+    os.write(out, b"x" * 10_000_000)
+    count[0] = (number + 1) * 10_000_000
+time.sleep(10)
+""",
+    "fork storm, 5 MB each": """
+for number in range(120):
+    if os.fork() == 0:
+        block = bytearray(b"x") * 5_000_000
+        count[0] += 5_000_000
+        time.sleep(10)
+        os._exit(0)
+time.sleep(10)
+""",
+    "copy-on-write burst": """
+block = bytearray(b"x") * 150_000_000
+count[0] = 150_000_000
+for number in range(4):
+    if os.fork() == 0:
+        for at in range(0, len(block), 1_000_000):
+            block[at : at + 1_000_000] = b"y" * 1_000_000
+            count[0] += 1_000_000
+        time.sleep(10)
+        os._exit(0)
+time.sleep(10)
+""",
+}
+
+
+def kinds(runs: int) -> None:
+    print(f"\nOvershoot of a 300 MB limit, best effort, {runs} runs each, by the children's own count")
+    print(f"(load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)")
+    print(f"{'what':<24} {'ended':>6} {'median over':>12} {'worst over':>11}")
+    for name, code in KINDS.items():
+        over, ended = [], 0
+        for _ in range(runs):
+            with tempfile.NamedTemporaryFile() as count, tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+                count.write(bytes(16))
+                count.flush()
+                child = [sys.executable, "-c", COUNTED + code, count.name, folder]
+                done = subprocess.run(
+                    [*brim("-q", "--memory", "300MB", "--no-cgroup"), "--", *child], stderr=subprocess.DEVNULL
+                )
+                numbers = Path(count.name).read_bytes()
+            held = int.from_bytes(numbers[:8], "little") + int.from_bytes(numbers[8:], "little")
+            ended += done.returncode == 4
+            over.append(max(held - LIMIT_BYTES, 0))
+        print(f"{name:<24} {ended:>3}/{runs:<2} {statistics.median(over) / MB:>9.1f} MB {max(over) / MB:>8.1f} MB")
+
+
+def many(seconds: float) -> None:
+    print(f"\nThe watcher's share of one core with 500 processes, over {seconds:.0f} s")
+    sleepers = "for i in $(seq 499); do sleep 9999 & done; wait"
+    for name, options in (("best effort", ["--no-cgroup"]), ("cgroup", [])):
+        process = subprocess.Popen(
+            [*brim("-q", "--memory", "4GB", *options), "--", "sh", "-c", sleepers], stderr=subprocess.DEVNULL
+        )
+        try:
+            time.sleep(12)
+            watcher = watcher_of(process.pid)
+            before, begin = cpu_seconds(watcher), time.monotonic()
+            time.sleep(seconds)
+            share = 100 * (cpu_seconds(watcher) - before) / (time.monotonic() - begin)
+            print(f"{name:<14} {share:>6.2f} %   own memory {unreclaimable(watcher) / MB:.1f} MB")
+        finally:
+            end(process)
 
 
 def brim(*options: str) -> list[str]:
@@ -165,11 +260,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--rest", type=float, default=30.0, metavar="SECONDS")
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the soak")
-    parser.add_argument("--only", default="overshoot,rest,soak")
+    parser.add_argument("--only", default="overshoot,kinds,rest,many,soak")
     arguments = parser.parse_args()
     chosen = arguments.only.split(",")
     if "overshoot" in chosen:
         overshoot(arguments.runs)
+    if "kinds" in chosen:
+        kinds(arguments.runs)
+    if "many" in chosen:
+        many(arguments.rest)
     if "rest" in chosen:
         rest(arguments.rest)
     if "soak" in chosen:

@@ -51,7 +51,7 @@ def test_the_case_of_two_point_eight_million_rows() -> None:
     assert line(made, "pieces in lists").startswith("20.5 GB (19.1 GiB)")
     assert "2,857,545 rows × (768 + 1024) numbers × 4 bytes" in line(made, "pieces in lists")
     assert line(made, "at the concatenation").startswith("41.0 GB (38.2 GiB)")
-    assert line(made, "verdict") == "LOW: 64 % of the limit"
+    assert line(made, "verdict").startswith("LOW: 64 % of the limit, for a base of nothing")
     assert forecast("concat", rows=2_857_545, dims=[768, 1024], memory="40GB").verdict is Verdict.HIGH
 
 
@@ -359,3 +359,23 @@ def test_a_log_that_does_not_say_is_refused(tmp_path: Path, entries: list[dict[s
     with pytest.raises(InputError, match=r"log\.jsonl") as caught:
         read_point(log(tmp_path / "log.jsonl", *entries))
     assert words in str(caught.value)
+
+
+def test_the_next_step_from_rows_and_dims() -> None:
+    """What joining adds is computed: one copy more; with --adds as well it is refused. The machine is broken down."""
+    made = forecast("pid", pid=os.getpid(), rows=1_000_000, dims=[768, 1024])
+    step = made.components[-1]
+    assert step.high_bytes == 1_000_000 * (768 + 1024) * 4
+    text = str(made)
+    assert "after the kernel has taken page cache back" in text
+    assert "need not lie in one piece" in text
+    with pytest.raises(InputError):
+        forecast("pid", pid=os.getpid(), rows=10, dims=[3], adds="1GB")
+
+
+def test_low_is_never_said_without_its_base() -> None:
+    """A verdict of LOW names what it assumes the process to hold besides."""
+    assert "LOW" in str(forecast("concat", rows=10, dims=[8], memory="1GB"))
+    assert "for a base of nothing" in str(forecast("concat", rows=10, dims=[8], memory="1GB"))
+    assert "for a base of 100 MB" in str(forecast("concat", rows=10, dims=[8], memory="1GB", base="100MB"))
+    assert "assumed" in str(forecast("map", row_bytes=100, memory="10GB"))

@@ -103,3 +103,17 @@ def test_what_runs_already_has_a_part_of_it(tmp_path: Path) -> None:
     assert watch_limit(None, {}, root, held_bytes=GB).bytes == 2 * GB
     slurm = {"SLURM_MEM_PER_NODE": "1024"}
     assert watch_limit(None, slurm, root, held_bytes=GB).bytes == 1 << 30
+
+
+def test_a_limit_above_what_a_scheduler_gives_is_said(tmp_path: Path) -> None:
+    """--memory 2GB in a Slurm job of 400 MB: every verb that prints its limit says who will strike first."""
+    folder = tmp_path / "sys/fs/cgroup/memory/slurm/uid_0/job_191"
+    folder.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("9:memory:/slurm/uid_0/job_191\n")
+    (folder / "memory.limit_in_bytes").write_text("400000000\n")
+    (folder / "memory.usage_in_bytes").write_text("1000\n")
+    limit = effective_limit("2GB", {}, tmp_path)
+    assert str(limit) == "2.00 GB (--memory; but Slurm gives this job 400 MB)"
+    assert str(effective_limit("300MB", {}, tmp_path)) == "300 MB (--memory)"
+    assert "Slurm gives this job 210 MB" in str(effective_limit("2GB", {"SLURM_MEM_PER_NODE": "200"}, tmp_path))

@@ -485,3 +485,16 @@ def test_without_a_report_nothing_is_recorded(tmp_path: Path) -> None:
     for html in (tmp_path, tmp_path / "none" / "x.html", tmp_path / "x.jsonl"):
         with pytest.raises(InputError), recorded(heard, html, ["brim"], Limit(GB, "--memory")):
             pass
+
+
+def test_no_time_is_foretold_before_bytes_move(capsys: pytest.CaptureFixture[str]) -> None:
+    """A plain line says how long it still takes only when something was done."""
+    from brim.report.bars import PlainLines
+
+    lines = PlainLines()
+    lines.start("build", 1_000_000, 2, 10**9)
+    lines._line(lines._began + 5.0)
+    assert " left, " not in capsys.readouterr().err
+    lines.advance(500_000)
+    lines._line(lines._began + 5.0)
+    assert "left, memory" in capsys.readouterr().err

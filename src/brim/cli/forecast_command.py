@@ -46,6 +46,7 @@ CONCAT = """Batches of vectors appended to lists and joined at the end: everythi
 PID = """A process that runs: what it holds, what its next step adds, what others hold.
 
   brim forecast pid 4242 --adds 19GB
+  brim forecast pid 4242 --rows 2857545 --dims 768 --dims 1024
 """
 
 SAMPLED = """A command that was run on parts of its data, extrapolated to all of it.
@@ -147,8 +148,15 @@ def pid(
     showing: ShowingFlags,
     pid: Annotated[int, typer.Argument(metavar="PID", help="The process; what it started counts too.")],
     adds: Annotated[str | None, typer.Option(metavar="SIZE", help="What its next step adds.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(metavar="N", help="It joins so many vectors next, in place of --adds.")
+    ] = None,
+    dims: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="How long a vector is; repeat it for several arrays.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(metavar="TYPE", help="float32, float16, bfloat16, …")] = "float32",
 ) -> None:
-    _show("pid", showing, against, pid=pid, adds=adds)
+    _show("pid", showing, against, pid=pid, adds=adds, rows=rows, dims=dims or None, dtype=dtype)
 
 
 def sampled(

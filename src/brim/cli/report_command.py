@@ -39,7 +39,7 @@ def report(
 ) -> None:
     from brim.report.page import write_page, write_side_by_side
 
-    pages = [path for path in logs if path.suffix in (".html", ".htm")]
+    pages = [path for path in logs[1:] if path.suffix in (".html", ".htm")]
     logs = [path for path in logs if path not in pages]
     if not logs or len(pages) > 1:
         raise InputError("Name one log or more, and at most one page.", hint="brim report run.jsonl night.html")

@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -20,11 +20,13 @@ from statistics import median, quantiles
 from typing import Any
 
 from brim.errors import InputError
-from brim.forecasts.shapes import Component, Forecast, Reasons
+from brim.forecasts.shapes import Component, Forecast, Reasons, concat
 from brim.memory.limit import Limit, cgroups, watch_limit
-from brim.memory.machine import Machine, machine_now
+from brim.memory.machine import Machine, machine_now, meminfo
 from brim.memory.meter import Process, Usage, proportional_usage, read_process, resident_tree, tree
+from brim.redact import redact
 from brim.sizes import format_size, parse_size
+from brim.watching.find_processes import command_line, named
 
 # Counting page by page holds the processes up: seconds at 200 GB.
 _TOO_LARGE_TO_COUNT = 20 * 10**9
@@ -61,14 +63,79 @@ class Surroundings:
     limit: Limit
 
 
-def pid(*, pid: int, adds: str | int | float | None = None, memory: str | int | float | None = None) -> Forecast:
-    """A process that runs, and everything it started, now and after its next step."""
+def pid(
+    *,
+    pid: int,
+    adds: str | int | float | None = None,
+    rows: int | None = None,
+    dims: int | Sequence[int] | None = None,
+    dtype: str = "float32",
+    memory: str | int | float | None = None,
+) -> Forecast:
+    """A process that runs, and everything it started, now and after its next step.
+
+    The step adds `adds`, or the copy that joining `rows` vectors of `dims` makes: the pieces are there already.
+    """
     held = tree_held(pid)
     machine = machine_now()
-    added = 0 if adds is None else parse_size(adds)
+    step = _step_of(adds, rows, dims, dtype)
     if memory is not None:
-        return alone(held, added, Limit(parse_size(memory), "--memory, for this process and what it started"))
-    return among_others(held, added, _tightest(surroundings(pid, machine), added), machine)
+        made = alone(held, step.high_bytes, Limit(parse_size(memory), "--memory, for this process and what it started"))
+    else:
+        around = _tightest(surroundings(pid, machine), step.high_bytes)
+        made = among_others(held, step.high_bytes, around, machine)
+        made = replace(made, notes=breakdown(machine))
+    return replace(made, components=(*made.components[:-1], step), details={**made.details, "step": step.why})
+
+
+def _step_of(
+    adds: str | int | float | None, rows: int | None, dims: int | Sequence[int] | None, dtype: str
+) -> Component:
+    if rows is None and dims is None:
+        return _next_step(0 if adds is None else parse_size(adds))
+    if adds is not None or rows is None or dims is None:
+        raise InputError("Say what the next step adds: --adds SIZE, or --rows and --dims.", hint="Not both.")
+    joined = next(
+        part for part in concat(rows=rows, dims=dims, dtype=dtype).components if part.name == "pieces in lists"
+    )
+    return Component.exactly("next step", joined.high_bytes, f"joined once more: {joined.why}")
+
+
+_SHOWN_PROCESSES = 5
+_ALLOCATIONS = (
+    "free memory need not lie in one piece: virtual memory makes one of any pages; what does fail is overcommit "
+    "(vm.overcommit_memory=2), huge pages, address-space limits (ulimit -v) and CUDA's own memory"
+)
+
+
+def breakdown(machine: Machine) -> tuple[tuple[str, str], ...]:
+    """Where the machine's memory is: who has it, what is free at once, and what after the kernel took pages back."""
+    everyone = [process for process in map(read_process, _everyone()) if process is not None]
+    largest = sorted(everyone, key=lambda process: -process.usage.total_bytes)[:_SHOWN_PROCESSES]
+    who = ", ".join(
+        f"{_script(process)} ({process.pid}) {format_size(process.usage.total_bytes)}" for process in largest
+    )
+    free = meminfo().get("MemFree", 0)
+    available = machine.available_bytes or 0
+    lines = [
+        ("largest", who),
+        ("page cache", f"{format_size(machine.file_bytes)}; shared memory {format_size(machine.shmem_bytes)}"),
+        ("free", f"{format_size(free)} at once, {format_size(available)} after the kernel has taken page cache back"),
+        ("in one piece", _ALLOCATIONS),
+    ]
+    return tuple(line for line in lines if line[1])
+
+
+def _everyone() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _script(process: Process) -> str:
+    words = named(command_line(process.pid))
+    return redact(os.path.basename(words[-1]))[:40] if len(words) > 1 else process.name
 
 
 def alone(held: Held, added: int, limit: Limit) -> Forecast:

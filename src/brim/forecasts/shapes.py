@@ -69,6 +69,7 @@ class Forecast:
     moment: str = "at the peak"
     remark: tuple[str, str] | None = None  # a line of its own, where it says more than the table
     details: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[tuple[str, str], ...] = ()  # lines about what is around it
 
     @property
     def low_bytes(self) -> int:
@@ -98,6 +99,7 @@ class Forecast:
         lines = [(name, f"{size:<{width}}  {why}") for name, size, why in rows]
         if self.remark is not None:
             lines.append(self.remark)
+        lines += self.notes
         lines.append(("verdict", self._judgement()))
         lines += [("for a crash", text) for text in self.reasons.for_crash]
         lines += [("against", text) for text in self.reasons.against]
@@ -112,7 +114,18 @@ class Forecast:
                 f"{self.verdict_low} if the low end does ({low} %)"
             )
         share = high if low == high else f"{low} to {high}"
-        return f"{self.verdict}: {share} % of the limit"
+        return f"{self.verdict}: {share} % of the limit{self._base()}"
+
+    def _base(self) -> str:
+        """LOW says nothing without what the process holds besides: a model may be most of it."""
+        if self.verdict is not Verdict.LOW or self.shape not in ("concat", "map", "embed-files"):
+            return ""
+        base = next((part for part in self.components if part.name == "process"), None)
+        if base is None:
+            return ", for a base of nothing: the process, its libraries and its model come on top (--base)"
+        assumed = "" if base.why.startswith("--base") else " (assumed: --base says it better)"
+        low, high = format_size(base.low_bytes), format_size(base.high_bytes)
+        return f", for a base of {low if low == high else f'{low} to {high}'}{assumed}"
 
     def __str__(self) -> str:
         width = max(len(label) for label, _ in self.lines)

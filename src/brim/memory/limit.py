@@ -32,9 +32,10 @@ class Limit:
     bytes: int
     reason: str
     asked_for: bool = False
+    above: str = ""  # who gives less than was asked for, and how much
 
     def __str__(self) -> str:
-        return f"{format_size(self.bytes)} ({self.reason})"
+        return f"{format_size(self.bytes)} ({self.reason}{f'; but {self.above}' if self.above else ''})"
 
 
 def effective_limit(
@@ -42,14 +43,32 @@ def effective_limit(
 ) -> Limit:
     """The limit of a job: `memory`, else $BRIM_MEMORY, else half of the headroom."""
     environment = os.environ if environment is None else environment
-    if memory is not None:
-        return Limit(parse_size(memory), "--memory", asked_for=True)
-    if environment.get("BRIM_MEMORY"):
-        return Limit(parse_size(environment["BRIM_MEMORY"]), "BRIM_MEMORY", asked_for=True)
+    given, name = (memory, "--memory") if memory is not None else (environment.get("BRIM_MEMORY"), "BRIM_MEMORY")
+    if given:
+        asked = parse_size(given)
+        return Limit(asked, name, asked_for=True, above=_gives_less(asked, environment, root))
     smallest = min(headrooms(environment, root), key=lambda limit: limit.bytes, default=None)
     if smallest is None:
         return Limit(_physical_bytes() // 2, "half of the machine's memory")
     return Limit(max(smallest.bytes // 2, 1), f"half of {smallest.reason}")
+
+
+def _gives_less(asked: int, environment: Mapping[str, str], root: Path) -> str:
+    """Whoever set a limit below what was asked for: that one strikes first. Empty if nobody did."""
+    limits = [(limit, group) for group, limit, _, _ in cgroups(root)]
+    slurm = _slurm_bytes(environment)
+    if slurm is not None:
+        limits.append((slurm, "slurm"))
+    least, group = min(limits, default=(asked, ""))
+    if least >= asked:
+        return ""
+    if "slurm" in group or (environment.get("SLURM_JOB_ID") and "job_" in group):
+        return f"Slurm gives this job {format_size(least)}"
+    if "kubepods" in group:
+        return f"Kubernetes gives this container {format_size(least)}"
+    if "docker" in group or "libpod" in group or group == "/":
+        return f"the container has {format_size(least)}"
+    return f"the cgroup {group} gives {format_size(least)}"
 
 
 def watch_limit(

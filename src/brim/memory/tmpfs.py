@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from brim.memory.machine import meminfo
+from brim.memory.meter import read_process
 
 _SMALL_BYTES = 1 << 20  # a file below this decides nothing
 _PAUSE = 4  # a look waits this many times what the last one took
@@ -92,7 +93,7 @@ class TmpfsFiles:
             identity
             for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
             if pid not in ours and pid != os.getpid()
-            for identity in (*(found for found, _ in self._open_files(pid)), *_mapped(pid))
+            for identity in (*(found for found, _ in self._open_files(pid)), *_mapped_memory(pid))
         }
         mine = {identity: size for identity, size in unknown.items() if identity not in strange}
         if sum(mine.values()) <= written:
@@ -139,6 +140,12 @@ def _opened_for_writing(pid: int, descriptor: str) -> bool:
         return False
     _, found, rest = text.partition("flags:\t")
     return bool(found and int(rest.split()[0], 8) & _WRITING)
+
+
+def _mapped_memory(pid: int) -> Iterable[Identity]:
+    """As `_mapped`, but only of processes that hold shared memory: reading the maps of all takes long."""
+    process = read_process(pid)
+    return _mapped(pid) if process is not None and process.usage.shmem_bytes else ()
 
 
 def _not_to_disk(pids: Iterable[int]) -> int:

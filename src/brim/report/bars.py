@@ -137,7 +137,8 @@ class PlainLines:
     def _line(self, now: float) -> None:
         self.peak_bytes = max(self.peak_bytes, memory := tree_bytes())
         rate = self._done / max(now - self._began, 1e-6)
-        left = max(self._total - self._done, 0) / max(rate, 1.0)
+        rest = max(self._total - self._done, 0)
+        left = f"{_clock_text(rest / max(rate, 1.0))} left, " if self._done and self._total else ""  # no guess at first
         percent = 100 * self._done / max(self._total, 1)
         _say(
             self._out,
@@ -145,7 +146,7 @@ class PlainLines:
             f"{f'{format_size(self._hashed)} hashed, ' if self._hashed else ''}"
             f"{f'{self._shards_done} of {self._shards} shards, ' if self._shards else ''}"
             f"{f'{self._commits} commits, ' if self._commits else ''}"
-            f"{format_size(rate)}/s, {_clock_text(left)} left, "
+            f"{format_size(rate)}/s, {left}"
             f"memory {format_size(memory)} of {format_size(self._limit)}{_nodes_text(self._nodes)}",
         )
 

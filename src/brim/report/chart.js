@@ -8,6 +8,29 @@ const LAYERS = [
   { key: "shmem", label: "shared" },
   { key: "swap", label: "swap" },
 ];
+let byProcess = false;
+
+// What is stacked: the kinds of memory, or the largest processes, each as if it shared nothing.
+function layersNow() {
+  if (!byProcess) return LAYERS.map((layer) => ({ ...layer, values: data[layer.key] }));
+  return data.processes.map((process, i) => ({ key: `p${i}`, label: `${process.name} (${process.pid})`, values: heldBy(process) }));
+}
+
+// A process is listed now and then: in between it holds what it held.
+function heldBy(process) {
+  if (!process.values) {
+    let next = 0, held = 0;
+    process.values = data.x.map((x) => {
+      while (next < process.points.length && process.points[next][0] <= x + 1e-3) {
+        held = process.points[next][1];
+        next += 1;
+      }
+      return held;
+    });
+  }
+  return process.values;
+}
+
 const NARROW = 560;
 const MANY = 40; // events: more lines than that would hide the curve
 const WEIGHTS = ["quiet", "mark", "warn", "grave"];
@@ -107,8 +130,8 @@ function drawAxes({ svg, box, span, xOf, yOf, height, width, scale }) {
 function drawLayers({ xOf, yOf, box }, parent) {
   const floor = data.x.map(() => 0);
   const parts = pieces();
-  for (const layer of LAYERS) {
-    const roof = floor.map((below, i) => below + data[layer.key][i]);
+  for (const layer of layersNow()) {
+    const roof = floor.map((below, i) => below + layer.values[i]);
     if (roof.some((value, i) => value > floor[i])) {
       let path = "";
       for (const [begin, end] of parts) {

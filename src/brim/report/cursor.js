@@ -13,7 +13,7 @@ function child(parent, name, className, text) {
 function valuesAt(i) {
   const rows = [{ key: "total", label: "memory", text: sizeText(data.total[i]) }];
   if (data.limit) rows[0].text += `, ${Math.round((100 * data.total[i]) / data.limit)} % of the limit`;
-  for (const layer of LAYERS) rows.push({ ...layer, text: sizeText(data[layer.key][i]) });
+  for (const layer of layersNow()) rows.push({ key: layer.key, label: layer.label, text: sizeText(layer.values[i]) });
   rows.push({ key: "file", label: "file pages", text: sizeText(data.file[i]) });
   if (data.available[i] !== null) rows.push({ key: "available", label: "machine has left", text: sizeText(data.available[i]) });
   return rows;
@@ -132,7 +132,21 @@ function start() {
 function offer(choices, current, choose) {
   const controls = figure.querySelector(".controls");
   controls.replaceChildren();
-  controls.hidden = choices.length < 2;
+  controls.hidden = choices.length < 2 && data.processes.length < 2;
+  if (data.processes.length > 1) {
+    child(controls, "span", "", "Show");
+    for (const [text, wanted] of [["kinds of memory", false], ["processes", true]]) {
+      const button = child(controls, "button", "", text);
+      button.setAttribute("aria-pressed", String(byProcess === wanted));
+      button.addEventListener("click", () => {
+        byProcess = wanted;
+        offer(choices, current, choose);
+        legend();
+        choose(current());
+      });
+    }
+  }
+  if (choices.length < 2) return;
   child(controls, "span", "", "Scale to");
   const buttons = choices.map((choice) => {
     const button = child(controls, "button", "", choice.label);
@@ -153,7 +167,7 @@ function legend() {
     child(item, "span", `key ${key}`);
     item.append(text);
   };
-  for (const layer of LAYERS) if (highest(data[layer.key]) > 0) add(layer.key, layer.label);
+  for (const layer of layersNow()) if (highest(layer.values) > 0) add(layer.key, layer.label);
   if (filePeak > 0) add("file", `file pages: reclaimable, not counted (up to ${sizeText(filePeak)})`);
   if (data.limit) add("limit", `limit ${sizeText(data.limit)}`);
   if (data.thresholds.length) add("threshold", data.thresholds.map((line) => `${line.name} ${sizeText(line.bytes)}`).join(", "));

@@ -77,6 +77,7 @@ def _extremes(samples: Sequence[SeriesPoint], numbers: range) -> set[int]:
 MOST_SAMPLES = 2000
 _MOST_EVENTS, _MOST_KINDS = 400, 40  # events of each kind
 _MOST_PROCESSES = 1000
+_MOST_SERIES, _MOST_POINTS = 8, 400
 _MOST_REMARKS = 100
 _MOST_NODES = 200
 _LONGEST_LINE = 8 << 20
@@ -116,9 +117,11 @@ class RunLog:
     end: End | None
     samples: tuple[SeriesPoint, ...]
     outlook: tuple[float, float] | None  # bytes per second and seconds left, as of the last sample
+    pressure: tuple[float, float] | None  # PSI: per cent of 10 s in which tasks waited for memory, last and most
     events: tuple[Event, ...]
     event_counts: Mapping[str, int]
     processes: tuple[ProcessPeak, ...]
+    process_series: Mapping[int, tuple[tuple[float, int], ...]]  # of the largest: when, and what it held; 0: not listed
     trend: Trend
     peak: SeriesPoint | None
     file_peak_bytes: int
@@ -240,6 +243,7 @@ class _Reading:
         self._clock = _Clock()
         self._samples: list[SeriesPoint] = []
         self._outlook: tuple[float, float] | None = None
+        self._pressure: tuple[float, float] | None = None
         self._sample_count = 0
         self._first_x = self._last_x = 0.0
         self._gaps: list[tuple[float, float]] = []
@@ -251,6 +255,7 @@ class _Reading:
         self._events: dict[str, _Alike] = {}
         self._event_counts: dict[str, int] = {}
         self._processes: dict[int, ProcessPeak] = {}
+        self._series: dict[int, list[tuple[float, int]]] = {}
 
     def take(self, entry: dict[str, Any]) -> bool:
         """False if this is no entry of a log."""
@@ -282,6 +287,9 @@ class _Reading:
         self._see_gap(x)
         self._sample_count += 1
         left_s, rate = size(entry.get("left_s")), size(entry.get("bytes_per_s"))
+        waited = entry.get("psi_some_avg10")
+        if isinstance(waited, int | float) and 0 <= waited <= 100:
+            self._pressure = float(waited), max(float(waited), self._pressure[1] if self._pressure else 0.0)
         self._outlook = (float(rate), float(left_s)) if rate and left_s is not None else None
         if self._peak is None or total > self._peak.total_bytes:
             self._peak = sample
@@ -332,6 +340,7 @@ class _Reading:
             largest = sorted(now.values(), key=lambda process: -process.peak_bytes)
             now = {process.pid: process for process in largest[:_MOST_PROCESSES]}
         self._processes = now
+        self._follow_processes({pid: one.last_bytes for pid, one in now.items() if one.last_bytes is not None}, x)
 
     def _take_event(self, entry: dict[str, Any], t: float) -> None:
         kind = text(entry.get("kind"), 40) or "event"
@@ -344,6 +353,25 @@ class _Reading:
         self._event_counts[kind] = self._event_counts.get(kind, 0) + 1
         self._events.setdefault(kind, _Alike()).add(event)
 
+    def _follow_processes(self, held: Mapping[int, int], x: float) -> None:
+        """What each listed process held; every second point goes when there are too many."""
+        for pid in {*self._series, *held}:
+            line = self._series.setdefault(pid, [])
+            if pid in held or (line and line[-1][1]):
+                line.append((round(x, 3), held.get(pid, 0)))
+            if len(line) > _MOST_POINTS:
+                del line[1::2]
+        if len(self._series) > 4 * _MOST_SERIES:
+            kept = sorted(self._series, key=lambda pid: -self._peak_of(pid))[: 2 * _MOST_SERIES]
+            self._series = {pid: self._series[pid] for pid in kept}
+
+    def _peak_of(self, pid: int) -> int:
+        return max((size for _, size in self._series[pid]), default=0)
+
+    def _largest_series(self) -> dict[int, tuple[tuple[float, int], ...]]:
+        largest = sorted(self._series, key=lambda pid: -self._peak_of(pid))[:_MOST_SERIES]
+        return {pid: tuple(self._series[pid]) for pid in largest}
+
     def finish(self, path: Path, bad: int, good: int, earlier: int) -> RunLog:
         samples = tuple(thin(self._samples, MOST_SAMPLES))
         events = sorted((event for alike in self._events.values() for event in alike.kept), key=lambda event: event.x)
@@ -354,8 +382,10 @@ class _Reading:
             end=self._end,
             samples=samples,
             outlook=self._outlook,
+            pressure=self._pressure,
             events=tuple(events),
             event_counts=self._event_counts,
+            process_series=self._largest_series(),
             processes=tuple(sorted(self._processes.values(), key=lambda process: -process.peak_bytes)),
             trend=trend,
             peak=self._peak,

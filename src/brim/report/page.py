@@ -391,6 +391,7 @@ def _data(run: RunLog) -> str:
     """What the script draws, as JSON in which nothing can end the element that holds it."""
     peak, _ = story.peak_of(run)
     columns = ("anon", "shmem", "swap", "file", "total", "available")
+    names = {process.pid: process.name for process in run.processes}
     series = {name: [getattr(sample, f"{name}_bytes") for sample in run.samples] for name in columns}
     data = {
         "x": [round(sample.x, 3) for sample in run.samples],
@@ -404,6 +405,9 @@ def _data(run: RunLog) -> str:
         "events": [{"x": e.x, "kind": e.kind, "text": e.text, "weight": _weight(e)} for e in _listed(run.events)],
         "gaps": run.gaps,
         "outlook": run.outlook if run.end is None else None,
+        "processes": [
+            {"pid": pid, "name": names.get(pid, "?"), "points": points} for pid, points in run.process_series.items()
+        ],
     }
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

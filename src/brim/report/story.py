@@ -153,6 +153,10 @@ def figures_of(run: RunLog) -> Iterator[Figure]:
     if run.least_available_bytes is not None:
         ram = f" of {format_size(head.ram_bytes)}" if head.ram_bytes else ""
         yield Figure("machine's least", format_size(run.least_available_bytes), f"available{ram}")
+    if run.pressure is not None:
+        yield Figure(
+            "pressure", f"{run.pressure[0]:.0f} %", f"of 10 s waited for memory; {run.pressure[1]:.0f} % at most"
+        )
     for index, (used, whole) in sorted(run.gpu_peaks.items()):
         yield Figure(f"GPU {index}", format_size(used), f"at most, of {format_size(whole)}" if whole else "at most")
 
