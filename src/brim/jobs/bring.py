@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from brim.jobs.content import Content
 from brim.plans.cut_shards import Shard
 from brim.plans.shard_bytes import Slice
 from brim.progress import Progress
-from brim.schedule.scheduler import Executor
-from brim.schedule.threads import Dropped, LocalExecutor
+from brim.schedule.ray_shards import Executor
+from brim.schedule.scheduler import Bring, Listed, Retries, Task, TaskQueue, run
+from brim.schedule.threads import Dropped, ThreadBackend
 from brim.sizes import format_size
 from brim.state.ledger import JobRecord, Lazy, Ledger, Receipt, finished_ledger
 from brim.state.retry import interrupted_by
@@ -250,7 +251,7 @@ class Run:
         kept = self._names - {shard.name for shard in todo}  # what may have got lost waits once it was sent again
         staged = (r for r in self.ledger.receipts.values() if r.staged_at and r.name in kept)
         self._waiting = {r.name: r for r in staged if not self.sink.holds(r.piece)}
-        with closing(self._executor().run(todo, self.sink, self)) as finished:
+        with self._brought(todo) as finished:
             for receipt, put in finished:
                 if receipt.staged_at:
                     self._waiting[receipt.name] = receipt
@@ -260,8 +261,20 @@ class Run:
                 self.progress.shard(receipt.name, receipt.size, receipt.sha256, how)
                 self._checkpoint()
 
-    def _executor(self) -> Executor:
-        return self.options.executor or LocalExecutor(self.options.workers)
+    @contextmanager
+    def _brought(self, todo: Sequence[Shard]) -> Iterator[Iterator[tuple[Receipt, Put]]]:
+        if self.options.executor is not None:
+            with closing(self.options.executor.run(todo, self.sink, self)) as finished:
+                yield finished
+            return
+        receipts = _ShardReceipts(self)
+        queue = TaskQueue(Listed(todo), self._task, receipts, self.progress, Retries(1))
+        backend = ThreadBackend(self.options.workers, self.sink, receipts, self.progress, self.stop)
+        with backend, closing(run(queue, backend, self.stop)) as finished:
+            yield finished
+
+    def _task(self, shard: Shard) -> Task:
+        return Task(shard.name, shard.file_bytes, Bring(shard, self.content.slice, self.known(shard)))
 
     def _checkpoint(self) -> None:
         """Tell the sink what is there only for some hours."""
@@ -335,6 +348,25 @@ class Run:
                 of = (replace(receipt, mtimes="") for receipt in receipts if receipt.split == split)
                 manifests[self.options.manifest_name(split)] = finished_ledger(self.ledger.job, of)
         return manifests
+
+
+class _ShardReceipts:
+    """The ledger of a run, as a scheduler sees it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def skip(self, task: Task) -> bool:
+        return False  # what is there was never put on the list
+
+    def begin(self, task: Task) -> None:
+        assert isinstance(task.work, Bring)
+        self._run.begin(task.work.shard)
+
+    def done(self, task: Task, result: tuple[int, Put]) -> tuple[Receipt, Put]:
+        assert isinstance(task.work, Bring)
+        size, put = result
+        return self._run.done(task.work.shard, size, put), put
 
 
 def refuse_another(content: Content, previous: JobRecord, hint: str) -> None:

@@ -18,8 +18,8 @@ from brim.memory.meter import process_bytes
 from brim.outputs.output import CachedRows, Finished, Units, write_bad_rows
 from brim.progress import Progress
 from brim.rows.unit import RowSource
-from brim.schedule.scheduler import Executor
-from brim.schedule.unit_work import ComputeOptions, Outcome
+from brim.schedule.ray_shards import Executor
+from brim.schedule.unit_work import ComputeOptions, Outcome, UnitWork, compute
 from brim.schedule.workplace import Workplace
 from brim.state.ledger import Ledger
 from brim.state.stop import Stop
@@ -103,10 +103,9 @@ class Computing:
             self.spec.label or self.spec.verb,
             whole_node=model,
         )
-        make = self.place.compute(carrier)
         folder, books = self.layout.units, self.books
-        executor = make(self.source, self.step, self.output.writing, units, folder, options, books.progress, books.stop)
-        return executor.run()
+        work = UnitWork(self.source, self.step, self.output.writing, units, folder, options, books.progress, books.stop)
+        return compute(work, self.place.units(carrier))
 
     def _finish(self, outcome: Outcome, work: Path) -> Finished:
         limit_bytes, receipts = self.spec.limit.bytes, outcome.receipts

@@ -24,7 +24,7 @@ from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
 from brim.progress import Progress, Silent
 from brim.schedule.ray_cluster import Sight, sample_of
-from brim.schedule.scheduler import Executor
+from brim.schedule.ray_shards import Executor
 from brim.schedule.unit_work import Outcome
 from brim.schedule.workplace import Workplace, carrying_bytes, opened, workplace
 from brim.state.ledger import Receipt

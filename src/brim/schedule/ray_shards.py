@@ -10,17 +10,54 @@ import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from brim.errors import BrimError, DoesNotFit, SinkFailed
 from brim.plans.cut_shards import Shard
 from brim.plans.shard_bytes import Slice
 from brim.schedule.ray_cluster import Cluster, Loss, Node, Sight, check_nodes, loss_of
 from brim.schedule.ray_gauges import Gauges, Telling
-from brim.schedule.scheduler import Driver
 from brim.sizes import format_size
 from brim.state.ledger import Receipt
 from brim.stores.store import Carrier, Put, Store
+
+
+class Driver(Protocol):
+    """Whoever runs a job, as an executor sees it. Threads may call it at the same time."""
+
+    def slice(self, shard: Shard) -> Slice:
+        """What makes a shard's bytes."""
+
+    def known(self, shard: Shard) -> str | None:
+        """Its SHA-256, if that is known."""
+
+    def begin(self, shard: Shard) -> None:
+        """The shard will be written. Called by the thread that asked for the run, before its bytes move."""
+
+    def done(self, shard: Shard, size: int, put: Put) -> Receipt:
+        """The shard is there. As soon as possible, so that a stop loses nothing that is finished."""
+
+    def hashed(self, size: int) -> None:
+        """Bytes are hashed; raises to drop the shard."""
+
+    def sent(self, size: int) -> None:
+        """Bytes are on their way; raises to drop the shard."""
+
+    def look(self) -> None:
+        """Raises if somebody asked to stop."""
+
+    def note(self, text: str) -> None:
+        """For whoever watches."""
+
+    def nodes(self, held: dict[str, int]) -> None:
+        """What machines hold, by their names."""
+
+
+class Executor(Protocol):
+    """Brings shards, several at a time."""
+
+    def run(self, todo: Sequence[Shard], sink: Store, driver: Driver) -> Generator[tuple[Receipt, Put], None, None]:
+        """Each shard as it is done. The first failure drops the others cleanly and is raised; closing does too."""
 
 
 def carry(run: str, name: str, slice: Slice, carrier: Carrier, sha256: str | None) -> tuple[int, Put] | BrimError:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from brim.memory.meter import process_bytes, tree
-from brim.schedule.attempts import Attempt
 from brim.schedule.messages import At
+from brim.schedule.scheduler import Attempt
 from brim.watching.launch import HOME
 
 # Libraries that start a thread for each core would start as many in every worker.

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from brim.buckets.bucket_address import BucketAddress
 from brim.plans.describe_plan import HUB_BYTES, OBJECTS_BYTES, WORKER_BYTES, sending_bytes
-from brim.schedule.processes import Computation
+from brim.schedule.processes import ProcessBackend
 from brim.schedule.ray_cluster import Cluster, Sight, connected
-from brim.schedule.ray_shards import INTERPRETER_BYTES, RayExecutor
-from brim.schedule.ray_tasks import ClusterComputation
-from brim.schedule.scheduler import Executor, Scaling
-from brim.schedule.unit_work import Maker
+from brim.schedule.ray_shards import INTERPRETER_BYTES, Executor, RayExecutor
+from brim.schedule.ray_tasks import RayUnits
+from brim.schedule.scheduler import Scaling
+from brim.schedule.unit_work import BackendOf
 from brim.stores.destination import Destination
 from brim.stores.hub_options import HubAddress, HubOptions
 from brim.stores.hub_upload import BASE_BYTES, LANE_BYTES
@@ -28,9 +28,9 @@ class Workplace:
 
     cluster: Cluster | None = None
 
-    def compute(self, carrier: Carrier | None = None) -> Maker:
-        """What makes the executor of the job's units. Nodes try `carrier` first, if they bring what becomes of them."""
-        return Computation if self.cluster is None else functools.partial(ClusterComputation, self.cluster, carrier)
+    def units(self, carrier: Carrier | None = None) -> BackendOf:
+        """Who does the job's units. Nodes try `carrier` first, if they bring what becomes of them."""
+        return ProcessBackend if self.cluster is None else functools.partial(RayUnits, self.cluster, carrier)
 
     def executor(
         self, folder: Path, destination: Destination, hub: HubOptions, limit_bytes: int, workers: int | None
