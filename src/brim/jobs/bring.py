@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from brim.errors import DestinationError, PlanChanged, SinkFailed
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
 from brim.jobs.content import Content
 from brim.plans.cut_shards import Shard
-from brim.plans.shard_bytes import Slice
 from brim.progress import Progress
-from brim.schedule.ray_shards import Executor
+from brim.schedule.ray_tasks import RayBringing
 from brim.schedule.scheduler import Bring, Listed, Retries, Task, TaskQueue, run
 from brim.schedule.threads import Dropped, ThreadBackend
 from brim.sizes import format_size
@@ -46,6 +46,7 @@ class Share:
 
 STAGED_S = 12 * 3600  # how long a shard that was sent and not committed counts as there
 _ROUNDS = 3
+_RETRIES = Retries(4, alone="with a node to itself")  # on a cluster: a thread is never lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class RunOptions:
     config: str = "default"
     manifest_name: Callable[[str], str] | None = None  # of a split, where a ledger is published with the shards
     share: Share = field(default_factory=Share)
-    executor: Executor | None = None  # None: threads of this process
+    executor: RayBringing | None = None  # None: threads of this process
 
 
 class Run:
@@ -226,7 +227,7 @@ class Run:
         def look() -> None:
             if self._abort.is_set():
                 raise Dropped
-            self.look()
+            self.stop.check()
 
         def sent(size: int) -> None:
             look()
@@ -263,18 +264,18 @@ class Run:
 
     @contextmanager
     def _brought(self, todo: Sequence[Shard]) -> Iterator[Iterator[tuple[Receipt, Put]]]:
-        if self.options.executor is not None:
-            with closing(self.options.executor.run(todo, self.sink, self)) as finished:
-                yield finished
+        if not todo:
+            yield iter(())
             return
-        receipts = _ShardReceipts(self)
-        queue = TaskQueue(Listed(todo), self._task, receipts, self.progress, Retries(1))
-        backend = ThreadBackend(self.options.workers, self.sink, receipts, self.progress, self.stop)
+        queue = TaskQueue(Listed(todo), self._task, self, self.progress, _RETRIES)
+        backend_of = self.options.executor or partial(ThreadBackend, self.options.workers)
+        backend = backend_of(self.sink, self, self.progress, self.stop)
         with backend, closing(run(queue, backend, self.stop)) as finished:
             yield finished
 
     def _task(self, shard: Shard) -> Task:
-        return Task(shard.name, shard.file_bytes, Bring(shard, self.content.slice, self.known(shard)))
+        known = self._known.get(shard.name) or self.content.sha256(shard)
+        return Task(shard.name, shard.file_bytes, Bring(shard, self.content.slice, known))
 
     def _checkpoint(self) -> None:
         """Tell the sink what is there only for some hours."""
@@ -284,39 +285,21 @@ class Run:
         self.sink.checkpoint([r.piece for r in waiting], min(r.staged_at for r in waiting))
         self._waiting = {r.name: r for r in waiting if not self.sink.holds(r.piece)}
 
-    # What the executor asks and tells
+    # The receipts, as a scheduler sees them
 
-    def slice(self, shard: Shard) -> Slice:
-        return self.content.slice(shard)
+    def skip(self, task: Task) -> bool:
+        return False  # what is there was never put on the list
 
-    def known(self, shard: Shard) -> str | None:
-        return self._known.get(shard.name) or self.content.sha256(shard)
+    def begin(self, task: Task) -> None:
+        if task.name in self.ledger.receipts:
+            self.ledger.forget(task.name)  # before its file becomes another one
 
-    def begin(self, shard: Shard) -> None:
-        if shard.name in self.ledger.receipts:
-            self.ledger.forget(shard.name)  # before its file becomes another one
-
-    def done(self, shard: Shard, size: int, put: Put) -> Receipt:
-        receipt = replace(self._receipt(shard, size, put.sha256), etag=put.etag)
+    def done(self, task: Task, result: tuple[int, Put]) -> tuple[Receipt, Put]:
+        assert isinstance(task.work, Bring)
+        size, put = result
+        receipt = replace(self._receipt(task.work.shard, size, put.sha256), etag=put.etag)
         self.ledger.add(receipt)
-        return receipt
-
-    def hashed(self, size: int) -> None:
-        self.look()
-        self.progress.hashed(size)
-
-    def sent(self, size: int) -> None:
-        self.look()
-        self.progress.advance(size)
-
-    def look(self) -> None:
-        self.stop.check()
-
-    def note(self, text: str) -> None:
-        self.progress.note(text)
-
-    def nodes(self, held: dict[str, int]) -> None:
-        self.progress.nodes(held)
+        return receipt, put
 
     def _receipt(self, shard: Shard, size: int, sha256: str) -> Receipt:
         key, mtimes = self.content.key(shard), self.content.mtimes(shard)
@@ -348,25 +331,6 @@ class Run:
                 of = (replace(receipt, mtimes="") for receipt in receipts if receipt.split == split)
                 manifests[self.options.manifest_name(split)] = finished_ledger(self.ledger.job, of)
         return manifests
-
-
-class _ShardReceipts:
-    """The ledger of a run, as a scheduler sees it."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def skip(self, task: Task) -> bool:
-        return False  # what is there was never put on the list
-
-    def begin(self, task: Task) -> None:
-        assert isinstance(task.work, Bring)
-        self._run.begin(task.work.shard)
-
-    def done(self, task: Task, result: tuple[int, Put]) -> tuple[Receipt, Put]:
-        assert isinstance(task.work, Bring)
-        size, put = result
-        return self._run.done(task.work.shard, size, put), put
 
 
 def refuse_another(content: Content, previous: JobRecord, hint: str) -> None:

@@ -18,7 +18,7 @@ from brim.memory.meter import process_bytes
 from brim.outputs.output import CachedRows, Finished, Units, write_bad_rows
 from brim.progress import Progress
 from brim.rows.unit import RowSource
-from brim.schedule.ray_shards import Executor
+from brim.schedule.ray_tasks import RayBringing
 from brim.schedule.unit_work import ComputeOptions, Outcome, UnitWork, compute
 from brim.schedule.workplace import Workplace
 from brim.state.ledger import Ledger
@@ -79,7 +79,7 @@ class Computing:
             return False
         return True
 
-    def _way_there(self) -> tuple[Executor | None, Carrier | None]:
+    def _way_there(self) -> tuple[RayBringing | None, Carrier | None]:
         """Whether shards can be brought, and within the limit: before hours of work too.
 
         From here alone, there is nothing for other machines to try.
@@ -116,7 +116,7 @@ class Computing:
         outcome.peak_bytes = max(outcome.peak_bytes, watched.peak_bytes)
         return finished
 
-    def _deliver(self, units: Ledger, outcome: Outcome, finished: Finished, executor: Executor | None) -> Computed:
+    def _deliver(self, units: Ledger, outcome: Outcome, finished: Finished, executor: RayBringing | None) -> Computed:
         if isinstance(self.layout, CacheLayout):
             keep_in_place(self.layout.units, outcome.receipts, finished.made.values(), units)
             return Computed(self._as_it_is(units), outcome, kept=self._kept(units))

@@ -24,7 +24,7 @@ from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
 from brim.progress import Progress, Silent
 from brim.schedule.ray_cluster import Sight, sample_of
-from brim.schedule.ray_shards import Executor
+from brim.schedule.ray_tasks import RayBringing
 from brim.schedule.unit_work import Outcome
 from brim.schedule.workplace import Workplace, carrying_bytes, opened, workplace
 from brim.state.ledger import Receipt
@@ -96,7 +96,7 @@ class Job:
             return Computing(self, spec.source, place, books).run()
 
     @contextmanager
-    def _hands(self) -> Iterator[tuple[Workplace, Executor | None]]:
+    def _hands(self) -> Iterator[tuple[Workplace, RayBringing | None]]:
         """Where units are computed, and what brings shards if that is not this process."""
         spec = self.spec
         if not isinstance(spec.source, PlanContent) or spec.forecast is None:
@@ -110,7 +110,7 @@ class Job:
             yield Workplace(), executor
 
     def bring(
-        self, content: Content, books: Books, share: Share, executor: Executor | None, *, fresh: bool | None = None
+        self, content: Content, books: Books, share: Share, executor: RayBringing | None, *, fresh: bool | None = None
     ) -> Built:
         """Bring what is missing at the destination, and publish it unless others share it."""
         spec, how = self.spec, self.spec.how

@@ -12,8 +12,7 @@ from brim.buckets.bucket_address import BucketAddress
 from brim.plans.describe_plan import HUB_BYTES, OBJECTS_BYTES, WORKER_BYTES, sending_bytes
 from brim.schedule.processes import ProcessBackend
 from brim.schedule.ray_cluster import Cluster, Sight, connected
-from brim.schedule.ray_shards import INTERPRETER_BYTES, Executor, RayExecutor
-from brim.schedule.ray_tasks import RayUnits
+from brim.schedule.ray_tasks import INTERPRETER_BYTES, RayBringing, RayUnits
 from brim.schedule.scheduler import Scaling
 from brim.schedule.unit_work import BackendOf
 from brim.stores.destination import Destination
@@ -34,13 +33,13 @@ class Workplace:
 
     def executor(
         self, folder: Path, destination: Destination, hub: HubOptions, limit_bytes: int, workers: int | None
-    ) -> Executor | None:
+    ) -> RayBringing | None:
         """What brings the shards that were made in `folder` to their destination."""
         if self.cluster is None:
             return None
         need = INTERPRETER_BYTES + WORKER_BYTES + carrying_bytes(destination, hub)
         need += sending_bytes(0) if isinstance(destination, BucketAddress) else 0
-        return RayExecutor(self.cluster, Sight(paths=(str(folder.absolute()),)), need, limit_bytes, workers)
+        return RayBringing(self.cluster, Sight(paths=(str(folder.absolute()),)), need, limit_bytes, workers)
 
 
 @contextmanager
@@ -64,10 +63,10 @@ def carrying_bytes(destination: Destination | None, hub: HubOptions) -> int:
 @contextmanager
 def opened(
     scaling: Scaling, sight: Callable[[], Sight], shard_bytes: int, limit_bytes: int, workers: int | None
-) -> Iterator[Executor | None]:
+) -> Iterator[RayBringing | None]:
     """None: the threads of this process. `shard_bytes` is what one shard takes beside the interpreter."""
     if scaling.engine == "local":
         yield None
         return
     with connected(scaling.address) as cluster:
-        yield RayExecutor(cluster, sight(), INTERPRETER_BYTES + shard_bytes, limit_bytes, workers)
+        yield RayBringing(cluster, sight(), INTERPRETER_BYTES + shard_bytes, limit_bytes, workers)
