@@ -15,13 +15,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from brim.errors import DestinationError, PlanChanged, SinkFailed
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
 from brim.jobs.content import Content
 from brim.plans.cut_shards import Shard
 from brim.progress import Progress
-from brim.schedule.ray_tasks import RayBringing
 from brim.schedule.scheduler import Bring, Listed, Retries, Task, TaskQueue, run
 from brim.schedule.threads import Dropped, ThreadBackend
 from brim.sizes import format_size
@@ -29,6 +29,9 @@ from brim.state.ledger import JobRecord, Lazy, Ledger, Receipt, finished_ledger
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop
 from brim.stores.store import Announcement, ObjectsGone, Publication, Put, Store
+
+if TYPE_CHECKING:  # of use where there is a cluster
+    from brim.schedule.ray_tasks import RayBringing
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+from brim.buckets.bucket_address import BucketAddress
 from brim.errors import DamageFound
 from brim.jobs.caches import CacheLayout, Kept, keep_in_place, read_kept
 from brim.jobs.content import ComputedContent, rows_of
@@ -16,11 +17,13 @@ from brim.jobs.units import Wanted, agree_with_published, open_units
 from brim.jobs.verify import verify
 from brim.memory.meter import process_bytes
 from brim.outputs.output import CachedRows, Finished, Units, write_bad_rows
+from brim.plans.describe_plan import WORKER_BYTES, sending_bytes
 from brim.progress import Progress
 from brim.rows.unit import RowSource
-from brim.schedule.ray_tasks import RayBringing
+from brim.schedule.processes import ProcessBackend
+from brim.schedule.ray_cluster import Cluster, Sight
+from brim.schedule.ray_tasks import RayBringing, RayUnits
 from brim.schedule.unit_work import ComputeOptions, Outcome, UnitWork, compute
-from brim.schedule.workplace import Workplace
 from brim.state.ledger import Ledger
 from brim.state.stop import Stop
 from brim.stores.hub_options import HubAddress
@@ -32,12 +35,12 @@ _LOOK_S = 0.1
 class Computing:
     """A run of a job with a step: the books are open, and this machine's alone."""
 
-    def __init__(self, job: Job, source: RowSource, place: Workplace, books: Books) -> None:
+    def __init__(self, job: Job, source: RowSource, cluster: Cluster | None, books: Books) -> None:
         assert job.spec.step is not None
         assert job.spec.output is not None
         self.job, self.spec, self.layout, self.how = job, job.spec, job.spec.layout, job.spec.how
         self.source, self.step, self.output = source, job.spec.step, job.spec.output
-        self.place, self.books = place, books
+        self.cluster, self.books = cluster, books
 
     def run(self) -> Computed:
         wanted = Wanted(self.spec.fingerprint, self.spec.facts, self.how.fresh, self.how.keep_done)
@@ -86,9 +89,10 @@ class Computing:
         """
         to, how = self.layout.destination, self.how
         executor = None
-        if not isinstance(to, Path) and not self.layout.apart:
-            limit_bytes = self.spec.limit.bytes
-            executor = self.place.executor(self.layout.units, to, how.hub, limit_bytes, how.workers)
+        if self.cluster is not None and not isinstance(to, Path) and not self.layout.apart:
+            shard_bytes = WORKER_BYTES + (sending_bytes(0) if isinstance(to, BucketAddress) else 0)
+            sight = Sight(paths=(str(self.layout.units.absolute()),))
+            executor = self.job.on_cluster(self.cluster, sight, shard_bytes)
         carrier = reachable(self.layout.place, how.hub, self.books)
         return executor, None if self.layout.apart else carrier
 
@@ -105,7 +109,9 @@ class Computing:
         )
         folder, books = self.layout.units, self.books
         work = UnitWork(self.source, self.step, self.output.writing, units, folder, options, books.progress, books.stop)
-        return compute(work, self.place.units(carrier))
+        if self.cluster is None:
+            return compute(work, ProcessBackend)
+        return compute(work, functools.partial(RayUnits, self.cluster, carrier))
 
     def _finish(self, outcome: Outcome, work: Path) -> Finished:
         limit_bytes, receipts = self.spec.limit.bytes, outcome.receipts
