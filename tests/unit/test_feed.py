@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from brim.rows.unit import Unit
-from brim.schedule.processes import Feed
+from brim.schedule.unit_work import Feed
 
 
 def units(count: int, error: Exception | None = None) -> Iterator[Unit]:

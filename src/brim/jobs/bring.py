@@ -9,25 +9,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from brim.errors import DestinationError, PlanChanged, SinkFailed
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
 from brim.jobs.content import Content
 from brim.plans.cut_shards import Shard
-from brim.plans.shard_bytes import Slice
 from brim.progress import Progress
-from brim.schedule.scheduler import Executor
-from brim.schedule.threads import Dropped, LocalExecutor
+from brim.schedule.scheduler import Bring, Listed, Retries, Task, TaskQueue, run
+from brim.schedule.threads import Dropped, ThreadBackend
 from brim.sizes import format_size
 from brim.state.ledger import JobRecord, Lazy, Ledger, Receipt, finished_ledger
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop
 from brim.stores.store import Announcement, ObjectsGone, Publication, Put, Store
+
+if TYPE_CHECKING:  # of use where there is a cluster
+    from brim.schedule.ray_tasks import RayBringing
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Share:
 
 STAGED_S = 12 * 3600  # how long a shard that was sent and not committed counts as there
 _ROUNDS = 3
+_RETRIES = Retries(4, alone="with a node to itself")  # on a cluster: a thread is never lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class RunOptions:
     config: str = "default"
     manifest_name: Callable[[str], str] | None = None  # of a split, where a ledger is published with the shards
     share: Share = field(default_factory=Share)
-    executor: Executor | None = None  # None: threads of this process
+    executor: RayBringing | None = None  # None: threads of this process
 
 
 class Run:
@@ -225,7 +230,7 @@ class Run:
         def look() -> None:
             if self._abort.is_set():
                 raise Dropped
-            self.look()
+            self.stop.check()
 
         def sent(size: int) -> None:
             look()
@@ -250,7 +255,7 @@ class Run:
         kept = self._names - {shard.name for shard in todo}  # what may have got lost waits once it was sent again
         staged = (r for r in self.ledger.receipts.values() if r.staged_at and r.name in kept)
         self._waiting = {r.name: r for r in staged if not self.sink.holds(r.piece)}
-        with closing(self._executor().run(todo, self.sink, self)) as finished:
+        with self._brought(todo) as finished:
             for receipt, put in finished:
                 if receipt.staged_at:
                     self._waiting[receipt.name] = receipt
@@ -260,8 +265,20 @@ class Run:
                 self.progress.shard(receipt.name, receipt.size, receipt.sha256, how)
                 self._checkpoint()
 
-    def _executor(self) -> Executor:
-        return self.options.executor or LocalExecutor(self.options.workers)
+    @contextmanager
+    def _brought(self, todo: Sequence[Shard]) -> Iterator[Iterator[tuple[Receipt, Put]]]:
+        if not todo:
+            yield iter(())
+            return
+        queue = TaskQueue(Listed(todo), self._task, self, self.progress, _RETRIES)
+        backend_of = self.options.executor or partial(ThreadBackend, self.options.workers)
+        backend = backend_of(self.sink, self, self.progress, self.stop)
+        with backend, closing(run(queue, backend, self.stop)) as finished:
+            yield finished
+
+    def _task(self, shard: Shard) -> Task:
+        known = self._known.get(shard.name) or self.content.sha256(shard)
+        return Task(shard.name, shard.file_bytes, Bring(shard, self.content.slice, known))
 
     def _checkpoint(self) -> None:
         """Tell the sink what is there only for some hours."""
@@ -271,39 +288,21 @@ class Run:
         self.sink.checkpoint([r.piece for r in waiting], min(r.staged_at for r in waiting))
         self._waiting = {r.name: r for r in waiting if not self.sink.holds(r.piece)}
 
-    # What the executor asks and tells
+    # The receipts, as a scheduler sees them
 
-    def slice(self, shard: Shard) -> Slice:
-        return self.content.slice(shard)
+    def skip(self, task: Task) -> bool:
+        return False  # what is there was never put on the list
 
-    def known(self, shard: Shard) -> str | None:
-        return self._known.get(shard.name) or self.content.sha256(shard)
+    def begin(self, task: Task) -> None:
+        if task.name in self.ledger.receipts:
+            self.ledger.forget(task.name)  # before its file becomes another one
 
-    def begin(self, shard: Shard) -> None:
-        if shard.name in self.ledger.receipts:
-            self.ledger.forget(shard.name)  # before its file becomes another one
-
-    def done(self, shard: Shard, size: int, put: Put) -> Receipt:
-        receipt = replace(self._receipt(shard, size, put.sha256), etag=put.etag)
+    def done(self, task: Task, result: tuple[int, Put]) -> tuple[Receipt, Put]:
+        assert isinstance(task.work, Bring)
+        size, put = result
+        receipt = replace(self._receipt(task.work.shard, size, put.sha256), etag=put.etag)
         self.ledger.add(receipt)
-        return receipt
-
-    def hashed(self, size: int) -> None:
-        self.look()
-        self.progress.hashed(size)
-
-    def sent(self, size: int) -> None:
-        self.look()
-        self.progress.advance(size)
-
-    def look(self) -> None:
-        self.stop.check()
-
-    def note(self, text: str) -> None:
-        self.progress.note(text)
-
-    def nodes(self, held: dict[str, int]) -> None:
-        self.progress.nodes(held)
+        return receipt, put
 
     def _receipt(self, shard: Shard, size: int, sha256: str) -> Receipt:
         key, mtimes = self.content.key(shard), self.content.mtimes(shard)

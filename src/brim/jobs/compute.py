@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+from brim.buckets.bucket_address import BucketAddress
 from brim.errors import DamageFound
 from brim.jobs.caches import CacheLayout, Kept, keep_in_place, read_kept
 from brim.jobs.content import ComputedContent, rows_of
@@ -16,11 +17,13 @@ from brim.jobs.units import Wanted, agree_with_published, open_units
 from brim.jobs.verify import verify
 from brim.memory.meter import process_bytes
 from brim.outputs.output import CachedRows, Finished, Units, write_bad_rows
+from brim.plans.describe_plan import WORKER_BYTES, sending_bytes
 from brim.progress import Progress
 from brim.rows.unit import RowSource
-from brim.schedule.scheduler import Executor
-from brim.schedule.unit_work import ComputeOptions, Outcome
-from brim.schedule.workplace import Workplace
+from brim.schedule.processes import ProcessBackend
+from brim.schedule.ray_cluster import Cluster, Sight
+from brim.schedule.ray_tasks import RayBringing, RayUnits
+from brim.schedule.unit_work import ComputeOptions, Outcome, UnitWork, compute
 from brim.state.ledger import Ledger
 from brim.state.stop import Stop
 from brim.stores.hub_options import HubAddress
@@ -32,12 +35,12 @@ _LOOK_S = 0.1
 class Computing:
     """A run of a job with a step: the books are open, and this machine's alone."""
 
-    def __init__(self, job: Job, source: RowSource, place: Workplace, books: Books) -> None:
+    def __init__(self, job: Job, source: RowSource, cluster: Cluster | None, books: Books) -> None:
         assert job.spec.step is not None
         assert job.spec.output is not None
         self.job, self.spec, self.layout, self.how = job, job.spec, job.spec.layout, job.spec.how
         self.source, self.step, self.output = source, job.spec.step, job.spec.output
-        self.place, self.books = place, books
+        self.cluster, self.books = cluster, books
 
     def run(self) -> Computed:
         wanted = Wanted(self.spec.fingerprint, self.spec.facts, self.how.fresh, self.how.keep_done)
@@ -79,16 +82,17 @@ class Computing:
             return False
         return True
 
-    def _way_there(self) -> tuple[Executor | None, Carrier | None]:
+    def _way_there(self) -> tuple[RayBringing | None, Carrier | None]:
         """Whether shards can be brought, and within the limit: before hours of work too.
 
         From here alone, there is nothing for other machines to try.
         """
         to, how = self.layout.destination, self.how
         executor = None
-        if not isinstance(to, Path) and not self.layout.apart:
-            limit_bytes = self.spec.limit.bytes
-            executor = self.place.executor(self.layout.units, to, how.hub, limit_bytes, how.workers)
+        if self.cluster is not None and not isinstance(to, Path) and not self.layout.apart:
+            shard_bytes = WORKER_BYTES + (sending_bytes(0) if isinstance(to, BucketAddress) else 0)
+            sight = Sight(paths=(str(self.layout.units.absolute()),))
+            executor = self.job.on_cluster(self.cluster, sight, shard_bytes)
         carrier = reachable(self.layout.place, how.hub, self.books)
         return executor, None if self.layout.apart else carrier
 
@@ -103,10 +107,11 @@ class Computing:
             self.spec.label or self.spec.verb,
             whole_node=model,
         )
-        make = self.place.compute(carrier)
         folder, books = self.layout.units, self.books
-        executor = make(self.source, self.step, self.output.writing, units, folder, options, books.progress, books.stop)
-        return executor.run()
+        work = UnitWork(self.source, self.step, self.output.writing, units, folder, options, books.progress, books.stop)
+        if self.cluster is None:
+            return compute(work, ProcessBackend)
+        return compute(work, functools.partial(RayUnits, self.cluster, carrier))
 
     def _finish(self, outcome: Outcome, work: Path) -> Finished:
         limit_bytes, receipts = self.spec.limit.bytes, outcome.receipts
@@ -117,7 +122,7 @@ class Computing:
         outcome.peak_bytes = max(outcome.peak_bytes, watched.peak_bytes)
         return finished
 
-    def _deliver(self, units: Ledger, outcome: Outcome, finished: Finished, executor: Executor | None) -> Computed:
+    def _deliver(self, units: Ledger, outcome: Outcome, finished: Finished, executor: RayBringing | None) -> Computed:
         if isinstance(self.layout, CacheLayout):
             keep_in_place(self.layout.units, outcome.receipts, finished.made.values(), units)
             return Computed(self._as_it_is(units), outcome, kept=self._kept(units))

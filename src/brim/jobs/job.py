@@ -8,25 +8,20 @@ missing and nothing else: a file is on disk before its receipt, and a receipt be
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.file_set import FileSet
 from brim.jobs.bring import Run, RunOptions, Share
 from brim.jobs.content import Content, PlanContent
-from brim.jobs.open_store import Books, open_books, open_store
+from brim.jobs.open_store import Books, carrying_bytes, open_books, open_store
 from brim.jobs.spec import Spec, check_hub_limits, preflight
 from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
 from brim.progress import Progress, Silent
-from brim.schedule.ray_cluster import Sight, sample_of
-from brim.schedule.scheduler import Executor
+from brim.schedule.ray_cluster import Cluster, Sight, sample_of, workplace
 from brim.schedule.unit_work import Outcome
-from brim.schedule.workplace import Workplace, carrying_bytes, opened, workplace
 from brim.state.ledger import Receipt
 from brim.stores.hub_options import HubAddress
 from brim.stores.hub_store import HubStore
@@ -34,6 +29,7 @@ from brim.stores.store import SendingRoom
 
 if TYPE_CHECKING:
     from brim.jobs.caches import Kept
+    from brim.schedule.ray_tasks import RayBringing
 
 _MOST_SENDERS = 4  # of what was computed: it lies there, and only has to be sent
 ALONE = Share()
@@ -83,34 +79,34 @@ class Job:
     def run(self, progress: Progress | None = None, share: Share = ALONE) -> Computed:
         """Do what is missing. With a share, bring that and publish nothing."""
         spec, progress = self.spec, progress or Silent()
-        with (
-            self._hands() as (place, executor),
-            open_books(spec.layout, spec.how, progress, share) as books,
-        ):
-            if isinstance(spec.source, PlanContent):
-                if share is ALONE:  # parts write shards before the destination's own ledger knows of a job
-                    spec.layout.refuse_strangers(books.ledger, spec.how.fresh)
-                return Computed(self.bring(spec.source, books, share, executor))
-            from brim.jobs.compute import Computing  # a build has no use for it, and would hold it
+        with workplace(spec.how.scaling) as cluster:
+            executor = self._brought_by(cluster)
+            with open_books(spec.layout, spec.how, progress, share) as books:
+                if isinstance(spec.source, PlanContent):
+                    if share is ALONE:  # parts write shards before the destination's own ledger knows of a job
+                        spec.layout.refuse_strangers(books.ledger, spec.how.fresh)
+                    return Computed(self.bring(spec.source, books, share, executor))
+                from brim.jobs.compute import Computing  # a build has no use for it, and would hold it
 
-            return Computing(self, spec.source, place, books).run()
+                return Computing(self, spec.source, cluster, books).run()
 
-    @contextmanager
-    def _hands(self) -> Iterator[tuple[Workplace, Executor | None]]:
-        """Where units are computed, and what brings shards if that is not this process."""
+    def _brought_by(self, cluster: Cluster | None) -> RayBringing | None:
+        """What brings the shards of a build, if that is not this process."""
+        source, forecast = self.spec.source, self.spec.forecast
+        if cluster is None or forecast is None or not isinstance(source, PlanContent):
+            return None
+        return self.on_cluster(cluster, Sight(files=sample_of(source.plan.table.files)), forecast.worker)
+
+    def on_cluster(self, cluster: Cluster, sight: Sight, shard_bytes: int) -> RayBringing:
+        """What brings shards from the nodes of a cluster. Each takes `shard_bytes`, and what sending it takes."""
+        from brim.schedule.ray_tasks import INTERPRETER_BYTES, RayBringing  # of use where there is a cluster
+
         spec = self.spec
-        if not isinstance(spec.source, PlanContent) or spec.forecast is None:
-            with workplace(spec.how.scaling) as place:
-                yield place, None
-            return
-        files = spec.source.plan.table.files
-        need = spec.forecast.worker + carrying_bytes(spec.layout.destination, spec.how.hub)
-        sight = functools.partial(_sight, files)
-        with opened(spec.how.scaling, sight, need, self.limit.bytes, spec.how.workers) as executor:
-            yield Workplace(), executor
+        need = INTERPRETER_BYTES + shard_bytes + carrying_bytes(spec.layout.destination, spec.how.hub)
+        return RayBringing(cluster, sight, need, self.limit.bytes, spec.how.workers)
 
     def bring(
-        self, content: Content, books: Books, share: Share, executor: Executor | None, *, fresh: bool | None = None
+        self, content: Content, books: Books, share: Share, executor: RayBringing | None, *, fresh: bool | None = None
     ) -> Built:
         """Bring what is missing at the destination, and publish it unless others share it."""
         spec, how = self.spec, self.spec.how
@@ -166,8 +162,3 @@ def built_of(spec: Spec, receipts: Sequence[Receipt], rows: int, written: int = 
         kept=len(receipts) - written,
         left_out=(),
     )
-
-
-def _sight(files: FileSet) -> Sight:
-    """What every node of a cluster has to see of the source."""
-    return Sight(files=sample_of(files))

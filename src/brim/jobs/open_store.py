@@ -15,6 +15,7 @@ from brim.jobs.bring import Share, refuse_another
 from brim.jobs.content import Content
 from brim.jobs.layout import Layout
 from brim.jobs.spec import How
+from brim.plans.describe_plan import HUB_BYTES, OBJECTS_BYTES
 from brim.progress import Progress, told_if_slow
 from brim.state.durable import failures
 from brim.state.ledger import STATE, Ledger
@@ -28,6 +29,7 @@ from brim.stores.hub_client import HubClient
 from brim.stores.hub_options import HubAddress, HubOptions
 from brim.stores.hub_session import explained, hub_session
 from brim.stores.hub_store import HubCarrier, HubStore, published_at
+from brim.stores.hub_upload import BASE_BYTES, LANE_BYTES
 from brim.stores.store import Carrier, PublishedThere, SendingRoom, Store
 
 
@@ -194,3 +196,12 @@ def reachable(place: Destination, hub: HubOptions, books: Books) -> Carrier | No
             return None
         client.need_write()
         return HubCarrier(place, client.api.endpoint, token)
+
+
+def carrying_bytes(destination: Destination | None, hub: HubOptions) -> int:
+    """What sending a shard takes beside making it."""
+    if isinstance(destination, BucketAddress):
+        return OBJECTS_BYTES
+    if not isinstance(destination, HubAddress):
+        return 0
+    return HUB_BYTES + (BASE_BYTES + LANE_BYTES if hub.via == "xet" else 0)

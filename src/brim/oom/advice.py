@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brim.oom.kills import Job, Kill, Task, owner_of
+from brim.oom.kills import Job, Kill, ListedTask, owner_of
 from brim.sizes import format_size
 
 _LEAST_BYTES = 50_000_000  # an interpreter with its libraries does not start below that
@@ -184,7 +184,7 @@ _BY_KILLER = {
 }
 
 
-def _held(task: Task) -> int | None:
+def _held(task: ListedTask) -> int | None:
     return task.sizes.held_bytes
 
 

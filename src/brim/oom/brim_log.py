@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from brim.oom.kills import Bound, CurvePoint, Effect, Evidence, Kill, Killer, MachineRoom, Sizes, Sure, Task
+from brim.oom.kills import Bound, CurvePoint, Effect, Evidence, Kill, Killer, ListedTask, MachineRoom, Sizes, Sure
 from brim.oom.log_lines import UNREADABLE, blocks_of, lines_of
 from brim.redact import redact
 
@@ -212,9 +212,9 @@ def _kill(
     )
 
 
-def _largest(sample: Entry) -> tuple[Task, ...]:
+def _largest(sample: Entry) -> tuple[ListedTask, ...]:
     tasks = [
-        Task(
+        ListedTask(
             _int(process.get("pid")) or 0,
             str(process.get("name") or "?"),
             _int(process.get("uid")) or 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from brim.oom import kernel_lines as lines
-from brim.oom.kills import Bound, Evidence, GroupMemory, Kill, MachineRoom, Scope, Sizes, Task
+from brim.oom.kills import Bound, Evidence, GroupMemory, Kill, ListedTask, MachineRoom, Scope, Sizes
 from brim.oom.log_lines import Stamp
 
 _LARGEST = 5
@@ -140,7 +140,8 @@ def _with_table(kill: Kill, table: lines.Table, page: int) -> Kill:
         kill = replace(kill, sizes=sizes)
     largest = sorted(table.rows, key=lambda pid: _weight(table.rows[pid][0]), reverse=True)[:_LARGEST]
     tasks = tuple(
-        Task(pid, table.rows[pid][1], table.rows[pid][0]["uid"], table.sizes(pid, page) or Sizes()) for pid in largest
+        ListedTask(pid, table.rows[pid][1], table.rows[pid][0]["uid"], table.sizes(pid, page) or Sizes())
+        for pid in largest
     )
     return replace(kill, tasks=tasks)
 

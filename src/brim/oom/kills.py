@@ -57,7 +57,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ListedTask:
     """A row of the kernel's table of processes."""
 
     pid: int
@@ -141,7 +141,7 @@ class Kill:
     bound: Bound = Bound()
     contents: GroupMemory = GroupMemory()
     room: MachineRoom = MachineRoom()
-    tasks: tuple[Task, ...] = ()  # the largest, largest first
+    tasks: tuple[ListedTask, ...] = ()  # the largest, largest first
     invoked_by: str | None = None
     chosen_pid: int | None = None  # the process that was chosen, if a child of it was killed in its place
     curve: tuple[CurvePoint, ...] = ()

@@ -34,6 +34,7 @@ from brim.errors import (
 )
 from brim.file_set import FileSet
 from brim.formats.source_reader import open_source
+from brim.schedule.scheduler import Scaling
 from brim.stores.store import Carrier
 
 Loss = Literal["lost", "memory"]
@@ -155,6 +156,16 @@ def need_ray() -> Any:
             "--engine=ray needs Ray.", hint="Install it on every node: pip install 'brim[ray]'", extra="ray"
         ) from error
     return ray
+
+
+@contextmanager
+def workplace(scaling: Scaling) -> Iterator[Cluster | None]:
+    """The cluster that a job runs on, connected for as long as it does; None: this machine."""
+    if scaling.engine == "local":
+        yield None
+        return
+    with connected(scaling.address) as cluster:
+        yield cluster
 
 
 @contextmanager

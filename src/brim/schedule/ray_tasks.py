@@ -1,126 +1,308 @@
-"""One run over the units of a source, done by Ray's tasks, one each. The driver keeps the books, as it does locally.
+"""Shards and units as tasks of a Ray, one each. The driver keeps the books, as it does locally. Ray retries nothing.
 
-`limit_bytes` is the limit on every node. A task asks for so many CPUs that its share of the node's limit is what a
-unit takes; one that breaks its share is tried again with a whole node, then in pieces where that gives the same rows.
+The limit is one for every node. A task asks for so many CPUs that its share of a node's limit is what it takes; one
+that was stopped for want of memory is tried again with a whole node.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import pickle
 import signal
 import time
 from collections import deque
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from brim.buckets.bucket_address import Access
 from brim.errors import BrimError, DoesNotFit, SinkFailed
-from brim.outputs.rows_file import Writing
 from brim.progress import Progress
-from brim.rows.unit import RowSource, Unit
-from brim.schedule.attempts import Attempt
+from brim.rows.unit import Unit
 from brim.schedule.memory_line import WorkerRoom
 from brim.schedule.messages import Done, Order, Probed, Setup
-from brim.schedule.processes import Feed
-from brim.schedule.ray_cluster import Cluster, Node, Sight, check_nodes, loss_of
+from brim.schedule.ray_cluster import Cluster, Loss, Node, Sight, check_nodes, loss_of
 from brim.schedule.ray_gauges import Gauges, TaskNews
-from brim.schedule.ray_shards import INTERPRETER_BYTES, cpus_for, drop_tasks
+from brim.schedule.ray_shard import carry
 from brim.schedule.ray_unit import Answer, Asked, do_unit
-from brim.schedule.unit_work import ComputeOptions, DoneUnits, Outcome, clear_scratch
-from brim.schedule.work_failures import crashed, does_not_fit, does_not_start, exit_words, too_small
-from brim.state.ledger import Ledger
+from brim.schedule.scheduler import Attempt, Event, Receipts, TaskAgain, TaskDone, TaskFailed, TaskLost, TaskQueue
+from brim.schedule.unit_work import UnitReceipts, UnitWork
+from brim.schedule.work_failures import crashed, does_not_start, exit_words, too_small
+from brim.sizes import format_size
 from brim.state.stop import Stop
-from brim.steps.step import Settles, Step
-from brim.stores.store import Carrier
+from brim.steps.step import Settles
+from brim.stores.store import Carrier, Put, Store
 
+INTERPRETER_BYTES = 130_000_000  # a Ray worker with brim and pyarrow, before any work
 _LISTEN_S, _FIRST_S = 0.1, 0.01
 _WORKER_BYTES, _WORK_BYTES = 80 << 20, 48 << 20  # before any was seen: a worker with some imports, and a batch
 _SEEN, _BAD_STARTS = 16, 3
-_NODES_S = 2.0
+_NODES_S, _CANCEL_S = 2.0, 5.0
+_LOOK_AT_IT = "Look at the cluster with `ray status`, then run the same command to continue."
 
 
-class ClusterComputation:
-    """The units of one job. Every node sees `folder`, where unit files and receipts are."""
+class RayBackend:
+    """What shards and units share: nodes that come and go, tasks on their way, and what is told of them."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        carrier: Carrier | None,
-        source: RowSource,
-        step: Step,
-        writing: Writing,
-        ledger: Ledger,
-        folder: Path,
-        options: ComputeOptions,
-        progress: Progress,
-        stop: Stop,
-    ) -> None:
-        self.source, self.step, self.writing, self.options = source, step, writing, options
-        self.ledger, self.folder, self.progress, self.stop = ledger, folder.absolute(), progress, stop
-        self.outcome = Outcome()
-        self.done = DoneUnits(ledger, folder, writing.format)
-        self._cluster, self._carrier, self._gauges = cluster, carrier, Gauges(cluster)
-        self._remote = cluster.ray.remote(do_unit)
-        self._waiting: deque[Attempt] = deque()
+    def __init__(self, cluster: Cluster, receipts: Receipts, progress: Progress, function: Callable[..., Any]) -> None:
+        self._cluster, self._receipts, self._progress = cluster, receipts, progress
+        self._remote, self._gauges = cluster.ray.remote(function), Gauges(cluster)
         self._running: dict[Any, Attempt] = {}
-        self._seen: dict[int, int] = {}  # bytes of units that were told of
-        self._base = INTERPRETER_BYTES + _WORKER_BYTES
-        self._taken: deque[int] = deque(maxlen=_SEEN)  # what units took above what their worker holds at rest
-        self._start_bytes = 0  # what a worker needed before its first row, and did not have
-        self._bad_starts = 0
-        self._nodes_at = 0.0
+        self._told: dict[str, tuple[int, int]] = {}  # bytes sent and hashed: what is tried again does not count twice
         self._nodes: list[Node] = []
-        self._checked = False
-        self._types: str | None = ledger.recall("types") if isinstance(step, Settles) else ""
+        self._nodes_at = 0.0
+        self._sight: Sight | None = None  # what nodes have to see; None while that is not known
+        self._checked: set[str] = set()
+        self._most = 1
 
-    def run(self) -> Outcome:
-        clear_scratch(self.folder)
-        spool = self.folder / "spool"
-        spool.mkdir()
-        self._look_at_nodes()
-        if self.options.limit_bytes < INTERPRETER_BYTES + _WORK_BYTES:
-            raise too_small(self._room(), known=False)
-        self._put_setup()
-        self.progress.start(self.options.what, self.source.total_bytes or 0, 0, self.options.limit_bytes)
-        units = self.source.units(self.options.align, indices=self.step.indices, spool=spool, skip=self.done.has)
-        feed = Feed(units, self._most)
-        try:
-            self._loop(feed)
-            self._hear(self._gauges.last())
-        finally:
-            self._drop()
-            feed.close()
-            self._gauges.end()
-            clear_scratch(self.folder)
-        self.outcome.receipts, self.outcome.bad_rows = self.done.receipts, self.done.bad_rows
-        self.outcome.peak_bytes = self._gauges.peak_bytes
-        return self.outcome
+    def __exit__(self, *_: object) -> None:
+        self._gauges.end()
 
-    def _put_setup(self) -> None:
-        reading = self.source.reading
-        if self.step.columns is not None:
-            reading = replace(reading, columns=self.step.columns)
-        self._threads = int(self._cpus)
-        setup = pickle.dumps(
-            Setup(self.step, reading, self.writing, str(self.folder), "gate", self.options.on_error, self._threads)
-        )
-        self._digest = hashlib.sha256(setup + self._gauges.run.encode()).hexdigest()
-        self._setup = self._cluster.ray.put(setup)
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
+    def admit(self, queue: TaskQueue) -> None:
+        if time.monotonic() - self._nodes_at > _NODES_S:
+            self._look_at_nodes()
+        while len(self._running) < self._most and (first := queue.find()) is not None:
+            if any(attempt.alone for attempt in self._running.values()):
+                return
+            if self._running and (first.alone or self._one_first()):
+                return
+            self._submit(queue.pop())
+
+    def listen(self) -> list[Event]:
+        events = [self._take(ref) for ref in self._finished(_LISTEN_S)]
+        self._hear(self._gauges.poll())
+        if (late := self._gauges.late()) is not None:
+            self._progress.note(late)
+        self._progress.advance(0)
+        return events
+
+    def drop(self) -> None:
+        ray = self._cluster.ray
+        if self._cluster.lost:
+            return
+        for ref in self._finished(0):
+            try:
+                self._take(ref)
+            except (BrimError, ray.exceptions.RayError):
+                continue
+        _drop_tasks(ray, list(self._running))
+        self._running = {}
+
+    # What differs
+
+    def _share_out(self) -> None:
+        """Settle what a task asks of a node, and how many are on their way at a time."""
+        raise NotImplementedError
+
+    def _one_first(self) -> bool:
+        """Whether others wait for what is on its way."""
+        return False
+
+    def _submit(self, attempt: Attempt) -> None:
+        raise NotImplementedError
+
+    def _answered(self, attempt: Attempt, answer: Any) -> Event:
+        raise NotImplementedError
+
+    def _lost(self, attempt: Attempt, loss: Loss) -> TaskLost:
+        raise NotImplementedError
 
     # Nodes
 
     def _look_at_nodes(self) -> None:
-        """What they offer. Nodes may come and go."""
+        """What they offer."""
         self._nodes_at = time.monotonic()
-        nodes = self._cluster.need_nodes()
-        if self._checked and (new := [n for n in nodes if n.id not in {node.id for node in self._nodes}]):
-            check_nodes(self._cluster, new, self._sight(None))
-        self._nodes = nodes
-        self._gauges.watch(nodes)
+        self._nodes = self._cluster.need_nodes()
+        self._gauges.watch(self._nodes)  # first: their processes start while the checks' do, which tasks take over
+        self._check_nodes()
         self._share_out()
+
+    def _check_nodes(self) -> None:
+        if self._sight is None:
+            return
+        if new := [node for node in self._nodes if node.id not in self._checked]:
+            check_nodes(self._cluster, new, self._sight)
+            self._checked |= {node.id for node in new}
+
+    # Tasks
+
+    def _send(self, attempt: Attempt, options: dict[str, Any], *words: Any) -> None:
+        remote = self._remote.options(max_retries=0, scheduling_strategy="SPREAD", **options)
+        self._running[remote.remote(*words)] = attempt
+        self._gauges.submitted()
+
+    def _finished(self, wait_s: float) -> list[Any]:
+        ray, refs = self._cluster.ray, list(self._running)
+        if not refs:
+            time.sleep(min(wait_s, _FIRST_S))  # the first units are being made
+            return []
+        if wait_s and not ray.wait(refs, timeout=wait_s)[0]:
+            return []
+        return list(ray.wait(refs, num_returns=len(refs), timeout=0)[0])
+
+    def _take(self, ref: Any) -> Event:
+        ray, attempt = self._cluster.ray, self._running.pop(ref)
+        try:
+            answer = ray.get(ref)
+        except ray.exceptions.RayError as error:
+            return self._lost(attempt, loss_of(ray, error))
+        self._gauges.begun()
+        return self._answered(attempt, answer)
+
+    def _done(self, attempt: Attempt, result: Any, size: int) -> TaskDone:
+        kept = self._receipts.done(attempt.task, result)
+        self._advance(attempt, size)
+        self._told.pop(attempt.task.name, None)
+        return TaskDone(kept)
+
+    def _hear(self, told: list[TaskNews]) -> None:
+        attempts = {attempt.task.name: attempt for attempt in self._running.values()}
+        for one in told:
+            for text in one.notes:
+                self._progress.note(text)
+            for name in one.sent.keys() & attempts.keys():
+                self._advance(attempts[name], one.sent[name], one.hashed[name])
+        if told:
+            self._progress.nodes(dict(self._gauges.held))
+
+    def _advance(self, attempt: Attempt, sent: int, hashed: int = 0) -> None:
+        name = attempt.task.name
+        sent_before, hashed_before = self._told.get(name, (0, 0))
+        if sent > sent_before:
+            self._progress.advance(sent - sent_before)
+        if hashed > hashed_before:
+            self._progress.hashed(hashed - hashed_before)
+        self._told[name] = max(sent, sent_before), max(hashed, hashed_before)
+
+
+@dataclass(frozen=True, slots=True)
+class RayBringing:
+    """A Ray that will bring shards. `need_bytes` is what one task takes; known to fit, before hours of work."""
+
+    cluster: Cluster
+    sight: Sight
+    need_bytes: int
+    limit_bytes: int
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.need_bytes > self.limit_bytes:
+            raise DoesNotFit(
+                f"A task of Ray takes about {format_size(self.need_bytes)} of memory with its interpreter, and a node "
+                f"may take {format_size(self.limit_bytes)} (--memory).",
+                hint=f"Raise it with --memory={-(-self.need_bytes // 10**6)}MB, or leave --engine=ray out.",
+                need_bytes=self.need_bytes,
+                limit_bytes=self.limit_bytes,
+            )
+
+    def __call__(self, store: Store, receipts: Receipts, progress: Progress, stop: Stop) -> RayShards:
+        return RayShards(self, store, receipts, progress)
+
+
+class RayShards(RayBackend):
+    """The shards of one job."""
+
+    def __init__(self, bringing: RayBringing, store: Store, receipts: Receipts, progress: Progress) -> None:
+        super().__init__(bringing.cluster, receipts, progress, carry)
+        self._bringing, self._store = bringing, store
+
+    def __enter__(self) -> RayShards:
+        self._carrier = self._store.carrier()
+        self._need_room(self._cluster.need_nodes())
+        self._sight = replace(self._bringing.sight, carrier=self._carrier)
+        try:
+            self._look_at_nodes()
+        except BaseException:
+            self._gauges.end()
+            raise
+        return self
+
+    def _need_room(self, nodes: list[Node]) -> None:
+        most, need = max(node.memory_bytes for node in nodes), self._bringing.need_bytes
+        if need > most:
+            raise DoesNotFit(
+                f"A shard needs about {format_size(need)} of memory, and the largest Ray node offers "
+                f"{format_size(most)}.",
+                hint="Cut smaller shards, or start nodes with more (ray start --memory).",
+                need_bytes=need,
+                limit_bytes=most,
+            )
+
+    def _share_out(self) -> None:
+        self._largest = max(self._nodes, key=lambda node: node.cpus)
+        self._cpus = _cpus_for(self._largest.cpus, self._bringing.need_bytes, self._bringing.limit_bytes)
+        slots = sum(max(int(node.cpus // self._cpus), 1) for node in self._nodes)
+        self._most = self._bringing.workers or slots + len(self._nodes)  # one waits at each, so that none waits for us
+
+    def _submit(self, attempt: Attempt) -> None:
+        node, work = self._largest, attempt.bring
+        cpus, memory = (node.cpus, node.memory_bytes) if attempt.alone else (self._cpus, self._bringing.need_bytes)
+        slice, name = work.slice(work.shard), attempt.task.name
+        options = {"num_cpus": cpus, "memory": memory}
+        self._send(attempt, options, self._gauges.run, name, slice, self._carrier, work.sha256)
+
+    def _answered(self, attempt: Attempt, answer: tuple[int, Put] | BrimError) -> Event:
+        return TaskFailed(answer) if isinstance(answer, BrimError) else self._done(attempt, answer, answer[0])
+
+    def _lost(self, attempt: Attempt, loss: Loss) -> TaskLost:
+        name = attempt.task.name
+        if loss == "memory":
+            what = f"{name} was stopped by Ray for want of memory"
+            end: Callable[[], Exception] = functools.partial(
+                DoesNotFit,
+                f"{what}, with a node to itself.",
+                hint="Cut smaller shards, or use nodes with more memory. Finished shards are kept.",
+            )
+            return TaskLost(attempt, "memory", what, end, was_alone=attempt.alone)
+        what = f"the worker or node that brought {name} was lost"
+        end = functools.partial(SinkFailed, f"T{what[1:]} {attempt.crashes + 1} times.", hint=_LOOK_AT_IT)
+        return TaskLost(attempt, "crash", what, end)
+
+
+class RayUnits(RayBackend):
+    """The units of one job. Every node sees the folder of unit files and receipts."""
+
+    def __init__(self, cluster: Cluster, carrier: Carrier | None, work: UnitWork, receipts: UnitReceipts) -> None:
+        super().__init__(cluster, receipts, work.progress, do_unit)
+        self._work, self._carrier = work, carrier
+        self._folder, self._limit = work.folder.absolute(), work.options.limit_bytes
+        self.ahead, self.most_workers, self.peak_bytes = 1, 0, 0
+        self._base = INTERPRETER_BYTES + _WORKER_BYTES
+        self._taken: deque[int] = deque(maxlen=_SEEN)  # what units took above what their worker holds at rest
+        self._start_bytes = 0  # what a worker needed before its first row, and did not have
+        self._bad_starts = 0
+        self._types: str | None = work.ledger.recall("types") if isinstance(work.step, Settles) else ""
+
+    def __enter__(self) -> RayUnits:
+        try:
+            self._look_at_nodes()
+            if self._limit < INTERPRETER_BYTES + _WORK_BYTES:
+                raise too_small(self._room(), known=False)
+            self._put_setup()
+        except BaseException:
+            self._gauges.end()
+            raise
+        self.ahead = self._most
+        return self
+
+    def finish(self) -> None:
+        self._hear(self._gauges.last())
+        self.peak_bytes = self._gauges.peak_bytes
+
+    def _put_setup(self) -> None:
+        work, self._threads = self._work, int(self._cpus)
+        on_error = work.options.on_error
+        setup = pickle.dumps(
+            Setup(work.step, work.reading, work.writing, str(self._folder), "gate", on_error, self._threads)
+        )
+        self._digest = hashlib.sha256(setup + self._gauges.run.encode()).hexdigest()
+        self._setup = self._cluster.ray.put(setup)
 
     def _share_out(self) -> None:
         """What a task asks of a node, as far as it is known what units take."""
@@ -128,159 +310,81 @@ class ClusterComputation:
         self._largest = max(nodes, key=lambda node: (node.gpus if self._wants_gpu() else 0, node.cpus))
         usual = sorted(self._taken)[3 * len(self._taken) // 4] if self._taken else _WORK_BYTES
         need = max(self._base + max(round(1.1 * usual), _WORK_BYTES // 2), self._start_bytes)
-        self._cpus = cpus_for(self._largest.cpus, need, self.options.limit_bytes)
+        self._cpus = _cpus_for(self._largest.cpus, need, self._limit)
         self._gpus = 0
-        if self.options.whole_node and self.options.workers is None:
+        if self._work.options.whole_node and self._work.options.workers is None:
             self._gpus = int(self._wants_gpu() and self._largest.gpus >= 1)
             self._cpus = max(int(self._largest.cpus // max(self._largest.gpus if self._gpus else 1, 1)), 1)
         self._slots = sum(max(int(node.cpus // self._cpus), 1) for node in nodes)
-        self._most = self.options.workers or self._slots + len(nodes)  # one waits at each, so that none waits for us
+        self._most = self._work.options.workers or self._slots + len(
+            nodes
+        )  # one waits at each, so that none waits for us
 
     def _wants_gpu(self) -> bool:
-        return bool(getattr(self.step, "wants_gpu", False))
+        return bool(getattr(self._work.step, "wants_gpu", False))
 
-    def _check(self, unit: Unit) -> None:
+    def _check_with(self, unit: Unit) -> None:
         """Before the first task. The mark shows that the folder of units is the same one everywhere."""
-        self._checked = True
-        mark = self.folder / f".{self._gauges.run}.tmp"
-        mark.touch()
-        check_nodes(self._cluster, self._nodes, self._sight(unit))
+        (self._folder / f".{self._gauges.run}.tmp").touch()
+        self._sight = self._sight_of(unit)
+        self._check_nodes()
+        self._sight = self._sight_of(None)  # what was made for a unit goes with it
 
-    def _sight(self, unit: Unit | None) -> Sight:
-        root = self.source.reading.options.get("root")
+    def _sight_of(self, unit: Unit | None) -> Sight:
+        root = self._work.source.reading.options.get("root")
         paths = [*([root] if root else []), *(span.path for span in (unit.spans if unit else ())[:3])]
-        access = self.source.reading.options.get("access")
+        access = self._work.source.reading.options.get("access")
         return Sight(
             paths=tuple(map(str, paths)),
             carrier=self._carrier,
-            mark=str(self.folder / f".{self._gauges.run}.tmp"),
+            mark=str(self._folder / f".{self._gauges.run}.tmp"),
             access=Access(*access) if access else Access(),
         )
 
     def _room(self) -> WorkerRoom:
-        return WorkerRoom(self.options.limit_bytes, INTERPRETER_BYTES, max(self._base - INTERPRETER_BYTES, 0))
+        return WorkerRoom(self._limit, INTERPRETER_BYTES, max(self._base - INTERPRETER_BYTES, 0))
 
-    # The loop
-
-    def _loop(self, feed: Feed) -> None:
-        while True:
-            self.stop.check()
-            if time.monotonic() - self._nodes_at > _NODES_S:
-                self._look_at_nodes()
-            self._admit(feed)
-            if feed.exhausted and not self._waiting and not self._running:
-                return
-            self._listen()
-
-    def _find_work(self, feed: Feed) -> bool:
-        while not self._waiting and (unit := feed.take()) is not None:
-            if self.done.keep(unit):
-                self.progress.advance(unit.bytes)
-            else:
-                self._waiting.append(Attempt(unit))
-        return bool(self._waiting)
-
-    def _admit(self, feed: Feed) -> None:
-        while len(self._running) < self._most and self._find_work(feed):
-            if any(attempt.alone for attempt in self._running.values()):
-                return
-            if self._running and (self._waiting[0].alone or self._types is None):
-                return  # it needs a node to itself; or the first batch is on its way, and all others take its types
-            if not self._checked:
-                self._check(self._waiting[0].unit)
-            self._submit(self._waiting.popleft())
+    def _one_first(self) -> bool:
+        return self._types is None  # the first batch is on its way, and all others take its types
 
     def _submit(self, attempt: Attempt) -> None:
-        node, limit = self._largest, self.options.limit_bytes
+        if self._sight is None:
+            self._check_with(attempt.unit)
+        node, limit = self._largest, self._limit
         cpus = int(node.cpus) if attempt.alone else self._cpus
         soft = round(0.9 * limit * cpus / node.cpus)
         order = Order(attempt.unit, attempt.pieces, soft, self._types is None, bytes.fromhex(self._types or ""))
-        asked = Asked(
-            self._gauges.run, str(attempt.unit.number), self._digest, order, limit, cpus, self._threads, os.getcwd()
-        )
-        options: dict[str, Any] = {"num_cpus": cpus, "max_retries": 0, "scheduling_strategy": "SPREAD"}
-        options["memory"] = int(min(limit, node.memory_bytes) * cpus / node.cpus)
+        asked = Asked(self._gauges.run, attempt.task.name, self._digest, order, limit, cpus, self._threads, os.getcwd())
+        options: dict[str, Any] = {"num_cpus": cpus, "memory": int(min(limit, node.memory_bytes) * cpus / node.cpus)}
         if self._gpus:
             options["num_gpus"] = self._gpus
-        self._running[self._remote.options(**options).remote(self._setup, asked)] = attempt
-        self._gauges.submitted()
-        self.outcome.workers = max(self.outcome.workers, min(len(self._running), self._slots))
+        self._send(attempt, options, self._setup, asked)
+        self.most_workers = max(self.most_workers, min(len(self._running), self._slots))
 
-    def _listen(self) -> None:
-        ray, refs = self._cluster.ray, list(self._running)
-        if not refs:
-            time.sleep(_FIRST_S)  # the first units are being made
-        elif ray.wait(refs, timeout=_LISTEN_S)[0]:
-            for ref in ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
-                self._take(ref)
-        self._hear(self._gauges.poll())
-        if (late := self._gauges.late()) is not None:
-            self.progress.note(late)
-        self.progress.advance(0)
-
-    def _hear(self, told: list[TaskNews]) -> None:
-        attempts = {str(attempt.unit.number): attempt for attempt in self._running.values()}
-        for one in told:
-            for text in one.notes:
-                self.progress.note(text)
-            for name in one.sent.keys() & attempts.keys():
-                self._advance(attempts[name], one.sent[name])
-        if told:
-            self.progress.nodes(dict(self._gauges.held))
-
-    def _advance(self, attempt: Attempt, seen_bytes: int) -> None:
-        """Batches count as they go by; a unit that is tried again does not count twice."""
-        unit = attempt.unit
-        seen, before = min(seen_bytes, unit.bytes), self._seen.get(unit.number, 0)
-        self.progress.advance(max(seen - before, 0))
-        self._seen[unit.number] = max(seen, before)
-
-    def _drop(self) -> None:
-        """What is finished is written down, what is on its way is dropped."""
-        ray = self._cluster.ray
-        if self._cluster.lost:
-            return
-        refs = list(self._running)
-        for ref in ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else []:
-            try:
-                self._take(ref)
-            except (BrimError, ray.exceptions.RayError):
-                continue
-        drop_tasks(ray, list(self._running))
-        self._running = {}
+    def _advance(self, attempt: Attempt, sent: int, hashed: int = 0) -> None:
+        super()._advance(attempt, min(sent, attempt.unit.bytes))
 
     # What comes back
 
-    def _take(self, ref: Any) -> None:
-        ray, attempt = self._cluster.ray, self._running.pop(ref)
-        try:
-            answer: Answer = ray.get(ref)
-        except ray.exceptions.RayError as error:
-            if loss_of(ray, error) == "memory":
-                self._out_of_memory(attempt, Answer("memory", whole=attempt.alone))
-            else:
-                self._lost(attempt)
-            return
-        self._gauges.begun()
+    def _answered(self, attempt: Attempt, answer: Answer) -> Event:
         for text in answer.notes:
-            self.progress.note(text)
+            self._progress.note(text)
         if answer.base_bytes:
             self._base = answer.base_bytes
             self._share_out()
         if not answer.ready and answer.kind != "error":
-            self._did_not_start(attempt, answer)
-        elif isinstance(answer.message, Done):
-            self._is_done(attempt, answer, answer.message)
-        elif isinstance(answer.message, Probed):
+            return self._did_not_start(attempt, answer)
+        if isinstance(answer.message, Done):
+            return self._is_done(attempt, answer, answer.message)
+        if isinstance(answer.message, Probed):
             self._types = answer.message.types.hex()
-            self.ledger.remember("types", self._types)
-            self._waiting.appendleft(attempt)
-        elif answer.kind == "memory":
-            self._out_of_memory(attempt, answer)
-        elif answer.message is not None:
-            raise answer.message if answer.ready else self._on(answer.node, answer.message)
-        else:
-            self._died(attempt, answer)
+            self._work.ledger.remember("types", self._types)
+            return TaskAgain(attempt, first=True)
+        if answer.kind == "memory":
+            return self._out_of_memory(attempt, answer)
+        if answer.message is not None:
+            return TaskFailed(answer.message if answer.ready else self._on(answer.node, answer.message))
+        return self._died(attempt, answer)
 
     def _on(self, node: str, error: BrimError) -> BrimError:
         """The error of a node that cannot load what this machine could: a function, a tokenizer, a model."""
@@ -288,73 +392,69 @@ class ClusterComputation:
         hint = error.words[1] or "Keep it on a disk that every node sees under the same path, or install it everywhere."
         return type(error)(f"On the Ray node {name}: {error.words[0]}", hint=hint, **error.facts)
 
-    def _is_done(self, attempt: Attempt, answer: Answer, done: Done) -> None:
-        unit = attempt.unit
-        self.done.add(unit, done)
-        self.outcome.computed += 1
-        self._advance(attempt, unit.bytes)
-        self._seen.pop(unit.number, None)
-        self.progress.shard(f"unit {unit.number}", done.size, done.sha256, "computed")
-        if unit.spooled:
-            for span in unit.spans:
-                Path(span.path).unlink(missing_ok=True)
+    def _is_done(self, attempt: Attempt, answer: Answer, done: Done) -> TaskDone:
         if not attempt.alone:
             self._taken.append(max(answer.peak_bytes - answer.base_bytes, 0))
+        return self._done(attempt, done, attempt.unit.bytes)
 
     # What goes wrong
 
-    def _did_not_start(self, attempt: Attempt, answer: Answer) -> None:
+    def _did_not_start(self, attempt: Attempt, answer: Answer) -> Event:
         if answer.kind == "memory":
-            self._did_not_load(attempt, answer)
-            return
+            return self._did_not_load(attempt, answer)
         self._bad_starts += 1
         if self._bad_starts > _BAD_STARTS or answer.code != -signal.SIGKILL:
-            raise does_not_start(answer.code, answer.words)
-        self._waiting.append(attempt)
+            return TaskFailed(does_not_start(answer.code, answer.words))
+        return TaskAgain(attempt)
 
-    def _did_not_load(self, attempt: Attempt, answer: Answer) -> None:
+    def _did_not_load(self, attempt: Attempt, answer: Answer) -> Event:
         """Its imports took more than its share. One shows with a node to itself what they take; others wait for it."""
         if attempt.alone or answer.whole:
             room = replace(self._room(), worker_bytes=max(answer.peak_bytes - INTERPRETER_BYTES, 0))
-            raise too_small(room, known=False)
+            return TaskFailed(too_small(room, known=False))
         self._start_bytes = max(self._start_bytes, answer.peak_bytes)
         self._share_out()
-        if any(waiting.alone for waiting in self._waiting):
-            self._waiting.append(attempt)
-        else:
-            self._waiting.appendleft(replace(attempt, alone=True))
+        return TaskAgain(attempt, alone=True)
 
-    def _out_of_memory(self, attempt: Attempt, answer: Answer) -> None:
+    def _out_of_memory(self, attempt: Attempt, answer: Answer) -> TaskLost:
+        number, held_bytes = attempt.unit.number, answer.peak_bytes
+        end: Callable[[], Exception] = functools.partial(self._work.does_not_fit, attempt, answer.at, held_bytes)
+        if not held_bytes:
+            end = functools.partial(
+                DoesNotFit,
+                f"Unit {number} was stopped by Ray for want of memory, with a node to itself.",
+                hint=f"Use nodes with more memory. Finished units are kept. {self._work.step.smaller(0)}".strip(),
+            )
         was_alone = attempt.alone or answer.whole
-        again = attempt.after_memory(was_alone, self.step.splittable, answer.peak_bytes, answer.at)
-        if again is None and not answer.peak_bytes:
-            raise DoesNotFit(
-                f"Unit {attempt.unit.number} was stopped by Ray for want of memory, with a node to itself.",
-                hint=f"Use nodes with more memory. Finished units are kept. {self.step.smaller(0)}".strip(),
-            )
-        if again is None:
-            limit = self.options.limit_bytes
-            raise does_not_fit(attempt, answer.at, answer.peak_bytes, self.step, self.source.reading, limit)
-        how = "row by row" if again.pieces == 0 else f"in {again.pieces} parts" if again.pieces > 1 else "alone"
-        self._try_again(again, f"unit {again.unit.number} ran out of memory: trying it {how}")
+        return TaskLost(attempt, "memory", f"unit {number} ran out of memory", end, answer.at, held_bytes, was_alone)
 
-    def _died(self, attempt: Attempt, answer: Answer) -> None:
-        again = attempt.after_crash(answer.at)
-        if again is None:
-            raise crashed(attempt, self.source.reading, answer.code, answer.words, answer.at)
-        died = f"a worker died ({exit_words(answer.code)}) at unit {again.unit.number}"
-        self._try_again(again, f"{died}: trying it again")
+    def _died(self, attempt: Attempt, answer: Answer) -> TaskLost:
+        what = f"a worker died ({exit_words(answer.code)}) at unit {attempt.unit.number}"
+        reading = self._work.source.reading
+        end = functools.partial(crashed, attempt, reading, answer.code, answer.words, answer.at)
+        return TaskLost(attempt, "crash", what, end, answer.at)
 
-    def _lost(self, attempt: Attempt) -> None:
-        again = attempt.after_crash(None)
-        if again is None:
-            raise SinkFailed(
-                f"The Ray worker or node that did unit {attempt.unit.number} was lost {attempt.crashes + 1} times.",
-                hint="Look at the cluster with `ray status`, then run the same command to continue.",
-            )
-        self._try_again(again, f"the Ray worker or node that did unit {again.unit.number} was lost: trying it again")
+    def _lost(self, attempt: Attempt, loss: Loss) -> TaskLost:
+        if loss == "memory":
+            return self._out_of_memory(attempt, Answer("memory", whole=attempt.alone))
+        what = f"the Ray worker or node that did unit {attempt.unit.number} was lost"
+        end = functools.partial(SinkFailed, f"T{what[1:]} {attempt.crashes + 1} times.", hint=_LOOK_AT_IT)
+        return TaskLost(attempt, "crash", what, end)
 
-    def _try_again(self, again: Attempt, why: str) -> None:
-        self.progress.note(why)
-        self.outcome.retries += 1
-        self._waiting.appendleft(again)
+
+def _cpus_for(node_cpus: float, need_bytes: int, limit_bytes: int) -> int:
+    """CPUs that a task asks for, so that the tasks of a node together stay within the limit."""
+    slots = max(limit_bytes // max(need_bytes, 1), 1)
+    return max(-(-int(node_cpus) // int(slots)), 1)
+
+
+def _drop_tasks(ray: Any, refs: list[Any]) -> None:
+    """End tasks: first so that they clean up after themselves, then in any case."""
+    for ref in refs:
+        ray.cancel(ref, force=False)
+    late = ray.wait(refs, num_returns=len(refs), timeout=_CANCEL_S)[1] if refs else []
+    for ref in late:
+        try:
+            ray.cancel(ref, force=True)
+        except ray.exceptions.RayError:
+            continue

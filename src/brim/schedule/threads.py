@@ -1,74 +1,79 @@
-"""Shards brought by threads of this process."""
+"""Shards brought by threads of this process. What they take is known, so as many run as were asked for."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
 
-from brim.plans.cut_shards import Shard
-from brim.schedule.scheduler import Driver
-from brim.state.ledger import Receipt
+from brim.progress import Progress
+from brim.schedule.scheduler import Attempt, Event, Receipts, TaskDone, TaskFailed, TaskQueue
 from brim.state.retry import interrupted_by
-from brim.stores.store import Put, Store
+from brim.state.stop import Stop
+from brim.stores.store import Store
 
 _LISTEN_S = 0.2
 
 
 class Dropped(Exception):
-    """Another shard failed; this one is dropped. Never leaves the engine."""
+    """Another shard failed; this one is dropped. Never leaves a job."""
 
 
-@dataclass(frozen=True, slots=True)
-class LocalExecutor:
-    """The default."""
+class ThreadBackend:
+    """Threads are never killed: once one task has failed, the others drop theirs between two chunks."""
 
-    workers: int
+    def __init__(self, workers: int, store: Store, receipts: Receipts, progress: Progress, stop: Stop) -> None:
+        self._workers, self._store, self._receipts = workers, store, receipts
+        self._progress, self._stop = progress, stop
+        self._dropped = threading.Event()
+        self._running: set[Future[Any]] = set()
 
-    def run(self, todo: Sequence[Shard], sink: Store, driver: Driver) -> Generator[tuple[Receipt, Put], None, None]:
-        queue = iter(todo)
-        watcher = _Watcher(driver)
+    def __enter__(self) -> ThreadBackend:
+        self._pool = ThreadPoolExecutor(self._workers, "shard")
+        return self
 
-        def bring(shard: Shard) -> tuple[Receipt, Put]:
-            with interrupted_by(watcher.look), driver.slice(shard).splice() as splice:
-                put = sink.put(shard.name, splice, driver.known(shard), watcher)
-                size = splice.size
-            return driver.done(shard, size, put), put
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._pool.shutdown()
 
-        with ThreadPoolExecutor(self.workers, "shard") as pool:
-            running: set[Future[tuple[Receipt, Put]]] = set()
-            try:
-                while True:
-                    while len(running) < self.workers and (shard := next(queue, None)) is not None:
-                        driver.begin(shard)
-                        running.add(pool.submit(bring, shard))
-                    if not running:
-                        return
-                    finished, running = wait(running, timeout=_LISTEN_S, return_when=FIRST_COMPLETED)
-                    driver.look()
-                    for future in finished:
-                        yield future.result()
-            except BaseException:
-                watcher.abort.set()
-                raise
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
 
+    def admit(self, queue: TaskQueue) -> None:
+        while len(self._running) < self._workers and queue.find() is not None:
+            self._running.add(self._pool.submit(self._bring, queue.pop()))
 
-class _Watcher:
-    """Drops what is on its way once something has failed."""
+    def listen(self) -> Iterator[Event]:
+        finished, self._running = wait(self._running, timeout=_LISTEN_S, return_when=FIRST_COMPLETED)
+        for future in finished:
+            error = future.exception()
+            yield TaskDone(future.result()) if error is None else TaskFailed(error)
 
-    def __init__(self, driver: Driver) -> None:
-        self.abort = threading.Event()
-        self._driver = driver
+    def drop(self) -> None:
+        self._dropped.set()
+
+    def _bring(self, attempt: Attempt) -> Any:
+        """The receipt is written here: whoever listens may be busy with a commit."""
+        work = attempt.bring
+        with interrupted_by(self._look), work.slice(work.shard).splice() as splice:
+            put = self._store.put(work.shard.name, splice, work.sha256, self)
+            size = splice.size
+        return self._receipts.done(attempt.task, (size, put))
+
+    # What the store tells of a shard that is on its way
 
     def hashed(self, size: int) -> None:
-        self.look()
-        self._driver.hashed(size)
+        self._look()
+        self._stop.check()
+        self._progress.hashed(size)
 
     def sent(self, size: int) -> None:
-        self.look()
-        self._driver.sent(size)
+        self._look()
+        self._stop.check()
+        self._progress.advance(size)
 
-    def look(self) -> None:
-        if self.abort.is_set():
+    def _look(self) -> None:
+        if self._dropped.is_set():
             raise Dropped

@@ -1,23 +1,35 @@
-"""Units that are done: each a file on disk, and then a receipt in the ledger."""
+"""The units of a job as tasks: made ahead of the workers, done by whichever backend, each a file and then a receipt.
+
+The order of things is what makes a crash harmless: a unit's file is on disk before its receipt is written, and a
+receipt is on disk before anything depends on it. Nothing here decides what the rows are: that is the plan's.
+"""
 
 from __future__ import annotations
 
 import os
+import queue
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol, get_args
 
 from brim.choices import at_least, one_of
-from brim.errors import SourceChanged
+from brim.errors import DoesNotFit, SourceChanged
 from brim.outputs.rows_file import EXTENSIONS, Writing
 from brim.progress import Progress
-from brim.rows.unit import RowSource, Unit
-from brim.schedule.messages import Done, OnError
+from brim.rows.unit import Reading, RowSource, Unit
+from brim.schedule.messages import At, Done, OnError
+from brim.schedule.scheduler import Attempt, Backend, Compute, Retries, Task, TaskQueue, run
+from brim.schedule.work_failures import does_not_fit
 from brim.state.ledger import Ledger, Receipt
 from brim.state.stop import Stop
 from brim.steps.step import Step
+
+_CRASHES = 3  # a worker may also be killed by somebody who means well
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +64,115 @@ class Outcome:
     encoders: dict[str, int] = field(default_factory=dict)  # the units that each of them did
 
 
-class UnitExecutor(Protocol):
-    """Does what is missing. A unit's file is on disk before its receipt is written, whoever made it."""
+@dataclass(frozen=True, slots=True)
+class UnitWork:
+    """What is computed, and where its unit files and receipts are: whoever runs it holds the lock of `folder`."""
 
-    def run(self) -> Outcome: ...
+    source: RowSource
+    step: Step
+    writing: Writing
+    ledger: Ledger
+    folder: Path
+    options: ComputeOptions
+    progress: Progress
+    stop: Stop
+
+    @property
+    def reading(self) -> Reading:
+        """What workers read of the source."""
+        reading = self.source.reading
+        return reading if self.step.columns is None else replace(reading, columns=self.step.columns)
+
+    def does_not_fit(self, attempt: Attempt, at: At | None, held_bytes: int) -> DoesNotFit:
+        return does_not_fit(attempt, at, held_bytes, self.step, self.source.reading, self.options.limit_bytes)
 
 
-class Maker(Protocol):
-    """What makes an executor for a job. Whoever calls it holds the lock of `folder`."""
+class UnitBackend(Backend, Protocol):
+    """It is open while units are done. `ahead` of them are made before anybody asks."""
 
-    def __call__(
-        self,
-        source: RowSource,
-        step: Step,
-        writing: Writing,
-        ledger: Ledger,
-        folder: Path,
-        options: ComputeOptions,
-        progress: Progress,
-        stop: Stop,
-    ) -> UnitExecutor: ...
+    ahead: int
+    most_workers: int
+    peak_bytes: int
+
+    def __enter__(self) -> UnitBackend: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def finish(self) -> None:
+        """All units are done."""
 
 
-class DoneUnits:
+class Feed:
+    """The units of a source, a few ahead. Closing it ends the thread, whatever the source is doing."""
+
+    def __init__(self, units: Iterator[Unit], ahead: int) -> None:
+        self._units = units
+        self._queue: queue.Queue[Unit] = queue.Queue(max(ahead, 1))
+        self._closed = threading.Event()
+        self._made = self._taken = 0  # each is counted by one thread alone
+        self._over = False
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="units", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for unit in self._units:
+                self._made += 1
+                if not self._put(unit):
+                    return
+        except BaseException as error:  # noqa: BLE001  it is raised where units are taken
+            self._failed = error
+        self._over = True
+
+    def _put(self, unit: Unit) -> bool:
+        while not self._closed.is_set():
+            try:
+                self._queue.put(unit, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    @property
+    def ahead(self) -> int:
+        """How many units are made and not taken."""
+        return self._made - self._taken
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there is none left and none will come. Raises what ended the source, once all before it is taken."""
+        if not self._over or self.ahead:
+            return False
+        if self._failed is not None:
+            raise self._failed
+        return True
+
+    def take(self) -> Unit | None:
+        """The next unit, if there is one yet."""
+        try:
+            unit = self._queue.get_nowait()
+        except queue.Empty:
+            return None
+        self._taken += 1
+        return unit
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(timeout=5.0)
+
+
+class UnitReceipts:
     """The units of the job that the ledger holds, and the rows that were left out of them."""
 
-    def __init__(self, ledger: Ledger, folder: Path, format: str) -> None:
-        assert ledger.job is not None
-        self._ledger, self._folder, self._extension = ledger, folder, EXTENSIONS[format]
-        self._job = ledger.job.fingerprint[:16]
+    def __init__(self, work: UnitWork) -> None:
+        assert work.ledger.job is not None
+        self._ledger, self._folder, self._extension = work.ledger, work.folder, EXTENSIONS[work.writing.format]
+        self._job, self._progress = work.ledger.job.fingerprint[:16], work.progress
         self._receipts: dict[int, Receipt] = {}
-        self.bad_rows = 0
+        self.computed = self.bad_rows = 0
         self.encoders: dict[str, int] = {}
 
     @property
@@ -103,8 +193,9 @@ class DoneUnits:
         except FileNotFoundError:
             return False
 
-    def keep(self, unit: Unit) -> bool:
-        """Whether the unit need not be done again: it was, and of the same rows."""
+    def skip(self, task: Task) -> bool:
+        """Whether the unit was done, and of the same rows. One that was done of others is forgotten."""
+        unit = _unit_of(task)
         receipt = self._ledger.receipts.get(self._name(unit.number))
         if receipt is None:
             return False
@@ -120,8 +211,20 @@ class DoneUnits:
         self._take(unit, receipt, self._ledger.recall(f"bad rows {receipt.name}") or 0, encoder)
         return True
 
-    def add(self, unit: Unit, done: Done) -> None:
+    def begin(self, task: Task) -> None:
+        """Nothing: what was there is forgotten since it was looked at."""
+
+    def done(self, task: Task, result: Done) -> None:
         """The unit's file is on disk: write that down."""
+        unit = _unit_of(task)
+        self._add(unit, result)
+        self.computed += 1
+        self._progress.shard(task.name, result.size, result.sha256, "computed")
+        if unit.spooled:
+            for span in unit.spans:
+                Path(span.path).unlink(missing_ok=True)
+
+    def _add(self, unit: Unit, done: Done) -> None:
         name = self._name(unit.number)
         if done.bad_rows or self._ledger.recall(f"bad rows {name}"):
             self._ledger.remember(f"bad rows {name}", done.bad_rows)
@@ -136,6 +239,9 @@ class DoneUnits:
         self.bad_rows += bad_rows
         if encoder:
             self.encoders[encoder] = self.encoders.get(encoder, 0) + 1
+
+
+BackendOf = Callable[[UnitWork, UnitReceipts], UnitBackend]
 
 
 def clear_scratch(folder: Path) -> None:
@@ -154,3 +260,45 @@ def has_scratch(folder: Path) -> bool:
 def _scratch(folder: Path) -> Iterator[Path]:
     patterns = ("spool", "made", "gate", "setup.pickle", ".*.tmp", "worker-*.log")
     return (path for pattern in patterns for path in folder.glob(pattern))
+
+
+def compute(work: UnitWork, backend_of: BackendOf) -> Outcome:
+    """Do the units of a source that are missing."""
+    source, options, receipts = work.source, work.options, UnitReceipts(work)
+    backend = backend_of(work, receipts)
+    clear_scratch(work.folder)
+    try:
+        with backend:
+            spool = work.folder / "spool"
+            spool.mkdir()
+            work.progress.start(options.what, source.total_bytes or 0, 0, options.limit_bytes)
+            units = source.units(options.align, indices=work.step.indices, spool=spool, skip=receipts.has)
+            feed = Feed(units, backend.ahead)
+            tasks = TaskQueue(feed, _task, receipts, work.progress, Retries(_CRASHES, work.step.splittable))
+            try:
+                with closing(run(tasks, backend, work.stop)) as finished:
+                    for _ in finished:
+                        pass
+                backend.finish()
+            finally:
+                feed.close()
+    finally:
+        clear_scratch(work.folder)
+    return Outcome(
+        receipts.receipts,
+        receipts.computed,
+        backend.most_workers,
+        tasks.retried,
+        receipts.bad_rows,
+        backend.peak_bytes,
+        receipts.encoders,
+    )
+
+
+def _task(unit: Unit) -> Task:
+    return Task(f"unit {unit.number}", unit.bytes, Compute(unit))
+
+
+def _unit_of(task: Task) -> Unit:
+    assert isinstance(task.work, Compute)
+    return task.work.unit

@@ -6,15 +6,18 @@ import os
 import signal
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from brim.errors import BrimError, DoesNotFit, InputError
 from brim.rows.read_unit import where
 from brim.rows.unit import Reading, Unit
-from brim.schedule.attempts import Attempt
-from brim.schedule.memory_line import WorkerRoom
 from brim.schedule.messages import At
 from brim.sizes import format_size
 from brim.steps.step import BadRow, Step
+
+if TYPE_CHECKING:  # workers explain bad rows, and hold no line
+    from brim.schedule.memory_line import WorkerRoom
+    from brim.schedule.scheduler import Attempt
 
 _MEMORY_WORDS = ("memory allocation of", "bad_alloc", "Cannot allocate memory", "out of memory", "MemoryError")
 _CAUSES = {-signal.SIGKILL: "Somebody or something kills it; brim does not, and there was memory left."}

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brim.memory.meter import process_bytes, tree
-from brim.schedule.attempts import Attempt
 from brim.schedule.messages import At
 from brim.watching.launch import HOME
+
+if TYPE_CHECKING:  # a Ray worker has one of these, and schedules nothing
+    from brim.schedule.scheduler import Attempt
 
 # Libraries that start a thread for each core would start as many in every worker.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS", "NUMEXPR_NUM_THREADS")

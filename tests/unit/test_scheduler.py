@@ -1,0 +1,206 @@
+"""The one loop: what finished is seen before what failed, what was lost is tried again, the first failure drops all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brim.errors import DoesNotFit, Stopped
+from brim.progress import Silent
+from brim.rows.unit import Unit
+from brim.schedule.scheduler import (
+    Attempt,
+    Compute,
+    Event,
+    Listed,
+    Retries,
+    Task,
+    TaskAgain,
+    TaskDone,
+    TaskFailed,
+    TaskLost,
+    TaskQueue,
+    run,
+)
+from brim.state.stop import Stop
+
+
+class Told(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.passed = 0
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def advance(self, size: int) -> None:
+        self.passed += size
+
+
+class Written:
+    """Receipts in a list; `there` were written before."""
+
+    def __init__(self, there: tuple[str, ...] = ()) -> None:
+        self.there, self.begun, self.names = there, list[str](), list[str]()
+
+    def skip(self, task: Task) -> bool:
+        return task.name in self.there
+
+    def begin(self, task: Task) -> None:
+        self.begun.append(task.name)
+
+    def done(self, task: Task, result: Any) -> str:
+        self.names.append(task.name)
+        return task.name
+
+
+def lost(attempt: Attempt, cause: Any = "memory", was_alone: bool | None = None) -> TaskLost:
+    alone = attempt.alone if was_alone is None else was_alone
+    return TaskLost(attempt, cause, attempt.task.name, lambda: DoesNotFit(attempt.task.name), was_alone=alone)
+
+
+class Scripted:
+    """Does `at_a_time` tasks together; `script` says what becomes of an attempt, which is done if it says nothing."""
+
+    def __init__(self, receipts: Written, script: Any, at_a_time: int = 2) -> None:
+        self.receipts, self.script, self.at_a_time = receipts, script, at_a_time
+        self.running: list[Attempt] = []
+        self.given: list[Attempt] = []
+        self.dropped = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running)
+
+    def admit(self, queue: TaskQueue) -> None:
+        while len(self.running) < self.at_a_time and queue.find() is not None:
+            self.running.append(queue.pop())
+            self.given.append(self.running[-1])
+
+    def listen(self) -> list[Event]:
+        running, self.running = self.running, []
+        return [self.script(a) or TaskDone(self.receipts.done(a.task, None)) for a in running]
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+def scheduled(
+    count: int, script: Any, retries: Retries, there: tuple[str, ...] = (), at_a_time: int = 2
+) -> tuple[Iterator[str], Scripted, Told, TaskQueue]:
+    told, receipts = Told(), Written(there)
+    backend = Scripted(receipts, script, at_a_time)
+    units = (Unit(number, (), 10, "") for number in range(count))
+    queue = TaskQueue(
+        Listed(units), lambda unit: Task(str(unit.number), unit.bytes, Compute(unit)), receipts, told, retries
+    )
+    return run(queue, backend, Stop(())), backend, told, queue
+
+
+def test_all_in_their_order() -> None:
+    """Each is begun and done once; what has a receipt is passed over, and counts as seen."""
+    finished, backend, told, _ = scheduled(5, lambda attempt: None, Retries(1), there=("1", "4"))
+    assert list(finished) == ["0", "2", "3"] == backend.receipts.begun
+    assert told.passed == 20
+    assert not backend.dropped
+
+
+def test_nothing_to_do() -> None:
+    finished, backend, *_ = scheduled(0, lambda attempt: None, Retries(1))
+    assert list(finished) == []
+    assert not backend.given
+
+
+def test_what_finished_before_what_failed() -> None:
+    """A failure that is heard first hides nothing that finished in the same moment; then the rest is dropped."""
+    script = {"0": TaskFailed(ValueError("broken"))}
+    finished, backend, *_ = scheduled(9, lambda a: script.get(a.task.name), Retries(1), at_a_time=3)
+    seen: list[str] = []
+    with pytest.raises(ValueError, match="broken"):
+        seen.extend(finished)
+    assert seen == ["1", "2"] == backend.receipts.names
+    assert backend.dropped
+    assert len(backend.given) == 3
+
+
+@pytest.mark.parametrize(
+    ("splittable", "tried"), [(True, [(False, 1), (True, 1), (True, 16), (True, 0)]), (False, [(False, 1), (True, 1)])]
+)
+def test_out_of_memory(splittable: bool, tried: list[tuple[bool, int]]) -> None:
+    """Alone, then in parts and row by row where that gives the same rows; then it does not fit."""
+    finished, backend, told, queue = scheduled(1, lost, Retries(3, splittable))
+    with pytest.raises(DoesNotFit):
+        list(finished)
+    assert [(attempt.alone, attempt.pieces) for attempt in backend.given] == tried
+    ways = ["alone", "in 16 parts", "row by row"][: len(tried) - 1]
+    assert told.notes == [f"0: trying it {way}" for way in ways]
+    assert queue.retried == len(ways)
+
+
+@pytest.mark.parametrize("crashes", [1, 3, 4])
+def test_crashes(crashes: int) -> None:
+    """So many times it is tried, and no more."""
+    finished, backend, told, _ = scheduled(1, lambda a: lost(a, "crash"), Retries(crashes))
+    with pytest.raises(DoesNotFit):
+        list(finished)
+    assert [attempt.crashes for attempt in backend.given] == list(range(crashes))
+    assert told.notes == ["0: trying it again"] * (crashes - 1)
+
+
+def test_one_shows_it_alone() -> None:
+    """Of several that ask to be alone, the first goes before all others; those wait as they are."""
+
+    def script(attempt: Attempt) -> TaskAgain | None:
+        seen = sum(given.task.name == attempt.task.name for given in backend.given)
+        return TaskAgain(attempt, alone=True) if seen == 1 and attempt.task.name in "01" else None
+
+    finished, backend, *_ = scheduled(3, script, Retries(1))
+    assert sorted(finished) == ["0", "1", "2"]
+    assert [(a.task.name, a.alone) for a in backend.given[2:4]] == [("0", True), ("1", False)]
+
+
+def test_given_once_more_first() -> None:
+    """What only waits for its types goes on before anything new."""
+    again = iter([True])
+    finished, backend, *_ = scheduled(
+        3, lambda a: TaskAgain(a, first=True) if next(again, False) else None, Retries(1), at_a_time=1
+    )
+    assert list(finished) == ["0", "1", "2"]
+    assert [attempt.task.name for attempt in backend.given] == ["0", "0", "1", "2"]
+
+
+def test_a_stop_drops_what_is_on_its_way(tmp_path: Path) -> None:
+    told, receipts, stop = Told(), Written(), Stop(())
+    backend = Scripted(receipts, lambda attempt: stop.request("the test"), at_a_time=1)
+    queue = TaskQueue(
+        Listed([Unit(0, (), 1, ""), Unit(1, (), 1, "")]), lambda u: Task(str(u.number), 1, Compute(u)), receipts, told,
+        Retries(1),
+    )  # fmt: skip
+    finished = run(queue, backend, stop)
+    assert next(finished) == "0"
+    with pytest.raises(Stopped):
+        next(finished)
+    assert backend.dropped
+    assert receipts.begun == ["0"]
+
+
+def test_closing_drops() -> None:
+    """Whoever asked has had enough."""
+    finished, backend, *_ = scheduled(9, lambda attempt: None, Retries(1))
+    next(finished)
+    finished.close()  # type: ignore[attr-defined]
+    assert backend.dropped
+
+
+def test_tasks_are_made_when_it_is_their_turn() -> None:
+    """A million shards are no million tasks."""
+    made: list[int] = []
+    units = (made.append(number) or Unit(number, (), 1, "") for number in range(1000))  # type: ignore[func-returns-value]
+    receipts = Written()
+    backend = Scripted(receipts, lambda attempt: None)
+    queue = TaskQueue(Listed(units), lambda u: Task(str(u.number), 1, Compute(u)), receipts, Told(), Retries(1))
+    next(run(queue, backend, Stop(())))
+    assert len(made) == backend.at_a_time
