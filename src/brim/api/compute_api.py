@@ -27,8 +27,9 @@ from brim.api.job_options import (
 from brim.api.recorded_run import bar_or_notes, recorded_run
 from brim.errors import InputError
 from brim.jobs.caches import cache_home, open_cache, open_dataset
+from brim.jobs.file_layout import FileLayout
 from brim.jobs.job import Computed, Job
-from brim.jobs.layout import DatasetLayout, FileLayout
+from brim.jobs.layout import DatasetLayout
 from brim.jobs.spec import How, computed_facts, computed_spec, dataset_spec, vector_file_spec
 from brim.memory.meter import process_bytes
 from brim.outputs.output import Output, RowsOutput
