@@ -4,10 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 import brim
-from brim.jobs.build_job import Build
-from brim.jobs.dataset_info import DatasetInfo
-from brim.jobs.job import Built
-from brim.sources.file_table import FileTable
+from brim import Build, Built, DatasetInfo, FileTable
 
 files: FileTable = brim.files("folder", include=["*.png"], label_from="parent", limit=10)
 table: FileTable = brim.table(pa.table({"image": ["a.png"]}), files={"image": "image"}, root="folder")
@@ -28,3 +25,22 @@ brim.save_file({"text": [np.zeros((10, 768), np.float32)]}, "emb.safetensors", m
 vectors: object = brim.open_tensors("emb.safetensors", "torch")["text"]
 code: int = brim.BrimError("message").exit_code
 found: DatasetInfo = brim.info("out", head=2)
+read: Build = brim.plan("folder", "out", files="image", label_from="parent", recipe="arc", engine="ray")
+saved: brim.SavedBuild = brim.open_plan("a.plan", root="folder", workers=2)
+part: brim.PartDone = saved.part("3/100")
+published: Built = saved.finish()
+missing: list[int] = saved.status.missing_parts
+chosen: Built = brim.select("out", "some", where="age > 40", columns="age", shard_size="1GB")
+tokens: brim.Computed = brim.tokenize("a.jsonl", "gpt2", destination="tokens", pack=2048, stop=brim.Stop())
+file: brim.Computed = brim.embed("a.jsonl", "model", destination="v.npy", column="text", name={"text": "v"})
+vectors_of: brim.Vectors = brim.embed("a.jsonl", "model", column="text", normalize=True)
+mapped: brim.Computed = brim.map("a.jsonl", "module:function", destination="out", rows_per_shard=10)
+documents: int = tokens.counts["documents"]
+kept: list[brim.Cached] = brim.clean(remove=True, older_than=30)
+titles: list[str] = [recipe.title for recipe in brim.recipes()]
+reasons: brim.WhyReport = brim.why()
+try:
+    brim.build("folder", "out", unknown=1)  # type: ignore[call-arg]
+    brim.build("folder", "out", via="ftp")  # type: ignore[arg-type]
+except brim.PlanChanged as changed:
+    hint: str = changed.hint

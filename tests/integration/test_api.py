@@ -1,0 +1,220 @@
+"""Every verb in Python: the words of the command line, results, stopping, and the examples of docs/python.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+import brim
+from brim.api import job_options
+from brim.cli.flags import flat
+
+WORDS = ["Build", "Compute", "Embed", "Map", "Place", "Select", "Source", "Tokenize"]
+# What is only for a terminal, and what has another form there.
+TERMINAL = {
+    "json",
+    "quiet",
+    "live",
+    "live_port",
+    "open_page",
+    "dry_run",
+    "save",
+    "save_recipe",
+    "saved",
+    "part",
+    "finish",
+}
+RENAMED = {"no_bidsignore": "bidsignore", "no_projection": "projection", "fn": "function"}
+POSITIONAL = {"source", "dest", "tokenizer", "model"}
+DOCS = Path(__file__).parents[2] / "docs" / "python.md"
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_what_editors_show_is_what_is_taken(name: str) -> None:
+    """The TypedDict and the dataclass of a verb have the same words of the same types."""
+    typed = get_type_hints(getattr(job_options, f"{name}Keywords"))
+    given = getattr(job_options, f"{name}Given")
+    assert typed == {field.name: get_type_hints(given)[field.name] for field in dataclasses.fields(given)}
+
+
+@pytest.mark.parametrize("verb", ["build", "plan", "select", "map", "tokenize", "embed"])
+def test_the_words_are_those_of_the_terminal(verb: str) -> None:
+    """Every option of a command is a keyword of its function, with the same default where it has one."""
+    command = flat(getattr(importlib.import_module(f"brim.cli.{verb}_command"), verb))
+    flags = {RENAMED.get(name, name): p for name, p in inspect.signature(command).parameters.items()}
+    words = inspect.signature(getattr(brim, verb)).parameters
+    missing = flags.keys() - words.keys() - TERMINAL - POSITIONAL
+    assert not missing
+    for name in (flags.keys() & words.keys()) - set(RENAMED.values()) - POSITIONAL - {"function"}:
+        said, taken = flags[name].default, words[name].default
+        empty = (None, (), False)
+        assert said == taken or (said in empty and taken in empty), name
+
+
+def test_help_shows_the_words() -> None:
+    """help() names every keyword, and an unknown one is a TypeError."""
+    assert "rows_per_shard: int | None = None" in str(inspect.signature(brim.tokenize))
+    with pytest.raises(TypeError, match="colour"):
+        brim.build("a", "b", colour="red")  # type: ignore[call-arg]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": f"the cat {n} sat", "n": n}) + "\n" for n in range(300)))
+    return path
+
+
+def tokenizer_file(folder: Path) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[UNK]", "the", "cat", "sat", *map(str, range(300))]
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def test_tokens_without_a_destination(corpus: Path, tmp_path: Path) -> None:
+    """Ids are a Dataset of the cache, packed if wanted, and found again without being computed."""
+    tokenizer = tokenizer_file(tmp_path)
+    cache = tmp_path / "cache"
+    made = brim.tokenize(corpus, tokenizer, keep="n", cache_dir=cache, memory="1GB")
+    assert made["input_ids"][7] == [1, 2, 4 + 7, 3]
+    assert made["n"][7] == 7
+    packed = brim.tokenize(corpus, tokenizer, pack=8, cache_dir=cache, memory="1GB")
+    assert {len(row) for row in packed["input_ids"]} == {8}
+    assert len(packed) == 300 * 4 // 8
+    kept = brim.caches(cache)
+    assert [one.done for one in kept] == [True, True]
+    assert {one.rows for one in kept} == {300, 150}
+    assert all(one.removed for one in brim.clean(remove=True, cache_dir=cache))
+    assert brim.caches(cache) == []
+
+
+def test_a_destination_is_what_the_command_makes(corpus: Path, tmp_path: Path) -> None:
+    """map and tokenize with a destination give the shards of the command line, byte for byte."""
+    tokenizer = tokenizer_file(tmp_path)
+    computed = brim.tokenize(corpus, tokenizer, destination=tmp_path / "python", memory="1GB")
+    assert isinstance(computed, brim.Computed)
+    words = ["tokenize", corpus, tmp_path / "terminal", "--tokenizer", tokenizer, "--memory", "1GB", "--quiet"]
+    subprocess.run([sys.executable, "-m", "brim", *map(str, words)], check=True, capture_output=True)
+    ours, theirs = (sorted((tmp_path / way / "data").iterdir()) for way in ("python", "terminal"))
+    assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]
+    mapped = brim.map(corpus, lambda row: {"n": row["n"] + 1}, destination=tmp_path / "mapped", memory="1GB")
+    assert mapped.built.rows == 300
+
+
+@pytest.mark.parametrize("word", [{"public": True}, {"state": "x"}, {"engine": "ray"}, {"format": "arrow"}])
+def test_words_of_a_destination_need_one(corpus: Path, tmp_path: Path, word: dict[str, object]) -> None:
+    """What says how a result is published is refused where it stays in the cache."""
+    with pytest.raises(brim.InputError, match="needs a destination"):
+        brim.map(corpus, len, cache_dir=tmp_path / "cache", **word)  # type: ignore[call-overload]
+
+
+def test_a_plan_in_parts(tmp_path: Path) -> None:
+    """A saved plan is done in parts, tells how far it is, and finishes as a build does."""
+    source = tmp_path / "files"
+    source.mkdir()
+    for number in range(6):
+        (source / f"{number}.bin").write_bytes(bytes([number]) * 100)
+    brim.plan(source, tmp_path / "out", rows_per_shard=1, include="*.bin").save(tmp_path / "plan")
+    done = brim.open_plan(tmp_path / "plan").part("1/2")
+    assert (done.shards, done.parts) == (3, 2)
+    assert brim.open_plan(tmp_path / "plan").status.missing_parts == [2]
+    brim.open_plan(tmp_path / "plan").part("2/2")
+    assert brim.open_plan(tmp_path / "plan").finish().rows == 6
+    assert brim.open_plan(tmp_path / "plan").status.finished
+
+
+def test_how_a_path_is_read_is_not_said_of_a_table(tmp_path: Path) -> None:
+    """Words for reading are refused for a source that is read already."""
+    (tmp_path / "a.bin").write_bytes(b"a")
+    with pytest.raises(brim.InputError, match="read already"):
+        brim.plan(brim.files(tmp_path), None, include="*.bin")
+
+
+def test_another_thread_may_stop_a_job(corpus: Path, tmp_path: Path) -> None:
+    """A job in a thread ends with Stopped when it is asked to, and goes on when it is called again."""
+    stop, caught = brim.Stop(), []
+
+    def work() -> None:
+        try:
+            brim.map(corpus, _slow, cache_dir=tmp_path / "cache", unit_size=1000, workers=1, memory="1GB", stop=stop)
+        except brim.Stopped as stopped:
+            caught.append(stopped)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(1.5)
+    stop.request("the server")
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "the server" in caught[0].message
+
+
+def _slow(row: dict[str, int]) -> dict[str, int]:
+    time.sleep(0.05)
+    return {"n": row["n"]}
+
+
+_HOST = """
+import os, signal, sys, time
+import brim
+
+def slow(row):
+    time.sleep(0.05)
+    return row
+
+signal.signal(signal.SIGUSR1, lambda *_: print("heard", flush=True))
+class Said(brim.progress.Silent):
+    def start(self, *_):
+        print("begun", flush=True)
+
+try:
+    brim.map(sys.argv[1], slow, cache_dir=sys.argv[2], unit_size=1000, workers=1, memory="1GB", progress=Said())
+except KeyboardInterrupt:
+    print("interrupted", signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
+"""
+
+
+def test_a_host_hears_its_own_signals(corpus: Path, tmp_path: Path) -> None:
+    """In a program, Ctrl-C ends the job with KeyboardInterrupt and other signals stay the program's."""
+    script = tmp_path / "host.py"
+    script.write_text(_HOST.replace("import brim\n", "import brim, brim.progress\n", 1))
+    with subprocess.Popen(
+        [sys.executable, script, corpus, tmp_path / "cache"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "heard\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted True\n"
+    assert process.returncode == 0
+
+
+def test_the_examples_of_the_documentation_run(tmp_path: Path) -> None:
+    """Every example of docs/python.md runs, one after the other, in an empty folder."""
+    code = "\n".join(re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL))
+    tokenizer_file(tmp_path)
+    environment = {**os.environ, "BRIM_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    named = set(re.findall(r"brim\.(\w+)", DOCS.read_text()))
+    assert {name for name in brim.__all__ if name[0].islower()} <= named
