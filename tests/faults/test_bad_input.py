@@ -43,7 +43,7 @@ def test_pointers_instead_of_data(tmp_path: Path) -> None:
     assert "d.nii.gz" in text
     assert "small.nii.gz" not in text
     table = source / "t.csv"
-    table.write_text("f\n" + "".join(f"{n}.nii.gz\n" for n in "abcd"))
+    table.write_text("f\n" + "".join(f"{n}.nii.gz\n" for n in ("a", "b", "c", "d", "small")))
     text = refused(table)
     assert "git lfs pull" in text
     assert "2 are git-annex pointers" in text

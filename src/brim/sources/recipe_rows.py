@@ -119,7 +119,8 @@ class _Finder:
         """What matches, relative to the folder, in natural order."""
         names = dict(zip(self.recipe.key, key, strict=False)) | dict(more or {})
         parts = [(has_glob(part), part.format_map(names)) for part in pattern.split("/")]
-        return sorted(self._below(self.prefix, parts), key=natural)
+        found = list(self._below(self.prefix, parts))
+        return sorted(found, key=natural) if len(found) > 1 else found
 
     def _below(self, prefix: str, parts: list[tuple[bool, str]]) -> Iterator[str]:
         (globbed, part), rest = parts[0], parts[1:]
@@ -213,16 +214,20 @@ class _Cells:
         """For each file of the other column its partner."""
         cells: list[Cell] = []
         for key, files in zip(self.kept, self.found[column.beside], strict=True):
-            cells.append([self._partner(column, key, path) for path in files if path is not None])
+            near: dict[str, list[str]] = {}  # what lies about a row's files is looked for once
+            cells.append([self._partner(column, key, path, near) for path in files if path is not None])
         return cells
 
-    def _partner(self, column: RecipeColumn, key: Key, path: str) -> str | None:
+    def _partner(self, column: RecipeColumn, key: Key, path: str, near: dict[str, list[str]]) -> str | None:
         stem = _stem(path)
         entities = {"entities": stem.rpartition("_")[0] or stem}
         for pattern in (column.pattern, *column.fallback):
-            found = self.finder.paths(pattern, key, entities)
-            if "{entities}" not in pattern:
-                found = [other for other in found if _stem(other) == stem]
+            if "{entities}" in pattern:
+                found = self.finder.paths(pattern, key, entities)
+            else:
+                if pattern not in near:
+                    near[pattern] = self.finder.paths(pattern, key)
+                found = [other for other in near[pattern] if _stem(other) == stem]
             if len(found) > 1:
                 what = f"{path} has several partners for {column.name!r}: {', '.join(found)}"
                 self.faults.append(RowFault(PARTNERS, path, what))
