@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import get_type_hints
 
+import numpy as np
 import pytest
 
 import brim
@@ -103,6 +104,23 @@ def test_tokens_without_a_destination(corpus: Path, tmp_path: Path) -> None:
     assert {one.rows for one in kept} == {300, 150}
     assert all(one.removed for one in brim.clean(remove=True, cache_dir=cache))
     assert brim.caches(cache) == []
+
+
+def test_vectors_without_a_destination(corpus: Path, tmp_path: Path) -> None:
+    """Vectors are arrays by name, the same as in a file, and found again without being computed."""
+    model = "tests.integration.embed_models:hashing"
+    words = {"column": "text", "keep": "n", "argument": {"dim": 5}, "memory": "2GB"}
+    made = brim.embed(corpus, model, cache_dir=tmp_path / "cache", **words)  # type: ignore[call-overload]
+    (name,) = made
+    assert made[name].shape == (300, 5)
+    assert made.rows == 300
+    assert made.kept is not None
+    again = brim.embed(corpus, model, cache_dir=tmp_path / "cache", **words)  # type: ignore[call-overload]
+    assert again.computed.outcome.computed == 0
+    assert again.path == made.path
+    brim.embed(corpus, model, destination=tmp_path / "v.npy", **words)  # type: ignore[call-overload]
+    assert (np.load(tmp_path / "v.npy") == again[name]).all()
+    assert [one.done for one in brim.caches(tmp_path / "cache")] == [True]
 
 
 def test_a_destination_is_what_the_command_makes(corpus: Path, tmp_path: Path) -> None:
