@@ -16,6 +16,7 @@ import pyarrow as pa
 from brim.errors import InputError, SinkFailed
 from brim.jobs.caches import cache_home, open_cache, open_dataset
 from brim.rows.open_rows import dataset_tables
+from brim.sources.datasets_private import fingerprint_of
 from brim.state.durable import reason
 from brim.steps.row_features import import_datasets
 
@@ -30,12 +31,14 @@ def flatten_indices(dataset: Any, *, cache_dir: CacheDir = None) -> Any:
         return datasets.DatasetDict({name: flatten_indices(one, cache_dir=cache_dir) for name, one in dataset.items()})
     if not isinstance(dataset, datasets.Dataset):
         raise InputError(f"This is a {type(dataset).__name__}, not a datasets.Dataset.")
-    folder = open_cache(cache_home(cache_dir), f"rows-{dataset._fingerprint}", {"what": "rows", "source": "a dataset"})
+    folder = open_cache(
+        cache_home(cache_dir), f"rows-{fingerprint_of(dataset)}", {"what": "rows", "source": "a dataset"}
+    )
     path = folder / _ROWS
     if not path.exists():
         _write(dataset, path)
     schema = dataset.features.arrow_schema
-    made = open_dataset([path], schema, dataset._fingerprint, info=dataset.info, split=dataset.split)
+    made = open_dataset([path], schema, fingerprint_of(dataset), info=dataset.info, split=dataset.split)
     form = dataset.format
     return made.with_format(form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"])
 

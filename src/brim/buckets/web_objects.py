@@ -38,14 +38,14 @@ def _headers(url: str) -> dict[str, str]:
     if _origin(url) != _origin(_endpoint()):
         return {}
     from huggingface_hub import get_token
-    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers
 
     return dict(build_hf_headers(token=get_token() or False, library_name="brim"))
 
 
 def _ask(method: str, url: str, headers: dict[str, str]) -> Any:
     """An answer that is no redirect, and the address that gave it."""
-    from huggingface_hub.utils._http import get_session
+    from huggingface_hub.utils import get_session
 
     for _ in range(_HOPS):
         try:

@@ -29,6 +29,7 @@ from brim.rows.spool import table_spool, text_spool
 from brim.rows.text_schema import settle
 from brim.rows.unit import Reading, RowSource, Unit
 from brim.sources.dataset_source import batches_of
+from brim.sources.datasets_private import fingerprint_of, is_reordered, is_stream, row_order
 from brim.sources.read_table import as_table
 from brim.sources.where import where_mask
 from brim.state.durable import reason
@@ -51,7 +52,7 @@ def pick_split(dataset: Any, options: RowOptions) -> Any:
 
 def mapped_layout(dataset: Any) -> tuple[TableLayout, dict[str, str]] | None:
     """The files that hold the rows in order, and their names of the columns; None if there are no such files."""
-    if dataset._indices is not None:
+    if is_reordered(dataset):
         return None
     lines = getattr(dataset.data, "blocks", [[dataset.data]])
     layout = TableLayout("arrow", dataset.features.arrow_schema)
@@ -108,13 +109,11 @@ def _follow(replays: list[Any], names: list[str], rows: int) -> tuple[int, int, 
 
 def dataset_tables(dataset: Any) -> Iterator[pa.Table]:
     """The rows of a dataset in its order, by way of `datasets`, in small tables."""
-    if not hasattr(dataset, "_indices"):  # a stream
+    if is_stream(dataset):
         yield from dataset.with_format("arrow").iter(batch_size=100)
         return
-    order = dataset._indices
-    rows = None if order is None else order.column(0).to_numpy().astype(np.int64)
     if len(dataset):
-        yield from batches_of(dataset.data, rows)
+        yield from batches_of(dataset.data, row_order(dataset))
 
 
 _STREAM_BYTES = 32 << 20  # of a unit of what has no size
@@ -290,11 +289,10 @@ def _rows(
 
 
 def _open_dataset(dataset: Any, options: RowOptions) -> RowSource:
-    streamed = not hasattr(dataset, "_indices")
     facts: dict[str, Any] = {"kind": "dataset", "options": options.facts}
-    if streamed:
+    if is_stream(dataset):
         return _open_stream(lambda: dataset_tables(dataset), options)
-    facts["fingerprint"] = str(dataset._fingerprint)
+    facts["fingerprint"] = fingerprint_of(dataset)
     laid = mapped_layout(dataset)
     if laid is not None:
         layout, stored = laid

@@ -34,6 +34,7 @@ from brim.errors import (
 )
 from brim.file_set import FileSet
 from brim.formats.source_reader import open_source
+from brim.schedule.ray_private import address_here, be_quiet
 from brim.schedule.scheduler import Scaling
 from brim.stores.store import Carrier
 
@@ -191,7 +192,7 @@ def connected(address: str | None) -> Iterator[Cluster]:
             f"The Ray cluster at {address or 'auto'} cannot be used from here: {said.rstrip('.')}.",
             hint="Run brim on one of its nodes, with the same versions of Ray and Python as there.",
         ) from error
-    _be_quiet(ray)
+    be_quiet(ray)
     try:
         yield Cluster(ray)
     finally:
@@ -208,24 +209,15 @@ def _need_reachable(ray: Any, address: str) -> None:
     """Ray itself tries for minutes, and then ends the process."""
     if address == "auto":
         try:
-            address = ray._private.services.get_ray_address_from_environment("auto", None) or ""
+            address = address_here(ray)
         except (ConnectionError, ValueError) as error:
             raise InputError("There is no running Ray cluster on this machine.", hint=_HINT) from error
-        except (AttributeError, TypeError):
-            return  # another version of Ray finds it in another way
     if not address.rpartition(":")[2].isdigit():
         return
     if (failure := _unreachable(address)) is not None:
         raise InputError(
             f"There is no Ray cluster at {address}: {failure.strerror or failure}.", hint=f"Check --address. {_HINT}"
         ) from failure
-
-
-def _be_quiet(ray: Any) -> None:
-    """Ray's driver prints what raylets report to stdout, which is for results. What matters becomes brim's errors."""
-    worker = ray._private.worker
-    if hasattr(worker, "print_to_stdstream"):
-        worker.print_to_stdstream = lambda *_, **__: None
 
 
 _ANSWER_S = 60.0

@@ -10,18 +10,17 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from brim import cuts
 from brim.errors import InputError, MissingExtra, SourceError
 from brim.file_set import Ints
 from brim.sources.dataset_media import Media, MediaColumns, media_of
+from brim.sources.datasets_private import read_undecoded, resolve_features, row_order, tokens_of
 from brim.sources.file_table import FileColumn, FileTable, Split
 from brim.sources.source_options import check_split
 from brim.sources.spill import BATCH_BYTES, BATCH_ROWS, Spill, gathered
@@ -71,8 +70,6 @@ def _names_files(array: Any) -> bool:
     return False
 
 
-# The functions behind rename_column(s), remove_columns and add_column: they do not look at values.
-_BLIND = frozenset(["_rename_columns_fn", "identity_func", "add_column_fn"])
 _CAST_BYTES, _CAST_ROWS = 1_000_000, 1000
 
 
@@ -88,15 +85,12 @@ def read_stream(stream: Any, split: str, spill: Spill) -> tuple[pa.Table, Any]:
         stream = _with_features(stream, split)
         features = stream.features
         spill.tell(f"the stream of the split {split!r}")
-        plain = stream.decode(False).with_format("arrow")
-        seen: list[str] = []
-        plain._ex_iterable = _without_decoding(plain._ex_iterable, seen)
+        plain, seen = read_undecoded(stream)
         if seen:
             spill.note(
                 f"the split {split!r} decodes media before a map or filter and encodes them anew after it; "
                 "cast_column(NAME, Type(decode=False)) before it, and back after it, keeps their bytes"
             )
-        plain._info.features = None  # or every row would be cast alone
         tables = _cast(plain.iter(batch_size=1), features)  # one row may be huge
         return spill.rows(features.arrow_schema.remove_metadata(), tables), features
     except (CastError, _DoesNotFit, pa.ArrowException) as error:
@@ -124,7 +118,7 @@ def _cast(tables: Iterable[pa.Table], features: Any) -> Iterator[pa.Table]:
 def _with_features(stream: Any, split: str) -> Any:
     """The stream with its features, which `datasets` tells from the first rows if it has none."""
     try:
-        stream = stream._resolve_features()
+        stream = resolve_features(stream)
     except StopIteration:  # there is no first row
         pass
     if not stream.features:
@@ -132,28 +126,6 @@ def _with_features(stream: Any, split: str) -> Any:
             f"The split {split!r} has no rows to tell its columns from.", hint="Give the dataset its features."
         )
     return stream
-
-
-def _without_decoding(step: Any, seen: list[str]) -> Any:
-    """A copy of the steps of a stream that decodes media only where somebody looks; `seen` gets those places."""
-    from datasets.features.features import require_decoding
-    from datasets.iterable_dataset import _features_with_decoding
-
-    step = copy(step)
-    if hasattr(step, "ex_iterables"):
-        step.ex_iterables = [_without_decoding(each, seen) for each in step.ex_iterables]
-    if not hasattr(step, "ex_iterable"):
-        return step
-    step.ex_iterable = _without_decoding(step.ex_iterable, seen)
-    function, formatted = getattr(step, "function", None), step.ex_iterable
-    if function is None or type(formatted).__name__ != "FormattedExamplesIterable" or not formatted.features:
-        return step
-    function = getattr(function, "func", function)  # inside of a partial
-    if function.__module__ == "datasets.iterable_dataset" and function.__name__ in _BLIND:
-        formatted._features = _features_with_decoding(formatted.features, False)
-    elif any(require_decoding(feature) for feature in formatted.features.values()):
-        seen.append(str(function))
-    return step
 
 
 _SMALL_BYTES = 16_000_000  # columns that take less are put in order in memory
@@ -239,11 +211,9 @@ def _part(dataset: Any, split: str, spill: Spill) -> _Part:
     import datasets
 
     if isinstance(dataset, datasets.Dataset):
-        order = dataset._indices
-        rows = None if order is None else order.column(0).to_numpy().astype(np.int64)
-        return _Part(split, dataset.data, rows, dataset.features, {})
+        return _Part(split, dataset.data, row_order(dataset), dataset.features, {})
     table, features = read_stream(dataset, split, spill)
-    return _Part(split, datasets.table.InMemoryTable(table), None, features, dataset._token_per_repo_id)
+    return _Part(split, datasets.table.InMemoryTable(table), None, features, tokens_of(dataset))
 
 
 def _same_features(parts: list[_Part]) -> Any:

@@ -129,13 +129,13 @@ class HubClient:
         return hf_hub_url(**self.repo, filename=name, revision=revision, endpoint=self.endpoint)
 
     def headers(self) -> dict[str, str]:
-        from huggingface_hub.utils._headers import build_hf_headers
+        from huggingface_hub.utils import build_hf_headers
 
         return dict(build_hf_headers(token=self.token or False, library_name="brim"))
 
     def read(self, name: str, snapshot: Snapshot) -> bytes | None:
         """A small file of a snapshot."""
-        from huggingface_hub.utils._http import hf_raise_for_status, http_backoff
+        from huggingface_hub.utils import hf_raise_for_status, http_backoff
 
         if name not in snapshot.tree:
             return None

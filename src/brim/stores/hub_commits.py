@@ -73,7 +73,7 @@ class Commits:
 
     def _raise_gone(self, todo: Sequence[Any]) -> None:
         """ObjectsGone if the Hub no longer has what a commit points to."""
-        sent = [op for op in todo if getattr(op, "_is_uploaded", False)]
+        sent = [op for op in todo if hub_private.is_sent(op)]
         pieces = [Piece(op.path_in_repo, op.upload_info.size, op.upload_info.sha256.hex()) for op in sent]
         asked = self._lfs.asked(pieces)
         if asked:

@@ -30,7 +30,7 @@ class _Source:
 
     def ask(self, start: int, stop: int) -> Any:
         """An open response with these bytes; close it."""
-        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+        from huggingface_hub.utils import get_session, hf_raise_for_status
 
         for attempt in range(2):
             place = self._place or self._find_place()
@@ -50,7 +50,7 @@ class _Source:
 
     def _find_place(self) -> str:
         """Where the bytes are; the token goes to the Hub alone."""
-        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+        from huggingface_hub.utils import get_session, hf_raise_for_status
 
         response = get_session().head(self._url, headers=self.client.headers(), follow_redirects=False)
         hf_raise_for_status(response)

@@ -1,4 +1,4 @@
-"""The one place that touches what huggingface_hub keeps private: a commit of objects that are already there.
+"""The one place that touches what huggingface_hub keeps private; `tests/unit/test_private_names.py` lists the names.
 
 The library makes a pointer only of what it has read itself. brim has hashed and sent a shard long before
 the commit, often in an earlier run, so it tells the library what it would have found out.
@@ -8,9 +8,12 @@ tests/integration/test_publish.py pins that the Hub gets the right pointer.
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from brim.state.ledger import Piece
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from brim.state.ledger import Piece
 
 
 def upload_info(piece: Piece) -> Any:
@@ -46,3 +49,16 @@ def deletion(name: str) -> Any:
     from huggingface_hub import CommitOperationDelete
 
     return CommitOperationDelete(path_in_repo=name, is_folder=False)
+
+
+def is_sent(operation: Any) -> bool:
+    """Whether a commit's operation points to an object that must be there already."""
+    return bool(getattr(operation, "_is_uploaded", False))
+
+
+def client_factory() -> Callable[[], Any]:
+    """What makes the library's clients now: it can be set, and not asked for."""
+    from huggingface_hub.utils import _http
+
+    factory: Callable[[], Any] = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
+    return factory

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from brim.errors import BrimError, DestinationError, InputError, SinkFailed
 from brim.state.retry import Retry, pause
+from brim.stores.hub_private import client_factory
 
 T = TypeVar("T")
 Note = Callable[[str], None]
@@ -99,10 +100,10 @@ def _stall_s() -> float:
 
 
 def _change_library(stall_s: float) -> None:
-    from huggingface_hub.utils import _http
+    from huggingface_hub import set_client_factory
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
+    factory = client_factory()
     answer_s = stall_s if stall_s < _STALL_S else max(_ANSWER_S, stall_s)
     limits = {"connect": min(_CONNECT_S, stall_s), "read": answer_s, "write": stall_s, "pool": None}
 
@@ -124,10 +125,10 @@ def _change_library(stall_s: float) -> None:
         logger.handlers, logger.propagate = before
         if not quiet:
             enable_progress_bars()
-        _http.set_client_factory(factory)
+        set_client_factory(factory)
 
     _UNDO.callback(undo)
-    _http.set_client_factory(timed)
+    set_client_factory(timed)
     logger.handlers, logger.propagate = [_Notes()], False
     disable_progress_bars()
 

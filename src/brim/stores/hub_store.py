@@ -55,7 +55,7 @@ class HubCarrier:
 
     def check(self) -> None:
         """Ask for the right to send one byte, which is then not sent. First, without patience: is the Hub there?"""
-        from huggingface_hub.utils._http import get_session
+        from huggingface_hub.utils import get_session
 
         _open_session()
         with explained(self.address.repo, begun=False):

@@ -227,8 +227,7 @@ def _session(lanes: int) -> Any:
 def _connection(address: HubAddress, token: str, endpoint: str | None) -> tuple[str, dict[str, str]]:
     """Where write tokens for the storage server come from; NoXet where there are none."""
     from huggingface_hub import HfApi
-    from huggingface_hub.utils._headers import build_hf_headers
-    from huggingface_hub.utils._http import hf_raise_for_status, http_backoff
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
     url = f"{HfApi(endpoint=endpoint).endpoint}/api/datasets/{address.repo}/xet-write-token/main"
     headers = build_hf_headers(token=token, library_name="brim")
