@@ -11,7 +11,7 @@ JOBS ?= 2
 .PHONY: demo test lint types tests faults sample clean
 .PHONY: test-browser test-spark test-embed test-ray
 .PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-limits bench-tokenize
-.PHONY: bench-embed bench-objects bench-scale bench-ray
+.PHONY: bench-embed bench-objects bench-scale bench-ray bench-walks
 
 demo: .venv/installed
 	@rm -rf demo
@@ -105,6 +105,9 @@ bench-embed: .venv/dev
 
 bench-scale: .venv/dev
 	$(BIN)/python benchmarks/scale.py
+
+bench-walks: .venv/dev
+	$(BIN)/python benchmarks/walks.py
 
 bench-ray: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
