@@ -29,8 +29,12 @@ def run(folder: Path, options: EmbedListOptions, watch: Watch) -> Experiment:
     numbers = asdict(options)
     forecast = concat(rows=options.rows, dims=options.dims, memory="1PB")
     need_room(folder, 2 * forecast.details["data_bytes"], forecast.high_bytes)
-    joined = measure("append and join", "embed_list:append_and_join", {"path": str(one), **numbers}, folder, watch)
-    streamed = measure("batch by batch", "embed_list:batch_by_batch", {"path": str(other), **numbers}, folder, watch)
+    joined = measure(
+        "append and join", "concat_experiment:append_and_join", {"path": str(one), **numbers}, folder, watch
+    )
+    streamed = measure(
+        "batch by batch", "concat_experiment:batch_by_batch", {"path": str(other), **numbers}, folder, watch
+    )
     same = filecmp.cmp(one, other, shallow=False)
     seen = _seen(joined, streamed, forecast.high_bytes, forecast.details["data_bytes"], same)
     facts = {"options": numbers, "forecast_bytes": forecast.high_bytes, "same_bytes": same}

@@ -23,8 +23,10 @@ def run(folder: Path, options: LeakOptions, watch: Watch) -> Experiment:
     need_room(folder, options.size_bytes, options.size_bytes)
     path = folder / "mapped.bin"
     _write(path, options.size_bytes)
-    grown = measure("a list that grows", "leak:grow", asdict(options), folder, watch)
-    touched = measure("a mapped file", "leak:touch", {"path": str(path), "pieces": options.pieces}, folder, watch)
+    grown = measure("a list that grows", "leak_experiment:grow", asdict(options), folder, watch)
+    touched = measure(
+        "a mapped file", "leak_experiment:touch", {"path": str(path), "pieces": options.pieces}, folder, watch
+    )
     numbers = {"options": asdict(options), "verdicts": {part.name: judge(part) for part in (grown, touched)}}
     return Experiment("leak", (grown, touched), _seen(grown, touched), (), numbers)
 

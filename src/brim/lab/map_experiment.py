@@ -63,8 +63,8 @@ def run(folder: Path, options: MapExperimentOptions, watch: Watch) -> Experiment
         "num_proc": options.num_proc,
     }
     first_name = f"interrupted after {options.interrupt_after}" if options.interrupt_after else "first run"
-    first = measure(first_name, "map:map_texts", call, folder, watch, _interruption(texts, options))
-    again = measure("run again", "map:map_texts", call, folder, watch)
+    first = measure(first_name, "map_experiment:map_texts", call, folder, watch, _interruption(texts, options))
+    again = measure("run again", "map_experiment:map_texts", call, folder, watch)
     rows = {part.name: sum(entry.get("rows", 0) for entry in part.told) for part in (first, again)}
     numbers = {"options": asdict(options), "rows_computed": rows}
     seen = (_caching(first, again, rows, options), _growth(first, again, options))

@@ -28,9 +28,9 @@ def run(folder: Path, options: PushOptions, watch: Watch) -> Experiment:
     for number in range(options.num_files):
         (source / f"{number:04d}.bin").write_bytes(os.urandom(options.file_bytes))
     places = {"source": str(source), "target": str(folder / "embedded.parquet")}
-    embedded = measure("embed, then write", "push:embed_then_write", places, folder, watch)
+    embedded = measure("embed, then write", "push_experiment:embed_then_write", places, folder, watch)
     places["target"] = str(folder / "spliced")
-    spliced = measure("brim build", "push:splice", places, folder, watch)
+    spliced = measure("brim build", "push_experiment:splice", places, folder, watch)
     numbers = {
         "options": asdict(options),
         "file_bytes": total,
