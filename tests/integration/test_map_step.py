@@ -249,7 +249,7 @@ def test_bad_options() -> None:
     """Options that cannot be are refused before anything runs."""
     with pytest.raises(InputError, match="with_rank"):
         MapOptions(with_rank=True)
-    with pytest.raises(InputError, match="input= takes .*, not 'torch'"):
+    with pytest.raises(InputError, match=r"input= takes .*, not 'torch'"):
         MapOptions(input="torch")  # type: ignore[arg-type]
     for option in ("remove_columns", "input_columns"):
         with pytest.raises(InputError, match="names 'zzz', which is not a column"):
