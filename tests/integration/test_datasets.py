@@ -162,14 +162,12 @@ def test_pandas_and_polars_tables(tmp_path: Path) -> None:
 def test_an_unfinished_dataset_does_not_load(tmp_path: Path) -> None:
     """While shards are missing, load_dataset is an error and not a smaller dataset."""
     source = write_files(tmp_path / "source", {f"{i}.bin": random_bytes(1000, i) for i in range(4)})
-    stop = tmp_path / "stop"
-    plan = brim.plan(brim.files(source), tmp_path / "out", rows_per_shard=1, stop_file=stop)
-    stop.touch()
+    stop = brim.Stop()
+    stop.request()
     with pytest.raises(brim.BrimError) as caught:
-        plan.run()
+        brim.build(source, tmp_path / "out", rows_per_shard=1, stop=stop)
     assert caught.value.exit_code == 6
-    assert not stop.exists()
     with pytest.raises(Exception, match=r"unfinished|Unable to find"):
         datasets.load_dataset(str(tmp_path / "out"))
-    plan.run()
+    brim.build(source, tmp_path / "out", rows_per_shard=1)
     assert len(datasets.load_dataset(str(tmp_path / "out"), split="train")) == 4

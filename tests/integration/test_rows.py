@@ -290,7 +290,7 @@ def test_iterator(tmp_path: Path) -> None:
     once = open_rows(late(10))
     assert len(units_of(once, spool=tmp_path)) == 1
     with pytest.raises(InputError, match="read already"):
-        once.units(1, spool=tmp_path)
+        list(once.units(1, spool=tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def scheduled(
     queue = TaskQueue(
         Listed(units), lambda unit: Task(str(unit.number), unit.bytes, Compute(unit)), receipts, told, retries
     )
-    return run(queue, backend, Stop(())), backend, told, queue
+    return run(queue, backend, Stop()), backend, told, queue
 
 
 def test_all_in_their_order() -> None:
@@ -173,7 +173,7 @@ def test_given_once_more_first() -> None:
 
 
 def test_a_stop_drops_what_is_on_its_way(tmp_path: Path) -> None:
-    told, receipts, stop = Told(), Written(), Stop(())
+    told, receipts, stop = Told(), Written(), Stop()
     backend = Scripted(receipts, lambda attempt: stop.request("the test"), at_a_time=1)
     queue = TaskQueue(
         Listed([Unit(0, (), 1, ""), Unit(1, (), 1, "")]), lambda u: Task(str(u.number), 1, Compute(u)), receipts, told,
@@ -202,5 +202,5 @@ def test_tasks_are_made_when_it_is_their_turn() -> None:
     receipts = Written()
     backend = Scripted(receipts, lambda attempt: None)
     queue = TaskQueue(Listed(units), lambda u: Task(str(u.number), 1, Compute(u)), receipts, Told(), Retries(1))
-    next(run(queue, backend, Stop(())))
+    next(run(queue, backend, Stop()))
     assert len(made) == backend.at_a_time
