@@ -173,7 +173,7 @@ time.sleep(2.5)
 subprocess.run([sys.executable, "-c", "b = bytearray(b'x') * 120_000_000"])
 """
     facts = run("--no-cgroup", "--", PYTHON, "-c", script, check=0)
-    assert facts["peak_bytes"] > 110 * MB
+    assert facts["peak_bytes"] > 90 * MB  # the mark holds file pages too, and what those took is taken off
     assert facts["usage"]["user_s"] + facts["usage"]["system_s"] > 0.01
 
 
