@@ -166,14 +166,14 @@ time.sleep(20)
 
 
 def test_a_peak_between_two_samples_is_seen() -> None:
-    """120 MB for an instant, in a child that is gone before the next look: the kernel's mark has it."""
+    """400 MB for an instant, in a child that is gone before the next look: the kernel's mark has it."""
     script = """
 import subprocess, sys, time
 time.sleep(2.5)
-subprocess.run([sys.executable, "-c", "b = bytearray(b'x') * 120_000_000"])
+subprocess.run([sys.executable, "-c", "b = bytearray(b'x') * 400_000_000"])
 """
     facts = run("--no-cgroup", "--", PYTHON, "-c", script, check=0)
-    assert facts["peak_bytes"] > 90 * MB  # the mark holds file pages too, and what those took is taken off
+    assert facts["peak_bytes"] > 350 * MB  # the mark holds file pages too, and what those took is taken off
     assert facts["usage"]["user_s"] + facts["usage"]["system_s"] > 0.01
 
 

@@ -102,8 +102,9 @@ class Journal:
         files = self._most_files
         for process in sample.reading.processes:
             files[process.pid] = most = max(files.get(process.pid, 0), process.usage.file_bytes)
-            if process.most_resident_bytes - most > self.peak_bytes:
-                self.peak_bytes, self.peak_t = process.most_resident_bytes - most, sample.t
+            held = _held_at_most(process.most_resident_bytes, most)
+            if held > self.peak_bytes:
+                self.peak_bytes, self.peak_t = held, sample.t
                 self.peak_from = "VmHWM, the kernel's own mark, less file pages"
 
     def _worth_a_line(self, sample: Sample) -> bool:
@@ -199,10 +200,18 @@ class Journal:
         It begins with what brim itself held when it started the command, and says nothing below that.
         """
         most, own = usage.get("max_rss_bytes", 0), usage.get("own_rss_bytes", 0)
-        held = most - max(self._most_files.values(), default=0)
+        held = _held_at_most(most, max(self._most_files.values(), default=0))
         if most > own and held > self.peak_bytes:
             self.peak_bytes, self.peak_from = held, "ru_maxrss of an ended process, less file pages"
 
     def close(self) -> None:
         """Waits for the disk."""
         self._log.close()
+
+
+def _held_at_most(resident_bytes: int, file_bytes: int) -> int:
+    """What a mark of resident memory says of memory that was really held, 0 if nothing.
+
+    File pages may have grown unseen between a sample and the mark: where they are much of it, it proves nothing.
+    """
+    return resident_bytes - file_bytes if 2 * file_bytes < resident_bytes else 0
