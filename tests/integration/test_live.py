@@ -114,8 +114,8 @@ def test_who_may_read(tmp_path: Path) -> None:
         assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
-def _first(stream: Any) -> bytes:
-    """The first line that says something; empty ones keep the stream alive."""
+def _next(stream: Any) -> bytes:
+    """The next line; empty ones keep the stream alive."""
     return bytes(stream.readline()).strip() or b"{}"
 
 
@@ -124,7 +124,8 @@ def test_names_are_text(tmp_path: Path) -> None:
     evil = tmp_path / "<script>alert(1)<script>.py"
     with running(tmp_path, script=evil) as (_, port, key, _, log):
         eventually(lambda: log.exists() and any(e.get("processes") for e in read_log(log)))
-        parts = eventually(lambda: (p := json.loads(_first(ask(port, X_Brim_Key=key)))).get("processes") and p)
+        stream = ask(port, X_Brim_Key=key)
+        parts = eventually(lambda: (p := json.loads(_next(stream))).get("processes") and p)
         assert "&lt;script&gt;" in parts["processes"]
         for name in ("header", "processes", "events", "figures"):
             assert "<script" not in parts[name]
