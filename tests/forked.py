@@ -8,8 +8,11 @@ no variable that a library reads when it is imported: those start a fresh interp
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
+import pkgutil
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +24,7 @@ from typing import ClassVar
 
 _HEADER = 16
 _TIMEOUT_S = 300.0
+_IMPORTS = re.compile(r"^(?:from|import) (?:huggingface_hub|datasets|ray|torch)", re.MULTILINE)
 
 
 def brim(
@@ -88,10 +92,7 @@ class _Zygote:
 
 def main() -> None:
     """Fork a command for each request, one at a time."""
-    from brim.no_pandas import do_without_pandas
-
-    do_without_pandas()
-
+    _import_what_commands_do()
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         while True:
             header, descriptors, _, _ = socket.recv_fds(connection, _HEADER, 3)
@@ -107,6 +108,19 @@ def main() -> None:
                 os.close(descriptor)
             _, status = os.waitpid(child, 0)
             connection.sendall(f"{os.waitstatus_to_exitcode(status):>{_HEADER}}".encode())
+
+
+def _import_what_commands_do() -> None:
+    """All of brim, but for what imports a library that reads the environment as it is imported."""
+    import brim
+    from brim.no_pandas import do_without_pandas
+
+    do_without_pandas()
+    for found in pkgutil.walk_packages(brim.__path__, "brim."):
+        source = Path(found.module_finder.path, *found.name.rpartition(".")[2:]).with_suffix(".py")  # type: ignore[union-attr]
+        if not found.ispkg and not found.name.endswith("__main__") and not _IMPORTS.search(source.read_text()):
+            importlib.import_module(found.name)
+    assert not {"huggingface_hub", "datasets", "ray", "torch"} & sys.modules.keys()
 
 
 def _become(words: list[str], environment: dict[str, str], folder: str, descriptors: list[int]) -> None:

@@ -1,16 +1,19 @@
-"""Runs of which one system call fails: the N-th of its kind, wherever in the run's threads and processes it is.
+"""Runs of which one system call fails: the N-th of its kind on a file, in whichever thread or process that is.
 
-`shim.c` does it. A job is a command with its source, its destination and its state below folders whose calls count.
+`shim.c` does it. Calls are told apart by what they do to which file, because the N-th call of a whole run is another
+one every time: threads and workers take turns. Numbers in the names of files are whatever they are in that run. A job is a command with its source, its destination and its state below folders whose calls count.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,20 +37,26 @@ FAULTS = {
 _BOARD = struct.Struct("16QQ4096s")
 
 
+Call = tuple[str, str]
+"""A kind, and a glob of the files it concerns."""
+
+
 @dataclass(frozen=True)
 class Fault:
-    """What happens to the `number`-th call of a kind, counted from 1."""
+    """What happens to the `number`-th call of a kind on files that `glob` matches, counted from 1."""
 
     kind: str
     number: int
     how: str
+    glob: str
 
     def __str__(self) -> str:
-        return f"{self.kind}-{self.number}-{self.how}"
+        return f"{self.kind}-{self.number}-{self.how} of {self.glob}"
 
     @property
     def variable(self) -> str:
-        return f"{self.kind} {self.number} {self.how if self.how == 'short' else getattr(errno, self.how)}"
+        how = self.how if self.how == "short" else getattr(errno, self.how)
+        return f"{self.kind} {self.number} {how} {self.glob}"
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class Outcome:
     code: int
     said: str
     hit: Path | None
-    counts: dict[str, int]
+    calls: Counter[Call]
 
 
 class Shim:
@@ -78,18 +87,21 @@ class Shim:
         return cls(library, folder / "board")
 
     def run(self, job: Job, fault: Fault | None = None) -> Outcome:
-        """A job's command from beginning to end, with at most one fault."""
+        """A job's command from beginning to end, with at most one fault. Calls are told of a run without."""
         self._board.write_bytes(bytes(_BOARD.size))
+        log = self._board.with_name("log")
+        log.write_bytes(b"")
         variables = {
             "LD_PRELOAD": str(self.library),
             "BRIM_FAULT_BOARD": str(self._board),
             "BRIM_FAULT_FOLDERS": ":".join(map(str, job.counted)),
             "BRIM_FAULT": fault.variable if fault else "",
+            "BRIM_FAULT_LOG": "" if fault else str(log),
         }
         code, said = job.run({**os.environ, **job.variables, **variables}, str(self.library))
-        *numbers, fired, path = _BOARD.unpack(self._board.read_bytes())
+        *_, fired, path = _BOARD.unpack(self._board.read_bytes())
         hit = Path(os.fsdecode(path.rstrip(b"\0")).removesuffix(" (deleted)")) if fired else None
-        return Outcome(code, said, hit, dict(zip(KINDS, numbers, strict=False)))
+        return Outcome(code, said, hit, Counter(map(job.call_of, log.read_text().splitlines())))
 
 
 @dataclass
@@ -110,6 +122,12 @@ class Job:
     @property
     def variables(self) -> dict[str, str]:
         return {"XDG_STATE_HOME": str(self.place / "state"), "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def call_of(self, line: str) -> Call:
+        """What a line of the shim's log tells of."""
+        kind, _, path = line.partition(" ")
+        folder = next(str(folder) for folder in self.counted if Path(path).is_relative_to(folder))
+        return kind, folder + re.sub(r"[0-9a-f]{8,}|[0-9]+", "*", path[len(folder) :].removesuffix(" (deleted)"))
 
     def run(self, environment: dict[str, str], preload: str) -> tuple[int, str]:
         if self.script:
@@ -135,9 +153,11 @@ def _is_state(name: str) -> bool:
     return any(part == "state" or part.endswith(".brim") for part in Path(name).parts)
 
 
-def every_fault(counts: dict[str, int]) -> Iterator[Fault]:
-    """Everything that can happen to a run that makes so many calls."""
-    for kind, count in counts.items():
-        for number in range(1, count + 1):
-            for how in FAULTS[kind]:
-                yield Fault(kind, number, how)
+def every_fault(calls: Counter[Call]) -> Iterator[Fault]:
+    """Each call of a run fails: the first on a file in every way there is, the others in these ways by turns."""
+    for (kind, glob), count in sorted(calls.items()):
+        ways = FAULTS[kind]
+        # The driver looks into the logs of workers as often as it has the time, so there is no last one.
+        for number in range(1, 3 if "worker-" in glob else count + 1):
+            for how in ways if number == 1 else (ways[number % len(ways)],):
+                yield Fault(kind, number, how, glob)

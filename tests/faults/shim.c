@@ -1,14 +1,17 @@
 /* One system call of a whole run fails: the N-th of its kind, counted over all threads and processes.
 
    Loaded with LD_PRELOAD. Calls count if their file is below one of BRIM_FAULT_FOLDERS (separated by ':'); the counters
-   are in the file BRIM_FAULT_BOARD, which every process maps. BRIM_FAULT says what fails: "KIND N HOW", where HOW is an
-   errno or "short"; without it calls are only counted. A fault happens once, and the board says to which file. */
+   are in the file BRIM_FAULT_BOARD, which every process maps. BRIM_FAULT says what fails: "KIND N HOW GLOB", the N-th
+   call of KIND on a file that GLOB matches, where HOW is an errno or "short". Without it calls are only counted, and
+   BRIM_FAULT_LOG, if it is set, gets a line "KIND PATH" of each. A fault happens once, and the board says to which
+   file. */
 
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,6 +26,7 @@
 enum kind { WRITE, PWRITE, FSYNC, RENAME, OPEN, READ, PREAD, COPY, LOCK, KINDS };
 static const char *const NAMES[KINDS] = {"write", "pwrite", "fsync", "rename", "open", "read", "pread", "copy", "lock"};
 enum { SHORT = -1, FINE = 0 };
+enum { MATCHED = 15 }; /* the counter of calls that BRIM_FAULT speaks of */
 
 /* tests/faults/injection.py reads this. */
 struct board {
@@ -55,16 +59,32 @@ static int counts(const char *path) {
   return 0;
 }
 
+static void note(enum kind kind, const char *path) {
+  const char *log = getenv("BRIM_FAULT_LOG");
+  if (!log || !*log) return;
+  int before = errno, fd = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+  if (fd >= 0) {
+    char line[4200];
+    int size = snprintf(line, sizeof line, "%s %s\n", NAMES[kind], path);
+    syscall(SYS_write, fd, line, size);
+    syscall(SYS_close, fd);
+  }
+  errno = before;
+}
+
 /* What is to happen to a call on this file: FINE, SHORT or an errno. */
 static int fault(enum kind kind, const char *path) {
   struct board *all = the_board();
   if (!all || !counts(path)) return FINE;
-  uint64_t number = __atomic_add_fetch(&all->counts[kind], 1, __ATOMIC_SEQ_CST);
+  __atomic_add_fetch(&all->counts[kind], 1, __ATOMIC_SEQ_CST);
+  note(kind, path);
   const char *what = getenv("BRIM_FAULT");
   char name[16], how[16];
   unsigned long long wanted;
-  if (!what || sscanf(what, "%15s %llu %15s", name, &wanted, how) != 3) return FINE;
-  if (strcmp(name, NAMES[kind]) != 0 || number != wanted) return FINE;
+  int glob = 0;
+  if (!what || sscanf(what, "%15s %llu %15s %n", name, &wanted, how, &glob) != 3 || !glob) return FINE;
+  if (strcmp(name, NAMES[kind]) != 0 || fnmatch(what + glob, path, FNM_PATHNAME | FNM_PERIOD) != 0) return FINE;
+  if (__atomic_add_fetch(&all->counts[MATCHED], 1, __ATOMIC_SEQ_CST) != wanted) return FINE;
   strncpy(all->path, path, sizeof all->path - 1);
   __atomic_store_n(&all->fired, 1, __ATOMIC_SEQ_CST);
   return strcmp(how, "short") == 0 ? SHORT : atoi(how);
