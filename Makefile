@@ -9,7 +9,7 @@ BIN := .venv/bin
 JOBS ?= 2
 
 .PHONY: demo test lint types tests faults sample clean
-.PHONY: test-browser test-spark test-embed test-ray
+.PHONY: test-browser test-spark test-embed test-ray test-matrix
 .PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-limits bench-tokenize
 .PHONY: bench-embed bench-objects bench-scale bench-ray bench-walks
 
@@ -31,7 +31,7 @@ tests: .venv/dev
 
 # Every system call of small jobs fails once. The suite draws a few.
 faults: .venv/dev
-	BRIM_FAULTS=all $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/faults/test_injected.py
+	BRIM_FAULTS=all $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -rfP tests/faults/test_injected.py
 
 # Real models: torch is too large for the default install.
 test-embed: .venv/dev
@@ -54,6 +54,12 @@ test-spark: .venv/dev
 test-ray: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 	$(BIN)/python -m pytest -m ray tests/integration/test_ray.py
+
+# Every job to every destination by every engine, whatever happens to it (docs/internals.md has the table).
+test-matrix: .venv/dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not ray" tests/integration/test_matrix.py
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
+	$(BIN)/python -m pytest -m ray tests/integration/test_matrix.py
 
 # tokenizers 1.x has another API, cannot train, and is not what transformers takes: an environment of its own.
 test-tokenizers1: .venv/dev

@@ -13,7 +13,7 @@ from typing import Protocol
 from tests.forked import brim
 from tests.hub import TestHub
 from tests.hub.store import Entry
-from tests.publishing import DEST, REPO, Machine
+from tests.publishing import DEST, Machine
 from tests.s3 import FaultProxy, S3Server
 
 Listing = dict[str, tuple[int, str]]
@@ -80,15 +80,19 @@ class HubPlace:
     def environment(self) -> dict[str, str]:
         return Machine(self.hub, self.folder).environment
 
+    @property
+    def repo(self) -> str:
+        return self.address.removeprefix("hf://datasets/")
+
     def content(self) -> dict[str, bytes]:
-        names = [name for name in self.hub.files(REPO) if not name.startswith((".brim/", ".gitattributes"))]
-        return {name: self.hub.read(REPO, name) for name in names}
+        names = [name for name in self.hub.files(self.repo) if not name.startswith((".brim/", ".gitattributes"))]
+        return {name: self.hub.read(self.repo, name) for name in names}
 
     def plant(self, name: str, data: bytes) -> None:
-        if REPO not in {repo.name for repo in self.hub.repos}:
-            self.hub.create(REPO)
-        entry = Entry.regular(data)
-        self.hub.repos.get("datasets", REPO).commit("main", lambda tree: tree.update({name: entry}), title="a file")
+        if self.repo not in {repo.name for repo in self.hub.repos}:
+            self.hub.create(self.repo)
+        entry, repo = Entry.regular(data), self.hub.repos.get("datasets", self.repo)
+        repo.commit("main", lambda tree: tree.update({name: entry}), title="a file")
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """Runs of which one system call fails: the N-th of its kind on a file, in whichever thread or process that is.
 
 `shim.c` does it. Calls are told apart by what they do to which file, because the N-th call of a whole run is another
-one every time: threads and workers take turns. Numbers in the names of files are whatever they are in that run. A job is a command with its source, its destination and its state below folders whose calls count.
+one every time: threads and workers take turns. Numbers in the names of files are whatever they are in that run. A job
+is a command with its source, its destination and its state below folders whose calls count.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,7 @@ FAULTS = {
     "lock": ("ENOLCK", "EIO"),
 }
 _BOARD = struct.Struct("16QQ4096s")
+_RELEASED = 14
 
 
 Call = tuple[str, str]
@@ -55,7 +57,7 @@ class Fault:
 
     @property
     def variable(self) -> str:
-        how = self.how if self.how == "short" else getattr(errno, self.how)
+        how = self.how if self.how in ("short", "hold") else getattr(errno, self.how)
         return f"{self.kind} {self.number} {how} {self.glob}"
 
 
@@ -86,18 +88,31 @@ class Shim:
         subprocess.run(command, check=True)
         return cls(library, folder / "board")
 
-    def run(self, job: Job, fault: Fault | None = None) -> Outcome:
-        """A job's command from beginning to end, with at most one fault. Calls are told of a run without."""
+    def variables(self, fault: Fault | None, folders: Sequence[Path]) -> dict[str, str]:
+        """The environment of a command, with a board on which nothing has happened."""
         self._board.write_bytes(bytes(_BOARD.size))
-        log = self._board.with_name("log")
-        log.write_bytes(b"")
-        variables = {
+        return {
             "LD_PRELOAD": str(self.library),
             "BRIM_FAULT_BOARD": str(self._board),
-            "BRIM_FAULT_FOLDERS": ":".join(map(str, job.counted)),
+            "BRIM_FAULT_FOLDERS": ":".join(map(str, folders)),
             "BRIM_FAULT": fault.variable if fault else "",
-            "BRIM_FAULT_LOG": "" if fault else str(log),
         }
+
+    @property
+    def fired(self) -> bool:
+        return bool(_BOARD.unpack(self._board.read_bytes())[16])
+
+    def release(self) -> None:
+        """Let who is held go on."""
+        with self._board.open("r+b") as board:
+            board.seek(_RELEASED * 8)
+            board.write((1).to_bytes(8, sys.byteorder))
+
+    def run(self, job: Job, fault: Fault | None = None) -> Outcome:
+        """A job's command from beginning to end, with at most one fault. Calls are told of a run without."""
+        log = self._board.with_name("log")
+        log.write_bytes(b"")
+        variables = self.variables(fault, job.counted) | {"BRIM_FAULT_LOG": "" if fault else str(log)}
         code, said = job.run({**os.environ, **job.variables, **variables}, str(self.library))
         *_, fired, path = _BOARD.unpack(self._board.read_bytes())
         hit = Path(os.fsdecode(path.rstrip(b"\0")).removesuffix(" (deleted)")) if fired else None

@@ -2,7 +2,7 @@
 
    Loaded with LD_PRELOAD. Calls count if their file is below one of BRIM_FAULT_FOLDERS (separated by ':'); the counters
    are in the file BRIM_FAULT_BOARD, which every process maps. BRIM_FAULT says what fails: "KIND N HOW GLOB", the N-th
-   call of KIND on a file that GLOB matches, where HOW is an errno or "short". Without it calls are only counted, and
+   call of KIND on a file that GLOB matches, where HOW is an errno, "short", or "hold": wait until the board says to go on. Without it calls are only counted, and
    BRIM_FAULT_LOG, if it is set, gets a line "KIND PATH" of each. A fault happens once, and the board says to which
    file. */
 
@@ -26,7 +26,7 @@
 enum kind { WRITE, PWRITE, FSYNC, RENAME, OPEN, READ, PREAD, COPY, LOCK, KINDS };
 static const char *const NAMES[KINDS] = {"write", "pwrite", "fsync", "rename", "open", "read", "pread", "copy", "lock"};
 enum { SHORT = -1, FINE = 0 };
-enum { MATCHED = 15 }; /* the counter of calls that BRIM_FAULT speaks of */
+enum { RELEASED = 14, MATCHED = 15 }; /* whether who was held may go on; how many calls BRIM_FAULT spoke of */
 
 /* tests/faults/injection.py reads this. */
 struct board {
@@ -72,6 +72,11 @@ static void note(enum kind kind, const char *path) {
   errno = before;
 }
 
+/* A glob that begins with a star matches paths by their end, another one folder by folder. */
+static int matches(const char *glob, const char *path) {
+  return fnmatch(glob, path, *glob == '*' ? 0 : FNM_PATHNAME | FNM_PERIOD) == 0;
+}
+
 /* What is to happen to a call on this file: FINE, SHORT or an errno. */
 static int fault(enum kind kind, const char *path) {
   struct board *all = the_board();
@@ -83,10 +88,16 @@ static int fault(enum kind kind, const char *path) {
   unsigned long long wanted;
   int glob = 0;
   if (!what || sscanf(what, "%15s %llu %15s %n", name, &wanted, how, &glob) != 3 || !glob) return FINE;
-  if (strcmp(name, NAMES[kind]) != 0 || fnmatch(what + glob, path, FNM_PATHNAME | FNM_PERIOD) != 0) return FINE;
+  if (strcmp(name, NAMES[kind]) != 0 || !matches(what + glob, path)) return FINE;
   if (__atomic_add_fetch(&all->counts[MATCHED], 1, __ATOMIC_SEQ_CST) != wanted) return FINE;
   strncpy(all->path, path, sizeof all->path - 1);
   __atomic_store_n(&all->fired, 1, __ATOMIC_SEQ_CST);
+  if (strcmp(how, "hold") == 0) {
+    int before = errno;
+    while (!__atomic_load_n(&all->counts[RELEASED], __ATOMIC_SEQ_CST)) usleep(2000);
+    errno = before;
+    return FINE;
+  }
   return strcmp(how, "short") == 0 ? SHORT : atoi(how);
 }
 

@@ -227,7 +227,7 @@ def test_a_lock_that_fails(shim: Shim, jobs: dict[str, Job], how: str) -> None:
     """A file system that cannot lock is refused in words that say so, before anything is written."""
     for name in ("build", "map", "tensors.npy"):
         jobs[name].clear()
-        refused = shim.run(jobs[name], Fault("lock", 1, how, f"{jobs[name].place}/out*/*"))
+        refused = shim.run(jobs[name], Fault("lock", 1, how, "*"))
         assert refused.code == 2, refused.said
         assert "cannot lock files" in refused.said
 

@@ -195,6 +195,10 @@ def is_dataset(path: str) -> bool:
 def _has_content(path: str) -> bool:
     try:
         schema = pq.read_schema(path)
-    except (OSError, ValueError):
+    except ValueError:
+        return False
+    except OSError as error:
+        if error.errno:  # the disk's, and no matter of what is in the file
+            raise
         return False
     return any(content_column(field) is not None for field in schema)

@@ -27,6 +27,15 @@ _PLAIN = "files"  # the recipe that takes a folder as it is
 def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileTable:
     """A dataset, a BIDS folder, a folder of files, or a table that names files: whatever the path leads to."""
     path = os.fspath(source)
+    try:
+        return _read(path, options)
+    except OSError as error:
+        refuse_more_files(error)
+        shown = os.fspath(error.filename).rstrip("/") if error.filename else path
+        raise SourceError(f"The source {shown!r} cannot be read: {reason(error)}.", path=path) from error
+
+
+def _read(path: str, options: SourceOptions) -> FileTable:
     asked = options.dataset or options.from_config or options.from_split or options.steps
     if asked or is_web_address(path) or (is_dataset(path) and not _is_for_files(options)):
         return _read_dataset(path, options)
@@ -40,14 +49,9 @@ def read_source(source: str | os.PathLike[str], options: SourceOptions) -> FileT
         )
     if not os.path.lexists(path):
         raise SourceError(f"The source {path!r} does not exist.", hint="Give a folder, or a table that names files.")
-    try:
-        if os.path.isdir(path):
-            return _read_folder(LocalTree(os.path.abspath(path)), options)
-        return _read_table(path, options)
-    except OSError as error:
-        refuse_more_files(error)
-        shown = os.fspath(error.filename).rstrip("/") if error.filename else path
-        raise SourceError(f"The source {shown!r} cannot be read: {reason(error)}.", path=path) from error
+    if os.path.isdir(path):
+        return _read_folder(LocalTree(os.path.abspath(path)), options)
+    return _read_table(path, options)
 
 
 def _is_for_files(options: SourceOptions) -> bool:

@@ -1,0 +1,306 @@
+"""Every job to every destination by every engine, undisturbed, killed, stopped, and on a disk that fills: one contract.
+
+The cells are those of tests/matrix.py. A job is caught while it writes a receipt (tests/faults/shim.c holds it there),
+so that what happens to it happens in its middle, and not where a clock says. Whatever it was, the same command then
+ends with the data files that an undisturbed build into a folder makes.
+
+The suite runs some cells; `make test-matrix` all, those on Ray if it is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clusters import TestCluster, cluster_of
+from tests.conftest import random_bytes, write_files
+from tests.faults.injection import Fault, Shim
+from tests.forked import brim
+from tests.hub import TestHub
+from tests.matrix import CELLS, PAGE, Cell, block, table
+from tests.places import BucketPlace, FolderPlace, HubPlace, Place
+from tests.s3 import S3Server
+
+STEPS = """
+def length(row):
+    return {"length": len(row["text"])}
+"""
+MODEL = """
+import numpy as np
+
+def factory():
+    return lambda batch: np.array([[len(text), 1.0] for text in batch["text"]], "float32")
+"""
+TOKENIZER = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "Whitespace"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "WordLevel", "vocab": {"row": 0, "word": 1, "[UNK]": 2}, "unk_token": "[UNK]"},
+}
+DISK_MB = 8
+# The receipt at which a run is caught: one is there, more are to come.
+RECEIPT = 3
+Made = dict[tuple[str, str], dict[str, bytes]]
+_MARKS = {"suite": (), "matrix": (pytest.mark.matrix,), "ray": (pytest.mark.ray,)}
+
+
+def _commands() -> dict[str, list[str]]:
+    """The words of each verb, before and after its destination, as they are typed in the folder of the sources."""
+    units = ["--unit-size", "2KB", "--memory", "600MB", "--rows-per-shard", "40"]
+    return {
+        # So many that their receipts take more than a page: also where receipts are all that is written here.
+        "build": ["build", "files", "--rows-per-shard", "1"],
+        "map": ["map", "rows", "--fn", "steps.py:length", *units],
+        "tokenize": ["tokenize", "rows", "--tokenizer", "tokenizer.json", *units],
+        "embed": ["embed", "rows", "--model", "model:factory", "--column", "text", "--keep", "id", *units],
+    }
+
+
+@dataclass
+class Trial:
+    """A cell that is tried: where it goes, and the disk on which it leaves what it leaves here."""
+
+    cell: Cell
+    work: Path
+    place: Place
+    address: str
+    disk: Path
+    shim: Shim
+    options: tuple[str, ...] = ()
+    said: str = field(default="", init=False)
+
+    @property
+    def words(self) -> list[str]:
+        verb, source, *more = _commands()[self.cell.verb]
+        if self.cell.place in ("file.safetensors", "file.npy", "file.parquet", "bucket.npy"):
+            more = more[: more.index("--rows-per-shard")]
+        workers = [] if self.cell.engine == "ray" else ["--workers", "1"]
+        return [verb, source, self.address, *more, *workers, *self.options, "--json"]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**self.place.environment, "XDG_STATE_HOME": str(self.disk / "state")}
+
+    def finish(self) -> dict[str, Any]:
+        """The command without anything that happens to it; what it says at last."""
+        done = brim(*self.words, env=self.environment, cwd=self.work)
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    def caught(self) -> subprocess.Popen[str]:
+        """The command, which is held while it notes a receipt."""
+        fault = Fault("fsync", RECEIPT, "hold", "*/ledger.jsonl")
+        variables = self.shim.variables(fault, [self.disk])
+        command = [sys.executable, "-m", "brim", *self.words]
+        process = subprocess.Popen(
+            command, env=self.environment | variables, cwd=self.work, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        until = time.monotonic() + 120
+        while not self.shim.fired:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until, "it came to no receipt"
+            time.sleep(0.01)
+        return process
+
+    def goes_on(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+        """How a run that was held ends."""
+        self.shim.release()
+        out, self.said = process.communicate(timeout=120)
+        assert "Traceback" not in self.said, self.said
+        return process.returncode, f"{out}\n{self.said}"
+
+    def data(self) -> dict[str, bytes]:
+        """What was made: shards by their names, or a file and what lies beside it."""
+        content = self.place.content()
+        if self.cell.place in ("folder", "hub", "bucket"):
+            return {name: data for name, data in content.items() if name.startswith("data/")}
+        return {name: data for name, data in content.items() if not Path(name).parts[0].endswith(".brim")}
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where commands are typed: files to package, rows, a function, a tokenizer, a model."""
+    folder = tmp_path_factory.mktemp("work")
+    write_files(folder / "files", {f"f{n:02d}.bin": random_bytes(9000 + n, n) for n in range(24)})
+    rows = [json.dumps({"id": n, "text": f"row {n} " + "word " * (n % 9)}) for n in range(240)]
+    write_files(folder, {
+        "rows/a.jsonl": "\n".join(rows[:120]).encode(), "rows/b.jsonl": "\n".join(rows[120:]).encode(),
+        "steps.py": STEPS.encode(), "model.py": MODEL.encode(), "tokenizer.json": json.dumps(TOKENIZER).encode(),
+    })  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Shim:
+    shim = Shim.build(tmp_path_factory.mktemp("shim"))
+    if shim is None:
+        pytest.skip("jobs that are caught in their middle are not proved here: that takes Linux and a C compiler")
+    return shim
+
+
+@pytest.fixture(scope="module")
+def expected() -> Made:
+    """What was made where nothing happened, by verb and kind of result; filled as it is asked for."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
+    with TestHub(tmp_path_factory.mktemp("hub")) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def cluster(s3: S3Server) -> Iterator[TestCluster]:
+    pytest.importorskip("ray", reason="cells on Ray are not proved here: Ray is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment.items():
+            patch.setenv(name, value)
+        with cluster_of(2, cpus=2) as cluster:
+            yield cluster
+
+
+@pytest.fixture
+def cell(request: pytest.FixtureRequest) -> Cell:
+    found: Cell = request.param
+    return found
+
+
+@pytest.fixture
+def disk(cell: Cell, tmp_path: Path) -> Iterator[Path]:
+    """Where the job writes on this machine; small, if it is to be full."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if cell.event != "full disk":
+        yield disk
+        return
+    if os.geteuid() != 0:
+        pytest.skip("a full disk is not proved here: mounting a small tmpfs takes root")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(disk)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("a full disk is not proved here: this system does not let root mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.fixture
+def trial(request: pytest.FixtureRequest, cell: Cell, work: Path, shim: Shim, disk: Path, tmp_path: Path) -> Trial:
+    options = request.getfixturevalue("cluster").options if cell.engine == "ray" else ()
+    kind, _, suffix = cell.place.partition(".")
+    place: Place
+    if kind == "hub":
+        place = HubPlace(
+            request.getfixturevalue("hub"), tmp_path / "machine", f"hf://datasets/ada/{tmp_path.name[:80]}"
+        )
+    elif kind == "bucket":
+        s3: S3Server = request.getfixturevalue("s3")
+        place = BucketPlace(s3, tmp_path / "machine", request.getfixturevalue("s3_prefix").rstrip("/"))
+    else:
+        place = FolderPlace(disk / "out")
+        (disk / "out").mkdir()
+    address = f"{place.address}/v.{suffix}" if suffix else place.address
+    return Trial(cell, work, place, address, disk, shim, options)
+
+
+def _cells(event: str) -> list[object]:
+    return [pytest.param(cell, id=str(cell), marks=_MARKS[cell.target]) for cell in CELLS if cell.event == event]
+
+
+class TestEveryCell:
+    """What brim promises of a job, wherever it goes and whoever does it."""
+
+    @pytest.fixture(autouse=True)
+    def _the_same_bytes(self, trial: Trial, expected: Made, tmp_path: Path, work: Path) -> Iterator[None]:
+        """Each test ends with what an undisturbed run makes, on this machine and into a folder."""
+        yield
+        suffix = trial.cell.place.partition(".")[2]
+        key = (trial.cell.verb, suffix)
+        if key not in expected:
+            local = Cell(trial.cell.verb, f"file.{suffix}" if suffix else "folder", "local", "undisturbed")
+            place = FolderPlace(tmp_path / "expected")
+            place.folder.mkdir()
+            address = f"{place.address}/v.{suffix}" if suffix else place.address
+            plain = Trial(local, work, place, address, tmp_path / "expected-state", trial.shim)
+            plain.finish()
+            expected[key] = plain.data()
+        assert trial.data() == expected[key]
+        left = [path for path in trial.disk.rglob("*") if path.suffix == ".tmp" or path.name in ("units", "made")]
+        assert not left, "leftovers"
+
+    @pytest.mark.parametrize("cell", _cells("undisturbed"), indirect=True)
+    def test_undisturbed(self, trial: Trial) -> None:
+        """It ends; the same command again does nothing, and changes nothing."""
+        trial.finish()
+        before = trial.place.content()
+        again = trial.finish()
+        assert again.get("written", 0) == 0
+        assert again.get("computed", 0) == 0
+        assert trial.place.content() == before
+        if trial.cell.place in ("folder", "hub", "bucket"):
+            source = [trial.work / "files"] if trial.cell.verb == "build" else []
+            brim("verify", trial.address, *source, "--deep", "--quiet", env=trial.environment, cwd=trial.work)
+
+    @pytest.mark.parametrize("cell", _cells("killed"), indirect=True)
+    def test_killed_and_continued(self, trial: Trial) -> None:
+        """Twice, in its middle; then the same command does what is missing, and not what has a receipt."""
+        for _ in range(2):
+            process = trial.caught()
+            process.kill()
+            process.communicate()
+            trial.shim.release()  # workers that were started by it
+        done = trial.finish()
+        assert done["kept"] > 0 if trial.cell.verb == "build" else done["computed"] < done["units"], done
+
+    @pytest.mark.parametrize("cell", _cells("stopped"), indirect=True)
+    def test_stopped(self, trial: Trial) -> None:
+        """SIGTERM: exit 6, with the words that the same command continues; and it does."""
+        process = trial.caught()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        code, said = trial.goes_on(process)
+        assert code == 6, said
+        assert "run the same command to continue" in said.lower(), said
+        trial.finish()
+
+    @pytest.mark.parametrize("cell", _cells("full disk"), indirect=True)
+    def test_full_disk(self, trial: Trial) -> None:
+        """Others fill the disk meanwhile: exit 5 and words about it, no bug; with room again, it goes on."""
+        process = trial.caught()
+        ballast = trial.disk / "ballast"
+        with open(ballast, "wb", buffering=0) as file:
+            try:
+                while file.write(bytes(1 << 16)):
+                    pass
+            except OSError:
+                pass
+            try:
+                while file.write(b"0"):
+                    pass
+            except OSError:
+                pass
+        code, said = trial.goes_on(process)
+        assert code == 5, said
+        assert "full" in said or "No space" in said, said
+        assert "bug" not in said
+        ballast.unlink()
+        trial.finish()
+
+
+def test_the_page_has_the_table() -> None:
+    """docs/internals.md tells of the cells that there are: `python -m tests.matrix --write`."""
+    assert block(PAGE.read_text()) == table()

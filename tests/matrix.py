@@ -1,0 +1,97 @@
+"""Which jobs, destinations and engines there are, and what is proved of each by tests/integration/test_matrix.py.
+
+python -m tests.matrix           print the table
+python -m tests.matrix --write   put it into docs/internals.md
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = Path(__file__).parent.parent / "docs" / "internals.md"
+BEGIN, END = "<!-- the matrix: python -m tests.matrix --write -->", "<!-- the end of the matrix -->"
+VERBS = ("build", "map", "tokenize", "embed")
+FILES = ("file.safetensors", "file.npy", "file.parquet", "bucket.npy")
+PLACES = ("folder", "hub", "bucket")
+ENGINES = ("local", "ray")
+EVENTS = ("undisturbed", "killed", "stopped", "full disk")
+_WORDS = {
+    "folder": "folder",
+    "hub": "Hub",
+    "bucket": "bucket",
+    "file.safetensors": "file `.safetensors`",
+    "file.npy": "file `.npy`",
+    "file.parquet": "file `.parquet`",
+    "bucket.npy": "file `.npy` in a bucket",
+}
+# What the suite tries of it every time; all of it is `make test-matrix`.
+_IN_SUITE = {
+    ("build", "folder"): EVENTS,
+    ("build", "hub"): ("killed",),
+    ("build", "bucket"): ("killed",),
+    ("map", "folder"): ("killed", "stopped", "full disk"),
+    ("map", "hub"): ("full disk",),
+    ("tokenize", "folder"): ("killed",),
+    ("tokenize", "bucket"): ("stopped",),
+    ("embed", "folder"): ("stopped",),
+    ("embed", "file.safetensors"): ("killed", "full disk"),
+    ("embed", "bucket.npy"): ("killed",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    verb: str
+    place: str
+    engine: str
+    event: str
+
+    def __str__(self) -> str:
+        return "-".join((self.verb, self.place, self.engine, self.event)).replace(" ", "_")
+
+    @property
+    def target(self) -> str:
+        """What runs it: the suite, or the larger target."""
+        suite = self.engine == "local" and self.event in _IN_SUITE.get((self.verb, self.place), ())
+        return "suite" if suite else "matrix" if self.engine == "local" else "ray"
+
+
+def rows() -> list[tuple[str, str]]:
+    return [(verb, place) for verb in VERBS for place in (*PLACES, *(FILES if verb == "embed" else ()))]
+
+
+CELLS = [Cell(verb, place, engine, event) for verb, place in rows() for engine in ENGINES for event in EVENTS]
+
+
+def table() -> str:
+    """What the page says: a row for each job and destination, and for each cell the command that proves it."""
+    heads = [f"{event}, {engine}" for engine in ENGINES for event in EVENTS]
+    lines = [
+        "| job | to | " + " | ".join(heads) + " |",
+        "|---|---|" + "---|" * len(heads),
+    ]
+    by_row = {row: [cell for cell in CELLS if (cell.verb, cell.place) == row] for row in rows()}
+    for (verb, place), cells in by_row.items():
+        lines.append(f"| {verb} | {_WORDS[place]} | " + " | ".join(cell.target for cell in cells) + " |")
+    lines += [f"| {verb} | file | " + " | ".join("–" for _ in heads) + " |" for verb in VERBS[:3]]
+    return "\n".join(lines)
+
+
+def block(page: str) -> str:
+    """What stands between the marks of a page."""
+    return page.partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def main() -> None:
+    if "--write" not in sys.argv[1:]:
+        sys.stdout.write(table() + "\n")
+        return
+    page = PAGE.read_text()
+    before, _, after = page.partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    main()
