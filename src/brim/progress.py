@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 Advance = Callable[[int], None]
 _SLOW_S = 10.0
@@ -37,6 +37,27 @@ class Progress(Protocol):
     def note(self, text: str) -> None: ...
     def nodes(self, held: Mapping[str, int]) -> None: ...
     def finish(self) -> None: ...
+
+
+@runtime_checkable
+class HearsTasks(Protocol):
+    """Progress that also wants to know which shards or units are under way."""
+
+    def begin(self, name: str, size: int) -> None:
+        """Somebody works on it from now on."""
+
+    def again(self, name: str) -> None:
+        """It was lost, and will be begun once more."""
+
+
+def tell_begin(progress: Progress, name: str, size: int) -> None:
+    if isinstance(progress, HearsTasks):
+        progress.begin(name, size)
+
+
+def tell_again(progress: Progress, name: str) -> None:
+    if isinstance(progress, HearsTasks):
+        progress.again(name)
 
 
 class Silent:

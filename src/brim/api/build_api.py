@@ -25,6 +25,7 @@ from brim.errors import InputError
 from brim.jobs.build_job import Build
 from brim.jobs.job import Built
 from brim.jobs.parts import SavedBuild, SavedOptions
+from brim.jobs.spec import refuse_stopped
 from brim.progress import Progress
 from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
@@ -66,6 +67,7 @@ def build(
     **options: Unpack[BuildKeywords],
 ) -> Built:
     """Plan and run in one step; the options are those of `plan`. `report` is a page about the run, FILE.html."""
+    refuse_stopped(destination, BuildGiven(**options).options)
     return _run(plan(source, destination, **options), progress, report)
 
 
@@ -99,6 +101,7 @@ def select(
     """
     given = SelectGiven(**options)
     how = given.options
+    refuse_stopped(destination, how)
     rows = chosen(
         source, given.source_access, where=where, sql=sql, columns=columns, drop=drop, sort_by=sort_by, shuffle=shuffle,
         sample=sample, limit=limit, unique=unique, split_into=split_into, group_by=group_by, also=also,

@@ -30,7 +30,7 @@ from brim.jobs.caches import cache_home, open_cache, open_dataset
 from brim.jobs.file_layout import FileLayout
 from brim.jobs.job import Computed, Job
 from brim.jobs.layout import DatasetLayout
-from brim.jobs.spec import How, computed_facts, computed_spec, dataset_spec, vector_file_spec
+from brim.jobs.spec import How, computed_facts, computed_spec, dataset_spec, refuse_stopped, vector_file_spec
 from brim.memory.meter import process_bytes
 from brim.outputs.output import Output, RowsOutput
 from brim.outputs.rows_file import read_schema
@@ -105,6 +105,7 @@ def map_job(
 ) -> Job:
     """A function over rows, to a destination. One that is named, "MODULE:FUNCTION", is loaded by workers alone."""
     how = given.how(held_bytes)
+    refuse_stopped(destination, how)
     output = RowsOutput(given.format, given.rows_per_shard, given.split)
     step = make_step(function, options) if isinstance(function, str) else MapStep(function, options)
     rows = open_rows(source, given.row_options(name=name))
@@ -134,6 +135,8 @@ def tokenize_job(
         refuse_without_place(given, "format")
         given = replace(given, format="arrow")
     how = given.how(held_bytes)
+    if destination is not None:
+        refuse_stopped(destination, how)
     found = find_tokenizer(tokenizer)
     loaded = LoadedTokenizer(found.read(), found.name)
     dtype = settle_dtype(given.dtype, given.format, loaded.vocab_size)
@@ -201,6 +204,8 @@ def embed_job(
     elif as_file and given.split != "train":
         raise InputError("--split is for shards, and DEST is a file.", hint="Leave --split out.")
     how = given.how(held_bytes)
+    if to is not None:
+        refuse_stopped(to, how, as_file=as_file)
     loading = ModelOptions(
         device=given.device,
         dtype=given.dtype,

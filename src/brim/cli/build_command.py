@@ -2,7 +2,6 @@
 
 import functools
 import shlex
-import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -24,10 +23,9 @@ from brim.cli.flags import (
     WatchingFlags,
 )
 from brim.cli.plan_command import PlanOption, need, opened, planned, refuse_given, show
-from brim.cli.show import emit, memory_held, page_path, print_lines, progress_for
+from brim.cli.show import emit, followed, memory_held, print_lines
 from brim.errors import InputError
 from brim.progress import Progress
-from brim.redact import redact_command
 from brim.sizes import format_size
 
 HELP = """Package files into shards at DEST: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX.
@@ -107,20 +105,17 @@ def build(
         run = _step(job, part, finish)
     else:
         job = planned(
-            need(source), need(dest, "DEST"), reading, bids, cutting, storing, running,
+            need(source), need(dest, "DEST"), reading, bids, cutting, storing, running, runs=not dry_run,
             **vars(publishing), **vars(scaling), fresh=fresh, update=update, state=keeping.state, stop_file=stop_file,
         )  # fmt: skip
         run = job.run
     if dry_run:
         show(job, showing.json)
         return
-    from brim.report.recording import recorded
-
-    page = None if report is None else page_path(report)
-    command = redact_command(["brim", *sys.argv[1:]])
-    shown = progress_for(showing.json, watching.quiet)
-    about = (page, command, job.limit, job.takes)
-    with recorded(shown, *about, live_port=live.port, open_page=live.open_page) as progress:
+    # A part obeys a file of its own among the plan's; the user's is obeyed by all.
+    ended_by = None if part is not None and stop_file is None else job.stop_file
+    about: dict[str, Any] = {"limit": job.limit, "report": report, "takes": job.takes, "stop_file": ended_by}
+    with followed(showing, watching, live, **about) as progress:
         for warning in job.plan.table.notes() if part is None else ():
             progress.note(warning)
         result = run(progress)

@@ -7,6 +7,7 @@ import typer
 from brim.cli.flags import (
     BidsFlags,
     ChoosingFlags,
+    LiveFlags,
     ReadingFlags,
     ShowingFlags,
     SourceArgument,
@@ -15,7 +16,7 @@ from brim.cli.flags import (
     split_names,
 )
 from brim.cli.read_flags import read
-from brim.cli.show import emit, progress_for, wrapped
+from brim.cli.show import emit, followed, wrapped
 
 HELP = """Look at every file before a long run, or at a dataset that is published.
 
@@ -45,6 +46,7 @@ def check(
     storing: StoringFlags,
     showing: ShowingFlags,
     watching: WatchingFlags,
+    live: LiveFlags,
     sample_size: Annotated[
         int, typer.Option("--sample-size", metavar="N", min=0, help="Headers to look at in each file column.")
     ] = 10,
@@ -73,32 +75,33 @@ def check(
     steps += [("columns", {"names": list(columns)})] if columns else []  # type: ignore[dict-item]
     if not steps and bids.recipe != "files" and is_published(source, storing.source.endpoint, storing.anonymous):
         refuse_given(reading, bids, validator)
-        found = check_dataset(
-            source,
-            recipe=bids.recipe,
-            sample_size=sample_size,
-            deep=everything,
-            tolerance=tolerance,
-            endpoint_url=storing.source.endpoint,
-            anonymous=storing.anonymous,
-            progress=progress_for(showing.json, watching.quiet),
-        )
+        with followed(showing, watching, live) as progress:
+            found = check_dataset(
+                source,
+                recipe=bids.recipe,
+                sample_size=sample_size,
+                deep=everything,
+                tolerance=tolerance,
+                endpoint_url=storing.source.endpoint,
+                anonymous=storing.anonymous,
+                progress=progress,
+            )
         show(found, showing.json, every_file)
         return
-    table = read(source, reading, bids, storing, lenient=True, tolerance=tolerance, steps=tuple(steps))
-    progress = progress_for(showing.json, watching.quiet)
-    for warning in table.warnings:
-        progress.note(warning)
-    report = check_table(
-        table,
-        sample_size=sample_size,
-        everything=everything,
-        allow_empty=reading.allow_empty,
-        strict=reading.strict,
-        extra=bids_validator(source) if validator else [],
-        oversize=reading.oversize,  # type: ignore[arg-type]  # checked there
-        progress=progress,
-    )
+    with followed(showing, watching, live) as progress:
+        table = read(source, reading, bids, storing, lenient=True, tolerance=tolerance, steps=tuple(steps))
+        for warning in table.warnings:
+            progress.note(warning)
+        report = check_table(
+            table,
+            sample_size=sample_size,
+            everything=everything,
+            allow_empty=reading.allow_empty,
+            strict=reading.strict,
+            extra=bids_validator(source) if validator else [],
+            oversize=reading.oversize,  # type: ignore[arg-type]  # checked there
+            progress=progress,
+        )
     show(report, showing.json, every_file)
 
 

@@ -1,11 +1,10 @@
 """What the verbs that compute share: reading rows, running the job, and saying what came of it."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from brim.cli.flags import ComputingFlags, LiveFlags, ShowingFlags, WatchingFlags, split_names
-from brim.cli.show import count, emit, memory_held, page_path, print_lines, progress_for
+from brim.cli.show import count, emit, followed, memory_held, print_lines
 from brim.sizes import format_size
 
 
@@ -20,13 +19,8 @@ def run_job(
     job: Any, computing: ComputingFlags, showing: ShowingFlags, watching: WatchingFlags, live: LiveFlags
 ) -> tuple[Any, Any]:
     """Run it under the progress that fits, and with a page about it if asked for."""
-    from brim.redact import redact_command
-    from brim.report.recording import recorded
-
-    page = None if computing.report is None else page_path(computing.report)
-    command = redact_command(["brim", *sys.argv[1:]])
-    shown = progress_for(showing.json, watching.quiet)
-    with recorded(shown, page, command, job.limit, {}, live_port=live.port, open_page=live.open_page) as progress:
+    about: dict[str, Any] = {"limit": job.limit, "report": computing.report, "stop_file": job.stop_file}
+    with followed(showing, watching, live, **about) as progress:
         return job.run(progress), progress
 
 

@@ -84,12 +84,17 @@ def planned(
     cutting: CuttingFlags,
     storing: StoringFlags,
     running: RunningFlags,
+    runs: bool = False,
     **more: Any,
 ) -> Any:
-    """The library's plan for what the command line says. `brim build` runs the same."""
+    """The library's plan for what the command line says. `brim build` `runs` the same."""
     import brim
+    from brim.api.job_options import BuildGiven
+    from brim.jobs.spec import refuse_stopped
 
     words = {**vars(reading), **bids.words, **vars(cutting), **vars(storing), **vars(running), **more}
+    if runs and dest is not None:
+        refuse_stopped(dest, BuildGiven(**words).options)
     with waiting_for(source):
         return brim.plan(source, dest, **words)
 

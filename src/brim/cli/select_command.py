@@ -1,7 +1,6 @@
 """brim select: choose rows of a dataset and build them."""
 
 import shlex
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +10,7 @@ from brim.cli.flags import (
     CuttingFlags,
     FromFlags,
     KeepingFlags,
+    LiveFlags,
     PublishingFlags,
     RunningFlags,
     ScalingFlags,
@@ -21,8 +21,7 @@ from brim.cli.flags import (
     split_names,
 )
 from brim.cli.plan_command import show
-from brim.cli.show import emit, memory_held, page_path, print_lines, progress_for, waiting_for
-from brim.redact import redact_command
+from brim.cli.show import emit, followed, memory_held, print_lines, waiting_for
 from brim.sizes import format_size
 
 HELP = """Filter, sort, shuffle, split, join or re-shard what is a dataset already, without holding it.
@@ -60,6 +59,7 @@ def select(
     keeping: KeepingFlags,
     showing: ShowingFlags,
     watching: WatchingFlags,
+    live: LiveFlags,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over: remove what an earlier run left.")] = False,
     update: Annotated[bool, typer.Option("--update", help="Bring DEST up to date; keep unchanged shards.")] = False,
     stop_file: Annotated[
@@ -73,7 +73,7 @@ def select(
     import brim
     from brim.api.job_options import SelectGiven
     from brim.api.source_api import chosen
-    from brim.report.recording import recorded
+    from brim.jobs.spec import refuse_stopped
 
     query = {**vars(selecting), **vars(reading)}
     query |= {name: split_names(query[name]) for name in ("columns", "drop", "sort_by")}
@@ -81,15 +81,17 @@ def select(
         **vars(cutting), **vars(running), **vars(publishing), **vars(scaling), **vars(storing), **vars(keeping),
         "fresh": fresh, "update": update, "stop_file": stop_file,
     }  # fmt: skip
+    given = SelectGiven(**options)
+    if not dry_run:
+        refuse_stopped(dest, given.options)
     with waiting_for(source):
-        rows = chosen(source, SelectGiven(**options).source_access, **query)
+        rows = chosen(source, given.source_access, **query)
         job = brim.plan(rows, dest, **options)
     if dry_run:
         show(job, showing.json)
         return
-    page = None if report is None else page_path(report)
-    command = redact_command(["brim", *sys.argv[1:]])
-    with recorded(progress_for(showing.json, watching.quiet), page, command, job.limit, job.takes) as progress:
+    about: dict[str, Any] = {"limit": job.limit, "report": report, "takes": job.takes, "stop_file": job.stop_file}
+    with followed(showing, watching, live, **about) as progress:
         for warning in job.plan.table.warnings:
             progress.note(warning)
         result = job.run(progress)

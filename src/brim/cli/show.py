@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,41 @@ def progress_for(as_json: bool, quiet: bool) -> Any:
     if quiet:
         return NotesOnly()
     return Bar() if sys.stderr.isatty() else PlainLines()
+
+
+def followed(
+    showing: Any,
+    watching: Any,
+    live: Any,
+    *,
+    limit: Any = None,
+    report: str | None = None,
+    takes: Mapping[str, int] | None = None,
+    stop_file: Path | None = None,
+) -> AbstractContextManager[Any]:
+    """The progress of a verb's work: shown where it fits, on a live page and in a report if those are asked for.
+
+    Without a `limit` it is what brim takes for itself. `stop_file` is what ends the work, if a file does.
+    """
+    from brim.memory.limit import effective_limit
+    from brim.redact import redact_command
+    from brim.report.recording import recorded
+
+    shown = progress_for(showing.json, watching.quiet)
+    if limit is None:
+        limit = effective_limit()
+        if limit.warning:  # a job says it itself
+            shown.note(limit.warning)
+    return recorded(
+        shown,
+        None if report is None else page_path(report),
+        redact_command(["brim", *sys.argv[1:]]),
+        limit,
+        takes,
+        live_port=live.port,
+        open_page=live.open_page,
+        stop_file=stop_file,
+    )
 
 
 def waiting_for(source: str) -> AbstractContextManager[None]:

@@ -9,11 +9,12 @@ from brim.cli.flags import (
     FetchingFlags,
     FromFlags,
     KeepingFlags,
+    LiveFlags,
     ShowingFlags,
     WatchingFlags,
     split_names,
 )
-from brim.cli.show import emit, print_lines, progress_for
+from brim.cli.show import emit, followed, print_lines
 from brim.sizes import format_size
 
 HELP = """Write the original files back, byte for byte, under their relative paths.
@@ -45,19 +46,21 @@ def unpack(
     fetching: FetchingFlags,
     showing: ShowingFlags,
     watching: WatchingFlags,
+    live: LiveFlags,
 ) -> None:
     import brim
 
-    result = brim.unpack(
-        dest,
-        folder,
-        where=choosing.where,
-        columns=split_names(choosing.columns),
-        **vars(reading),
-        state=keeping.state,
-        **vars(fetching),
-        progress=progress_for(showing.json, watching.quiet),
-    )
+    with followed(showing, watching, live) as progress:
+        result = brim.unpack(
+            dest,
+            folder,
+            where=choosing.where,
+            columns=split_names(choosing.columns),
+            **vars(reading),
+            state=keeping.state,
+            **vars(fetching),
+            progress=progress,
+        )
     if showing.json:
         emit("unpacked", **vars(result))
         return

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.flags import KeepingFlags, ShowingFlags, StoringFlags, WatchingFlags
-from brim.cli.show import count, emit, print_lines, progress_for
+from brim.cli.flags import KeepingFlags, LiveFlags, ShowingFlags, StoringFlags, WatchingFlags
+from brim.cli.show import count, emit, followed, print_lines
 from brim.sizes import format_size
 
 HELP = """Prove that what is at DEST is whole.
@@ -38,14 +38,17 @@ def verify(
     storing: StoringFlags,
     showing: ShowingFlags,
     watching: WatchingFlags,
+    live: LiveFlags,
     source: Annotated[str | None, typer.Argument(metavar="SOURCE", help="What it was built from.")] = None,
     deep: Annotated[bool, typer.Option("--deep", help="On the Hub or in a bucket: read everything back.")] = False,
     root: Annotated[str | None, typer.Option(metavar="DIR", help="Where a table's relative paths start.")] = None,
 ) -> None:
     import brim
 
-    progress = progress_for(showing.json, watching.quiet)
-    result = brim.verify(dest, source, deep=deep, state=keeping.state, root=root, **vars(storing), progress=progress)
+    with followed(showing, watching, live) as progress:
+        result = brim.verify(
+            dest, source, deep=deep, state=keeping.state, root=root, **vars(storing), progress=progress
+        )
     if showing.json:
         emit("verified", **vars(result))
         return

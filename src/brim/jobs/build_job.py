@@ -18,7 +18,7 @@ from brim.jobs.job import Built, Job
 from brim.jobs.layout import dataset_at
 from brim.jobs.parts import forecast_at, job_facts
 from brim.jobs.plan_place import receipts_at, save_to
-from brim.jobs.spec import How, Spec, check_hub_limits, check_options, preflight
+from brim.jobs.spec import How, Spec, check_hub_limits, check_options, preflight, stop_files
 from brim.memory.limit import Limit, effective_limit
 from brim.plans.cut_shards import CutOptions
 from brim.plans.describe_plan import BuildForecast, plan_facts, plan_lines
@@ -87,6 +87,11 @@ class Build:
         if self.options.scaling.engine != "local":
             return {}
         return dict.fromkeys(("low_bytes", "high_bytes"), self.forecast.total)
+
+    @property
+    def stop_file(self) -> Path:
+        """Making this file ends a run cleanly."""
+        return stop_files(self._spec().layout.state, self.options)[-1].absolute()
 
     def save_recipe(self, path: str | os.PathLike[str]) -> None:
         """Write the columns of a BIDS dataset as a recipe, so that a pilot and the whole dataset agree."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from brim.jobs.bring import Run, RunOptions, Share
 from brim.jobs.content import Content, PlanContent
 from brim.jobs.open_store import Books, carrying_bytes, open_books, open_store
-from brim.jobs.spec import Spec, check_hub_limits, preflight
+from brim.jobs.spec import Spec, check_hub_limits, preflight, stop_files
 from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
 from brim.progress import Progress, Silent
@@ -76,9 +76,16 @@ class Job:
     def limit(self) -> Limit:
         return self.spec.limit
 
+    @property
+    def stop_file(self) -> Path:
+        """Making this file ends a run cleanly."""
+        return stop_files(self.spec.layout.state, self.spec.how)[-1].absolute()
+
     def run(self, progress: Progress | None = None, share: Share = ALONE) -> Computed:
         """Do what is missing. With a share, bring that and publish nothing."""
         spec, progress = self.spec, progress or Silent()
+        if spec.limit.warning and spec.how.scaling.engine == "local":
+            progress.note(spec.limit.warning)
         with workplace(spec.how.scaling) as cluster:
             executor = self._brought_by(cluster)
             with open_books(spec.layout, spec.how, progress, share) as books:

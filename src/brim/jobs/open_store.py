@@ -14,7 +14,7 @@ from brim.formats.card import CardFacts
 from brim.jobs.bring import Share, refuse_another
 from brim.jobs.content import Content
 from brim.jobs.layout import Layout
-from brim.jobs.spec import How
+from brim.jobs.spec import How, stop_files
 from brim.plans.describe_plan import HUB_BYTES, OBJECTS_BYTES
 from brim.progress import Progress, told_if_slow
 from brim.state.durable import failures
@@ -46,10 +46,9 @@ class Books:
 def open_books(layout: Layout, how: How, progress: Progress, share: Share) -> Iterator[Books]:
     """The ledger, for this run alone; and whether somebody asked to stop."""
     state = share.books or layout.state
-    stop_files = [state / "stop", *([Path(how.stop_file)] if how.stop_file else [])]
     with (
         _locked(layout) if share.books is None else _shared(layout.destination),
-        stoppable(*stop_files, asked=how.stop) as stop,
+        stoppable(*stop_files(state, how), asked=how.stop) as stop,
     ):
         ledger = Ledger(share.books or layout.books)
         try:

@@ -25,7 +25,7 @@ from brim.jobs.job import Built, Job
 from brim.jobs.layout import dataset_at
 from brim.jobs.part_receipts import Part, divide, listed, parse_part
 from brim.jobs.plan_place import open_place
-from brim.jobs.spec import How, Spec, usual_workers
+from brim.jobs.spec import How, Spec, stop_files, usual_workers
 from brim.memory.limit import Limit, effective_limit
 from brim.plans.cut_shards import Shard
 from brim.plans.describe_plan import BuildForecast, forecast_build, plan_facts, plan_lines
@@ -132,6 +132,11 @@ class SavedBuild:
     def takes(self) -> dict[str, int]:
         """What the forecast says for this machine."""
         return dict.fromkeys(("low_bytes", "high_bytes"), self.forecast.total)
+
+    @property
+    def stop_file(self) -> Path:
+        """Making this file ends a run cleanly; of a part, only the user's own does for all."""
+        return stop_files(self.layout.state, self.options)[-1].absolute()
 
     def part(self, part: Part | str, progress: Progress | None = None) -> PartDone:
         """Bring what is missing of a part: "3/100" is the third of a hundred."""

@@ -8,7 +8,7 @@ not write) is looked at by the job (job.py), under its lock.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -27,6 +27,7 @@ from brim.schedule.messages import OnError
 from brim.schedule.scheduler import Scaling
 from brim.sizes import parse_size
 from brim.state.stop import Stop
+from brim.state.stop_file import stop_file_lies
 from brim.steps.step import Step
 from brim.stores.destination import Destination, refuse_holder, refuse_source
 from brim.stores.hub_options import HubAddress, HubOptions, check_shards
@@ -62,8 +63,8 @@ class How:
             raise InputError("Choose one of --fresh (start over) and --update (keep what is unchanged).")
         if self.fresh and self.keep_done:
             raise InputError("Choose one of --fresh (start over) and --keep-done (keep what is done).")
-        if self.stop_file and os.path.isdir(self.stop_file):
-            raise InputError(f"--stop-file={self.stop_file!r} is a folder.", hint="Give the name of a file.")
+        if self.stop_file:
+            stop_file_lies(Path(self.stop_file))
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,24 @@ class Spec:
         return self.source.fingerprint if isinstance(self.source, PlanContent) else digest_json(self.facts)
 
 
+def stop_files(state: Path, how: How) -> list[Path]:
+    """What a run obeys: a file beside its books, and the user's own, which comes last."""
+    return [state / "stop", *([Path(how.stop_file)] if how.stop_file else [])]
+
+
+def refuse_stopped(destination: str | os.PathLike[str], how: How, *, as_file: bool = False) -> None:
+    """InputError if somebody's wish to stop lies there: before a source is read or anything is loaded."""
+    layout: Layout
+    if as_file:
+        from brim.jobs.file_layout import file_layout  # as below
+
+        layout = file_layout(destination, how.state, how.access)
+    else:
+        layout = dataset_layout(destination, how.state, how.hub, how.access)
+    for file in stop_files(layout.state, how):
+        stop_file_lies(file)
+
+
 def computed_facts(verb: str, source: RowSource, step: Step, output: Output, on_error: str) -> dict[str, Any]:
     """What decides the rows that are computed, and their bytes."""
     return {
@@ -110,7 +129,7 @@ def computed_spec(
 ) -> Spec:
     """Rows through a step: map, tokenize, embed."""
     limit = effective_limit(how.memory)
-    limit = Limit(limit.bytes + how.held_bytes, limit.reason, limit.asked_for)
+    limit = replace(limit, bytes=limit.bytes + how.held_bytes)
     return Spec(verb, source, layout, how, limit, step, output, label=label)
 
 

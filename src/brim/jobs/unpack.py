@@ -18,7 +18,7 @@ from brim.jobs.published import Published, opened
 from brim.jobs.unpack_rows import safe_place, unpack_rows
 from brim.memory.limit import effective_limit
 from brim.plans.shard_bytes import locate
-from brim.progress import Progress, Silent
+from brim.progress import Progress, Silent, tell_begin
 from brim.sources.open_dataset import open_dataset
 from brim.sources.selection import Selection
 from brim.state.durable import BUFFER_BYTES, failures
@@ -94,6 +94,7 @@ def unpack(
                 work = _Unpacking(published, os.path.realpath(target), progress)
                 try:
                     for name in names:
+                        tell_begin(progress, name, published.sizes[name])
                         work.shard(name, receipts.get(name))
                 finally:
                     work.clear()

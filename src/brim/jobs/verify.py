@@ -27,7 +27,7 @@ from brim.memory.limit import effective_limit, usable_cores
 from brim.plans.cut_shards import CutOptions, shard_name
 from brim.plans.plan import Plan, make_plan
 from brim.plans.shard_bytes import count_rows, hollow_columns, locate, splice_of
-from brim.progress import Advance, Progress, Silent
+from brim.progress import Advance, Progress, Silent, tell_begin
 from brim.sources.file_table import FileTable, flat_numbers
 from brim.sources.open_source import columns_beside, read_source
 from brim.sources.selection import Selection
@@ -149,6 +149,8 @@ class _Verification:
                         self.rows_of[name], size = result
                         self.result.rows += self.rows_of[name]
                         self.result.bytes += size
+                    else:
+                        self.progress.shard(name, 0, "", "damaged")
             finally:
                 self._stopped.set()  # Ctrl-C: the other threads need not go on
         self.result.shards = len(names)
@@ -186,6 +188,7 @@ class _Verification:
         if size == 0:
             self.found(f"{name}: is empty")
             return None
+        tell_begin(self.progress, name, size)
         try:
             with interrupted_by(self._look):
                 digest = self.published.sha256(name, self.deep, self._advance)
@@ -313,6 +316,7 @@ class _Verification:
         self.progress.start("compare", int((expected * table.files.sizes).sum()), len(names), effective_limit().bytes)
         compared = 0
         for name in names:
+            tell_begin(self.progress, name, self.published.sizes[name])
             try:
                 self._compare(name, table, number_of, seen)
                 compared += 1
@@ -357,6 +361,7 @@ class _Verification:
         )
         for shard in plan.shards:
             receipt = self.told.receipts.get(shard.name)
+            tell_begin(self.progress, shard.name, shard.file_bytes)
             with splice_of(plan, shard) as splice:
                 sha256 = splice.sha256(self.progress.advance)
             if receipt is None or receipt.sha256 != sha256:

@@ -37,6 +37,13 @@ class Limit:
     def __str__(self) -> str:
         return f"{format_size(self.bytes)} ({self.reason}{f'; but {self.above}' if self.above else ''})"
 
+    @property
+    def warning(self) -> str:
+        """To be said before any work; empty if nobody gives less than was asked for."""
+        if not self.above:
+            return ""
+        return f"{self.reason} is {format_size(self.bytes)}, but {self.above}: the kernel ends what takes more"
+
 
 def effective_limit(
     memory: str | int | float | None = None, environment: Mapping[str, str] | None = None, root: Path = Path("/")
@@ -46,15 +53,16 @@ def effective_limit(
     given, name = (memory, "--memory") if memory is not None else (environment.get("BRIM_MEMORY"), "BRIM_MEMORY")
     if given:
         asked = parse_size(given)
-        return Limit(asked, name, asked_for=True, above=_gives_less(asked, environment, root))
+        return Limit(asked, name, asked_for=True, above=gives_less(asked, environment, root))
     smallest = min(headrooms(environment, root), key=lambda limit: limit.bytes, default=None)
     if smallest is None:
         return Limit(_physical_bytes() // 2, "half of the machine's memory")
     return Limit(max(smallest.bytes // 2, 1), f"half of {smallest.reason}")
 
 
-def _gives_less(asked: int, environment: Mapping[str, str], root: Path) -> str:
+def gives_less(asked: int, environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> str:
     """Whoever set a limit below what was asked for: that one strikes first. Empty if nobody did."""
+    environment = os.environ if environment is None else environment
     limits = [(limit, group) for group, limit, _, _ in cgroups(root)]
     slurm = _slurm_bytes(environment)
     if slurm is not None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from brim.errors import InputError
 from brim.memory.guard import Trend, judge
+from brim.report.work_table import WorkState, work_of
 from brim.state.durable import reason
 from brim.watching.log_entries import End, Head, end_of, head_of, objects, size, text, texts, time_of_day
 
@@ -128,6 +129,7 @@ class RunLog:
     least_available_bytes: int | None
     gpu_peaks: Mapping[int, tuple[int, int]]
     node_peaks: Mapping[str, int]  # of the cluster that the job ran on
+    work: WorkState | None  # how far the job was at the last sample, if this is one of brim's own
     seconds: float
     sample_count: int
     gaps: tuple[tuple[float, float], ...]
@@ -252,6 +254,7 @@ class _Reading:
         self._least_available: int | None = None
         self._gpu_peaks: dict[int, tuple[int, int]] = {}
         self._node_peaks: dict[str, int] = {}
+        self._work: WorkState | None = None
         self._events: dict[str, _Alike] = {}
         self._event_counts: dict[str, int] = {}
         self._processes: dict[int, ProcessPeak] = {}
@@ -306,6 +309,7 @@ class _Reading:
             index, used, whole = (size(gpu.get(name)) for name in ("index", "used_bytes", "total_bytes"))
             if index is not None and used is not None and (index in self._gpu_peaks or len(self._gpu_peaks) < 64):
                 self._gpu_peaks[index] = max(self._gpu_peaks.get(index, (0, 0)), (used, whole or 0))
+        self._work = work_of(entry.get("work")) or self._work
         for node in objects(entry.get("nodes")):
             name, peak = text(node.get("name"), 80), size(node.get("peak_bytes"))
             if name and peak is not None and (name in self._node_peaks or len(self._node_peaks) < _MOST_NODES):
@@ -393,6 +397,7 @@ class _Reading:
             least_available_bytes=self._least_available,
             gpu_peaks=self._gpu_peaks,
             node_peaks=self._node_peaks,
+            work=self._work,
             seconds=self._clock.x,
             sample_count=self._sample_count,
             gaps=tuple(self._gaps),

@@ -14,7 +14,7 @@ import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -24,17 +24,20 @@ from typing import Any
 from brim.errors import InputError
 from brim.report import story
 from brim.report.log_series import Event, RunLog, read_run
+from brim.report.work_table import WorkState
 from brim.sizes import format_size
 from brim.state.durable import failures, write_whole
 
 _SCRIPTS = ("scale.js", "chart.js", "cursor.js", "live.js")
 _PARTS = (
-    "header", "figures", "chart", "stacks", "nodes", "forecast", "postmortem", "events", "processes", "remarks",
+    "header", "figures", "chart", "work", "stacks", "nodes", "forecast", "postmortem", "events", "processes", "remarks",
     "footer",
 )  # fmt: skip
 _STACKED = 3  # processes whose stacks are shown
-_MOST_PROCESSES, _MOST_EVENTS, _TABLE_ROWS = 40, 300, 24
+_MOST_PROCESSES, _MOST_EVENTS, _MOST_TASKS, _TABLE_ROWS = 40, 300, 200, 24
 _LONG_DETAIL, _LONG_NAME = 60, 160
+_SIZED = re.compile(r"(?:([\d.,]+ [kMGTPE]?B) )?(.+)")  # of a shard that is done: its size, and how
+_ELSEWHERE = ("postmortem", "shard")  # kinds of events that have a place of their own on the page
 _LABELLED = re.compile(r" {0,12}(\w[\w ]{1,12}?) {2}(\S.*)$")
 # Anything else that a log may hold is quiet: it is listed, and a tick on the axis.
 _WEIGHTS = {
@@ -163,6 +166,7 @@ def _parts(run: RunLog, now: float, made: str, live: bool) -> dict[str, str]:
         "header": header + (_stop_command(run) if live else ""),
         "figures": f'<section aria-label="Key figures"><dl class="figures">{figures}</dl></section>',
         "chart": _chart(run) if run.samples else "",
+        "work": _work(run, live),
         "stacks": _stacks(run),
         "forecast": _forecast(run),
         "postmortem": "" if live else _postmortem(story.postmortem_of(run, now)),
@@ -180,6 +184,56 @@ def _stop_command(run: RunLog) -> str:
         return ""
     command = escape(f"touch {shlex.quote(run.head.stop_file)}", quote=True)
     return f'<p class="stop">To stop it: <code>{command}</code> <button data-copy="{command}">copy</button></p>'
+
+
+def _work(run: RunLog, live: bool) -> str:
+    """The shards or units of a job, with their state."""
+    finished = [event for event in run.events if event.kind == "shard"]
+    if run.work is None and not finished:
+        return ""
+    work = run.work or WorkState(done=run.event_counts.get("shard", 0))
+    told, count = f"{work.done:,}{f' of {work.total:,}' if work.total else ''} done", len(work.running)
+    if live:
+        told += f", {count + work.more_running:,} under way"
+        waiting = (work.total or 0) - work.done - count - work.more_running
+        told += f", {waiting:,} waiting" if waiting > 0 else ""
+    told = f"{work.what}: {told}" if work.what else told
+    rows = "".join(
+        f'<tr class="{kind}"><td class="name">{escape(name)}</td><td class="state">{escape(state)}</td>'
+        f'<td class="number">{escape(amount)}</td><td class="number">{escape(when)}</td></tr>'
+        for kind, name, state, amount, when in [
+            *_tasks(run, work, live),
+            *map(_done, reversed(finished[-_MOST_TASKS:])),
+        ]
+    )
+    left_out = run.event_counts.get("shard", 0) - min(len(finished), _MOST_TASKS)
+    more = f"<p>{left_out:,} more that are done are in the log.</p>" if left_out > 0 else ""
+    share = min(work.done / work.total, 1.0) if work.total else 0.0
+    bar = f'<progress max="1" value="{share:.4f}" aria-label="{escape(told)}"></progress>' if work.total else ""
+    return f"""<section aria-labelledby="work"><h2 id="work">Shards and units</h2>
+<p>{escape(told)}</p>{bar}
+<div class="scroll" tabindex="0"><table><thead><tr><th>name</th><th>state</th><th class="number">size</th>
+<th class="number">when</th></tr></thead><tbody>{rows}</tbody></table></div>{more}</section>"""
+
+
+def _tasks(run: RunLog, work: WorkState, live: bool) -> Iterator[tuple[str, str, str, str, str]]:
+    """Those under way, then those that wait to be tried again."""
+    now = run.last_t or 0.0
+    for task in work.running:
+        state = "under way" if live else "begun and not finished"
+        state += f", tried {task.tries + 1} times" if task.tries else ""
+        when = f"for {story.took(max(now - task.t, 0))}" if live else ""
+        yield "running", task.name, state, format_size(task.bytes), when
+    for name, tries in work.again:
+        yield "again", name, f"to be tried again (tried {tries}×)", "", ""
+
+
+def _done(event: Event) -> tuple[str, str, str, str, str]:
+    name, _, rest = event.text.rpartition(": ")
+    sized = _SIZED.fullmatch(rest)
+    amount, how = (sized[1] or "", sized[2]) if sized and name else ("", "done")
+    kind = "damaged" if how == "damaged" else "done"
+    return kind, name or event.text, how, amount, f"at {story.stamp(event.x)}"
 
 
 def _stacks(run: RunLog) -> str:
@@ -289,7 +343,7 @@ def _events(run: RunLog) -> str:
         f'<td class="kind">{escape(event.kind)}</td><td class="text">{escape(event.text)}</td></tr>'
         for event in events
     )
-    left_out = sum(run.event_counts.values()) - len(events) - run.event_counts.get("postmortem", 0)
+    left_out = sum(run.event_counts.values()) - len(events) - sum(run.event_counts.get(k, 0) for k in _ELSEWHERE)
     more = f"<p>{left_out:,} more are in the log.</p>" if left_out > 0 else ""
     return f"""<section aria-labelledby="events"><h2 id="events">What happened</h2>
 <div class="scroll" tabindex="0"><table><thead><tr><th>time</th><th>what</th><th></th></tr></thead>
@@ -298,6 +352,11 @@ def _events(run: RunLog) -> str:
 
 def _listed(events: Iterable[Event]) -> list[Event]:
     """Those that are shown: if there are too many, every second one of the commonest kind is left out."""
+    return _ticks(event for event in events if event.kind not in _ELSEWHERE)
+
+
+def _ticks(events: Iterable[Event]) -> list[Event]:
+    """Those that are marks on the curve."""
     shown = [event for event in events if event.kind != "postmortem"]
     while len(shown) > _MOST_EVENTS:
         commonest, _ = Counter(event.kind for event in shown).most_common(1)[0]
@@ -402,7 +461,7 @@ def _data(run: RunLog) -> str:
         "peak": {"x": run.peak.x, "bytes": peak} if run.peak else None,
         "limit": run.head.limit_bytes,
         "thresholds": [{"name": name, "bytes": size} for name, size in run.head.thresholds],
-        "events": [{"x": e.x, "kind": e.kind, "text": e.text, "weight": _weight(e)} for e in _listed(run.events)],
+        "events": [{"x": e.x, "kind": e.kind, "text": e.text, "weight": _weight(e)} for e in _ticks(run.events)],
         "gaps": run.gaps,
         "outlook": run.outlook if run.end is None else None,
         "processes": [

@@ -26,6 +26,7 @@ from brim.memory.tree_meter import TreeMeter
 from brim.progress import Progress
 from brim.report.live_server import shown_live
 from brim.report.page import write_page
+from brim.report.work_table import WorkTally
 from brim.sizes import format_size
 from brim.state.durable import reason
 from brim.watching.run_log import LogWriter, new_log_path
@@ -46,8 +47,11 @@ class Recording:
         command: Sequence[str],
         limit: Limit,
         forecast: Mapping[str, Any] | None = None,
+        stop_file: Path | None = None,
     ) -> None:
         self._inner = inner
+        self._work = WorkTally()
+        self._stop_file = stop_file
         self._peak = (0, time.time())
         self._events = 0
         self._nodes: dict[str, int] = {}  # the most that each was seen to hold
@@ -77,6 +81,7 @@ class Recording:
             "versions": versions(),
             "not_seen": blind_spots(),
             **({"forecast": dict(forecast)} if forecast else {}),
+            **({"ladder": {"stop_file": str(self._stop_file)}} if self._stop_file else {}),
         }
 
     @property
@@ -89,6 +94,7 @@ class Recording:
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         self._inner.start(what, total_bytes, shards, limit_bytes)
+        self._work.start(what, shards)
         self._event("start", f"{what}: {format_size(total_bytes)}{f' in {shards:,} shards' if shards else ''}")
 
     def advance(self, size: int) -> None:
@@ -101,8 +107,15 @@ class Recording:
         self._inner.committed()
         self._event("mark", "commit")
 
+    def begin(self, name: str, size: int) -> None:
+        self._work.begin(name, size)
+
+    def again(self, name: str) -> None:
+        self._work.again(name)
+
     def shard(self, name: str, size: int, sha256: str, how: str) -> None:
         self._inner.shard(name, size, sha256, how)
+        self._work.done(name)
         self._event("shard", f"{name}: {format_size(size)} {how}" if size else f"{name}: {how}")
 
     def note(self, text: str) -> None:
@@ -175,6 +188,8 @@ class Recording:
             self._listed = time.monotonic()
             largest = sorted(reading.processes, key=lambda process: -process.usage.total_bytes)[:_SHOWN_PROCESSES]
             facts["processes"] = [{"pid": p.pid, "name": p.name, **asdict(p.usage)} for p in largest]
+        if (work := self._work.facts()) is not None:
+            facts["work"] = work
         if self._nodes:
             facts["nodes"] = [{"name": name, "peak_bytes": peak} for name, peak in self._nodes.items()]
         self._log.write("sample", facts)
@@ -190,6 +205,7 @@ def recorded(
     *,
     live_port: int | None = None,
     open_page: bool = False,
+    stop_file: Path | None = None,
 ) -> Iterator[Progress]:
     """Listen to a job and write its page at `html`, also if it fails; with `live_port`, show it meanwhile.
 
@@ -200,7 +216,7 @@ def recorded(
         yield inner
         return
     log = _log_beside(html) if html is not None else new_log_path("-".join(command[:2]))
-    recording = Recording(inner, log, command, limit, forecast)
+    recording = Recording(inner, log, command, limit, forecast, stop_file)
     exit_code, error = 1, None
     with shown_live(log, live_port, open_page, _tell):
         try:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+from brim.errors import Stopped
 from brim.memory.guard import span_text
 from brim.report.log_series import RunLog
 from brim.report.watch_summary import ending, evidence
@@ -80,6 +81,8 @@ def verdict_of(run: RunLog, now: float) -> StoryVerdict:
     if end.signal:
         killed = end.signal == signal.SIGKILL
         return StoryVerdict("killed" if killed else "failed", "killed" if killed else "ended", said)
+    if end.exit_code == Stopped.exit_code and run.head.watched == "job":
+        return StoryVerdict("stopped", "stopped", f"{said} Run the same command to continue.")
     if end.exit_code:
         return StoryVerdict("failed", "failed", said)
     if _share(run) >= NEAR or any(run.event_counts.get(kind) for kind in _WARNINGS):

@@ -280,7 +280,8 @@ class ProcessBackend:
         if attempt is None:
             return None
         if memory:
-            return self._out_of_memory(worker, worker.over_line_bytes or worker.peak_bytes)
+            by_kernel = code == -signal.SIGKILL and not worker.over_line_bytes
+            return self._out_of_memory(worker, worker.over_line_bytes or worker.peak_bytes, by_kernel)
         what = f"a worker died ({exit_words(code)}) at unit {attempt.unit.number}"
         reading = self._work.source.reading
         return TaskLost(attempt, "crash", what, lambda: crashed(attempt, reading, code, words, at), at)
@@ -296,7 +297,7 @@ class ProcessBackend:
             return TaskFailed(too_small(self._room_with(worker), known=False))
         self._bad_starts += 1
         if code != -signal.SIGKILL or self._bad_starts > _BAD_STARTS:
-            return TaskFailed(does_not_start(code, words))
+            return TaskFailed(does_not_start(code, words, self._limit))
         if worker.over_line_bytes:
             self._most = max(len(self._workers), 1)
         return None
@@ -306,7 +307,7 @@ class ProcessBackend:
         held = max(self._room.worker_bytes, worker.over_line_bytes, worker.peak_bytes)
         return replace(self._room, worker_bytes=held)
 
-    def _out_of_memory(self, worker: WorkerProcess, held_bytes: int) -> TaskLost:
+    def _out_of_memory(self, worker: WorkerProcess, held_bytes: int, by_kernel: bool = False) -> TaskLost:
         attempt, at = worker.attempt, worker.at
         assert attempt is not None
         was_alone = attempt.alone or len([w for w in self._workers if w is not worker]) == 0
@@ -319,5 +320,5 @@ class ProcessBackend:
         if not was_alone and self._shortages > 1 + self._receipts.computed // _RARE:
             self._most = max(self._most - 1, 1)
         what = f"unit {attempt.unit.number} ran out of memory"
-        end = functools.partial(self._work.does_not_fit, attempt, at, held_bytes)
+        end = functools.partial(self._work.does_not_fit, attempt, at, held_bytes, by_kernel)
         return TaskLost(attempt, "memory", what, end, at, held_bytes, was_alone)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_
 
 from brim.choices import one_of
 from brim.errors import InputError
+from brim.progress import tell_again, tell_begin
 
 if TYPE_CHECKING:  # workers read what failed, and bring nothing
     from brim.plans.cut_shards import Shard
@@ -262,6 +263,7 @@ class TaskQueue:
         """What is next goes to be done."""
         attempt = self._waiting.popleft()
         self._receipts.begin(attempt.task)
+        tell_begin(self._progress, attempt.task.name, attempt.task.bytes)
         return attempt
 
     @property
@@ -276,6 +278,7 @@ class TaskQueue:
         attempt, first = event.attempt, event.first
         if event.alone and not any(waiting.alone for waiting in self._waiting):
             attempt, first = replace(attempt, alone=True), True
+        tell_again(self._progress, attempt.task.name)
         (self._waiting.appendleft if first else self._waiting.append)(attempt)
 
     def retry(self, lost: TaskLost) -> None:
@@ -284,6 +287,7 @@ class TaskQueue:
         if again is None:
             raise lost.end()
         self._progress.note(f"{lost.what}: trying it {self._retries.words(lost, again)}")
+        tell_again(self._progress, again.task.name)
         self.retried += 1
         self._waiting.append(again)
 

@@ -83,8 +83,9 @@ class UnitWork:
         reading = self.source.reading
         return reading if self.step.columns is None else replace(reading, columns=self.step.columns)
 
-    def does_not_fit(self, attempt: Attempt, at: At | None, held_bytes: int) -> DoesNotFit:
-        return does_not_fit(attempt, at, held_bytes, self.step, self.source.reading, self.options.limit_bytes)
+    def does_not_fit(self, attempt: Attempt, at: At | None, held_bytes: int, by_kernel: bool = False) -> DoesNotFit:
+        limit, reading = self.options.limit_bytes, self.source.reading
+        return does_not_fit(attempt, at, held_bytes, self.step, reading, limit, by_kernel=by_kernel)
 
 
 class UnitBackend(Backend, Protocol):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brim.errors import BrimError, DoesNotFit, InputError
+from brim.memory.limit import gives_less
 from brim.rows.read_unit import where
 from brim.rows.unit import Reading, Unit
 from brim.schedule.messages import At
@@ -23,6 +24,9 @@ _MEMORY_WORDS = ("memory allocation of", "bad_alloc", "Cannot allocate memory", 
 _CAUSES = {-signal.SIGKILL: "Somebody or something kills it; brim does not, and there was memory left."}
 
 
+_MACHINE_FULL = "the machine had no memory left"
+_WITHIN = "Ask for more there, or give --memory less than that, so that brim keeps within it."
+_ELSEWHERE = "Give --memory what is really free, or end what else takes memory."
 _OURS = str(Path(__file__).parents[1]) + os.sep  # frames of brim itself
 
 
@@ -82,16 +86,30 @@ def too_small(room: WorkerRoom, *, known: bool) -> DoesNotFit:
 
 
 def does_not_fit(
-    attempt: Attempt, at: At | None, held_bytes: int, step: Step, reading: Reading, limit_bytes: int
+    attempt: Attempt,
+    at: At | None,
+    held_bytes: int,
+    step: Step,
+    reading: Reading,
+    limit_bytes: int,
+    *,
+    by_kernel: bool = False,
 ) -> DoesNotFit:
-    """The end of the road: which rows, what they took, and what to change."""
+    """The end of the road: which rows, what they took, whose limit it was, and what to change."""
     at = at or attempt.at or At(0, 0, 0)
     place = where(attempt.unit, reading, at.offset)
     rows = f"The batch of {at.rows:,} rows that begins at {place}" if at.rows > 1 else f"The row {place}"
+    held, limit = format_size(held_bytes), format_size(limit_bytes)
+    if by_kernel:
+        who = gives_less(limit_bytes)
+        struck = f"the kernel ended the worker at {held}, not brim at its limit of {limit}: {who or _MACHINE_FULL}."
+        hint = f"{_WITHIN if who else _ELSEWHERE} Finished units are kept."
+    else:
+        struck = f"the worker held {held} when it reached the limit of {limit}, with nothing else running."
+        hint = "Run it again with more --memory: finished units are kept."
     return DoesNotFit(
-        f"{rows} (unit {attempt.unit.number}) does not fit: the worker held {format_size(held_bytes)} when it reached "
-        f"the limit of {format_size(limit_bytes)}, with nothing else running.",
-        hint=f"Run it again with more --memory: finished units are kept. {step.smaller(at.rows)}".strip(),
+        f"{rows} (unit {attempt.unit.number}) does not fit: {struck}",
+        hint=f"{hint} {step.smaller(at.rows)}".strip(),
         limit_bytes=limit_bytes,
         need_bytes=held_bytes,
         unit=attempt.unit.number,
@@ -113,7 +131,14 @@ def crashed(attempt: Attempt, reading: Reading, code: int, words: str, at: At | 
     )
 
 
-def does_not_start(code: int, words: str) -> InputError:
+def does_not_start(code: int, words: str, limit_bytes: int = 0) -> BrimError:
+    if code == -signal.SIGKILL and limit_bytes and (who := gives_less(limit_bytes)):
+        return DoesNotFit(
+            f"The kernel ended a worker before its first row, not brim at its limit of {format_size(limit_bytes)}: "
+            f"{who}.",
+            hint=_WITHIN,
+            limit_bytes=limit_bytes,
+        )
     return InputError(f"A worker ended before its first row ({exit_words(code)}).{_last_line(words)}")
 
 

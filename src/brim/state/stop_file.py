@@ -22,15 +22,22 @@ from brim.memory.meter import started
 
 def settle_stop_file(path: Path) -> str | None:
     """Before a run: None if there is no such file, a sentence if a stale one was removed; else an InputError."""
+    if not stop_file_lies(path):
+        return None
+    path.unlink(missing_ok=True)
+    _note_path(path).unlink(missing_ok=True)
+    return f"removed the stop file {path}: the run that it was made for has ended"
+
+
+def stop_file_lies(path: Path) -> bool:
+    """Whether there is a stale one; an InputError if it is not stale. Changes nothing: for whoever begins to plan."""
     if path.is_dir():
         raise InputError(f"The stop file {str(path)!r} is a folder.", hint="Give the name of a file.")
     if not path.exists():
-        return None
+        return False
     note = _read(path)
     if note is not None and not _runs(note) and note["began"] <= path.stat().st_mtime:
-        path.unlink(missing_ok=True)
-        _note_path(path).unlink(missing_ok=True)
-        return f"removed the stop file {path}: the run that it was made for has ended"
+        return True
     if note is not None and _runs(note):
         raise InputError(
             f"The stop file {str(path)!r} is there: it stops the run with process {note['pid']}, which still goes on.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -51,6 +52,8 @@ class watch:
         quiet: bool = False,
     ) -> None:
         self.limit = _own_limit(memory)
+        if self.limit.warning and not quiet:
+            sys.stderr.write(f"brim: {self.limit.warning}\n")
         self.stop_file = Path(stop_file).absolute() if stop_file is not None else None
         if self.stop_file is not None and (note := settle_stop_file(self.stop_file)) and not quiet:
             sys.stderr.write(f"brim: {note}\n")
@@ -167,4 +170,4 @@ def _own_command() -> list[str]:
 
 def _own_limit(memory: str | int | float | None) -> Limit:
     limit = watch_limit(memory, held_bytes=tree_bytes())
-    return limit if memory is None else Limit(limit.bytes, "brim.watch(memory=…)")
+    return limit if memory is None else replace(limit, reason="brim.watch(memory=…)")
