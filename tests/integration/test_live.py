@@ -25,6 +25,7 @@ import pytest
 from brim.watching.run_log import read_log
 from brim.watching.stacks import find_program
 from tests.conftest import brim
+from tests.forked import brim as forked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory commands see little elsewhere")
 PYTHON = sys.executable
@@ -187,13 +188,30 @@ def test_stacks_at_the_alarm(tmp_path: Path) -> None:
     assert "This is what it was doing" in (tmp_path / "page.html").read_text()
 
 
-def test_a_job_of_brim_is_shown_live(tmp_path: Path) -> None:
-    """build --live prints an address too, and works as without."""
-    source = tmp_path / "files"
+def test_every_long_verb_is_shown_live(tmp_path: Path) -> None:
+    """build, select, verify, unpack, check and map print an address, and work as without; their shards are told."""
+    source, out = tmp_path / "files", tmp_path / "out"
     source.mkdir()
-    (source / "a.txt").write_text("hello")
-    done = brim("build", source, tmp_path / "out", "--live")
-    assert ADDRESS.search(done.stderr)
+    for number in range(3):
+        (source / f"{number}.txt").write_text("hello")
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "same.py").write_text("def same(row):\n    return row\n")
+    for words in (
+        ("build", source, out, "--rows-per-shard", "1"),
+        ("select", out, tmp_path / "chosen", "--limit", "2"),
+        ("verify", out),
+        ("unpack", out, tmp_path / "back"),
+        ("check", source),
+        ("map", tmp_path / "rows.jsonl", tmp_path / "mapped", "--fn", f"{tmp_path}/same.py:same"),
+    ):
+        done = forked(*words, "--live")
+        assert ADDRESS.search(done.stderr), words[0]
+    logs = {path.name.split("-brim-")[1]: path for path in (tmp_path / "state" / "brim" / "runs").glob("*.jsonl")}
+    for verb, shards in (("build", 3), ("verify", 3), ("unpack", 3), ("map", 1)):
+        work = [entry["work"] for entry in read_log(logs[f"{verb}.jsonl"]) if entry.get("work")]
+        assert (work[-1]["done"], work[-1]["running"]) == (shards, []), verb
+    head = next(iter(read_log(logs["build.jsonl"])))
+    assert head["ladder"]["stop_file"] == str(out / ".brim" / "stop")
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -163,3 +163,35 @@ def test_check_takes_a_path(home: Path) -> None:
     assert report.failed[0].failed == ["files/b.bin"]
     with pytest.raises(BrimError, match="does not exist"):
         brim.check(home / "nothing")
+
+
+def test_a_waiting_stop_file_is_refused_before_a_source_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every verb that obeys one says so at once: the sources here do not even exist. A plan alone is not stopped."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    asked, own, beside = tmp_path / "asked", tmp_path / "out" / ".brim" / "stop", tmp_path / ".v.npy.brim" / "stop"
+    calls = [
+        lambda to, **o: brim.build("none", to, **o),
+        lambda to, **o: brim.select("none", to, **o),
+        lambda to, **o: brim.map("none.jsonl", "none:f", destination=to, **o),
+        lambda to, **o: brim.tokenize("none.jsonl", "none.json", destination=to, **o),
+        lambda to, **o: brim.embed("none.jsonl", "none:f", destination=to, column="text", **o),
+    ]
+    for file in (asked, own, beside):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    for call in calls:
+        with pytest.raises(InputError, match=r"The stop file .*asked.* is there already"):
+            call("new", stop_file=asked)
+        with pytest.raises(InputError, match=r"The stop file .*out.*stop.* is there already"):
+            call("out")
+    with pytest.raises(InputError, match=r"The stop file .*v\.npy\.brim.* is there already"):
+        calls[-1]("v.npy")
+    with pytest.raises(InputError, match="asked"):
+        brim.open_plan("none.plan", stop_file=asked)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.bin").write_bytes(b"a")
+    assert len(brim.plan("files", "out").plan.shards) == 1
+    assert [path.exists() for path in (asked, own, beside)] == [True] * 3

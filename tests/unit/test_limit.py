@@ -117,3 +117,25 @@ def test_a_limit_above_what_a_scheduler_gives_is_said(tmp_path: Path) -> None:
     assert str(limit) == "2.00 GB (--memory; but Slurm gives this job 400 MB)"
     assert str(effective_limit("300MB", {}, tmp_path)) == "300 MB (--memory)"
     assert "Slurm gives this job 210 MB" in str(effective_limit("2GB", {"SLURM_MEM_PER_NODE": "200"}, tmp_path))
+
+
+def test_a_scheduler_that_gives_less_is_named(tmp_path: Path) -> None:
+    """What was asked for stays, and who strikes first is said; nothing is said where all fits."""
+    root = machine(tmp_path, cgroup="5:memory:/slurm/uid_7/job_3\n")
+    group(root, "memory/slurm/uid_7/job_3", memory__limit_in_bytes=400_000_000, memory__usage_in_bytes=0)
+    limit = effective_limit("2GB", {}, root)
+    assert limit.bytes == 2 * GB
+    assert limit.warning == "--memory is 2.00 GB, but Slurm gives this job 400 MB: the kernel ends what takes more"
+    assert effective_limit("300MB", {}, root).warning == ""
+
+
+def test_the_error_names_the_limit_that_struck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that the kernel ended did not reach brim's limit: the error says whose it was, and what to do."""
+    from brim.schedule.work_failures import does_not_start
+
+    monkeypatch.setattr("brim.schedule.work_failures.gives_less", lambda asked: "Slurm gives this job 400 MB")
+    struck = does_not_start(-9, "", 2 * GB)
+    assert struck.exit_code == 4
+    assert "not brim at its limit of 2.00 GB: Slurm gives this job 400 MB" in struck.message
+    monkeypatch.setattr("brim.schedule.work_failures.gives_less", lambda asked: "")
+    assert does_not_start(-9, "", 2 * GB).exit_code == 2

@@ -20,7 +20,7 @@ from brim.memory.limit import Limit
 from brim.report import story
 from brim.report.bars import Bar, PlainLines
 from brim.report.log_series import MOST_SAMPLES, SeriesPoint, read_run, thin
-from brim.report.page import render, write_page
+from brim.report.page import live_parts, render, write_page
 from brim.report.recording import Recording, recorded
 from tests.generators import memory_log
 from tests.generators.memory_log import GB
@@ -498,3 +498,52 @@ def test_no_time_is_foretold_before_bytes_move(capsys: pytest.CaptureFixture[str
     lines.advance(500_000)
     lines._line(lines._began + 5.0)
     assert "left, memory" in capsys.readouterr().err
+
+
+def test_the_shards_of_a_job_have_a_state(tmp_path: Path) -> None:
+    """Those under way and those to be tried again come first, then what is done; names are text, counts are whole."""
+    recording = Recording(
+        Heard(), tmp_path / "build.jsonl", ["brim"], Limit(GB, "--memory"), stop_file=tmp_path / "my stop"
+    )
+    recording.start("build", GB, 9, GB)
+    recording.begin("data/<b>0.parquet", 7_000_000)
+    recording.begin("unit 3", 5)
+    recording.again("unit 3")
+    recording.begin("unit 4", 5)
+    recording.again("unit 4")
+    recording.begin("unit 4", 5)
+    recording.begin("data/1.parquet", 5)
+    recording.shard("data/1.parquet", 5_000_000, "ab", "already there")
+    recording.shard("data/2.parquet", 0, "", "damaged")
+    live_log = tmp_path / "live.jsonl"
+    recording.close(0)
+    lines = (tmp_path / "build.jsonl").read_text().splitlines()
+    live_log.write_text("\n".join(lines[:-1]) + "\n")
+    shown = live_parts(read_run(live_log), NOW)
+    assert f"touch &#x27;{tmp_path}/my stop&#x27;" in shown["header"]
+    page = shown["work"]
+    assert "build: 2 of 9 done, 2 under way, 5 waiting" in page
+    assert "<b>" not in page
+    order = ["data/&lt;b&gt;0.parquet", "under way</td>", "unit 4", "under way, tried 2 times", "unit 3"]
+    order += [
+        "to be tried again (tried 1×)",
+        "data/2.parquet",
+        ">damaged<",
+        "data/1.parquet",
+        "already there",
+        "5.00 MB",
+    ]
+    places = [page.index(word) for word in order]
+    assert places == sorted(places)
+    ended = render(read_run(tmp_path / "build.jsonl"), NOW)
+    Page(ended)
+    assert "begun and not finished" in ended
+
+
+def test_a_job_that_was_asked_to_stop_has_not_failed(tmp_path: Path) -> None:
+    """Exit code 6 of brim's own job is a stop; of another's command it means whatever that means."""
+    for watched, grade in (("job", "stopped"), ("command", "failed")):
+        entries = [memory_log.head(GB) | {"watched": watched}, memory_log.sample(1, 9e6)]
+        entries.append(memory_log.end(2, entries) | {"exit_code": 6})
+        run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
+        assert story.verdict_of(run, NOW).grade == grade
