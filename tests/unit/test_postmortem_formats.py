@@ -247,3 +247,35 @@ def test_nothing_but_kills() -> None:
     assert reader.passing.looked_like_kills > 150_000
     assert peak < 100e6
     assert took_s < 60  # traced, and on a busy machine; docs/why.md has the figure
+
+
+def test_kubectl_of_several_pods() -> None:
+    """Each kill goes to its own pod and container, whatever the order of keys; of a pod that ended, too."""
+
+    def pod(name: str, **state: object) -> dict[str, object]:
+        containers = [
+            {"name": "side"},
+            {"name": "w", "resources": {"limits": {"memory": "512Mi"}, "requests": {"memory": "1Mi"}}},
+        ]
+        statuses = [{"name": "side", "state": {"running": {}}}, {"lastState": {}, "name": "w", "state": state}]
+        metadata = {"labels": {"name": "label"}, "name": name, "ownerReferences": [{"name": "owner"}]}
+        return {"metadata": metadata, "spec": {"containers": containers}, "status": {"containerStatuses": statuses}}
+
+    pods = [pod("fine", running={}), pod("dead", terminated=ENDED), pod("done", terminated={"exitCode": 0})]
+    listing = {"apiVersion": "v1", "kind": "List", "items": pods}
+    as_yaml = _yaml(listing)
+    for text in (json.dumps(listing, indent=4), json.dumps(listing), as_yaml, as_yaml.replace("\n  - ", "\n- ")):
+        kill = one(text + "\n")
+        assert (kill.unit, kill.bound.bytes) == ("pod dead, container w", 512 << 20)
+
+
+def _yaml(value: object, indent: int = 0) -> str:
+    """As kubectl writes it: lists as far in as their key."""
+    if isinstance(value, dict) and value:
+        return "".join(
+            f"\n{' ' * indent}{key}:{_yaml(inner, indent if isinstance(inner, list) else indent + 2)}"
+            for key, inner in value.items()
+        )
+    if isinstance(value, list):
+        return "".join(f"\n{' ' * indent}- {_yaml(inner, indent + 2).lstrip()}" for inner in value)
+    return f" {json.dumps(value)}" if value != {} else " {}"

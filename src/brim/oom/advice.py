@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brim.oom.kills import Job, Kill, ListedTask, owner_of
+from brim.oom.kills import ASKED_FOR, Job, Kill, ListedTask, owner_of
 from brim.sizes import format_size
 
 _LEAST_BYTES = 50_000_000  # an interpreter with its libraries does not start below that
@@ -19,6 +19,8 @@ def suggestion(kill: Kill) -> str:
         )
     if kill.job is not None and kill.killer != "gpu":
         return _same_job(kill, kill.job)
+    if ASKED_FOR in kill.notes:
+        return "Ask who pressed SysRq f, or wrote f to /proc/sysrq-trigger: the victim is simply the largest process."
     special = _BY_KILLER.get(kill.killer)
     if special is not None:
         return special(kill)
@@ -95,7 +97,7 @@ def _cgroup(kill: Kill) -> str:
         "vm": f"raise its memory to {more}",
         "session": f"raise MemoryMax= of the unit to {more}, or ask who set it",
         "service": f"raise MemoryMax= of the unit to {more}",
-    }.get(owner.kind if owner else "", f"raise the limit to {more}")
+    }.get(owner.kind if owner else (kill.unit or "").partition(" ")[0], f"raise the limit to {more}")
     if owner is not None and owner.shared:
         return f"The limit belongs to {owner.text}: others use it up too. Run with a line of its own: {_run(limit)}."
     return f"Keep it within the limit ({_run(limit)} stops it cleanly and shows where it grows), or {raise_it}."
@@ -103,7 +105,7 @@ def _cgroup(kill: Kill) -> str:
 
 def _oomd(kill: Kill) -> str:
     return (
-        "systemd-oomd ends a whole group when it stalls for memory. Run the job in a unit of its own, so that the "
+        f"{kill.killer} ends a whole group when it stalls for memory. Run the job in a unit of its own, so that the "
         "terminal survives, with a line that is hit first: systemd-run --user --scope brim run --memory 8GB -- COMMAND."
     )
 
@@ -134,6 +136,8 @@ def _rlimit(kill: Kill) -> str:
 
 def _program(kill: Kill) -> str:
     asked = kill.bound.usage_bytes
+    if kill.bound.kind == "shared memory":
+        return "Make it larger (docker run --shm-size, a larger emptyDir in a pod), or use fewer DataLoader workers."
     if kill.bound.kind == "heap":
         return f"The heap's own limit was hit, not the machine's: raise it. It was {kill.bound.text}."
     if asked is not None:
@@ -171,6 +175,7 @@ def _brim(kill: Kill) -> str:
 
 _BY_KILLER = {
     "systemd-oomd": _oomd,
+    "oomd": _oomd,
     "earlyoom": _earlyoom,
     "slurm": _slurm,
     "batch system": _batch,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from brim.oom.advice import suggestion
-from brim.oom.kills import CurvePoint, Kill, owner_of
+from brim.oom.kills import ASKED_FOR, CurvePoint, Kill, owner_of
 from brim.oom.terminal_log import called_job
 from brim.sizes import format_size
 
@@ -46,13 +46,12 @@ def headline(kill: Kill) -> str:
     if kill.effect == "refused":
         return _refusal(kill, who)
     if kill.killer == "kernel":
-        if kill.scope == "machine":
-            return f"The kernel killed {who}: the machine was out of memory."
-        if kill.scope == "cgroup":
-            return f"The kernel killed {who}: {limit or 'a cgroup reached its memory limit'}."
-        return f"The kernel killed {who} for lack of memory."
+        return _by_the_kernel(kill, who, limit)
     if kill.killer == "systemd-oomd":
         return f"systemd-oomd killed {who}: {kill.bound.text or 'memory was short'}."
+    if kill.killer == "oomd":
+        verb = "killed" if kill.sure == "certain" else "would have killed"
+        return f"oomd {verb} {who}: memory was short{f' (its rule {kill.bound.text!r})' if kill.bound.text else ''}."
     if kill.killer == "earlyoom":
         verb = "killed" if kill.effect == "killed" else "asked"
         return f"earlyoom {verb} {who}{'' if verb == 'killed' else ' to end'}: the machine was almost out of memory."
@@ -65,6 +64,8 @@ def headline(kill: Kill) -> str:
         verb = "evicted" if kill.effect == "evicted" else "killed"
         name = {"kubelet": "Kubernetes", "batch system": "The batch system"}.get(kill.killer, kill.killer.capitalize())
         because = limit or kill.bound.text
+        if kill.killer == "container runtime" and kill.scope == "unknown":
+            return f"{who[:1].upper()}{who[1:]} was ended by SIGKILL; whether for memory is not proved."
         if kill.killer == "container runtime":
             return f"Killed for memory inside a container: {who}."
         return f"{name} {verb} {who}{f': {because}' if because else ' for memory'}."
@@ -73,6 +74,16 @@ def headline(kill: Kill) -> str:
         proof = "likely for lack of memory" if kill.sure == "likely" else "and by whom is not proved"
         return f"{who} was killed by SIGKILL, {proof}."
     return f"{who} vanished; why is not proved."
+
+
+def _by_the_kernel(kill: Kill, who: str, limit: str) -> str:
+    if ASKED_FOR in kill.notes:
+        return f"The kernel killed {who}: somebody asked it to (SysRq)."
+    if kill.scope == "machine":
+        return f"The kernel killed {who}: the machine was out of memory."
+    if kill.scope == "cgroup":
+        return f"The kernel killed {who}: {limit or 'a cgroup reached its memory limit'}."
+    return f"The kernel killed {who} for lack of memory."
 
 
 def brief(kill: Kill) -> str:
@@ -103,7 +114,8 @@ def _refusal(kill: Kill, who: str) -> str:
         return "The kernel ran out of memory and found nothing that it may kill."
     if asked is not None:
         return f"An allocation of {format_size(asked)} failed; nobody was killed."
-    return f"{(kill.bound.text or 'an allocation').capitalize()} ran out of memory; nobody was killed."
+    what = kill.bound.text or "an allocation"
+    return f"{what[:1].upper()}{what[1:]} ran out of memory; nobody was killed."
 
 
 def victim(kill: Kill) -> str:

@@ -11,12 +11,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from brim.oom.kubernetes_pods import PodReader
+
 _SNIFFED = 4096
 _LONGEST_LINE = 1 << 20
 _MOST_FIELDS = 200
 _VERBOSE = re.compile(rb"^\w{3} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\n\[]*\[s=", re.M)
 _JSON_FIELD = re.compile(r'^\s*"(?P<key>[\w@]+)"\s*:\s*(?P<value>.*?),?\s*$')
-_KUBE_FIELD = re.compile(r'^(?P<indent>[\s-]*)"?(?P<key>\w+)"?\s*:\s*"?(?P<value>[^",{\[]*)"?,?\s*$')
 
 
 def unfold(blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -58,7 +59,7 @@ def _reader(head: bytes) -> Callable[[str], str] | None:
     if re.match(rb"\{\s*\n", text) and (b'"__CURSOR"' in head or b'"MESSAGE"' in head or b'"_BOOT_ID"' in head):
         return _JsonPretty().line
     kubernetes = re.search(rb'"?kind"?\s*:\s*"?(Pod|List|PodList)\b', head) or re.search(rb'"?apiVersion"?\s*:', head)
-    return _Pods().line if kubernetes else None
+    return PodReader().line if kubernetes else None
 
 
 class _Fields:
@@ -156,34 +157,4 @@ class _Dmesg(_Fields):
                 except ValueError:
                     return ""
                 return f"[{self._fields.get('time', '0.0')!s:>12}] {message}"
-        return ""
-
-
-class _Pods:
-    """Containers that ended: a line for each, with the pod's name and when."""
-
-    def __init__(self) -> None:
-        self._pod = self._section = ""
-        self._ended: dict[str, str] = {}
-
-    def line(self, text: str) -> str:
-        match = _KUBE_FIELD.match(text)
-        if match is None:
-            section = re.match(r'^[\s-]*"?(metadata|status|spec|terminated|state|lastState)"?\s*:', text)
-            self._section = section[1] if section else self._section
-            return ""
-        key, value = match["key"], match["value"].strip()
-        if not value:
-            self._section = key if key in ("metadata", "spec", "status") else self._section
-        elif key == "name" and self._section == "metadata":
-            self._pod, self._section = value, "named"
-        elif key in ("exitCode", "reason", "finishedAt"):
-            self._ended[key] = value
-        elif key == "name" and self._ended:
-            ended, self._ended = self._ended, {}
-            if ended.get("exitCode") == "137" or ended.get("reason") == "OOMKilled":
-                return (
-                    f"{ended.get('finishedAt', '')} kubernetes: pod {self._pod or '?'} container {value} exit code "
-                    f"{ended.get('exitCode', '?')} reason {ended.get('reason', '?')}"
-                ).strip()
         return ""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from brim.oom import kernel_lines as lines
-from brim.oom.kills import Bound, Evidence, GroupMemory, Kill, ListedTask, MachineRoom, Scope, Sizes
+from brim.oom.kills import ASKED_FOR, Bound, Evidence, GroupMemory, Kill, ListedTask, MachineRoom, Scope, Sizes
 from brim.oom.log_lines import Stamp
 
 _LARGEST = 5
-_SYSRQ = "Somebody asked the kernel for it (SysRq f, an order of −1): the machine need not have been out of memory."
 
 
 @dataclass(slots=True)
@@ -109,7 +108,9 @@ def assemble(victim: lines.Killed, spoken: Announced | None, choice: Announced |
     if record is None or record.tangled:
         return replace(kill, bound=Bound(group=limit_group, task_group=task_group))
     if spoken is None:
-        limit_group, task_group = record.limit_group, record.task_group
+        # A record that was cut may lack the line that names the group: what is counted is that of the limit.
+        counted = next(iter(record.stats), "") if len(record.stats) == 1 else ""
+        limit_group, task_group = record.limit_group or counted or None, record.task_group
     page = 4096
     if record.table is not None:
         page = record.table.page_bytes(victim.pid, victim.sizes.total_vm_bytes)
@@ -123,7 +124,7 @@ def assemble(victim: lines.Killed, spoken: Announced | None, choice: Announced |
     if kill.scope == "machine":  # a machine-wide record has no limit but the machine
         bound = Bound(task_group=task_group)
     if record.asked_for:
-        kill = replace(kill, scope="unknown", notes=(*kill.notes, _SYSRQ))
+        kill = replace(kill, scope="unknown", notes=(*kill.notes, ASKED_FOR))
     return replace(kill, bound=bound, contents=_contents(record, limit_group), room=room, invoked_by=record.invoked_by)
 
 

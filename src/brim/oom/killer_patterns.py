@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from brim.oom.kills import Bound, Kill, MachineRoom, Sizes
 from brim.redact import redact
-from brim.sizes import format_size
+from brim.sizes import format_size, parse_size
 
 MIB = 1 << 20
 Match = re.Match[str]
@@ -216,6 +216,7 @@ def _kube_ended(m: Match) -> Kill:
         reason=reason,
         unit=f"pod {m['pod']}, container {m['name']}",
         signal=9,
+        bound=Bound(parse_size(f"{m['limit']}{m['unit'] or ''}B") if m["limit"] else None, kind="memory"),
     )
 
 
@@ -300,6 +301,7 @@ PATTERNS: list[tuple[str, re.Pattern[str], Callable[[Match], Kill]]] = [
         "kubernetes: pod",
         re.compile(
             r"kubernetes: pod (?P<pod>\S+) container (?P<name>\S+) exit code (?P<code>\S+) reason (?P<reason>\S+)"
+            r"(?: limit (?P<limit>[\d.]+)(?P<unit>[kKMGTPE]i?)?(?![\w.]))?"
         ),
         _kube_ended,
     ),

@@ -36,6 +36,8 @@ Sure = Literal["certain", "likely", "possible"]
 # Work that brim has a command for.
 Job = Literal["map", "tokenize", "embed", "build"]
 
+ASKED_FOR = "Somebody asked the kernel for it (SysRq f, an order of −1): the machine need not have been out of memory."
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:

@@ -50,7 +50,7 @@ _EARLY_ROOM = re.compile(
 )
 _EARLY_LIMIT = re.compile(r"low memory! at or below SIG\w+ limits: (?P<text>mem\s+[\d.]+ ?%, swap\s+[\d.]+ ?%)", re.I)
 _EARLY_OLD_LIMIT = re.compile(r"Out of memory! avail: (?P<avail>\d+) MiB < min: (?P<min>\d+) MiB")
-_EARLY_OLD = re.compile(r"Killing process (?P<pid>\d+) (?P<name>\S.*)$")
+_EARLY_OLD = re.compile(r"Killing process (?P<pid>\d+) (?P<name>\S.*?)(?:, badness .*)?$")
 _EARLY_AFTER = re.compile(r"escalating to SIGKILL after|kill failed: |process (?:\d+ )?did not exit")
 
 

@@ -118,7 +118,7 @@ def _shared(m: Match) -> Kill:
         "refused",
         reason="PyTorch says that shared memory (/dev/shm) was too small",
         pid=int(pid) if pid else None,
-        bound=Bound(kind="shared memory", text="/dev/shm; raise it (docker run --shm-size) or use fewer workers"),
+        bound=Bound(kind="shared memory", text="shared memory (/dev/shm)"),
     )
 
 
