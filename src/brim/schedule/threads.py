@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
@@ -28,7 +29,8 @@ class ThreadBackend:
         self._workers, self._store, self._receipts = workers, store, receipts
         self._progress, self._stop = progress, stop
         self._dropped = threading.Event()
-        self._running: set[Future[Any]] = set()
+        self._running = 0
+        self._ended: SimpleQueue[Future[Any]] = SimpleQueue()
 
     def __enter__(self) -> ThreadBackend:
         self._pool = ThreadPoolExecutor(self._workers, "shard")
@@ -39,17 +41,23 @@ class ThreadBackend:
 
     @property
     def busy(self) -> bool:
-        return bool(self._running)
+        return self._running > 0
 
     def admit(self, queue: TaskQueue) -> None:
-        while len(self._running) < self._workers and queue.find() is not None:
-            self._running.add(self._pool.submit(self._bring, queue.pop()))
+        while self._running < self._workers and queue.find() is not None:
+            self._pool.submit(self._bring, queue.pop()).add_done_callback(self._ended.put)
+            self._running += 1
 
     def listen(self) -> Iterator[Event]:
-        finished, self._running = wait(self._running, timeout=_LISTEN_S, return_when=FIRST_COMPLETED)
-        for future in finished:
-            error = future.exception()
-            yield TaskDone(future.result()) if error is None else TaskFailed(error)
+        wait_s = _LISTEN_S
+        while self._running:
+            try:
+                ended = self._ended.get(timeout=wait_s)
+            except Empty:
+                return
+            self._running, wait_s = self._running - 1, 0.0
+            error = ended.exception()
+            yield TaskDone(ended.result()) if error is None else TaskFailed(error)
 
     def drop(self) -> None:
         self._dropped.set()
