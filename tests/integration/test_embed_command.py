@@ -17,6 +17,7 @@ from PIL import Image
 
 import brim
 from tests.conftest import brim as run_brim
+from tests.forked import brim as forked
 from tests.hub import TestHub
 from tests.killing import kill_at_random_moments, kills
 from tests.publishing import DEST, Machine
@@ -53,6 +54,16 @@ def work(tmp_path: Path) -> Path:
 def words(dest: str, *more: str) -> list[str]:
     common = ["--model", "mine:factory", "--column", "text", "--batch-size", "8", "--unit-size", "2KB"]
     return ["embed", "rows.jsonl", dest, *common, "--memory", "600MB", "--quiet", *more]
+
+
+def test_a_model_that_changed_is_noticed(work: Path) -> None:
+    """However brim was started: the folder in which it was typed is not always on Python's path."""
+    (work / "rows.jsonl").write_text("".join((work / "rows.jsonl").read_text().splitlines(keepends=True)[:20]))
+    forked(*words("v.npy"), cwd=work)  # as the script `brim` does
+    run_brim(*words("v.npy"), cwd=work)  # by `python -m`
+    (work / "mine.py").write_text(MODEL.replace("len(t) *", "2 * len(t) *"))
+    refused = forked(*words("v.npy"), check=2, cwd=work)
+    assert "model files was" in refused.stderr
 
 
 def expected(dim: int = 6) -> np.ndarray:  # type: ignore[type-arg]

@@ -61,12 +61,13 @@ _MARKS = {"suite": (), "matrix": (pytest.mark.matrix,), "ray": (pytest.mark.ray,
 
 def _commands() -> dict[str, list[str]]:
     """The words of each verb, before and after its destination, as they are typed in the folder of the sources."""
-    units = ["--unit-size", "2KB", "--memory", "600MB", "--rows-per-shard", "40"]
+    units = ["--unit-size", "2KB", "--memory", "600MB"]
+    shards = ["--rows-per-shard", "40"]
     return {
         # So many that their receipts take more than a page: also where receipts are all that is written here.
         "build": ["build", "files", "--rows-per-shard", "1"],
-        "map": ["map", "rows", "--fn", "steps.py:length", *units],
-        "tokenize": ["tokenize", "rows", "--tokenizer", "tokenizer.json", *units],
+        "map": ["map", "rows", "--fn", "steps.py:length", *units, *shards],
+        "tokenize": ["tokenize", "rows", "--tokenizer", "tokenizer.json", *units, *shards],
         "embed": ["embed", "rows", "--model", "model:factory", "--column", "text", "--keep", "id", *units],
     }
 
@@ -87,8 +88,6 @@ class Trial:
     @property
     def words(self) -> list[str]:
         verb, source, *more = _commands()[self.cell.verb]
-        if self.cell.place in ("file.safetensors", "file.npy", "file.parquet", "bucket.npy"):
-            more = more[: more.index("--rows-per-shard")]
         workers = [] if self.cell.engine == "ray" else ["--workers", "1"]
         return [verb, source, self.address, *more, *workers, *self.options, "--json"]
 

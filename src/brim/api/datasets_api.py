@@ -345,7 +345,7 @@ def clean(
 
     One that a running job uses stays: `removed` tells. A dataset that is open stays readable until it is closed.
     """
-    if older_than < 0:
-        raise InputError("--older-than takes a number of days.")
+    if not isinstance(older_than, int | float) or not older_than >= 0:
+        raise InputError(f"--older-than takes a number of days, not {older_than!r}.")
     chosen = [one for one in caches(cache_dir) if one.age_days >= older_than and not (unfinished and one.done)]
     return [replace(one, removed=remove and remove_cache(one)) for one in chosen]

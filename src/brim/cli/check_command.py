@@ -66,15 +66,15 @@ def check(
         ),
     ] = None,
 ) -> None:
-    from brim.jobs.check_dataset import check_dataset, is_published
+    from brim.jobs.check_dataset import check_dataset, is_published, refuse_for_sources
     from brim.jobs.check_files import bids_validator
     from brim.jobs.check_files import check as check_table
 
     columns = split_names(choosing.columns)
     steps = [("where", {"expression": choosing.where})] if choosing.where else []
     steps += [("columns", {"names": list(columns)})] if columns else []  # type: ignore[dict-item]
-    if not steps and bids.recipe != "files" and is_published(source, storing.source.endpoint, storing.anonymous):
-        refuse_given(reading, bids, validator)
+    if not steps and is_published(source, storing.source.endpoint, storing.anonymous, bids.recipe):
+        refuse_for_sources(_given(reading, bids, validator))
         with followed(showing, watching, live) as progress:
             found = check_dataset(
                 source,
@@ -105,22 +105,12 @@ def check(
     show(report, showing.json, every_file)
 
 
-def refuse_given(reading: ReadingFlags, bids: BidsFlags, validator: bool) -> None:
-    """Options that say how a source is read have no place with what is published."""
-    from brim.errors import InputError
-
-    given = [
-        name
-        for flags in (reading, bids)
-        for name, value in vars(flags).items()
-        if value != getattr(type(flags)(), name)
-    ]
-    given = [name for name in given if name not in ("recipe", "strict")] + (["bids_validator"] if validator else [])
-    if given:
-        raise InputError(
-            f"--{given[0].replace('_', '-')} is for sources, and this is a dataset that is published.",
-            hint="Leave it out; --recipe files checks the shards as plain files.",
-        )
+def _given(reading: ReadingFlags, bids: BidsFlags, validator: bool) -> list[str]:
+    """The flags that are for sources and were given."""
+    groups = (reading, bids)
+    given = [name for flags in groups for name, value in vars(flags).items() if value != getattr(type(flags)(), name)]
+    given = [name.replace("_", "-") for name in given if name not in ("recipe", "strict")]
+    return given + (["bids-validator"] if validator else [])
 
 
 def show(report: Any, as_json: bool, every_file: bool) -> None:

@@ -102,7 +102,9 @@ def check(
     """
     text = None if recipe is None else os.fspath(recipe)
     if not isinstance(source, FileTable):
-        if is_published(source, endpoint_url, anonymous):
+        if is_published(source, endpoint_url, anonymous, text):
+            given = {"oversize": oversize != "error", "allow-empty": allow_empty, "extra": bool(extra)}
+            refuse_for_sources([name for name, was in given.items() if was])
             return check_dataset(
                 source, recipe=text, sample_size=sample_size, deep=deep or everything, tolerance=tolerance,
                 state=state, endpoint_url=endpoint_url, anonymous=anonymous, progress=progress,
@@ -118,12 +120,26 @@ def check(
     )  # fmt: skip
 
 
+def refuse_for_sources(given: Sequence[str]) -> None:
+    """Options that say how a source is read have no place with what is published."""
+    if given:
+        raise InputError(
+            f"--{given[0]} is for sources, and this is a dataset that is published.",
+            hint="Leave it out; --recipe=files checks the shards as plain files.",
+        )
+
+
 def is_published(
-    source: str | os.PathLike[str], endpoint_url: str | None = None, anonymous: bool | None = None
+    source: str | os.PathLike[str],
+    endpoint_url: str | None = None,
+    anonymous: bool | None = None,
+    recipe: str | None = None,
 ) -> bool:
     """Whether what is there is a dataset, and not files to make one of: it is on the Hub, or has shards and a card (or
-    a ledger)."""
+    a ledger). The recipe `files` means files, whatever they are."""
     text = os.fspath(source)
+    if recipe == "files":
+        return False
     if text.startswith("hf://"):
         return True
     if is_bucket_address(text):

@@ -172,8 +172,8 @@ def check_options(verb: str, how: How, destination: Destination | None) -> None:
     for name in _HUB_ONLY:
         if getattr(how.hub, name) != getattr(plain, name):
             option = {"message": "commit-message", "create_pull": "create-pr"}.get(name, name)
-            what = "folder" if isinstance(destination, Path) else "bucket"
-            raise InputError(f"--{option} is for the Hub, and the destination is a {what}.")
+            what = "on this machine" if isinstance(destination, Path) else "a bucket"
+            raise InputError(f"--{option} is for the Hub, and the destination is {what}.")
 
 
 def refuse_own_source(source: PlanContent | RowSource, layout: Layout) -> None:

@@ -32,8 +32,7 @@ def load_function(where: str) -> Callable[..., Any]:
         raise InputError(
             f"{where!r} does not name a function.", hint="Write pkg.module:function or path/to/file.py:function."
         )
-    if (folder := os.getcwd()) not in sys.path and "" not in sys.path:
-        sys.path.insert(0, folder)
+    look_here()
     by_file = module_name.endswith(".py") or os.sep in module_name
     module = _file_module(Path(module_name)) if by_file else _module(module_name)
     found: Any = module
@@ -47,6 +46,12 @@ def load_function(where: str) -> Callable[..., Any]:
     if not callable(found):
         raise InputError(f"{where} is a {type(found).__name__}, not a function.")
     return found  # type: ignore[no-any-return]
+
+
+def look_here() -> None:
+    """Modules in the folder in which a command was typed are found, however brim was started."""
+    if (folder := os.getcwd()) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def _module(name: str) -> types.ModuleType:

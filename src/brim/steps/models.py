@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from brim.errors import InputError, MissingExtra
 from brim.steps.embed_options import ModelOptions
-from brim.steps.functions import load_function
+from brim.steps.functions import load_function, look_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,7 @@ def model_facts(spec: str) -> dict[str, str]:
     """A folder by its files, a function by the source of its module, a model of the Hub by its name."""
     if is_factory(spec):
         module = spec.partition(":")[0]
+        look_here()
         try:
             found = find_spec(module)
         except ModuleNotFoundError:
