@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from brim.buckets.aws_account import authorities, aws_endpoint, chosen_profile, known_keys, region_of
 from brim.buckets.bucket_address import Access
-from brim.buckets.bucket_client import authorities, chosen_profile, endpoint_of, known_keys, patience_s, region_of
+from brim.buckets.bucket_client import patience_s
 from brim.errors import InputError
 
 
@@ -38,7 +39,7 @@ def test_environment_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     found = known_keys(chosen_profile())
     assert found is not None
     assert found.access == "environment"
-    assert (region_of(), endpoint_of(Access())) == ("eu-west-1", "https://s3.example.org")
+    assert (region_of(), aws_endpoint(Access())) == ("eu-west-1", "https://s3.example.org")
 
 
 @pytest.mark.parametrize("says", ["role_arn = arn:x", "sso_start_url = https://x", "credential_process = x"])
@@ -71,20 +72,20 @@ def test_no_endpoint(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
         Access(said)
     monkeypatch.setenv("AWS_ENDPOINT_URL", said)
     with pytest.raises(InputError, match="AWS_ENDPOINT_URL takes an address"):
-        endpoint_of(Access())
+        aws_endpoint(Access())
 
 
 def test_password_in_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """A password in the address is refused and not shown."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://me:secret@s3.example.org")
     with pytest.raises(InputError, match="AWS_ENDPOINT_URL_S3 holds a name or a password") as caught:
-        endpoint_of(Access())
+        aws_endpoint(Access())
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("said", ["http://127.0.0.1:9000", "https://a-b.example.org/some/path/", "http://[::1]:80"])
 def test_endpoint(said: str) -> None:
-    assert endpoint_of(Access(said)) == said.rstrip("/")
+    assert aws_endpoint(Access(said)) == said.rstrip("/")
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,27 @@ _CODE = re.compile(r"<Code>([^<]{1,60})</Code>")
 _BAD_KEY = re.compile(r'object with invalid path: Error parsing Path "(.*?)": ', re.DOTALL)
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
 _GARBLED = {"BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "RequestTimeout"}  # on the way
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
+_ROLES = ("169.254.169.254", "metadata.google.internal")  # where the role of a machine is asked for
+_BAD_CREDENTIALS = {
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "InvalidToken",
+    "AuthenticationFailed",
+    "InvalidAuthenticationInfo",
+}
+_CERTIFICATES = {"s3": "AWS_CA_BUNDLE"}
 _CREDENTIALS = {
     "s3": "Credentials come from the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), AWS_PROFILE, or the "
     "role of the machine.",
-    "gs": "Credentials come from the environment (GOOGLE_APPLICATION_CREDENTIALS), or the role of the machine.",
+    "gs": "Credentials come from GOOGLE_APPLICATION_CREDENTIALS, `gcloud auth application-default login`, or the role "
+    "of the machine.",
     "hf": "Is the name right? A private or gated dataset needs `hf auth login`, or HF_TOKEN, and the right to read it.",
     "https": "Is the address right?",
     "http": "Is the address right?",
-    "az": "Credentials come from the environment (AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY).",
+    "az": "Credentials come from AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY or "
+    "AZURE_STORAGE_SAS_TOKEN, a service principal, the role of the machine, or `az login`.",
 }
 
 
@@ -86,13 +99,13 @@ def explain(error: BaseException, address: BucketAddress, *, reading: bool = Fal
     wrong = SourceError if reading else DestinationError
     status, code, kind = status_of(error), code_of(error), type(error).__name__
     bucket, credentials = f"{address.scheme}://{address.bucket}", _CREDENTIALS[address.scheme]
-    if code == "NoSuchBucket" or (is_missing(error) and "NoSuchBucket" in str(error)):
+    if code in _NO_BUCKET or (is_missing(error) and any(name in str(error) for name in _NO_BUCKET)):
         make = "" if reading else " Or make it; brim makes no buckets."
         return wrong(f"There is no bucket {bucket}.", hint=f"Check its name and the store (--endpoint-url).{make}")
-    if "169.254.169.254" in str(error):  # where the role of a machine is asked for
+    if any(host in str(error) for host in _ROLES):
         anonymous = " A public bucket can be read with --anonymous." if reading else ""
         return wrong(f"There are no credentials for {bucket}.", hint=credentials + anonymous)
-    if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
+    if code in _BAD_CREDENTIALS:
         return wrong(f"{bucket} does not accept the credentials ({code}).", hint=credentials)
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
         what = "read" if reading else "write to"
@@ -116,11 +129,12 @@ def explain(error: BaseException, address: BucketAddress, *, reading: bool = Fal
         return wrong(f"There is nothing at {address}.", hint=credentials if address.scheme == "hf" else "")
     if is_changed(error):
         return SinkFailed(f"{address} was changed by somebody else meanwhile.", hint="Run the same command again.")
-    endpoint = endpoint_of(address.access) if address.scheme == "s3" else None
+    endpoint = endpoint_of(address)
     if "InvalidCertificate" in str(error):
         return wrong(
             f"The certificate of {endpoint or bucket} is not one that this machine trusts.",
-            hint="Set AWS_CA_BUNDLE to a file with the certificate of the authority that signed it.",
+            hint=f"Set {_CERTIFICATES.get(address.scheme, 'SSL_CERT_FILE')} to a file with the certificate of the "
+            "authority that signed it.",
         )
     if is_passing(error):
         what = f"answered {status}{f' ({code})' if code else ''}" if status else "does not answer"
@@ -131,5 +145,5 @@ def explain(error: BaseException, address: BucketAddress, *, reading: bool = Fal
             f"{bucket}{where} {what}, although it was asked again and again.",
             hint="Run the same command to continue; what is finished stays finished.",
         )
-    hint = f"Is {endpoint} the address of an S3 store?" if endpoint and not code else ""
+    hint = f"Is {endpoint} the address of such a store?" if endpoint and not code else ""
     return wrong(f"{bucket} refuses the request ({code or status or kind}).", hint=hint)

@@ -141,8 +141,13 @@ async def _asked(store: Any, key: str) -> ObjectStat | None:
 
 
 def _stat(found: Any) -> ObjectStat:
-    etag = found["e_tag"] or f"{DATED}{found['last_modified']}"
-    return ObjectStat(int(found["size"]), str(etag))
+    etag = quoted(found["e_tag"]) or f"{DATED}{found['last_modified']}"
+    return ObjectStat(int(found["size"]), etag)
+
+
+def quoted(etag: str | None) -> str:
+    """An ETag as the header has it: Azure lists them without their quotes, and answers with them."""
+    return f'"{etag}"' if etag and not etag.endswith('"') else etag or ""
 
 
 def read_small(address: BucketAddress, name: str = "", *, reading: bool = True) -> bytes | None:

@@ -17,7 +17,7 @@ from brim.buckets import web_objects
 from brim.buckets.bucket_address import WEB_SCHEMES, BucketAddress
 from brim.buckets.bucket_client import store_of
 from brim.buckets.bucket_errors import explain, is_changed, is_missing, is_object_error
-from brim.buckets.listing import DATED
+from brim.buckets.listing import DATED, quoted
 from brim.buckets.requests import result_of, submit, tries
 from brim.errors import SourceError
 from brim.remote_file import ForwardFile, WindowFile
@@ -142,14 +142,15 @@ async def _get(address: BucketAddress, piece: ObjectPiece, raw: bool) -> Any:
 
     if piece.start == piece.stop:  # a range of nothing cannot be asked for
         found = await obstore.head_async(store_of(address), piece.key)
-        if found["size"] or (found["e_tag"] and found["e_tag"] != piece.etag):
+        if found["size"] or (found["e_tag"] and quoted(found["e_tag"]) != piece.etag):
             raise Changed(piece.key)
         return b""
     options: Any = {} if piece.stop == TO_END else {"range": (piece.start, piece.stop)}
     if piece.etag and not piece.etag.startswith(DATED):
         options["if_match"] = piece.etag
     result = await obstore.get_async(store_of(address), piece.key, options=options)
-    if options.get("if_match") and result.meta["e_tag"] not in (None, piece.etag):  # a store that heeds no conditions
+    # Not every store heeds a condition.
+    if options.get("if_match") and quoted(result.meta["e_tag"]) not in ("", piece.etag):
         raise Changed(piece.key)
     data = await result.bytes_async()
     return data if raw else bytes(data)

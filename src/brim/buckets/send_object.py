@@ -17,6 +17,7 @@ from typing import Any
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_client import store_of
 from brim.buckets.bucket_errors import is_missing, is_object_error
+from brim.buckets.listing import quoted
 from brim.buckets.requests import submit, wait
 
 PART_BYTES = 8 << 20
@@ -66,7 +67,7 @@ def send_parts(
             submit(hand_over(part))
         while not futures.wait([upload], _LOOK_S).done:
             check()
-        return str(upload.result()["e_tag"] or "")
+        return quoted(upload.result()["e_tag"])
     except BaseException:
         upload.cancel()
         raise
@@ -89,7 +90,7 @@ def send_small(address: BucketAddress, key: str, data: bytes | memoryview) -> st
     async def put() -> Any:
         return await obstore.put_async(store, key, data, use_multipart=False)
 
-    return str(wait(put())["e_tag"] or "")
+    return quoted(wait(put())["e_tag"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +126,20 @@ def version_of(address: BucketAddress, key: str) -> Version | None:
 
 
 def delete_objects(address: BucketAddress, keys: list[str]) -> None:
+    """Nothing is at these keys afterwards; it does not matter whether something was before."""
     store = store_of(address)
     import obstore
 
-    if keys:
+    if not keys:
+        return
+    try:
         obstore.delete(store, keys)
+    except Exception as error:
+        if not (is_object_error(error) and is_missing(error)):
+            raise
+        if len(keys) > 1:  # S3 says nothing of one that is missing; others end the request there
+            for key in keys:
+                delete_objects(address, [key])
 
 
 def copy_object(address: BucketAddress, source: str, target: str) -> None:

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
+from brim.buckets.aws_account import Keys, S3Account, account_of
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_client import Keys, S3Account, account_of
 
 _TIMEOUT_S = 20.0
 _PAGES = 1000

@@ -54,10 +54,11 @@ class Published(Protocol):
     """`sha256` without a full read (`deep`) is what the destination says of itself, where it says anything."""
 
     remote: bool
-    unproved: Sequence[str]
     told: DatasetRecord
     sizes: Mapping[str, int]
 
+    @property
+    def unproved(self) -> Sequence[str]: ...
     def card(self) -> str | None: ...
     def open(self, name: str) -> Readable: ...
     def stream(self, name: str) -> Readable: ...
@@ -157,9 +158,6 @@ class PublishedObjects:
     """A place in a bucket. What is listed there has an ETag, which the manifest notes for every shard."""
 
     remote = True
-    unproved: Sequence[str] = (
-        "content: not read back; sizes and ETags are those noted when it was sent (--deep reads everything)",
-    )
 
     def __init__(self, address: BucketAddress, state: str | os.PathLike[str] | None) -> None:
         self._address = address
@@ -184,6 +182,12 @@ class PublishedObjects:
         if not self.sizes and not self.told.receipts and BEGIN.encode() not in card:
             raise InputError(f"{address} holds no dataset: there is nothing below data/.", hint="Give what brim built.")
 
+    @property
+    def unproved(self) -> Sequence[str]:
+        noted = all(receipt.etag for receipt in self.told.receipts.values())
+        what = "sizes and ETags are those" if noted else "sizes are those (this store's ETags do not tell content)"
+        return (f"content: not read back; {what} noted when it was sent (--deep reads everything)",)
+
     def _read(self, name: str) -> bytes | None:
         return read_small(self._address, name)
 
@@ -201,7 +205,7 @@ class PublishedObjects:
         """By its ETag, which is that of the content whose SHA-256 was noted; or read."""
         receipt = self.told.receipts.get(name)
         if not deep:
-            return receipt.sha256 if receipt is not None and receipt.etag == self._there[name].etag else None
+            return receipt.sha256 if receipt and receipt.etag in ("", self._there[name].etag) else None
         return hash_stream(self.stream(name), advance)
 
 

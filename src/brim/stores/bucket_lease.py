@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from brim.buckets.abilities import heeds_conditions
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_errors import explain, explained, is_changed, is_missing, is_object_error, status_of
 from brim.buckets.listing import read_small
@@ -45,8 +46,12 @@ class Lease:
             while self._held is None and self._guarded:
                 if not self._create():
                     self._take_over(check)
+            if self._held is not None and not heeds_conditions(self._address, self._key):
+                self._guarded = False
+                delete_objects(self._address, [self._key])
+                self._held = None
         if not self._guarded:
-            self._note("this store knows no conditional writes: see to it that one run is at the destination at a time")
+            self._note("this store heeds no conditions: two runs at once are not kept apart here, see to it yourself")
             return
         self._thread = threading.Thread(target=self._renew_again, name="lease", daemon=True)
         self._thread.start()

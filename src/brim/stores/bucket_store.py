@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from brim.buckets.abilities import CHECKS, ask_abilities
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_client import patience_s
 from brim.buckets.bucket_errors import explain, explained, is_object_error, is_passing
@@ -37,17 +38,20 @@ from brim.stores.store import (
     SendingRoom,
 )
 
-CHECKS = "check-"  # what the names of objects begin with that only try whether one may write
 _TRIES = 3
 _WAIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class BucketCarrier:
-    """Shards to `address`, with so many parts of one on their way at a time. Credentials are the machine's own."""
+    """Shards to `address`, with so many parts of one on their way at a time. Credentials are the machine's own.
+
+    `etags`: whether those of this store tell content (abilities.py); else none are noted.
+    """
 
     address: BucketAddress
     in_flight: int = 2
+    etags: bool = True
 
     def check(self) -> None:
         """Whether this machine may write there."""
@@ -98,7 +102,7 @@ class BucketCarrier:
                 f"{self.address.below(name)} was sent with {splice.size:,} bytes and {there_are}.",
                 hint="Somebody else may be writing to the same place. Run the same command again.",
             )
-        return Put(digest.hexdigest(), etag=etag or there.etag)
+        return Put(digest.hexdigest(), etag=(etag or there.etag) if self.etags else "")
 
     def drop(self, name: str) -> None:
         """What was begun and will not be finished."""
@@ -155,6 +159,10 @@ class BucketStore:
     def open(self, fingerprint: str) -> None:
         with told_if_slow(self._listener.note, f"still waiting for {self.address}"), interrupted_by(self._check):
             self._look()
+        able = ask_abilities(self.address)
+        if missing := able.missing():
+            self._listener.note(f"{self.address}: this store {'; it '.join(missing)}")
+        self._carrier = replace(self._carrier, etags=able.same_etags)
         if self._mine is None:
             self._lease.take(self._check)
         self._abort_left()
@@ -258,7 +266,8 @@ class BucketStore:
         self._write(CARD, self._card(publication.card))
         count = len(publication.pieces)
         shards = "the shard" if count == 1 else f"all {count:,} shards"
-        return f"the bucket lists {shards} with the size and ETag noted when sent"
+        what = "size and ETag" if self._carrier.etags else "size"
+        return f"the bucket lists {shards} with the {what} noted when sent"
 
     def _card(self, maker: CardMaker) -> bytes:
         existing = read_small(self.address, CARD, reading=False)

@@ -35,7 +35,7 @@ def parse_destination(destination: str | os.PathLike[str], access: Access | None
     if "://" in text:
         raise InputError(
             f"brim cannot use {text.partition('://')[0]}:// as a destination.",
-            hint="Give a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX.",
+            hint="Give a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX (gs://, az://).",
         )
     return Path(os.path.abspath(text))
 
@@ -104,7 +104,7 @@ def _is_place(destination: Destination, place: str, access: Access) -> bool:
 
 def _same_bucket(one: BucketAddress, other: BucketAddress) -> bool:
     alike = (one.scheme, one.bucket) == (other.scheme, other.bucket)
-    return alike and endpoint_of(one.access) == endpoint_of(other.access)
+    return alike and endpoint_of(one) == endpoint_of(other)
 
 
 def _same_path(one: Path, other: Path) -> bool:
@@ -167,7 +167,7 @@ def state_folder(destination: Destination, state: str | os.PathLike[str] | None,
     if isinstance(destination, HubAddress):
         kind, endpoint, shown = "hub", os.environ.get("HF_ENDPOINT", "").rstrip("/"), destination.repo
     else:
-        kind, endpoint = "objects", endpoint_of(destination.access) or ""
+        kind, endpoint = "objects", endpoint_of(destination) or ""
         shown = f"{destination.bucket}/{destination.prefix}".rstrip("/")
     return state_home(kind, f"{endpoint} {destination} {scope}", shown)
 

@@ -1,0 +1,186 @@
+"""What every object store is for brim, whoever makes it: SeaweedFS, moto, s3rver, Azurite, and gs:// by our own server.
+
+The suite runs SeaweedFS and gs://; `make test-stores` installs the others. BRIM_STORES_TABLE names a file into which
+the table of docs/objects.md is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import random_bytes, tree_digest, write_files
+from tests.places import FolderPlace, Listing, listing, run, start
+from tests.stores.servers import ALL, BUCKET, RunningStore
+
+SHARDS = ("--shard-size", "9MB")  # two parts a shard
+IN_SUITE = ("seaweedfs", "google")
+_GREEN: dict[str, dict[str, str]] = {}
+
+
+@dataclass
+class StorePlace:
+    store: RunningStore
+    folder: Path
+    prefix: str
+
+    @property
+    def address(self) -> str:
+        return f"{self.store.scheme}://{BUCKET}/{self.prefix}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, **self.store.environment, "XDG_STATE_HOME": str(self.folder / "state")}
+
+    def content(self) -> dict[str, bytes]:
+        store, obstore = self._client()
+        found = [one["path"] for page in obstore.list(store, f"{self.prefix}/") for one in page]
+        names = [path[len(self.prefix) + 1 :] for path in found]
+        return {n: bytes(obstore.get(store, f"{self.prefix}/{n}").bytes()) for n in names if not n.startswith(".brim/")}
+
+    def plant(self, name: str, data: bytes) -> None:
+        store, obstore = self._client()
+        obstore.put(store, f"{self.prefix}/{name}", data, use_multipart=False)
+
+    def _client(self) -> tuple[object, object]:
+        import obstore
+
+        from brim.buckets.bucket_address import parse_bucket_address
+        from brim.buckets.bucket_client import store_of
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.store.environment.items():
+                patch.setenv(name, value)
+            return store_of(parse_bucket_address(self.address)), obstore
+
+
+def stores() -> list[str]:
+    return list(ALL) if os.environ.get("BRIM_STORES") else list(IN_SUITE)
+
+
+@pytest.fixture(scope="module", params=stores())
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStore]:
+    with ALL[request.param](tmp_path_factory.mktemp(request.param)) as running:
+        yield running
+
+
+@pytest.fixture
+def place(store: RunningStore, tmp_path: Path) -> StorePlace:
+    return StorePlace(store, tmp_path / "machine", f"t{secrets.token_hex(4)}/with a blank")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four shards of two files each, names that keys need escapes for among them."""
+    names = ["a b.bin", "ü+%25.bin", "c#?=&.bin", "d'.bin", *(f"{n}.bin" for n in range(4))]
+    return write_files(tmp_path_factory.mktemp("source"), {n: random_bytes(4_400_000, i) for i, n in enumerate(names)})
+
+
+@pytest.fixture(scope="module")
+def expected(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Listing:
+    there = FolderPlace(tmp_path_factory.mktemp("expected") / "out")
+    run(there, "build", source, there.address, "--quiet", *SHARDS)
+    return listing(there)
+
+
+@pytest.fixture(autouse=True)
+def noted(request: pytest.FixtureRequest, store: RunningStore) -> Iterator[None]:
+    """For the table: what a cell says is what its test did."""
+    yield
+    _GREEN.setdefault(store.name, {})[request.node.originalname] = "yes"
+    if (table := os.environ.get("BRIM_STORES_TABLE")) and request.node.originalname == list(COLUMNS)[-1]:
+        Path(table).write_text(printed(_GREEN))
+
+
+class TestEveryStore:
+    """The contract of object stores."""
+
+    def test_built_verified_unpacked(self, place: StorePlace, source: Path, expected: Listing, tmp_path: Path) -> None:
+        """Built with the bytes of a folder, known again, verified by what it lists and by content, and taken back."""
+        run(place, "build", source, place.address, "--quiet", *SHARDS)
+        assert listing(place) == expected
+        again = json.loads(run(place, "build", source, place.address, "--json", *SHARDS).stdout.splitlines()[-1])
+        assert (again["written"], again["kept"]) == (0, 4)
+        run(place, "verify", place.address, "--quiet")
+        done = run(place, "verify", place.address, source, "--deep", "--json")
+        assert json.loads(done.stdout.splitlines()[-1])["files_compared"] == 8
+        run(place, "unpack", place.address, tmp_path / "back", "--quiet")
+        assert tree_digest(tmp_path / "back") == tree_digest(source)
+
+    def test_mapped(self, place: StorePlace, tmp_path: Path) -> None:
+        """Rows from objects of the store, through a function, to shards in it: those of a local run."""
+        rows = "".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(500))
+        place.plant("rows/a.jsonl", rows.encode())
+        write_files(tmp_path / "rows", {"a.jsonl": rows.encode()})
+        write_files(tmp_path, {"steps.py": b"def longer(row):\n    return {'length': len(row['text'])}\n"})
+        function = ("--fn", f"{tmp_path / 'steps.py'}:longer", "--quiet", "--memory", "600MB")
+        here = FolderPlace(tmp_path / "out")
+        run(here, "map", tmp_path / "rows" / "a.jsonl", here.address, *function)
+        there = StorePlace(place.store, place.folder, f"{place.prefix}/mapped")
+        run(there, "map", f"{place.address}/rows/a.jsonl", there.address, *function)
+        assert listing(there) == listing(here)
+
+    def test_killed_and_continued(self, place: StorePlace, source: Path, expected: Listing) -> None:
+        for pause_s in (0.8, 1.1):
+            process = start(place, "build", source, place.address, "--quiet", *SHARDS)
+            time.sleep(pause_s)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        run(place, "build", source, place.address, "--quiet", *SHARDS)
+        assert listing(place) == expected
+        run(place, "verify", place.address, source, "--quiet")
+
+    def test_two_at_once(self, place: StorePlace, source: Path, tmp_path: Path) -> None:
+        """A lock that somebody holds is seen; a store that heeds no conditions says that it keeps nobody apart."""
+        done = run(place, "build", source, place.address, *SHARDS)
+        assert ("heeds no conditions" in done.stderr) is not place.store.guarded
+        assert not any(name.startswith(".brim/check-") for name in self.keys(place))
+
+    def test_damage_is_found(self, place: StorePlace, source: Path) -> None:
+        run(place, "build", source, place.address, "--quiet", *SHARDS)
+        name, data = next((n, d) for n, d in place.content().items() if n.startswith("data/"))
+        place.plant(name, data[:1000] + bytes([data[1000] ^ 1]) + data[1001:])
+        assert name in run(place, "verify", place.address, check=3).stderr
+
+    def test_objects_as_source(self, place: StorePlace, source: Path, expected: Listing, tmp_path: Path) -> None:
+        """Odd keys are read as the files that they are copies of, and one that changes is noticed."""
+        for path in source.iterdir():
+            place.plant(f"in/{path.name}", path.read_bytes())
+        there = FolderPlace(tmp_path / "out")
+        done = run(place, "build", f"{place.address}/in", there.address, "--json", *SHARDS)
+        assert listing(there) == expected
+        assert json.loads(done.stdout.splitlines()[-1])["written"] == 4
+
+    @staticmethod
+    def keys(place: StorePlace) -> list[str]:
+        store, obstore = place._client()
+        return [one["path"][len(place.prefix) + 1 :] for page in obstore.list(store, place.prefix) for one in page]  # type: ignore[attr-defined]
+
+
+COLUMNS = {
+    "test_built_verified_unpacked": "build, verify, deep, unpack",
+    "test_mapped": "map",
+    "test_killed_and_continued": "killed and continued",
+    "test_two_at_once": "two runs kept apart",
+    "test_damage_is_found": "damage found",
+    "test_objects_as_source": "odd keys, as source",
+}
+
+
+def printed(green: dict[str, dict[str, str]]) -> str:
+    """The table of docs/objects.md."""
+    lines = [f"| store | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for name, cells in green.items():
+        told = {**cells}
+        if name == "s3rver":
+            told["test_two_at_once"] = "no: it heeds no conditions, and brim says so"
+        lines.append(f"| {name} | {' | '.join(told.get(test, 'not run') for test in COLUMNS)} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,228 @@
+"""A small server that speaks what obstore's client of Google Cloud Storage asks for: the XML API.
+
+No emulator of Google's storage that can be installed here speaks it. Written from the documentation of the XML API and
+from what the client sends; nothing was compared with Google itself. Objects live in memory. With `key`, a request
+needs a bearer token (a JWT signed with that service account, which is looked at for its issuer and not verified).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import secrets
+import threading
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+from urllib.parse import parse_qsl, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+PAGE = 1000
+
+
+@dataclass(slots=True)
+class StoredObject:
+    data: bytes
+    generation: int
+    etag: str
+
+
+@dataclass
+class Bucket:
+    objects: dict[str, StoredObject] = field(default_factory=dict)
+    uploads: dict[str, tuple[str, dict[int, bytes]]] = field(default_factory=dict)
+
+
+class GcsServer:
+    """`objects` and `uploads` of the one bucket are there for tests to look at."""
+
+    def __init__(self, bucket: str = "private", issuer: str | None = None) -> None:
+        self.buckets = {bucket: Bucket()}
+        self.issuer = issuer
+        self.lock = threading.Lock()
+        self.requests: list[str] = []
+        self._generation = 1_000
+        server = self
+
+        class Handler(_Handler):
+            store = server
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def keep(self, bucket: Bucket, key: str, data: bytes) -> StoredObject:
+        """Every write of an object is a generation of its own."""
+        self._generation += 1
+        mark = hashlib.md5(data + str(self._generation).encode()).hexdigest()
+        bucket.objects[key] = StoredObject(data, self._generation, f'"{mark}"')
+        return bucket.objects[key]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    store: GcsServer
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # head and body together, or the client waits for the second packet
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing on the screen."""
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        parts = urlsplit(self.path)
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        with self.store.lock:
+            self.store.requests.append(f"{self.command} {self.path}")
+            name, _, key = parts.path.lstrip("/").partition("/")
+            bucket = self.store.buckets.get(name)
+            if not self._allowed():
+                self._error(401, "AuthenticationRequired")
+            elif bucket is None:
+                self._error(404, "NoSuchBucket")
+            elif key:
+                self._on_object(bucket, unquote(key), query, body)
+            else:
+                self._list(bucket, query)
+
+    def _allowed(self) -> bool:
+        if self.store.issuer is None:
+            return True
+        said = self.headers.get("authorization", "").removeprefix("Bearer ").split(".")
+        if len(said) != 3:
+            return False
+        claims = json.loads(base64.urlsafe_b64decode(said[1] + "=="))
+        return claims.get("iss") == self.store.issuer
+
+    def _on_object(self, bucket: Bucket, key: str, query: dict[str, str], body: bytes) -> None:
+        match self.command:
+            case "GET" | "HEAD":
+                self._read(bucket, key)
+            case "DELETE" if "uploadId" in query:
+                bucket.uploads.pop(query["uploadId"], None)
+                self._send(204)
+            case "DELETE":
+                if bucket.objects.pop(key, None) is None:
+                    self._error(404, "NoSuchKey")
+                else:
+                    self._send(204)
+            case "POST" if "uploads" in query:
+                upload, name = secrets.token_hex(8), "InitiateMultipartUploadResult"
+                bucket.uploads[upload] = (key, {})
+                self._xml(f"<{name}><UploadId>{upload}</UploadId></{name}>")
+            case "POST" if "uploadId" in query:
+                self._complete(bucket, query["uploadId"], body)
+            case "PUT" if "uploadId" in query:
+                self._part(bucket, query, body)
+            case "PUT":
+                self._write(bucket, key, body)
+            case _:
+                self._error(405, "MethodNotAllowed")
+
+    def _part(self, bucket: Bucket, query: dict[str, str], body: bytes) -> None:
+        if query["uploadId"] not in bucket.uploads:
+            self._error(404, "NoSuchUpload")
+            return
+        bucket.uploads[query["uploadId"]][1][int(query["partNumber"])] = body
+        self._send(200, headers={"ETag": f'"{hashlib.md5(body).hexdigest()}"'})
+
+    def _write(self, bucket: Bucket, key: str, body: bytes) -> None:
+        wanted, there = self.headers.get("x-goog-if-generation-match"), bucket.objects.get(key)
+        if wanted is not None and int(wanted) != (there.generation if there else 0):
+            self._error(412, "PreconditionFailed")
+            return
+        if (source := self.headers.get("x-goog-copy-source")) is not None:
+            name, _, of = unquote(source).lstrip("/").partition("/")
+            body = self.store.buckets[name].objects[of].data
+        self._stored(self.store.keep(bucket, key, body))
+
+    def _complete(self, bucket: Bucket, upload: str, body: bytes) -> None:
+        if upload not in bucket.uploads:
+            self._error(404, "NoSuchUpload")
+            return
+        key, parts = bucket.uploads.pop(upload)
+        numbers = [int(n) for n in re.findall(r"<PartNumber>(\d+)</PartNumber>", body.decode())]
+        done = self.store.keep(bucket, key, b"".join(parts[number] for number in numbers))
+        self._xml(
+            f"<CompleteMultipartUploadResult><ETag>{escape(done.etag)}</ETag></CompleteMultipartUploadResult>",
+            {"ETag": done.etag, "x-goog-generation": str(done.generation)},
+        )
+
+    def _read(self, bucket: Bucket, key: str) -> None:
+        there = bucket.objects.get(key)
+        if there is None:
+            self._error(404, "NoSuchKey")
+            return
+        wanted = self.headers.get("if-match")
+        if wanted is not None and wanted not in (there.etag, "*"):
+            self._error(412, "PreconditionFailed")
+            return
+        headers = {
+            "ETag": there.etag,
+            "x-goog-generation": str(there.generation),
+            "Last-Modified": formatdate(0, usegmt=True),
+        }
+        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("range", ""))
+        if asked is None:
+            self._send(200, there.data, headers)
+            return
+        size = len(there.data)
+        start = int(asked[1]) if asked[1] else max(size - int(asked[2]), 0)
+        stop = min(int(asked[2]) + 1, size) if asked[1] and asked[2] else size
+        if start >= size:
+            self._error(416, "InvalidRange")
+            return
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+        self._send(206, there.data[start:stop], headers)
+
+    def _list(self, bucket: Bucket, query: dict[str, str]) -> None:
+        after = query.get("continuation-token") or query.get("start-after") or ""
+        names = sorted(name for name in bucket.objects if name.startswith(query.get("prefix", "")) and name > after)
+        page = names[: int(query.get("max-keys") or PAGE)]
+        rows = "".join(
+            f"<Contents><Key>{escape(name)}</Key><Generation>{bucket.objects[name].generation}</Generation>"
+            f"<LastModified>1970-01-01T00:00:00.000Z</LastModified><ETag>{escape(bucket.objects[name].etag)}</ETag>"
+            f"<Size>{len(bucket.objects[name].data)}</Size></Contents>"
+            for name in page
+        )
+        more = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if len(page) < len(names) else ""
+        cut = str(bool(more)).lower()
+        self._xml(f"<ListBucketResult><IsTruncated>{cut}</IsTruncated>{rows}{more}</ListBucketResult>")
+
+    def _stored(self, done: StoredObject) -> None:
+        self._send(200, headers={"ETag": done.etag, "x-goog-generation": str(done.generation)})
+
+    def _error(self, status: int, code: str) -> None:
+        self._xml(f"<Error><Code>{code}</Code></Error>", status=status)
+
+    def _xml(self, text: str, headers: dict[str, str] | None = None, status: int = 200) -> None:
+        told = {"Content-Type": "application/xml; charset=UTF-8", **(headers or {})}
+        self._send(status, f'<?xml version="1.0" encoding="UTF-8"?>{text}'.encode(), told)
+
+    def _send(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)

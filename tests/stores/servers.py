@@ -1,0 +1,177 @@
+"""Servers of object stores that the registries have, as processes that die with this one; and ours for Google's.
+
+Which are installed is for `make test-stores` to see to: `npm install` of azurite and s3rver below STORES, `pip install`
+of moto. A test of one that is not there is skipped by its name.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+
+from tests.s3 import S3Server
+from tests.stores.gcs_server import GcsServer
+
+BUCKET = "private"
+STORES = Path(os.environ.get("BRIM_STORES") or Path(sys.prefix) / "stores")
+_START_S = 60.0
+_ACCOUNT = "devstoreaccount1"
+_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # everybody's
+
+
+@dataclass(frozen=True, slots=True)
+class RunningStore:
+    """A store with one bucket, and the environment that reaches it. `guarded`: whether it heeds conditions."""
+
+    name: str
+    scheme: str
+    environment: dict[str, str]
+    guarded: bool = True
+
+
+@contextmanager
+def seaweedfs(folder: Path) -> Iterator[RunningStore]:
+    with S3Server(folder) as server:
+        yield RunningStore("SeaweedFS", "s3", server.environment)
+
+
+@contextmanager
+def moto(folder: Path) -> Iterator[RunningStore]:
+    if importlib.util.find_spec("moto") is None:
+        pytest.skip("moto is not installed: make test-stores")
+    port = _free_port()
+    with _process([sys.executable, "-m", "moto.server", "-p", str(port)], folder, f"http://127.0.0.1:{port}/"):
+        _ask("PUT", f"http://127.0.0.1:{port}/{BUCKET}")
+        yield RunningStore("moto", "s3", _s3_environment(f"http://127.0.0.1:{port}", "moto"))
+
+
+@contextmanager
+def s3rver(folder: Path) -> Iterator[RunningStore]:
+    port = _free_port()
+    command = [*_npm("s3rver"), "-d", str(folder / "data"), "-p", str(port), "--configure-bucket", BUCKET]
+    (folder / "data").mkdir()
+    with _process(command, folder, f"http://127.0.0.1:{port}/"):
+        yield RunningStore("s3rver", "s3", _s3_environment(f"http://127.0.0.1:{port}", "S3RVER"), guarded=False)
+
+
+@contextmanager
+def azurite(folder: Path) -> Iterator[RunningStore]:
+    port = _free_port()
+    endpoint = f"http://127.0.0.1:{port}/{_ACCOUNT}"
+    command = [*_npm("azurite-blob"), "--silent", "--skipApiVersionCheck", "--blobPort", str(port)]
+    with _process([*command, "--location", str(folder)], folder, endpoint):
+        _ask("PUT", f"{endpoint}/{BUCKET}?restype=container", _azure_headers())
+        said = f"DefaultEndpointsProtocol=http;AccountName={_ACCOUNT};AccountKey={_KEY};BlobEndpoint={endpoint};"
+        yield RunningStore("Azurite", "az", {"AZURE_STORAGE_CONNECTION_STRING": said})
+
+
+@contextmanager
+def google(folder: Path) -> Iterator[RunningStore]:
+    """Ours, with the key of a service account, with which obstore signs its tokens."""
+    with GcsServer(BUCKET, issuer="brim@tests.example") as server:
+        credentials = folder / "key.json"
+        credentials.write_text(json.dumps(service_account("brim@tests.example")))
+        said = {"GOOGLE_APPLICATION_CREDENTIALS": str(credentials), "STORAGE_EMULATOR_HOST": server.endpoint}
+        yield RunningStore("gs:// (a server of brim's tests)", "gs", said)
+
+
+ALL = {"seaweedfs": seaweedfs, "moto": moto, "s3rver": s3rver, "azurite": azurite, "google": google}
+
+
+def service_account(email: str) -> dict[str, str]:
+    """The file that Google gives out for a service account, with a key of its own."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return {
+        "type": "service_account",
+        "project_id": "tests",
+        "private_key_id": "1",
+        "private_key": key.decode(),
+        "client_email": email,
+        "client_id": "1",
+        "token_uri": "http://127.0.0.1:9/token",
+    }
+
+
+def _s3_environment(endpoint: str, key: str) -> dict[str, str]:
+    return {
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": key,
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": endpoint,
+    }
+
+
+def _npm(name: str) -> list[str]:
+    found = STORES / "node_modules" / ".bin" / name
+    if not found.exists() or shutil.which("node") is None:
+        pytest.skip(f"{name} is not installed: make test-stores")
+    return [str(found)]
+
+
+@contextmanager
+def _process(command: list[str], folder: Path, address: str) -> Iterator[None]:
+    with open(folder / "server.log", "wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + _START_S
+        while not _answers(address):
+            assert process.poll() is None, (folder / "server.log").read_text()
+            assert time.monotonic() < until, f"{command[0]} does not answer"
+            time.sleep(0.1)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(address: str) -> bool:
+    try:
+        urllib.request.urlopen(address, timeout=2).close()
+    except URLError as error:
+        return hasattr(error, "code")  # it refuses, so it is there
+    except OSError:
+        return False
+    return True
+
+
+def _ask(method: str, address: str, headers: dict[str, str] | None = None) -> None:
+    urllib.request.urlopen(urllib.request.Request(address, method=method, headers=headers or {}), timeout=20).close()
+
+
+def _azure_headers() -> dict[str, str]:
+    """Those of a request that makes the container: brim makes none, and obstore cannot."""
+    date = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    version = "2021-08-06"
+    named = f"x-ms-date:{date}\nx-ms-version:{version}\n/{_ACCOUNT}/{_ACCOUNT}/{BUCKET}\nrestype:container"
+    text = "PUT" + "\n" * 12 + named
+    mark = base64.b64encode(hmac.digest(base64.b64decode(_KEY), text.encode(), hashlib.sha256)).decode()
+    return {"x-ms-date": date, "x-ms-version": version, "Authorization": f"SharedKey {_ACCOUNT}:{mark}"}
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
