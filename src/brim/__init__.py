@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from brim.api.datasets_api import map as map
     from brim.api.datasets_api import push_to_hub as push_to_hub
     from brim.api.forecast_api import forecast as forecast
+    from brim.api.saved_jobs import open_job as open_job
     from brim.api.source_api import bids as bids
     from brim.api.source_api import dataset as dataset
     from brim.api.source_api import files as files
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from brim.jobs.parts import PartDone as PartDone
     from brim.jobs.parts import PlanStatus as PlanStatus
     from brim.jobs.parts import SavedBuild as SavedBuild
+    from brim.jobs.unit_parts import SavedComputation as SavedComputation
     from brim.jobs.unpack import Unpacked as Unpacked
     from brim.jobs.unpack import unpack as unpack
     from brim.jobs.verify import Verified as Verified
@@ -113,6 +115,7 @@ _HOMES = {
     "Progress": "brim.progress",
     "Recipe": "brim.sources.recipe",
     "SavedBuild": "brim.jobs.parts",
+    "SavedComputation": "brim.jobs.unit_parts",
     "Selection": "brim.sources.selection",
     "ShardedRows": "brim.tensors.tensor_reader",
     "SinkFailed": "brim.errors",
@@ -139,6 +142,7 @@ _HOMES = {
     "forecast": "brim.api.forecast_api",
     "info": "brim.jobs.dataset_info",
     "map": "brim.api.datasets_api",
+    "open_job": "brim.api.saved_jobs",
     "open_plan": "brim.api.build_api",
     "open_tensors": "brim.tensors.tensor_reader",
     "plan": "brim.api.build_api",
@@ -184,6 +188,7 @@ __all__ = [
     "Progress",
     "Recipe",
     "SavedBuild",
+    "SavedComputation",
     "Selection",
     "ShardedRows",
     "SinkFailed",
@@ -211,6 +216,7 @@ __all__ = [
     "forecast",
     "info",
     "map",
+    "open_job",
     "open_plan",
     "open_tensors",
     "plan",

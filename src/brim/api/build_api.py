@@ -25,7 +25,9 @@ from brim.errors import InputError
 from brim.jobs.build_job import Build
 from brim.jobs.job import Built
 from brim.jobs.parts import SavedBuild, SavedOptions
+from brim.jobs.plan_place import open_place
 from brim.jobs.spec import refuse_stopped
+from brim.jobs.unit_parts import is_job_plan
 from brim.progress import Progress
 from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
@@ -121,10 +123,16 @@ def open_plan(
     """A plan that was saved, as this machine works on it: `part("3/100")` brings a part, `finish()` publishes what all
     parts brought, `run()` does all that is missing, `status` tells how far it is.
 
-    `root` is where the source is on this machine, `endpoint_url` the store that the plan itself is in.
+    `root` is where the source is on this machine, `endpoint_url` the store that the plan itself is in. A plan of map,
+    tokenize or embed is opened by `open_job`.
     """
-    running = RunningGiven(**options).running
-    return SavedBuild(path, SavedOptions(**running, root=as_text(root), access=Access(endpoint_url)))
+    given, access = RunningGiven(**options), Access(endpoint_url)
+    if is_job_plan(open_place(path, access).path):
+        raise InputError(
+            f"{os.fspath(path)!r} is a plan of map, tokenize or embed.",
+            hint="Open it with brim.open_job; in the terminal with --plan of that verb.",
+        )
+    return SavedBuild(path, SavedOptions(**given.running, root=as_text(root), access=access))
 
 
 def _run(job: Build, progress: Progress | None, report: str | os.PathLike[str] | None) -> Built:

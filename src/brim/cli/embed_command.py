@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.compute_flags import run_job, tell, words_of
+from brim.cli.compute_flags import is_saved, need, run_job, run_saved, tell, tell_saved, words_of
 from brim.cli.flags import (
     ComputingFlags,
     KeepingFlags,
     LiveFlags,
     Many,
+    PartFlags,
     PublishingFlags,
     RowFlags,
     RunningFlags,
@@ -50,10 +51,7 @@ def _vectors(*names: str, metavar: str | None = None, help: str) -> Any:
 
 
 def embed(
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or images; or s3://…")
-    ],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="A file, a folder, hf://datasets/ORG/NAME, or s3://…")],
+    context: typer.Context,
     rows: RowFlags,
     publishing: PublishingFlags,
     running: RunningFlags,
@@ -64,10 +62,17 @@ def embed(
     watching: WatchingFlags,
     live: LiveFlags,
     storing: StoringFlags,
+    parts: PartFlags,
+    source: Annotated[
+        str | None, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or images; or s3://…")
+    ] = None,
+    dest: Annotated[
+        str | None, typer.Argument(metavar="DEST", help="A file, a folder, hf://datasets/ORG/NAME, or s3://…")
+    ] = None,
     model: Annotated[
-        str,
+        str | None,
         _model("--model", metavar="NAME|FOLDER|MODULE:FACTORY", help="sentence-transformers, transformers, or yours."),
-    ],
+    ] = None,
     column: Annotated[str | None, _vectors("--column", metavar="NAME", help="The column of texts.")] = None,
     image: Annotated[str | None, _vectors("--image", metavar="NAME", help="The column of images.")] = None,
     keep: Annotated[
@@ -101,8 +106,13 @@ def embed(
     from brim.api.compute_api import embed_job
     from brim.api.job_options import EmbedGiven
 
+    words = words_of(rows, publishing, running, scaling, computing, keeping, storing)
+    if is_saved(parts, context):
+        run_saved("embed", parts, words, computing, showing, watching, live)
+        return
+    source, dest, model = need(source, "SOURCE"), need(dest, "DEST"), need(model, "--model")
     given = EmbedGiven(
-        **words_of(rows, publishing, running, scaling, computing, keeping, storing),
+        **words,
         keep=keep, batch_size=batch_size, normalize=normalize, name=dict(_pairs(name, "--name")), device=device,
         nan=nan, empty=empty, dtype=dtype, pooling=pooling,  # type: ignore[arg-type]  # checked by the job
         projection=not no_projection, max_tokens=max_tokens, prompt=prompt, revision=revision,
@@ -110,6 +120,12 @@ def embed(
     )  # fmt: skip
     with waiting_for(source):
         job = embed_job(source, model, dest, column, image, given)
+        if parts.save is not None:
+            from brim.api.saved_jobs import save_job
+
+            named = {"source": source, "model": model, "destination": dest, "column": column, "image": image}
+            tell_saved(save_job(parts.save, job, given, named), showing)
+            return
     began = time.monotonic()
     computed, progress = run_job(job, computing, showing, watching, live)
     rate = computed.built.rows / max(time.monotonic() - began, 1e-6)

@@ -33,8 +33,9 @@ _source = functools.partial(_option, panel="Source")
 _bids = functools.partial(_option, panel="BIDS datasets and recipes")
 _shards = functools.partial(_option, panel="Shards")
 _hub = functools.partial(_option, panel="Hugging Face Hub")
-_objects = functools.partial(_option, panel="Object stores (s3://)")
+_objects = functools.partial(_option, panel="Object stores (s3://, gs://, az://)")
 _run = functools.partial(_option, panel="Run")
+_parts = functools.partial(_option, panel="In parts, on many machines")
 Many = list[str] | None
 
 
@@ -297,6 +298,20 @@ class ScalingFlags:
 
 
 @dataclass(frozen=True)
+class PartFlags:
+    """A computed job in parts, on many machines."""
+
+    save: Annotated[
+        str | None, _parts("--save", metavar="PLAN", help="Compute nothing yet: write a plan, for --plan and --part.")
+    ] = None
+    plan: Annotated[
+        str | None, _parts("--plan", metavar="PLAN", help="A plan that was saved, in place of SOURCE and DEST.")
+    ] = None
+    part: Annotated[str | None, _parts("--part", metavar="I/N", help="With --plan: only the I-th of N parts.")] = None
+    finish: Annotated[bool, _parts("--finish", help="With --plan: publish what all parts computed.")] = False
+
+
+@dataclass(frozen=True)
 class PublishingFlags:
     """How it is published on the Hub."""
 
@@ -323,7 +338,11 @@ class FetchingFlags:
 
     endpoint_url: Annotated[
         str | None,
-        _objects("--endpoint-url", metavar="URL", help="The S3 store. (default: AWS_ENDPOINT_URL, or Amazon)"),
+        _objects(
+            "--endpoint-url",
+            metavar="URL",
+            help="The store, if it is not Amazon's, Google's or Azure's own. (default: AWS_ENDPOINT_URL and the like)",
+        ),
     ] = None
     anonymous: Annotated[bool, _objects("--anonymous", help="Read without credentials, as public archives allow.")] = (
         False

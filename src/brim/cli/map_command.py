@@ -4,12 +4,13 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.compute_flags import run_job, tell, words_of
+from brim.cli.compute_flags import is_saved, need, run_job, run_saved, tell, tell_saved, words_of
 from brim.cli.flags import (
     ComputingFlags,
     KeepingFlags,
     LiveFlags,
     Many,
+    PartFlags,
     PublishingFlags,
     RowFlags,
     RunningFlags,
@@ -36,14 +37,14 @@ finished units are not done again.
   brim map table.parquet hf://datasets/me/clean --fn mymodule:add_columns \\
       --remove-columns html
   brim map pages.jsonl /shared/out --fn steps:clean --memory 8GB --engine ray
+  brim map pages.jsonl out/ --fn steps:clean --save shared/clean.plan
+  brim map --plan shared/clean.plan --part 3/100
+  brim map --plan shared/clean.plan --finish
 """
 
 
 def map(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or s3://…")],
-    dest: Annotated[
-        str, typer.Argument(metavar="DEST", help="A folder, hf://datasets/ORG/NAME\\[@BRANCH], or s3://BUCKET/PREFIX.")
-    ],
+    context: typer.Context,
     rows: RowFlags,
     publishing: PublishingFlags,
     running: RunningFlags,
@@ -54,7 +55,17 @@ def map(
     watching: WatchingFlags,
     live: LiveFlags,
     storing: StoringFlags,
-    fn: Annotated[str, typer.Option("--fn", metavar="MODULE:FUNCTION", help="The function; or FILE.py:FUNCTION.")],
+    parts: PartFlags,
+    source: Annotated[
+        str | None, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or s3://…")
+    ] = None,
+    dest: Annotated[
+        str | None,
+        typer.Argument(metavar="DEST", help="A folder, hf://datasets/ORG/NAME\\[@BRANCH], or s3://BUCKET/PREFIX."),
+    ] = None,
+    fn: Annotated[
+        str | None, typer.Option("--fn", metavar="MODULE:FUNCTION", help="The function; or FILE.py:FUNCTION.")
+    ] = None,
     batched: Annotated[bool, typer.Option("--batched", help="The function takes a batch of rows.")] = False,
     batch_size: Annotated[int, typer.Option("--batch-size", metavar="ROWS", help="Rows in a batch.")] = 1000,
     input: Annotated[
@@ -91,8 +102,18 @@ def map(
         splittable=splittable or None,
     )
     words = words_of(rows, publishing, running, scaling, computing, keeping, storing)
+    if is_saved(parts, context):
+        run_saved("map", parts, words, computing, showing, watching, live)
+        return
+    source, dest, fn = need(source, "SOURCE"), need(dest, "DEST"), need(fn, "--fn")
     given = MapGiven(**words, format=format, rows_per_shard=rows_per_shard, split=split)  # type: ignore[arg-type]
     with waiting_for(source):
         job = map_job(source, fn, dest, options, given)
+        if parts.save is not None:
+            from brim.api.saved_jobs import save_job
+
+            named = {"source": source, "function": fn, "destination": dest}
+            tell_saved(save_job(parts.save, job, given, named, options), showing)
+            return
     computed, progress = run_job(job, computing, showing, watching, live)
     tell(computed, progress, job, showing, [("load", f"datasets.load_dataset({dest!r})")] if "://" not in dest else [])

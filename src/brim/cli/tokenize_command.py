@@ -5,12 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.compute_flags import run_job, tell, words_of
+from brim.cli.compute_flags import is_saved, need, run_job, run_saved, tell, tell_saved, words_of
 from brim.cli.flags import (
     ComputingFlags,
     KeepingFlags,
     LiveFlags,
     Many,
+    PartFlags,
     PublishingFlags,
     RowFlags,
     RunningFlags,
@@ -47,10 +48,7 @@ def _output(*names: str, metavar: str | None = None, help: str) -> Any:
 
 
 def tokenize(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or s3://…")],
-    dest: Annotated[
-        str, typer.Argument(metavar="DEST", help="A folder, hf://datasets/ORG/NAME\\[@BRANCH], or s3://BUCKET/PREFIX.")
-    ],
+    context: typer.Context,
     rows: RowFlags,
     publishing: PublishingFlags,
     running: RunningFlags,
@@ -61,10 +59,18 @@ def tokenize(
     watching: WatchingFlags,
     live: LiveFlags,
     storing: StoringFlags,
+    parts: PartFlags,
+    source: Annotated[
+        str | None, typer.Argument(metavar="SOURCE", help="A file, folder or glob of rows; or s3://…")
+    ] = None,
+    dest: Annotated[
+        str | None,
+        typer.Argument(metavar="DEST", help="A folder, hf://datasets/ORG/NAME\\[@BRANCH], or s3://BUCKET/PREFIX."),
+    ] = None,
     tokenizer: Annotated[
-        str,
+        str | None,
         _tokens("--tokenizer", metavar="FILE|NAME", help="A tokenizer.json, a folder with one, or a name on the Hub."),
-    ],
+    ] = None,
     column: Annotated[str, _tokens("--column", metavar="NAME", help="The column of text.")] = "text",
     keep: Annotated[Many, _tokens("--keep", metavar="COLUMN", help="Stays beside the ids. May be repeated.")] = None,
     eos: Annotated[str | None, _tokens("--eos", metavar="TOKEN", help="Ends every document.")] = None,
@@ -116,8 +122,13 @@ def tokenize(
     from brim.api.compute_api import tokenize_job
     from brim.api.job_options import TokenizeGiven
 
+    words = words_of(rows, publishing, running, scaling, computing, keeping, storing)
+    if is_saved(parts, context):
+        run_saved("tokenize", parts, words, computing, showing, watching, live)
+        return
+    source, dest, tokenizer = need(source, "SOURCE"), need(dest, "DEST"), need(tokenizer, "--tokenizer")
     given = TokenizeGiven(
-        **words_of(rows, publishing, running, scaling, computing, keeping, storing),
+        **words,
         keep=keep, eos=eos, special_tokens=special_tokens, max_length=max_length,
         encoder=encoder,  # type: ignore[arg-type]  # checked by the job, as are those below
         long_documents=long_documents, long_chars=long_chars,  # type: ignore[arg-type]
@@ -127,6 +138,12 @@ def tokenize(
     with waiting_for(source):
         note = progress_for(showing.json, watching.quiet).note
         job, step = tokenize_job(source, tokenizer, dest, column, given, note=note)
+        if parts.save is not None:
+            from brim.api.saved_jobs import save_job
+
+            named = {"source": source, "tokenizer": tokenizer, "destination": dest, "column": column}
+            tell_saved(save_job(parts.save, job, given, named), showing)
+            return
     if not watching.quiet:
         progress_for(showing.json, quiet=False).note(f"encoder: {step.encoder}")
     began = time.monotonic()

@@ -45,6 +45,7 @@ class Share:
     books: Path | None = None  # the folder of its ledger, beside which a stop file is looked for
     received: Callable[[Ledger], Iterable[Receipt]] = lambda ledger: ()  # for shards that others brought
     lacking: Callable[[Sequence[Shard]], None] = lambda shards: None  # what has to be brought; may refuse to
+    units: Callable[[Ledger], None] | None = None  # take over the units that parts of a computed job have done
 
 
 STAGED_S = 12 * 3600  # how long a shard that was sent and not committed counts as there

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from brim.buckets.bucket_address import BucketAddress
 from brim.errors import DamageFound
+from brim.jobs.bring import Share
 from brim.jobs.caches import CacheLayout, Kept, keep_in_place, read_kept
 from brim.jobs.content import ComputedContent, rows_of
 from brim.jobs.job import ALONE, Built, Computed, Job, built_of
@@ -23,7 +24,7 @@ from brim.rows.unit import RowSource
 from brim.schedule.processes import ProcessBackend
 from brim.schedule.ray_cluster import Cluster, Sight
 from brim.schedule.ray_tasks import RayBringing, RayUnits
-from brim.schedule.unit_work import ComputeOptions, Outcome, UnitWork, compute
+from brim.schedule.unit_work import ComputeOptions, Outcome, UnitShare, UnitWork, compute
 from brim.state.ledger import Ledger
 from brim.state.stop import Stop
 from brim.stores.hub_options import HubAddress
@@ -42,8 +43,22 @@ class Computing:
         self.source, self.step, self.output = source, job.spec.step, job.spec.output
         self.cluster, self.books = cluster, books
 
-    def run(self) -> Computed:
-        wanted = Wanted(self.spec.fingerprint, self.spec.facts, self.how.fresh, self.how.keep_done)
+    @property
+    def _wanted(self) -> Wanted:
+        return Wanted(self.spec.fingerprint, self.spec.facts, self.how.fresh, self.how.keep_done)
+
+    def part(self, folder: Path, share: UnitShare, types: str) -> Outcome:
+        """Do a share of the units, in a folder of its own; nothing is put together and nothing is brought."""
+        units = open_units(folder, self._wanted, self.books.ledger)
+        try:
+            if types and units.recall("types") is None:
+                units.remember("types", types)
+            return self._make(units, None, folder, share)
+        finally:
+            units.close()
+
+    def run(self, share: Share = ALONE) -> Computed:
+        wanted = self._wanted
         if self._is_done(wanted):
             self.layout.clear()  # of a run that was killed at its very end
             return Computed(self._as_it_is(self.books.ledger), kept=self._kept(self.books.ledger))
@@ -52,7 +67,10 @@ class Computing:
         units = open_units(self.layout.units, wanted, self.books.ledger)
         work = self.layout.work(wanted.fingerprint, wanted.fresh)
         try:
-            outcome = self._make(units, carrier)
+            if share.units is not None:
+                share.units(units)
+            trusted = UnitShare(trusted=share.units is not None)
+            outcome = self._make(units, carrier, self.layout.units, trusted)
             finished = self._finish(outcome, work)
             done = self._deliver(units, outcome, finished, executor)
         finally:
@@ -96,7 +114,7 @@ class Computing:
         carrier = reachable(self.layout.place, how.hub, self.books)
         return executor, None if self.layout.apart else carrier
 
-    def _make(self, units: Ledger, carrier: Carrier | None) -> Outcome:
+    def _make(self, units: Ledger, carrier: Carrier | None, folder: Path, share: UnitShare) -> Outcome:
         """A model takes all cores of a machine by itself."""
         model = self.spec.verb == "embed"
         options = ComputeOptions(
@@ -107,8 +125,8 @@ class Computing:
             self.spec.label or self.spec.verb,
             whole_node=model,
         )
-        folder, books = self.layout.units, self.books
-        work = UnitWork(self.source, self.step, self.output.writing, units, folder, options, books.progress, books.stop)
+        progress, stop = self.books.progress, self.books.stop
+        work = UnitWork(self.source, self.step, self.output.writing, units, folder, options, progress, stop, share)
         if self.cluster is None:
             return compute(work, ProcessBackend)
         return compute(work, functools.partial(RayUnits, self.cluster, carrier))

@@ -95,7 +95,7 @@ class Job:
                     return Computed(self.bring(spec.source, books, share, executor))
                 from brim.jobs.compute import Computing  # a build has no use for it, and would hold it
 
-                return Computing(self, spec.source, cluster, books).run()
+                return Computing(self, spec.source, cluster, books).run(share)
 
     def _brought_by(self, cluster: Cluster | None) -> RayBringing | None:
         """What brings the shards of a build, if that is not this process."""

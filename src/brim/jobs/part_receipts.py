@@ -6,8 +6,9 @@ does a part shares the lock of the folder and holds the lock of the part; whoeve
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from brim import cuts
 from brim.errors import DestinationError, InputError
 from brim.file_set import Ints
 from brim.plans.cut_shards import Shard
-from brim.state.durable import reason
+from brim.state.durable import reason, sync_folder, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked
 
@@ -59,6 +60,12 @@ def divide(shards: Sequence[Shard], count: int) -> Ints:
     middles = (before[:-1] + before[1:]) / 2.0  # a shard belongs to the part that its middle falls into
     edges = np.searchsorted(middles, float(before[-1]) * np.arange(count + 1) / count)
     return np.asarray(edges, np.int64)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            yield block
 
 
 class PartReceipts:
@@ -149,6 +156,29 @@ class PartReceipts:
             for name in sorted(gone & ledger.receipts.keys()):
                 ledger.forget(name)
             ledger.close()
+
+    def keep(self, part: Part, folder: Path, name: str) -> None:
+        """A unit's file is in the folder of its part: everybody sees it there."""
+
+    def holder(self, part: Part, folder: Path) -> Callable[[Receipt], bool] | None:
+        """Whether a unit that has a receipt is there; None: as its file says."""
+        return None
+
+    def bring(self, part: Part, name: str, folder: Path) -> None:
+        """A file of a part, into a folder of this machine: another name of it where that is possible."""
+        source, target = self.root / part.folder / name, folder / name
+        try:
+            target.unlink(missing_ok=True)
+            try:
+                os.link(source, target)
+            except OSError:  # another disk, or a file system without links
+                write_whole(target, _blocks(source))
+            sync_folder(folder)
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{str(source)!r} is not there, though part {part} has computed it.",
+                hint="Run that part again.",
+            ) from error
 
     def _make(self, folder: Path) -> None:
         try:

@@ -24,7 +24,7 @@ from brim.errors import DestinationError, InputError
 from brim.formats.splice import FileSplice
 from brim.jobs.part_receipts import Part, PartReceipts
 from brim.state.durable import reason, write_whole
-from brim.state.ledger import LEDGER, Ledger
+from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked, owner_of
 from brim.stores.bucket_lease import Lease
 from brim.stores.bucket_store import BucketCarrier
@@ -190,6 +190,27 @@ class BucketReceipts(PartReceipts):
             over.set()
             thread.join()
             copy()
+
+    def keep(self, part: Part, folder: Path, name: str) -> None:
+        carrier = BucketCarrier(self._address.below(part.folder))
+        for file in (folder / name, folder / f"{Path(name).stem}.bad.arrow"):
+            if file.exists():
+                with FileSplice(file) as splice:
+                    carrier.put(file.name, splice, None, _Nobody())
+
+    def holder(self, part: Part, folder: Path) -> Callable[[Receipt], bool]:
+        there = {name: stat.st_size for name, stat in list_objects(self._address.below(part.folder))}
+        return lambda receipt: there.get(receipt.name) == receipt.size or (folder / receipt.name).exists()
+
+    def bring(self, part: Part, name: str, folder: Path) -> None:
+        place = self._address.below(part.folder)
+        stat = stat_object(place.below(name))
+        if stat is None:
+            raise InputError(
+                f"{place.below(name)} is not there, though part {part} has computed it.", hint="Run that part again."
+            )
+        with closing(ObjectStream(place, name, stat.st_size, stat.etag)) as stream:
+            write_whole(folder / name, (stream.read_at(at, _CHUNK) for at in range(0, stat.st_size, _CHUNK)))
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -31,7 +31,11 @@ class _Spool:
 
     def __init__(self, folder: Path | None, skip: Skip, kind: Kind) -> None:
         if folder is None:
-            raise InputError("This source is read in order and needs a folder to spool its units in.")
+            raise InputError(
+                "This source can be read from its start only (compressed text, an iterator, a dataset in memory): it "
+                "cannot be done in parts.",
+                hint="Decompress it, or write it as Parquet; or let --engine ray share the work.",
+            )
         self.folder, self.kind, self._skip = folder, kind, skip
         self.number = 0
         self.first_row = 0

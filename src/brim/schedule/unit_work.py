@@ -65,6 +65,26 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitShare:
+    """What a run has to do with others that do units of the same job; by itself, everything.
+
+    Units go to the parts in turn, so that nobody has to know how many there are.
+    """
+
+    number: int = 1  # of `count`, from 1
+    count: int = 1
+    kept: Callable[[str], None] = lambda name: None  # what else has to be done with a file before its receipt
+    there: Callable[[Receipt], bool] | None = None  # whether the file of a receipt is where others find it
+    trusted: bool = False  # receipts are those of machines on which the dates of files are others
+
+    def has(self, unit: int) -> bool:
+        return unit % self.count == self.number - 1
+
+
+ALL_UNITS = UnitShare()
+
+
+@dataclass(frozen=True, slots=True)
 class UnitWork:
     """What is computed, and where its unit files and receipts are: whoever runs it holds the lock of `folder`."""
 
@@ -76,6 +96,7 @@ class UnitWork:
     options: ComputeOptions
     progress: Progress
     stop: Stop
+    share: UnitShare = ALL_UNITS
 
     @property
     def reading(self) -> Reading:
@@ -171,7 +192,7 @@ class UnitReceipts:
     def __init__(self, work: UnitWork) -> None:
         assert work.ledger.job is not None
         self._ledger, self._folder, self._extension = work.ledger, work.folder, EXTENSIONS[work.writing.format]
-        self._job, self._progress = work.ledger.job.fingerprint[:16], work.progress
+        self._job, self._progress, self._share = work.ledger.job.fingerprint[:16], work.progress, work.share
         self._receipts: dict[int, Receipt] = {}
         self.computed = self.bad_rows = 0
         self.encoders: dict[str, int] = {}
@@ -189,6 +210,8 @@ class UnitReceipts:
         receipt = self._ledger.receipts.get(self._name(number))
         if receipt is None or receipt.job != self._job:
             return False
+        if self._share.there is not None:
+            return self._share.there(receipt)
         try:
             return (self._folder / receipt.name).stat().st_size == receipt.size
         except FileNotFoundError:
@@ -200,7 +223,8 @@ class UnitReceipts:
         receipt = self._ledger.receipts.get(self._name(unit.number))
         if receipt is None:
             return False
-        if not self.has(unit.number) or (receipt.key, receipt.mtimes) != (unit.key, unit.mtimes):
+        dates = unit.mtimes if not self._share.trusted else receipt.mtimes
+        if not self.has(unit.number) or (receipt.key, receipt.mtimes) != (unit.key, dates):
             if unit.spooled and not all(os.path.exists(span.path) for span in unit.spans):
                 raise SourceChanged(
                     f"The source gives other rows than in the run that is continued (unit {unit.number}).",
@@ -227,6 +251,7 @@ class UnitReceipts:
 
     def _add(self, unit: Unit, done: Done) -> None:
         name = self._name(unit.number)
+        self._share.kept(name)
         if done.bad_rows or self._ledger.recall(f"bad rows {name}"):
             self._ledger.remember(f"bad rows {name}", done.bad_rows)
         if done.encoder:
@@ -272,9 +297,9 @@ def compute(work: UnitWork, backend_of: BackendOf) -> Outcome:
         with backend:
             spool = work.folder / "spool"
             spool.mkdir()
-            work.progress.start(options.what, source.total_bytes or 0, 0, options.limit_bytes)
+            work.progress.start(options.what, (source.total_bytes or 0) // work.share.count, 0, options.limit_bytes)
             units = source.units(options.align, indices=work.step.indices, spool=spool, skip=receipts.has)
-            feed = Feed(units, backend.ahead)
+            feed = Feed((unit for unit in units if work.share.has(unit.number)), backend.ahead)
             tasks = TaskQueue(feed, _task, receipts, work.progress, Retries(_CRASHES, work.step.splittable))
             try:
                 with closing(run(tasks, backend, work.stop)) as finished:

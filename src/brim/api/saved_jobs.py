@@ -1,0 +1,112 @@
+"""Plans of computed jobs: map, tokenize and embed as words in a file, and the job made again from them.
+
+Nothing but words is kept: a function is "MODULE:FUNCTION", a tokenizer or model a name or a path. What a machine may
+take (memory, workers, where its state is) is its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any, Unpack
+
+from brim.api.compute_api import embed_job, map_job, tokenize_job
+from brim.api.job_options import (
+    ComputeGiven,
+    EmbedGiven,
+    MapGiven,
+    Running,
+    RunningGiven,
+    TokenizeGiven,
+    as_text,
+    spelled_out,
+)
+from brim.buckets.bucket_address import Access
+from brim.errors import InputError
+from brim.jobs.job import Job
+from brim.jobs.unit_parts import JobPlan, SavedComputation, save_job_plan
+from brim.progress import Progress
+from brim.steps.map_options import MapOptions
+
+_GIVEN: dict[str, type[ComputeGiven]] = {"map": MapGiven, "tokenize": TokenizeGiven, "embed": EmbedGiven}
+_OF_A_MACHINE = ("memory", "workers", "state", "stop_file", "stop")
+_NOT_IN_PARTS = ("fresh", "keep_done", "engine", "address")
+
+
+def save_job(
+    path: str | os.PathLike[str],
+    job: Job,
+    given: ComputeGiven,
+    named: Mapping[str, Any],
+    options: MapOptions | None = None,
+    progress: Progress | None = None,
+) -> SavedComputation:
+    """Save what a job is, for parts. `named` are the words that the verb's own function takes."""
+    for name in _NOT_IN_PARTS:
+        if getattr(given, name) != _default(given, name):
+            raise InputError(f"--{name.replace('_', '-')} is not for a plan that is done in parts.")
+    said = {field.name: getattr(given, field.name) for field in fields(given) if field.name not in _OF_A_MACHINE}
+    words = {**{name: _kept(name, value) for name, value in named.items()}, "given": said}
+    if options is not None:
+        words["options"] = asdict(options)
+    try:
+        words = json.loads(json.dumps(words))
+    except TypeError as error:
+        raise InputError(
+            f"A plan holds plain values only, and one of the options is none ({error}).",
+            hint="Name a function by MODULE:FUNCTION, and give it text and numbers.",
+        ) from error
+    access = Access(given.endpoint_url)
+    save_job_plan(path, job, words, progress, access)
+    return SavedComputation(path, lambda plan: job, access)
+
+
+@spelled_out(RunningGiven)
+def open_job(
+    path: str | os.PathLike[str], *, endpoint_url: str | None = None, **options: Unpack[Running]
+) -> SavedComputation:
+    """A plan of map, tokenize or embed that was saved, as this machine works on it: `part("3/100")` computes a part,
+    `finish()` puts together and publishes what all parts computed, `run()` does all that is missing, `status`
+    tells how far it is. `endpoint_url` is the store that the plan itself is in.
+    """
+    running = RunningGiven(**options)
+    return SavedComputation(path, lambda plan: _job(plan, running), Access(endpoint_url))
+
+
+def _job(plan: JobPlan, running: RunningGiven) -> Job:
+    try:
+        words = dict(plan.words)
+        here = {name: getattr(running, name) for name in _OF_A_MACHINE}
+        given: Any = replace(_GIVEN[plan.verb](**words.pop("given")), **here)
+        options: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in words.pop("options", {}).items()
+        }
+        if plan.verb == "map":
+            return map_job(options=MapOptions(**options), given=given, **words)
+        if plan.verb == "tokenize":
+            return tokenize_job(given=given, note=lambda text: None, **words)[0]
+        return embed_job(given=given, **words)
+    except (TypeError, KeyError) as error:
+        raise InputError(
+            f"The plan has words that this brim does not know ({error}).", hint="Save it again with this version."
+        ) from error
+
+
+def _kept(name: str, value: Any) -> Any:
+    """A word as other machines understand it: paths from the root of the file system, objects not at all."""
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(
+            f"A plan that is done in parts names its {name}; it cannot hold one that is in memory.",
+            hint="Give a path, or MODULE:FUNCTION.",
+        )
+    text = as_text(value) or ""
+    is_path = name in ("source", "destination") or os.path.exists(text)
+    return os.path.abspath(text) if is_path and "://" not in text else text
+
+
+def _default(given: ComputeGiven, name: str) -> Any:
+    return next(field.default for field in fields(given) if field.name == name)

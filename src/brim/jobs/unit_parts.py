@@ -1,0 +1,270 @@
+"""A computed job (map, tokenize, embed) done in parts on any number of machines, and put together at the end.
+
+A plan of such a job is a small file: the words that the job is made of again, what decides its result, how many units
+it has, and the types of its first batch, which all parts take. A part computes its units into `PLAN.parts/`; finishing
+takes over all of them and goes on as a run on one machine does, with the same result byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from brim.buckets.bucket_address import Access
+from brim.errors import InputError
+from brim.jobs.bring import Share
+from brim.jobs.compute import Computing
+from brim.jobs.content import PlanContent, computed_changes
+from brim.jobs.job import Computed, Job
+from brim.jobs.open_store import Books
+from brim.jobs.part_receipts import Part, listed, parse_part
+from brim.jobs.parts import PartDone, PlanStatus
+from brim.jobs.plan_place import PlanPlace, open_place, save_to
+from brim.memory.limit import Limit
+from brim.progress import Progress, Silent
+from brim.schedule.ray_cluster import workplace
+from brim.schedule.unit_work import Outcome, UnitShare
+from brim.state.durable import failures, write_whole
+from brim.state.ledger import Ledger, Receipt
+from brim.state.stop import stoppable
+from brim.steps.step import Settles
+
+_KIND, _VERSION = "brim computed plan", 1
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """What is in the file. `words` are plain values, from which whoever opens it makes the job again."""
+
+    verb: str
+    words: dict[str, Any]
+    fingerprint: str
+    facts: dict[str, Any]
+    units: int
+    types: str = ""
+
+
+def is_job_plan(path: Path) -> bool:
+    """Whether a saved plan is one of a computed job; those of a build are Arrow files."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(64).startswith(b'{"kind": "%s"' % _KIND.encode())
+    except OSError:
+        return False
+
+
+def save_job_plan(
+    path: str | os.PathLike[str], job: Job, words: dict[str, Any], progress: Progress | None, access: Access | None
+) -> None:
+    """Cut the units of a job, settle its types with the first batch, and write down what parts need to know."""
+    spec = job.spec
+    assert spec.step is not None
+    assert not isinstance(spec.source, PlanContent)
+    units = sum(1 for _ in spec.source.units(spec.step.batch_rows or 1, indices=spec.step.indices))
+    types = _settled(job, progress or Silent()) if isinstance(spec.step, Settles) and units else ""
+    plan = JobPlan(spec.verb, words, spec.fingerprint, spec.facts, units, types)
+    text = json.dumps({"kind": _KIND, "version": _VERSION, **asdict(plan)}, indent=1)
+    save_to(path, lambda file: _write(file, text), access)
+
+
+def _write(path: Path, text: str) -> None:
+    with failures(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text.encode())
+        os.chmod(path, 0o600)
+
+
+def _settled(job: Job, progress: Progress) -> str:
+    """The types of the first batch, from the first unit: one that fails shows it before a hundred machines start."""
+    with tempfile.TemporaryDirectory(prefix="brim-types-") as folder:
+        units = Path(folder) / "units"
+        # Units go to the parts in turn: with so many parts, the first has one unit.
+        with _computing(job, Path(folder), progress) as computing:
+            computing.part(units, UnitShare(1, 1 << 62), "")
+        return str(Ledger(units).recall("types") or "")
+
+
+@contextmanager
+def _computing(job: Job, folder: Path, progress: Progress) -> Iterator[Computing]:
+    spec = job.spec
+    assert not isinstance(spec.source, PlanContent)
+    stop_files = [folder / "stop", *([Path(spec.how.stop_file)] if spec.how.stop_file else [])]
+    with workplace(spec.how.scaling) as cluster, stoppable(*stop_files, asked=spec.how.stop) as stop, failures(folder):
+        books = Books(Ledger(folder / "none"), stop, progress)
+        try:
+            yield Computing(job, spec.source, cluster, books)
+        finally:
+            progress.finish()
+
+
+def load_job_plan(place: PlanPlace) -> JobPlan:
+    try:
+        said = json.loads(place.path.read_text())
+        if said.pop("kind") != _KIND or said.pop("version") != _VERSION:
+            raise ValueError("of another version")
+        return JobPlan(**said)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"{place.shown!r} is no plan that this brim can read.", hint="Save it again with this version."
+        ) from error
+
+
+class SavedComputation:
+    """A plan of a computed job in a file: do a part of it, finish it, or do all that is missing.
+
+    `job_of` makes the job of the plan's words, as this machine works on it.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], job_of: Callable[[JobPlan], Job], access: Access | None = None
+    ) -> None:
+        self.place = open_place(path, access or Access())
+        self.plan = load_job_plan(self.place)
+        self.receipts, self._access = self.place.receipts, access
+        self.job = job_of(self.plan)
+        if self.job.spec.fingerprint != self.plan.fingerprint:
+            changes = computed_changes(self.plan.facts, self.job.spec.facts)
+            raise InputError(
+                f"This is not the job that was planned: {'; '.join(changes)}.",
+                hint="Have the same files, function and versions on every machine; or save the plan again.",
+            )
+
+    @property
+    def limit(self) -> Limit:
+        return self.job.limit
+
+    @property
+    def destination(self) -> str:
+        return str(self.job.spec.layout.destination)
+
+    def command(self, *words: str) -> str:
+        endpoint = self._access.endpoint if self._access else None
+        words += ("--endpoint-url", endpoint) if endpoint else ()
+        return shlex.join(["brim", self.plan.verb, "--plan", self.place.shown, *words])
+
+    def part(self, part: Part | str, progress: Progress | None = None) -> PartDone:
+        """Compute what is missing of a part: "3/100" is the third of a hundred."""
+        part = parse_part(part) if isinstance(part, str) else part
+        with self.receipts.part(part) as folder:
+            self.receipts.check(part, Ledger(folder), self.plan.fingerprint)
+            share = UnitShare(
+                part.number,
+                part.count,
+                kept=lambda name: self.receipts.keep(part, folder, name),
+                there=self.receipts.holder(part, folder),
+            )
+            with _computing(self.job, folder, progress or Silent()) as computing:
+                outcome = computing.part(folder, share, self.plan.types)
+        return self._done(part, outcome)
+
+    def _done(self, part: Part, outcome: Outcome) -> PartDone:
+        size, units = sum(receipt.size for receipt in outcome.receipts), len(outcome.receipts)
+        return PartDone(
+            part.number,
+            part.count,
+            self.destination,
+            bytes=size,
+            shards=units,
+            written=outcome.computed,
+            kept=units - outcome.computed,
+            sent_bytes=0,
+            next=self.command("--finish"),
+        )
+
+    def finish(self, progress: Progress | None = None) -> Computed:
+        """Put together what all parts computed, and publish it. InputError that names the parts which are missing."""
+        return self._whole(progress, only_publish=True)
+
+    def run(self, progress: Progress | None = None) -> Computed:
+        """Compute whatever is missing, of all parts, and publish."""
+        return self._whole(progress, only_publish=False)
+
+    def _whole(self, progress: Progress | None, only_publish: bool) -> Computed:
+        with self.receipts.alone():
+            if only_publish:
+                self._refuse(self._lacking())
+            return self.job.run(progress, Share(units=self._take_over))
+
+    def _lacking(self) -> list[int]:
+        """Units that no part has done; none if the whole was finished before."""
+        here = Ledger(self.job.spec.layout.books)
+        if here.done and here.job is not None and here.job.fingerprint == self.plan.fingerprint:
+            return []
+        done = {_number(name) for name in self.receipts.all(self.plan.fingerprint)}
+        return [number for number in range(self.plan.units) if number not in done]
+
+    def _take_over(self, units: Ledger) -> None:
+        """The files and receipts of all parts: a file is here before its receipt."""
+        folder = self.job.spec.layout.units
+        if self.plan.types and units.recall("types") is None:
+            units.remember("types", self.plan.types)
+        for part, ledger in self.receipts.ledgers():
+            for receipt in ledger.receipts.values():
+                if units.receipts.get(receipt.name) != receipt or not (folder / receipt.name).exists():
+                    self._take(part, ledger, receipt, units, folder)
+
+    def _take(self, part: Part, ledger: Ledger, receipt: Receipt, units: Ledger, folder: Path) -> None:
+        self.receipts.bring(part, receipt.name, folder)
+        bad = ledger.recall(f"bad rows {receipt.name}")
+        if bad:
+            self.receipts.bring(part, bad_rows_of(receipt.name), folder)
+        for note in (f"bad rows {receipt.name}", f"encoder {receipt.name}"):
+            if (said := ledger.recall(note)) is not None:
+                units.remember(note, said)
+        units.add(receipt)
+
+    def _refuse(self, lacking: list[int]) -> None:
+        if not lacking:
+            return
+        count = self.receipts.count()
+        if count is None:
+            raise InputError(
+                "No part of this plan was done yet.",
+                hint=f"Run {self.command('--part', '1/N')} and so on; without --part or --finish, all is done here.",
+            )
+        parts = sorted({number % count + 1 for number in lacking})
+        commands = [self.command("--part", f"{number}/{count}") for number in parts[:_SHOWN]]
+        raise InputError(
+            f"{len(lacking):,} of {self.plan.units:,} units are not there. Missing or unfinished: "
+            f"part{'s' if len(parts) > 1 else ''} {listed(parts)} of {count}.",
+            hint=f"Run {'; '.join(commands)}{'; and so on' if len(parts) > _SHOWN else ''}; then "
+            f"{self.command('--finish')}.",
+            parts=parts,
+            count=count,
+        )
+
+    @property
+    def status(self) -> PlanStatus:
+        """How far it is; its shards are units."""
+        count, lacking = self.receipts.count(), self._lacking()
+        here = Ledger(self.job.spec.layout.books)
+        finished = here.job is not None and here.job.fingerprint == self.plan.fingerprint and here.done
+        begun = {part.number for part, ledger in self.receipts.ledgers() if ledger.receipts}
+        missing = [] if count is None else sorted({number % count + 1 for number in lacking})
+        return PlanStatus(
+            path=self.place.shown,
+            destination=self.destination,
+            shards=self.plan.units,
+            done=self.plan.units - len(lacking),
+            parts=count,
+            missing_parts=[number for number in missing if number not in begun],
+            unfinished_parts=[number for number in missing if number in begun],
+            finished=finished,
+        )
+
+
+def bad_rows_of(unit: str) -> str:
+    """The file of the rows that were left out of a unit."""
+    return f"{Path(unit).stem}.bad.arrow"
+
+
+def _number(unit: str) -> int:
+    return int(Path(unit).stem)
