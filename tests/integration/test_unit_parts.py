@@ -1,0 +1,159 @@
+"""map, tokenize and embed in parts: a plan that is saved, units done by processes that know nothing of each other."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import brim as library
+from brim.errors import InputError
+from tests.conftest import tree_digest, write_files
+from tests.forked import brim
+from tests.places import BucketPlace
+from tests.s3 import S3Server
+
+UNITS = ("--unit-size", "20KB")
+VERBS = {
+    "map": ("map", "rows.jsonl", ("--fn", "steps.py:work", "--on-error", "quarantine"), "out"),
+    "tokenize": ("tokenize", "rows.jsonl", ("--tokenizer", "t.json", "--pack", "32", "--shuffle", "7"), "out"),
+    "embed": (
+        "embed",
+        "rows.jsonl",
+        ("--model", "tests.integration.embed_models:hashing", "--column", "text"),
+        "v.npy",
+    ),
+}
+STEPS = b"""
+import time
+
+def work(row):
+    time.sleep(0.0005)
+    if row["number"] == 77:
+        raise ValueError("a row that fails")
+    return {"length": len(row["text"]), "half": None if row["number"] < 500 else row["number"] / 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of six units or so, a function and a tokenizer."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("work")
+    rows = [{"number": n, "text": f"row {n} of many " * (1 + n % 7)} for n in range(1200)]
+    write_files(folder, {"rows.jsonl": "".join(json.dumps(row) + "\n" for row in rows).encode(), "steps.py": STEPS})
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        [row["text"] for row in rows], tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
+    )
+    made.save(str(folder / "t.json"))
+    return folder
+
+
+def content(path: Path) -> dict[str, str]:
+    """What was made, without its books."""
+    if path.is_file():
+        return {"file": tree_digest(path.parent)[path.name]}
+    return {name: digest for name, digest in tree_digest(path).items() if not name.startswith(".brim")}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_parts_make_what_one_machine_makes(verb: str, work: Path, tmp_path: Path) -> None:
+    """Three parts, one of them killed and run again, one that is missing when it is to be finished."""
+    name, source, words, target = VERBS[verb]
+    brim(name, source, tmp_path / "one" / target, *words, *UNITS, "--quiet", cwd=work)
+    plan, there = tmp_path / "a.plan", tmp_path / "parts" / target
+    saved = brim(name, source, there, *words, *UNITS, "--save", plan, "--json", cwd=work)
+    assert json.loads(saved.stdout.splitlines()[-1])["units"] >= 5
+    assert not there.exists()
+    assert plan.stat().st_mode & 0o777 == 0o600
+    begun = subprocess.Popen(
+        [sys.executable, "-m", "brim", name, "--plan", str(plan), "--part", "1/3", "--quiet"],
+        cwd=work,
+        stderr=subprocess.DEVNULL,
+    )
+    time.sleep(1.2)
+    begun.send_signal(signal.SIGKILL)
+    begun.wait()
+    for part in ("1/3", "3/3"):
+        brim(name, "--plan", plan, "--part", part, "--quiet", cwd=work)
+    refused = brim(name, "--plan", plan, "--finish", check=2, cwd=work)
+    assert "part 2 of 3" in refused.stderr
+    assert not there.exists()
+    brim(name, "--plan", plan, "--part", "2/3", "--quiet", cwd=work)
+    again = brim(name, "--plan", plan, "--part", "2/3", "--json", cwd=work)
+    assert json.loads(again.stdout.splitlines()[-1])["written"] == 0
+    done = json.loads(brim(name, "--plan", plan, "--finish", "--json", cwd=work).stdout.splitlines()[-1])
+    assert done["computed"] == 0
+    assert content(there) == content(tmp_path / "one" / target)
+    if verb == "map":
+        assert done["bad_rows"] == 1
+        kept = [path for folder in (there, tmp_path / "one" / target) for path in folder.rglob("quarantine.parquet")]
+        assert len({path.read_bytes() for path in kept}) == 1
+        assert len(kept) == 2
+
+
+def test_parts_in_a_bucket(s3: S3Server, s3_prefix: str, work: Path, tmp_path: Path) -> None:
+    """The plan and the units of parts lie in a bucket; each part is another machine, which has a state of its own."""
+    address = f"s3://private/{s3_prefix}"
+    machines = [BucketPlace(s3, tmp_path / f"machine{n}", s3_prefix.rstrip("/")) for n in range(3)]
+    plan, words = f"{address}a.plan", ("--fn", "steps.py:work", "--on-error", "skip")
+    brim("map", "rows.jsonl", f"{address}out", *words, *UNITS, "--save", plan, cwd=work, env=machines[0].environment)
+    for number in (0, 1):
+        part = ("--plan", plan, "--part", f"{number + 1}/2")
+        brim("map", *part, "--quiet", cwd=work, env=machines[number].environment)
+    elsewhere = brim("map", "--plan", plan, "--part", "2/2", "--json", cwd=work, env=machines[2].environment)
+    assert json.loads(elsewhere.stdout.splitlines()[-1])["written"] == 0
+    brim("map", "--plan", plan, "--finish", "--quiet", cwd=work, env=machines[2].environment)
+    brim("map", "rows.jsonl", tmp_path / "one", *words, *UNITS, "--quiet", cwd=work)
+    there = {name: data for name, data in machines[0].content().items() if name.startswith("out/data/")}
+    assert {Path(name).name: data for name, data in there.items()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "one" / "data").iterdir()
+    }
+
+
+def test_in_python(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan is opened, done and asked how far it is."""
+    monkeypatch.chdir(work)
+    brim("map", "rows.jsonl", tmp_path / "out", "--fn", "steps.py:work", "--on-error", "skip", *UNITS,
+         "--save", tmp_path / "a.plan", cwd=work)  # fmt: skip
+    saved = library.open_job(tmp_path / "a.plan", memory="1GB")
+    assert saved.status.parts is None
+    saved.part("2/2")
+    assert saved.status.missing_parts == [1]
+    with pytest.raises(InputError, match="part 1 of 2"):
+        saved.finish()
+    assert saved.run().built.rows == 1199
+    assert saved.status.finished
+    with pytest.raises(InputError, match="open_job"):
+        library.open_plan(tmp_path / "a.plan")
+
+
+def test_what_has_no_parts(work: Path, tmp_path: Path) -> None:
+    """Compressed text has units only in order; a plan takes no other words, and knows when its job has changed."""
+    import gzip
+
+    write_files(tmp_path, {"rows.jsonl.gz": gzip.compress((work / "rows.jsonl").read_bytes())})
+    write_files(tmp_path, {"steps.py": STEPS, "rows.jsonl": (work / "rows.jsonl").read_bytes()})
+    words = ("--fn", "steps.py:work", "--on-error", "skip")
+    refused = brim("map", "rows.jsonl.gz", "out", *words, "--save", "a.plan", check=2, cwd=tmp_path)
+    assert "from its start only" in refused.stderr
+    brim("map", "rows.jsonl", "out", *words, "--save", "a.plan", cwd=tmp_path)
+    for more, said in (
+        (("--batched",), "--batched cannot go with --plan"),
+        (("--part", "4/3"), "--part takes I/N"),
+        (("--part", "1/2", "--finish"), "Choose one of"),
+    ):
+        assert said in brim("map", "--plan", "a.plan", *more, check=2, cwd=tmp_path).stderr
+    assert "is a plan of brim map" in brim("embed", "--plan", "a.plan", check=2, cwd=tmp_path).stderr
+    assert "needs a plan" in brim("map", "--part", "1/2", check=2, cwd=tmp_path).stderr
+    write_files(tmp_path, {"steps.py": STEPS.replace(b"/ 2", b"/ 3")})
+    assert "not the job that was planned" in brim("map", "--plan", "a.plan", "--finish", check=2, cwd=tmp_path).stderr
+    assert not (tmp_path / "out").exists()
