@@ -55,7 +55,6 @@ test-ray: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
 	$(BIN)/python -m pytest -m ray tests/integration/test_ray.py
 
-
 # Every job to every destination by every engine, whatever happens to it (docs/internals.md has the table).
 test-matrix: .venv/dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not ray" tests/integration/test_matrix.py
