@@ -1,6 +1,6 @@
 # make demo    build, verify and read the bundled sample data
-# make test    lint, types and all tests but those that need torch (make test-embed), Spark (make test-spark) or
-#              Ray (make test-ray)
+# make test    lint, types and all tests but those that are slow (make test-slow) or need torch (make test-embed),
+#              Spark (make test-spark) or Ray (make test-ray)
 # Both make their own virtual environment in .venv; PYTHON says which Python to make it from.
 
 PYTHON ?= python3
@@ -8,8 +8,11 @@ BIN := .venv/bin
 # Network file systems and containers may report more cores than the tests can use.
 JOBS ?= 2
 
+# The tests start hundreds of interpreters, each of which would compile brim again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint types tests faults sample clean
-.PHONY: test-browser test-spark test-embed test-ray test-matrix
+.PHONY: test-slow test-browser test-spark test-embed test-ray test-matrix
 .PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-limits bench-tokenize
 .PHONY: bench-embed bench-objects bench-scale bench-ray bench-walks
 
@@ -28,6 +31,10 @@ types: .venv/dev
 
 tests: .venv/dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# What takes long by its nature: waits that are waited for, gigabytes, kills again and again.
+test-slow: .venv/dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow
 
 # Every system call of small jobs fails once. The suite draws a few.
 faults: .venv/dev

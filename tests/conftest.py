@@ -17,6 +17,9 @@ import numpy as np
 import pytest
 
 from brim.file_set import FileSet, FileSetBuilder
+from tests.forked import brim as brim
+from tests.generators import Layout
+from tests.generators.arc import make_arc
 from tests.s3 import FaultProxy, S3Server
 
 # A shell starts what it puts in the background with Ctrl-C ignored, and every process inherits that.
@@ -24,15 +27,18 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
+# Every process that a test starts would compile brim again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Two cores shared with subprocesses: how long one example takes says nothing.
 hypothesis.settings.register_profile("brim", deadline=None, max_examples=60)
 hypothesis.settings.load_profile("brim")
 
 
-def brim(
+def started(
     *arguments: str | os.PathLike[str], check: int | None = 0, **options: object
 ) -> subprocess.CompletedProcess[str]:
-    """Run the brim command; unless `check` is None, its exit code must be that."""
+    """`brim`, in an interpreter that starts for it: where memory, time or imports are what is tested."""
     command = [sys.executable, "-m", "brim", *map(os.fspath, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload]
     if check is not None:
@@ -81,6 +87,12 @@ def many_files(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def whole_arc(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    """The tree of all sessions, which takes seconds to write. A test that changes it puts back what was there."""
+    return make_arc(tmp_path_factory.mktemp("whole") / "arc", 902, sidecars=False)
+
+
+@pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """One S3 server for all tests of this process; a test that uses it asks for `s3_prefix` too."""
     with S3Server(tmp_path_factory.mktemp("s3")) as server:
@@ -113,10 +125,15 @@ def s3_https(s3: S3Server, tmp_path: Path) -> Iterator[tuple[FaultProxy, Path]]:
         yield proxy, tmp_path / "authority.pem"
 
 
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hf")
+
+
 @pytest.fixture(autouse=True)
-def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _offline(monkeypatch: pytest.MonkeyPatch, _homes: Path) -> None:
     """`datasets` keeps its caches away from the user's, and asks nobody."""
-    home = tmp_path_factory.mktemp("hf")
+    home = _homes / secrets.token_hex(6)
     for name, value in {
         "HF_HOME": str(home),
         "HF_DATASETS_CACHE": str(home / "datasets"),

@@ -1,8 +1,9 @@
 """The brim command in a process of its own that need not import everything first.
 
 One process per test worker imports what the command needs and then forks: each command is a real process with its own
-arguments, environment, working folder, streams and exit code. Only for tests that do not measure memory or time and set
-no variable that a library reads when it is imported: those start a fresh interpreter (tests/conftest.py).
+arguments, environment, working folder, streams and exit code. Only for tests that do not measure memory or time: those
+start a fresh interpreter (`started` of tests/conftest.py). Libraries that read variables when they are imported
+(huggingface_hub, datasets, obstore) are not among what is imported before.
 """
 
 from __future__ import annotations
@@ -13,18 +14,28 @@ import json
 import os
 import pkgutil
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
 _HEADER = 16
+# What libraries import when they are first used.
+_FOREIGN = (
+    *("numpy.ma", "typer._adapters", "rich.progress", "yaml", "filelock", "tqdm.auto"),
+    *("httpx", "httpx2", "truststore"),
+)
+_IMPORTS = re.compile(
+    r"^(?:from|import) (?:huggingface_hub|datasets|obstore|tokenizers|transformers|sentence_transformers|ray|torch)",
+    re.MULTILINE,
+)
 _TIMEOUT_S = 300.0
-_IMPORTS = re.compile(r"^(?:from|import) (?:huggingface_hub|datasets|ray|torch)", re.MULTILINE)
 
 
 def brim(
@@ -33,40 +44,95 @@ def brim(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     preload: str = "",
+    before: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run the brim command; unless `check` is None, its exit code must be that. `preload` is what LD_PRELOAD loads."""
-    words = [os.fspath(argument) for argument in arguments]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as nothing:
-        code = _Zygote.mine(preload).run(
-            words, dict(env or os.environ), os.fspath(cwd or os.getcwd()), [nothing, out, err]
+    """Run the brim command; unless `check` is None, its exit code must be that.
+
+    `preload` is what LD_PRELOAD loads, `before` is Python that the process runs first.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = start(
+            *arguments, env=env, cwd=cwd, preload=preload, before=before, outputs=(out.fileno(), err.fileno())
         )
+        code = process.wait(_TIMEOUT_S)
         texts = []
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
-    done = subprocess.CompletedProcess(["brim", *words], code, *texts)
+    done = subprocess.CompletedProcess(["brim", *map(os.fspath, arguments)], code, *texts)
     if check is not None:
         assert code == check, f"exit {code}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr or "--debug" in arguments, done.stderr
     return done
+
+
+def start(
+    *arguments: str | os.PathLike[str],
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    preload: str = "",
+    before: str = "",
+    outputs: tuple[int, int] | None = None,
+) -> Process:
+    """The brim command, under way. What it says goes to two descriptors, or nowhere."""
+    words = [os.fspath(argument) for argument in arguments]
+    body = json.dumps([words, dict(env or os.environ), os.fspath(cwd or os.getcwd()), before]).encode()
+    with open(os.devnull, "r+b") as nowhere:
+        out, err = outputs or (nowhere.fileno(), nowhere.fileno())
+        return Process(_Zygote.mine(preload).send(body, [nowhere.fileno(), out, err]))
+
+
+class Process:
+    """As a subprocess.Popen, as far as tests need one."""
+
+    def __init__(self, answers: int) -> None:
+        self._answers = open(answers, "rb", buffering=0)  # noqa: SIM115  for as long as this is
+        self.pid = self._answer(_TIMEOUT_S) or 0
+        self.returncode: int | None = None
+
+    def _answer(self, seconds: float) -> int | None:
+        if not select.select([self._answers], [], [], seconds)[0]:
+            return None
+        return int(self._answers.read(_HEADER) or b"")
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._answer(0)
+        return self.returncode
+
+    def wait(self, timeout: float = _TIMEOUT_S) -> int:
+        if self.returncode is None:
+            self.returncode = self._answer(timeout)
+            if self.returncode is None:
+                self.kill()
+                raise TimeoutError(f"process {self.pid} takes longer than {timeout:.0f} s")
+            self._answers.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 class _Zygote:
     """The process that forks, as this one sees it."""
 
     _all: ClassVar[dict[tuple[int, str], _Zygote]] = {}
+    _sending: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
     def mine(cls, preload: str) -> _Zygote:
         mark = (os.getpid(), preload)
-        if mark not in cls._all:
-            cls._all[mark] = cls(preload)
-        return cls._all[mark]
+        with cls._sending:
+            if mark not in cls._all:
+                cls._all[mark] = cls(preload)
+            return cls._all[mark]
 
     def __init__(self, preload: str) -> None:
-        self._mark = (os.getpid(), preload)
         self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(_TIMEOUT_S)
         root = str(Path(__file__).parent.parent)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
         if preload:
@@ -77,53 +143,67 @@ class _Zygote:
         theirs.close()
         atexit.register(self._process.kill)
 
-    def run(self, words: list[str], environment: dict[str, str], folder: str, files: list[object]) -> int:
-        body = json.dumps([words, environment, folder]).encode()
-        descriptors = [file.fileno() for file in files]  # type: ignore[attr-defined]
-        socket.send_fds(self._socket, [f"{len(body):>{_HEADER}}".encode()], descriptors)
-        self._socket.sendall(body)
-        try:
-            return int(self._socket.recv(_HEADER))
-        except TimeoutError:
-            self._process.kill()
-            del _Zygote._all[self._mark]
-            raise
+    def send(self, body: bytes, descriptors: list[int]) -> int:
+        """Where its number and, when it has ended, its exit code can be read."""
+        answers, theirs = os.pipe()
+        with self._sending:
+            socket.send_fds(self._socket, [f"{len(body):>{_HEADER}}".encode()], [*descriptors, theirs])
+            self._socket.sendall(body)
+        os.close(theirs)
+        return answers
 
 
 def main() -> None:
-    """Fork a command for each request, one at a time."""
-    _import_what_commands_do()
+    """Fork a command for each request, and one who waits for it."""
+    _import_everything()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those who wait have ended
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         while True:
-            header, descriptors, _, _ = socket.recv_fds(connection, _HEADER, 3)
+            header, descriptors, _, _ = socket.recv_fds(connection, _HEADER, 4)
             if not header:
                 return
             body = b""
             while len(body) < int(header):
                 body += connection.recv(int(header) - len(body))
-            child = os.fork()
-            if child == 0:
-                _become(*json.loads(body), descriptors)
+            if os.fork() == 0:
+                _wait_for(body, descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
-            _, status = os.waitpid(child, 0)
-            connection.sendall(f"{os.waitstatus_to_exitcode(status):>{_HEADER}}".encode())
 
 
-def _import_what_commands_do() -> None:
+def _wait_for(body: bytes, descriptors: list[int]) -> None:
+    """The command's parent; does not return."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child = os.fork()
+    if child == 0:
+        _become(*json.loads(body), descriptors[:3])
+    os.write(descriptors[3], f"{child:>{_HEADER}}".encode())
+    _, status = os.waitpid(child, 0)
+    os.write(descriptors[3], f"{os.waitstatus_to_exitcode(status):>{_HEADER}}".encode())
+    os._exit(0)
+
+
+def _import_everything() -> None:
     """All of brim, but for what imports a library that reads the environment as it is imported."""
-    import brim
     from brim.no_pandas import do_without_pandas
 
     do_without_pandas()
+    import brim
+
     for found in pkgutil.walk_packages(brim.__path__, "brim."):
         source = Path(found.module_finder.path, *found.name.rpartition(".")[2:]).with_suffix(".py")  # type: ignore[union-attr]
         if not found.ispkg and not found.name.endswith("__main__") and not _IMPORTS.search(source.read_text()):
             importlib.import_module(found.name)
-    assert not {"huggingface_hub", "datasets", "ray", "torch"} & sys.modules.keys()
+    for name in _FOREIGN:
+        try:
+            importlib.import_module(name)
+        except ImportError:  # of another version of a library
+            continue
+    early = {"huggingface_hub", "datasets", "obstore", "tokenizers", "pandas", "ray", "torch"} & set(sys.modules)
+    assert not early, f"imported before the command knows its environment: {early}"
 
 
-def _become(words: list[str], environment: dict[str, str], folder: str, descriptors: list[int]) -> None:
+def _become(words: list[str], environment: dict[str, str], folder: str, before: str, descriptors: list[int]) -> None:
     """The command itself; does not return."""
     code = 1
     try:
@@ -133,10 +213,12 @@ def _become(words: list[str], environment: dict[str, str], folder: str, descript
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)
+        sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
         signal.set_wakeup_fd(-1)
         sys.argv = ["brim", *words]
         from brim.cli import main as command
 
+        exec(before, {})
         command()
         code = 0
     except SystemExit as end:

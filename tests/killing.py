@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from brim.memory.meter import tree
+from tests.forked import start
 
 
 def kills(few: int) -> int:
@@ -19,16 +19,16 @@ def kills(few: int) -> int:
 
 
 def kill_at_random_moments(
-    command: Sequence[str], folder: Path, count: int, between_s: tuple[float, float], whenever_done: Callable[[], None]
+    words: Sequence[str], folder: Path, count: int, between_s: tuple[float, float], whenever_done: Callable[[], None]
 ) -> None:
-    """Run the command until it was hit `count` times; `whenever_done` looks at what a run has left, and removes it.
+    """Run brim until it was hit `count` times; `whenever_done` looks at what a run has left, and removes it.
 
     A worker that dies is replaced and the run goes on; every fourth run loses only workers, so that some end.
     """
     moments = random.Random("brim")
     killed = runs = 0
     while killed < count:
-        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = start(*words, cwd=folder)
         runs += 1
         while process.poll() is None and killed < count:
             time.sleep(moments.uniform(*between_s))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tests import forked
 from tests.forked import brim
 from tests.hub import TestHub
 from tests.hub.store import Entry
@@ -44,9 +44,8 @@ def run(place: Place, *arguments: str | os.PathLike[str], check: int | None = 0)
     return brim(*arguments, check=check, env=place.environment)
 
 
-def start(place: Place, *arguments: str | os.PathLike[str]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "brim", *map(os.fspath, arguments)]
-    return subprocess.Popen(command, env=place.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def start(place: Place, *arguments: str | os.PathLike[str]) -> forked.Process:
+    return forked.start(*arguments, env=place.environment)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.forked import brim
+from tests.forked import Process, brim, start
 from tests.hub import TestHub
 
 REPO = "ada/data"
@@ -51,13 +51,11 @@ class Machine:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Any command of brim, however it ends: with --debug, by a traceback."""
-        command = [sys.executable, "-m", "brim", *arguments]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=120)
+        return brim(*arguments, env=self.environment, check=None)
 
-    def start(self, source: Path, *options: str, to: str = DEST) -> subprocess.Popen[bytes]:
+    def start(self, source: Path, *options: str, to: str = DEST) -> Process:
         """The same command, without waiting for it."""
-        command = [sys.executable, "-m", "brim", "build", str(source), to, "--quiet", *options]
-        return subprocess.Popen(command, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return start("build", source, to, "--quiet", *options, env=self.environment)
 
     def python(self, code: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A script that uses the real clients."""

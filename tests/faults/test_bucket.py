@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.conftest import brim, random_bytes, write_files
 from tests.places import BucketPlace, listing, run, start
 from tests.s3 import FaultProxy, S3Server
@@ -96,9 +97,7 @@ def test_vectors_in_one_file(place: BucketPlace, tmp_path: Path) -> None:
     environment = place.environment | {"PYTHONPATH": f"{tmp_path}:{place.environment.get('PYTHONPATH', '')}"}
     assert place.proxy is not None
     place.proxy.slow(2_000_000, method="PUT", contains="partNumber")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "brim", *map(str, command), "--quiet"], env=environment, stdout=subprocess.DEVNULL
-    )
+    process = forked.start(*command, "--quiet", env=environment)
     until_it_sends(place)
     process.kill()
     process.wait()
@@ -212,8 +211,7 @@ def test_https(place: BucketPlace, s3_https: tuple[FaultProxy, Path], source: Pa
     assert "AWS_CA_BUNDLE" in unknown.stderr
     environment["AWS_CA_BUNDLE"] = str(authority)
     proxy.slow(4_000_000, method="PUT", contains="partNumber")
-    command = [sys.executable, "-m", "brim", "build", str(source), place.address, "--quiet", *LARGE]
-    process = subprocess.Popen(command, env=environment)
+    process = forked.start("build", source, place.address, "--quiet", *LARGE, env=environment)
     until_it_sends(place)
     process.kill()
     process.wait()

@@ -62,7 +62,7 @@ def test_killed_at_random_moments(work: Path) -> None:
         assert tree_digest(work / "out") == undisturbed
         shutil.rmtree(work / "out")
 
-    kill_at_random_moments(command(work), work, MOMENTS, (0.05, 0.45), whole)
+    kill_at_random_moments(command(work)[3:], work, MOMENTS, (0.05, 0.45), whole)
     subprocess.run(command(work), cwd=work, check=True, stdout=subprocess.DEVNULL)
     assert tree_digest(work / "out") == undisturbed
     assert not _left_over(work / "out")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from brim.state.ledger import Ledger
 from tests.conftest import brim, random_bytes, tree_digest, write_files
+from tests.forked import start
 from tests.killing import kills
 
 MOMENTS = kills(14)
@@ -40,8 +39,8 @@ def test_killed_at_random_moments(source: Path, undisturbed: dict[str, str], tmp
     for number in range(MOMENTS // 2):
         out = tmp_path / "out"
         waits_for = ".brim" if number % 3 == 0 else "data/*.parquet"  # the beginning, or the writing
-        command = [sys.executable, "-m", "brim", "build", str(source), str(out), *OPTIONS, "--workers", workers]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        words = ["build", source, out, *OPTIONS, "--workers", workers]
+        process = start(*words)
         while process.poll() is None and not list(out.glob(waits_for)):
             time.sleep(0.005)
         time.sleep(moments.uniform(0, 0.25))
@@ -52,7 +51,7 @@ def test_killed_at_random_moments(source: Path, undisturbed: dict[str, str], tmp
         before = {name: _identity(out / name) for name in receipts}
         for name, receipt in receipts.items():
             assert (out / name).stat().st_size == receipt.size
-        brim(*command[3:])
+        brim(*words)
         assert tree_digest(out) == undisturbed
         assert {name: _identity(out / name) for name in receipts} == before
         shutil.rmtree(out)
@@ -62,15 +61,13 @@ def test_killed_at_random_moments(source: Path, undisturbed: dict[str, str], tmp
 def test_killed_again_and_again(source: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
     """One build that is killed ten times in a row still ends whole."""
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "brim", "build", str(source), str(out), *OPTIONS, "--workers", "1"]
+    words = ["build", source, out, *OPTIONS, "--workers", "1"]
     for _ in range(10):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            process.wait(timeout=0.7)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    brim(*command[3:])
+        process = start(*words)
+        time.sleep(0.2)
+        process.kill()
+        process.wait()
+    brim(*words)
     assert tree_digest(out) == undisturbed
     brim("verify", out, source)
 

@@ -98,6 +98,7 @@ def test_stop_while_the_rate_limit_is_waited_for(hub: TestHub, machine: Machine,
     assert process.wait(timeout=10) == 6
 
 
+@pytest.mark.slow
 def test_server_that_stays_down(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
     """When the tries are used up the exit code is 5, the error says to run again, and that sends the rest."""
     hub.faults.add("put", nth=4, times=None, action="cut")
@@ -122,6 +123,7 @@ def test_connection_cut(hub: TestHub, machine: Machine, source: Path, expected: 
     assert hub.counters.bytes_repeated == 850_000
 
 
+@pytest.mark.slow
 def test_stalled_connection(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
     """A request whose bytes or whose answer do not move is given up after the stall time and made again."""
     faults = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import random_bytes, write_files
+from tests.forked import Process
 from tests.hub import TestHub
 from tests.killing import kills
 from tests.publishing import REPO, Listing, Machine, built, shards
@@ -76,11 +76,12 @@ class Readers:
                 thread.join()
 
 
-def wait_for(what: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def wait_for(what: Callable[[], bool], process: Process) -> None:
     while not what() and process.poll() is None:
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "count", "put_s"), [("plain", 90, 0.2), ("pull request", 130, 0.12)])
 def test_killed_again_and_again(tmp_path: Path, way: str, count: int, put_s: float) -> None:
     """A publish that is killed twenty times ends whole, sends each byte once but for the shards that were in

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 from brim.state.ledger import Ledger
 from tests.conftest import tree_digest
 from tests.faults.test_disk_full import grow, small_disk
-from tests.forked import brim
+from tests.forked import brim, start
 
 FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 OPTIONS = ["--where", "n > 4", "--shuffle", "3", "--rows-per-shard", "1", "--quiet"]
@@ -39,22 +37,22 @@ def test_killed_and_stopped(source: Iterator[Path], tmp_path: Path) -> None:
     path = next(source)
     brim("select", path, tmp_path / "whole", *OPTIONS)
     out, stop = tmp_path / "out", tmp_path / "stop"
-    command = [sys.executable, "-m", "brim", "select", str(path), str(out), *OPTIONS, "--workers", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    words = ["select", path, out, *OPTIONS, "--workers", "1"]
+    process = start(*words)
     while process.poll() is None and len(list(out.glob("data/*.parquet"))) < 3:
         time.sleep(0.005)
     process.kill()
     process.wait()
     done = Ledger(out / ".brim").receipts
     before = {name: (out / name).stat().st_ino for name in done}
-    process = subprocess.Popen([*command, "--stop-file", str(stop)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    with open(tmp_path / "said", "wb") as said:
+        process = start(*words, "--stop-file", stop, outputs=(said.fileno(), said.fileno()))
     while process.poll() is None and len(list(out.glob("data/*.parquet"))) <= len(done) + 1:
         time.sleep(0.005)
     stop.touch()
-    words = process.communicate()[1].decode()
-    assert process.returncode in (0, 6), words  # 0: it was done before it looked
-    assert process.returncode == 0 or "un the same command to continue" in words
-    brim(*command[3:])
+    assert process.wait() in (0, 6)  # 0: it was done before it looked
+    assert process.returncode == 0 or "un the same command to continue" in (tmp_path / "said").read_text()
+    brim(*words)
     assert tree_digest(out) == tree_digest(tmp_path / "whole")
     assert {name: (out / name).stat().st_ino for name in done} == before
     brim("verify", out, path)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -160,11 +158,9 @@ def test_a_killed_update_goes_on(many_files: Callable[..., Path], tmp_path: Path
             "    if left[0] == 0: os._exit(137)\n"
             "    return real(fd)\n"
             "os.fsync = fsync\n"
-            "from brim.cli import main\n"
-            "main()\n"
         )
         arguments = ["build", str(source), str(trial), *options, "--update", "--workers", "1", "--quiet"]
-        killed = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=False)
+        killed = brim(*arguments, check=None, before=code)
         brim("build", source, trial, *options, "--update")
         assert tree_digest(trial) == tree_digest(wanted), f"killed at step {calls}"
         shutil.rmtree(trial)

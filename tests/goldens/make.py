@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import brim
-from tests.conftest import brim as brim_command
+from tests.conftest import started as brim_command
 from tests.generators import bids
 from tests.goldens import cases, hub_state
 from tests.goldens.cases import CASES, Case

@@ -152,7 +152,7 @@ def test_a_second_build_does_not_disturb_the_first(tmp_path: Path) -> None:
     """While one build writes, another at the same place is refused and takes nothing away."""
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
-    for i in range(30):
+    for i in range(12):
         with open(source / f"{i:02d}.bin", "wb") as file:
             file.truncate(60_000_000)
     command = [sys.executable, "-m", "brim", "build", str(source), str(out), "--rows-per-shard", "1", "--quiet"]
@@ -170,7 +170,7 @@ def test_signals_stop_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     """A signal ends the build with exit 6 and leaves nothing half-written; the next run finishes it."""
     source = tmp_path / "source"
     source.mkdir()
-    for i in range(40):
+    for i in range(12):
         with open(source / f"{i:02d}.bin", "wb") as file:
             file.truncate(60_000_000)
     out = tmp_path / "out"
@@ -185,8 +185,8 @@ def test_signals_stop_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     assert "Run the same command to continue" in errors
     assert not list(out.glob("data/.*"))
     done = len(list(out.glob("data/*.parquet")))
-    assert 0 < done < 40
-    assert re.search(rf"40 \({40 - done} written, {done} kept\)", brim(*command[3:]).stdout)
+    assert 0 < done < 12
+    assert re.search(rf"12 \({12 - done} written, {done} kept\)", brim(*command[3:]).stdout)
 
 
 @pytest.mark.parametrize("columns", [80, 160])

@@ -23,7 +23,6 @@ from brim.state.durable import record_line
 from brim.state.ledger import Ledger
 from tests.generators import Layout
 from tests.generators.aomic import make_aomic
-from tests.generators.arc import make_arc
 from tests.hub import TestHub
 from tests.places import BucketPlace
 from tests.publishing import DEST, Machine
@@ -233,10 +232,9 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] + 15, peaks
 
 
-def test_full_arc_published(tmp_path: Path) -> None:
+def test_full_arc_published(tmp_path: Path, whole_arc: Layout) -> None:
     """The whole cohort, published and checked by its recipe: every count holds, from the shards alone."""
-    arc = make_arc(tmp_path / "arc", 902, sidecars=False)
-    brim.build(brim.bids(arc.root, recipe="arc"), tmp_path / "out", shard_size="100KB")
+    brim.build(brim.bids(whole_arc.root, recipe="arc"), tmp_path / "out", shard_size="100KB")
     report = brim.check(tmp_path / "out", recipe="arc")
     assert report.ok, [(check.name, check.detail) for check in report.failed]
     names = {check.name for check in report.checks}

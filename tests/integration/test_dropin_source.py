@@ -363,6 +363,7 @@ print(build.forecast.total, build.run().bytes)
 """
 
 
+@pytest.mark.slow
 def test_memory_of_a_gigabyte_of_media(tmp_path: Path) -> None:
     """Building 1 GB of mapped media takes 50 MB more than the imports (measured: 90 MB), and what was forecast."""
     features = Features({"image": datasets.Image(), "id": Value("int64")})
@@ -393,6 +394,7 @@ print(build.forecast.total, build.run().bytes)
 """
 
 
+@pytest.mark.slow
 def test_memory_of_texts(tmp_path: Path) -> None:
     """Building 400 MB of mapped texts holds a row group and not a shard of them, which is what was forecast."""
     words = np.random.default_rng(0).integers(97, 123, 4_000_000).astype(np.uint8).tobytes().decode()

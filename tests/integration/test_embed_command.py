@@ -101,8 +101,7 @@ def test_killed_at_random_moments(work: Path) -> None:
         (work / "emb.safetensors").unlink()
         shutil.rmtree(work / ".emb.safetensors.brim")
 
-    command = [sys.executable, "-m", "brim", *words("emb.safetensors", *slow)]
-    kill_at_random_moments(command, work, kills(12), (0.05, 0.45), look)
+    kill_at_random_moments(words("emb.safetensors", *slow), work, kills(12), (0.05, 0.45), look)
     run_brim(*words("emb.safetensors", *slow), cwd=work)
     assert (work / "emb.safetensors").read_bytes() == whole
     assert [path.name for path in (work / ".emb.safetensors.brim").iterdir() if path.is_dir()] == []

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import brim as interpreted
+from tests.conftest import started as interpreted
 from tests.forked import brim
 from tests.goldens import cases, hub_state
 from tests.goldens.cases import CASES, Case

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.generators.arc import make_arc
 from tests.hub import TestHub
 from tests.publishing import Machine
@@ -20,6 +22,7 @@ def commands() -> list[str]:
     return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
 
 
+@pytest.mark.slow
 def test_every_command_runs_as_written(tmp_path: Path) -> None:
     """Each command ends well, in the order of the page, and what it publishes is what the recipe expects."""
     machine_folder = tmp_path / "machine"

@@ -39,6 +39,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_night_after_night(tmp_path: Path) -> None:
     """Train with the callback, leak, be stopped in time with a checkpoint; the same command goes on the next night."""
     script, checkpoint, stop = tmp_path / "train.py", tmp_path / "checkpoint.json", tmp_path / "stop"

@@ -315,6 +315,7 @@ def test_random_tables_read_back(
     assert reader(path) == expected(table, columns)
 
 
+@pytest.mark.slow
 def test_a_cell_just_under_two_gib_is_read(tmp_path: Path) -> None:
     """The largest cell that plans allow is read back by pyarrow. The file is sparse; memory is not."""
     import psutil

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from brim.sources.recipe import builtin_recipes, load_recipe, parse_recipe
 from brim.sources.recipe_rows import recipe_source
 from brim.sources.source_options import SourceOptions
 from tests.conftest import random_bytes, write_files
+from tests.forked import brim as command
 from tests.generators import Layout
 from tests.generators.aomic import make_aomic
 from tests.generators.arc import APPARENT_BYTES, PUBLISHED, SESSIONS, make_arc
@@ -195,8 +198,11 @@ def test_full_arc_whole_and_damaged(tmp_path: Path) -> None:
         "print(json.dumps({'seconds': seconds, 'peak': peak[0], 'rows': len(table), 'bad': bad, 'plan': plan,\n"
         "    'bytes': int(table.files.sizes.sum()), 'files': len(table.files)}))\n"
     )
-    command = [sys.executable, "-c", code, str(arc.root)]
-    seen = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+    seen = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", code, str(arc.root)], capture_output=True, text=True, check=True, timeout=120
+        ).stdout
+    )
     assert seen["seconds"] < 2  # of the processor: another test may have the other core
     assert seen["peak"] < 100_000_000
     assert (seen["rows"], seen["files"], seen["bytes"]) == (902, len(arc.contents), APPARENT_BYTES)
@@ -547,14 +553,30 @@ def test_every_cell_of_the_full_trees(tmp_path: Path, name: str, make: Any, coun
 
 
 def arc_check(root: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
-    command = [sys.executable, "-m", "brim", "check", str(root), "--recipe", "arc", "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert "Traceback" not in done.stderr
+    done = command("check", root, "--recipe", "arc", "--json", *options, check=None)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@contextmanager
+def arc_damaged(arc: Layout, what: str) -> Iterator[str]:
+    """With one of the damages that must be found; the file it is about."""
+    before = dict(arc.contents)
+    path = arc_damage(arc, what)
+    gone = path.replace(".nii.gz", ".bval")
+    try:
+        yield path
+    finally:
+        for added in arc.contents.keys() - before.keys():
+            (arc.root / added).unlink()
+        arc.contents = before
+        if what == "no bval":
+            arc.text(gone, "0 1000 0\n")
+        elif path in before:
+            (arc.root / path).write_bytes(before[path] or b"")
+
+
 def arc_damage(arc: Layout, what: str) -> str:
-    """Do one of the damages that must be found, and return the file it is about."""
+    """Do one of the damages, and return the file it is about."""
     row = next(row for row in arc.rows if row["dwi"] and (row["bold_rest"] or row["bold_naming40"]))
     stem = f"{row['subject_id']}/{row['session_id']}"
     if what == "no bval":
@@ -575,10 +597,13 @@ def arc_damage(arc: Layout, what: str) -> str:
 
 
 @pytest.mark.parametrize("what", ["no bval", "unknown task", "three T1w", "broken header", "empty lesion"])
-def test_damages_are_found_and_refused(tmp_path: Path, what: str) -> None:
+def test_damages_are_found_and_refused(tmp_path: Path, whole_arc: Layout, what: str) -> None:
     """Each damage is found by check in words that name the file or the count, and refused or told by build."""
-    arc = make_arc(tmp_path / "arc", 902, sidecars=False)
-    path = arc_damage(arc, what)
+    with arc_damaged(whole_arc, what) as path:
+        _damage_is_found(tmp_path, whole_arc, what, path)
+
+
+def _damage_is_found(tmp_path: Path, arc: Layout, what: str, path: str) -> None:
     code, lines = arc_check(arc.root, "--all")
     assert code == 3
     bad = {line["name"]: line for line in lines if line["event"] == "check" and not line["ok"]}
@@ -593,10 +618,7 @@ def test_damages_are_found_and_refused(tmp_path: Path, what: str) -> None:
     assert set(bad) <= set(checks[what])
     if what == "three T1w":
         assert bad["files in t1w"]["detail"].startswith("449; expected 447 in ds004884")
-        built = subprocess.run(
-            [sys.executable, "-m", "brim", "build", str(arc.root), str(tmp_path / "out"), "--recipe", "arc"],
-            capture_output=True, text=True, timeout=240, check=True,
-        )  # fmt: skip
+        built = command("build", arc.root, tmp_path / "out", "--recipe", "arc")
         assert "files in t1w: 449; expected 447" in built.stderr
         with pytest.raises(SourceError, match="449; expected 447"):
             brim.build(read(arc, "arc"), tmp_path / "strict", strict=True)
@@ -736,15 +758,11 @@ def test_an_unfetched_clone_is_planned(arc: Layout, tmp_path: Path) -> None:
             (arc.root / path).symlink_to(f"../../../.git/annex/objects/aa/bb/{key}/{key}")
         else:
             (arc.root / path).write_text(f"/annex/objects/{key}\n")
-    command = [sys.executable, "-m", "brim", "plan", str(arc.root), "--recipe", "arc", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    facts = json.loads(done.stdout)
+    facts = json.loads(command("plan", arc.root, "--recipe", "arc", "--json").stdout)
     subjects = " ".join(dict.fromkeys(row["subject_id"] for row in arc.rows))
     assert facts["fingerprint"] == whole.plan.fingerprint
     assert facts["absent"]["get"] == f"datalad get derivatives/lesion_masks {subjects}"
     assert set(facts["absent"]["files"]) == set(arc.contents)
-    command[3:5] = ["build", str(arc.root), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
+    done = command("build", arc.root, tmp_path / "out", "--recipe", "arc", "--json", check=2)
     assert f"datalad get derivatives/lesion_masks {subjects}" in json.loads(done.stdout.splitlines()[-1])["message"]
     assert not (tmp_path / "out" / "data").exists()

@@ -16,7 +16,7 @@ import pytest
 
 from brim.watching import launch
 from brim.watching.run_log import read_log
-from tests.conftest import brim
+from tests.conftest import brim, started
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory commands see little elsewhere")
 PYTHON = sys.executable
@@ -58,7 +58,7 @@ def test_stdin_stdout_and_the_exit_code_are_the_commands(tmp_path: Path) -> None
     """What goes in comes out, byte for byte; brim's own words are on stderr."""
     data = os.urandom(300_000).hex()
     script = "import sys; sys.stdout.write(sys.stdin.read()); sys.stderr.write('err'); sys.exit(7)"
-    done = brim("run", "--quiet", "--", PYTHON, "-c", script, input=data, check=7)
+    done = started("run", "--quiet", "--", PYTHON, "-c", script, input=data, check=7)
     assert done.stdout == data
     assert done.stderr == "err"
 
@@ -127,7 +127,7 @@ def test_extra_descriptors_pass_through(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.write(write, b"through")
     os.close(write)
-    assert brim("run", "-q", "--", "cat", f"/dev/fd/{read}", pass_fds=(read,)).stdout == "through"
+    assert started("run", "-q", "--", "cat", f"/dev/fd/{read}", pass_fds=(read,)).stdout == "through"
     os.close(read)
 
 
@@ -290,7 +290,7 @@ def test_a_short_command_is_short() -> None:
         times = []
         for _ in range(5):
             begun = time.monotonic()
-            brim(*arguments)
+            started(*arguments)
             times.append(time.monotonic() - begun)
         return min(times)
 
@@ -569,6 +569,7 @@ print("obeyed", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_leak_is_stopped_in_time_and_the_next_run_starts(tmp_path: Path) -> None:
     """Stopped a lead before the kill line; the file is gone, and the lead of the next night is what this one took."""
     stop, log = tmp_path / "stop", tmp_path / "l.jsonl"

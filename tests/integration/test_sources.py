@@ -15,8 +15,7 @@ import pytest
 
 import brim as api
 from brim.errors import InputError, SourceError
-from tests.conftest import brim as started
-from tests.conftest import random_bytes, tree_digest, write_files
+from tests.conftest import random_bytes, started, tree_digest, write_files
 from tests.forked import brim
 
 

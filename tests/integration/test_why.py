@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from brim.oom.why import why
-from tests.conftest import brim as started
+from tests.conftest import started
 from tests.forked import brim
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "oom"
@@ -100,6 +100,7 @@ def test_no_kills(tmp_path: Path) -> None:
     assert "x.log" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_large_log_is_streamed(tmp_path: Path) -> None:
     """200 MB of log take no more memory than 2 MB do, and the kill in the middle is found."""
     noise = "".join(
