@@ -32,7 +32,16 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Two cores shared with subprocesses: how long one example takes says nothing.
 hypothesis.settings.register_profile("brim", deadline=None, max_examples=60)
-hypothesis.settings.load_profile("brim")
+# Whether a mutant is noticed, and not by which smallest example (tests/mutation).
+hypothesis.settings.register_profile(
+    "mutant",
+    deadline=None,
+    max_examples=25,
+    database=None,
+    derandomize=True,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+)
+hypothesis.settings.load_profile("mutant" if "BRIM_MUTANT" in os.environ else "brim")
 
 
 def started(

@@ -250,17 +250,19 @@ def test_source_object_changes(place: BucketPlace, source: Path, tmp_path: Path)
     code = (
         "import brim, sys\n"
         "plan = brim.plan(sys.argv[1], sys.argv[2], shard_size='30MB')\n"
-        "input()\n"
+        "print('planned', flush=True)\ninput()\n"
         "try:\n    plan.run()\nexcept brim.errors.SourceChanged as error:\n    sys.exit(error.facts['path'])\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, f"{place.address}/in", str(tmp_path / "out")],
         env=place.environment,
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(1.5)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "planned\n"
     place.server.write("private", f"{place.prefix}/in/1.bin", random_bytes(27_000_000, 9))
     _, said = process.communicate("\n", timeout=60)
     assert said.strip() == "1.bin"

@@ -1,0 +1,280 @@
+"""Mutation testing of the core: `make mutate`.
+
+    python -m tests.mutation.run                    all modules, at most 100 mutants of each; writes docs/mutation.md
+    python -m tests.mutation.run thrift -n 30       30 of one module
+    python -m tests.mutation.run thrift --all       every one of them
+
+A mutant is one small change to one module (mutants.py). It is killed if a test of that module fails, or does not end.
+The same mutants are drawn every time. Each runs in a process that was forked from one that has imported pytest, numpy
+and pyarrow, and nothing of brim.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+from tests.mutation.mutants import Mutant, all_mutants, mutated
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "mutation.md"
+REASONS = Path(__file__).with_name("survivors.toml")
+MOST, GOAL = 100, 0.85
+_SURVIVED, _KILLED = 0, 1
+_SECONDS = 20.0  # of the processor, of which tests of one module take one or two
+_WALL_S = 300.0
+_BYTES = 6 << 30
+_OPTIONAL = ("huggingface_hub.hf_api", "huggingface_hub.lfs", "obstore.store", "psutil", "trustme")
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of brim, and the tests that should notice whatever changes in it: quick ones, in one process."""
+
+    name: str
+    tests: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        return ROOT / "src" / f"{self.name.replace('.', '/')}.py"
+
+    @property
+    def short(self) -> str:
+        return self.name.rpartition(".")[2]
+
+
+def _module(name: str, *tests: str) -> Module:
+    return Module(f"brim.{name}", tests)
+
+
+MODULES = (
+    _module("formats.splice", "tests/unit/test_splice.py"),
+    _module("formats.thrift", "tests/unit/test_thrift.py"),
+    _module("formats.parquet_levels", "tests/unit/test_levels.py"),
+    _module("formats.parquet_pages", "tests/unit/test_pages.py"),
+    _module("formats.parquet_shard", "tests/unit/test_parquet_shard.py", "tests/unit/test_skeleton.py"),
+    _module("state.record_log", "tests/unit/test_record_log.py"),
+    _module("state.ledger", "tests/unit/test_ledger.py"),
+    _module("cuts", "tests/unit/test_cuts.py"),
+    _module("plans.cut_shards", "tests/unit/test_cut_shards.py"),
+    _module("plans.fingerprint", "tests/unit/test_fingerprint.py"),
+    _module("schedule.scheduler", "tests/unit/test_scheduler.py"),
+    _module("schedule.memory_line", "tests/unit/test_memory_line.py"),
+    _module("tensors.arrangement", "tests/unit/test_arrangement.py"),
+    _module("tensors.checkpoints", "tests/unit/test_checkpoints.py"),
+    _module("outputs.token_documents", "tests/unit/test_tokens.py"),
+    _module("stores.hub_commits", "tests/unit/test_hub_commits.py"),
+    _module("stores.bucket_lease", "tests/unit/test_bucket_lease.py"),
+    _module("oom.kernel_record", "tests/unit/test_postmortem_kernel.py"),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a module's mutants."""
+
+    module: Module
+    possible: int
+    tried: int
+    survivors: tuple[Mutant, ...]
+    seconds: float
+
+    @property
+    def killed(self) -> int:
+        return self.tried - len(self.survivors)
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads a module with one of its mutants."""
+
+    number = 0
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(mutated(Path(self.path).read_text(), self.number), self.path, "exec")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, module: Module, number: int) -> None:
+        self._module, self._number = module, number
+
+    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if name != self._module.name:
+            return None
+        loader = _Loader(name, str(self._module.path))
+        loader.number = self._number
+        return importlib.util.spec_from_loader(name, loader)
+
+
+def _run_tests(module: Module, number: int | None) -> int:
+    """The exit code of pytest, in a process of its own."""
+    import pytest
+
+    if number is not None:
+        sys.meta_path.insert(0, _Finder(module, number))
+    options = ["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(ROOT)]
+    return int(pytest.main([*options, *(str(ROOT / test) for test in module.tests)]))
+
+
+def _start(module: Module, number: int | None, log: Path) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 70
+    try:
+        os.setsid()
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(_SECONDS), int(_SECONDS) + 2))
+        resource.setrlimit(resource.RLIMIT_DATA, (_BYTES, _BYTES))
+        code = _run_tests(module, number)
+    finally:
+        os._exit(code)
+
+
+class _Pool:
+    """Several mutants at a time."""
+
+    def __init__(self, jobs: int, folder: Path) -> None:
+        self._jobs, self._folder = jobs, folder
+        self._running: dict[int, tuple[Mutant, float]] = {}
+
+    def run(self, module: Module, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, int, float]]:
+        """Each with the exit code of its tests and the processor time they took."""
+        waiting = list(mutants)
+        while waiting or self._running:
+            while waiting and len(self._running) < self._jobs:
+                mutant = waiting.pop(0)
+                log = self._folder / f"{len(self._running)}.log"
+                self._running[_start(module, mutant.number, log)] = mutant, time.monotonic()
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            if pid in self._running:
+                mutant, _ = self._running.pop(pid)
+                _end_group(pid)
+                yield mutant, os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+                continue
+            for pid, (_, begun) in self._running.items():
+                if time.monotonic() - begun > _WALL_S:
+                    _end_group(pid)
+            select.select([], [], [], 0.02)
+
+
+def _end_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def drawn(module: Module, count: int | None) -> tuple[list[Mutant], int]:
+    """The mutants that are tried, always the same, and how many there are in all."""
+    everything = all_mutants(module.path.read_text())
+    if count is None or count >= len(everything):
+        return everything, len(everything)
+    chosen = random.Random(module.name).sample(everything, count)
+    return sorted(chosen, key=lambda mutant: mutant.number), len(everything)
+
+
+def try_module(module: Module, count: int | None, pool: _Pool, verbose: bool) -> Result:
+    """Try its mutants, after its tests have passed without one."""
+    log = Path(pool._folder / "clean.log")
+    pid = _start(module, None, log)
+    _, status, usage = os.wait4(pid, 0)
+    if status:
+        sys.exit(f"the tests of {module.name} fail without any mutant:\n{log.read_text()[-3000:]}")
+    clean_s = usage.ru_utime + usage.ru_stime
+    mutants, possible = drawn(module, count)
+    survivors, seconds = [], clean_s
+    for mutant, code, took_s in pool.run(module, mutants):
+        seconds += took_s
+        if code == _SURVIVED:
+            survivors.append(mutant)
+        elif code != _KILLED and verbose:
+            print(f"    exit {code} after {took_s:.1f} s: {mutant.line} {mutant.key}")
+    survivors.sort(key=lambda mutant: mutant.number)
+    result = Result(module, possible, len(mutants), tuple(survivors), seconds)
+    print(
+        f"{module.short:20} {possible:5} {result.tried:5} {result.killed:5} {result.killed / result.tried:6.0%}"
+        f"   clean {clean_s:.1f} s, all {seconds:.0f} s of the processor",
+        flush=True,
+    )
+    if verbose:
+        for mutant in survivors:
+            print(f"    {module.path.name}:{mutant.line} {mutant.key}", flush=True)
+    return result
+
+
+def page(results: Sequence[Result]) -> str:
+    """docs/mutation.md."""
+    reasons = tomllib.loads(REASONS.read_text()) if REASONS.exists() else {}
+    lines = [
+        "# Mutation testing",
+        "",
+        "`make mutate` changes the core of brim in small ways, one at a time, and looks whether a test notices: a `<`",
+        "becomes `<=`, a `max` a `min`, a number one more, a call or an assignment is dropped, an argument becomes None.",
+        f"At most {MOST} mutants of each module are drawn, always the same. This page is what it wrote.",
+        "",
+        "| module | possible | tried | killed | |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for result in results:
+        share = f"{result.killed / result.tried:.0%}"
+        name = result.module.name.removeprefix("brim.").replace(".", "/")
+        lines.append(f"| `{name}.py` | {result.possible} | {result.tried} | {result.killed} | {share} |")
+    possible, tried, killed = (sum(getattr(r, n) for r in results) for n in ("possible", "tried", "killed"))
+    lines += [f"| all | {possible} | {tried} | {killed} | {killed / tried:.0%} |", "", "## Those that survive", ""]
+    for result in results:
+        if not result.survivors:
+            continue
+        known = reasons.get(result.module.short, {})
+        lines += [f"`{result.module.path.name}`", ""]
+        for mutant in result.survivors:
+            lines.append(f"- {mutant.key}: {known.get(mutant.key, 'not explained')}")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("modules", nargs="*", help="their last names; all without any")
+    parser.add_argument("-n", type=int, default=MOST, help="how many of a module")
+    parser.add_argument("--all", action="store_true", help="every one of a module")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    chosen = [module for module in MODULES if not options.modules or module.short in options.modules]
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["BRIM_MUTANT"] = "1"  # what tests/conftest.py does with it: no search for the smallest example
+    for name in ("pytest", "hypothesis", "numpy", "pyarrow.parquet", "pyarrow.compute", *_OPTIONAL):
+        importlib.import_module(name)
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        pool = _Pool(options.jobs, Path(folder))
+        count = None if options.all else options.n
+        results = [try_module(module, count, pool, verbose=bool(options.modules)) for module in chosen]
+    tried, killed = sum(result.tried for result in results), sum(result.killed for result in results)
+    print(f"{killed} of {tried} mutants killed, {killed / tried:.0%}; {sum(r.seconds for r in results):.0f} s")
+    if not options.modules and not options.all and options.n == MOST:
+        PAGE.write_text(page(results))
+    low = [result.module.short for result in results if result.killed < GOAL * result.tried]
+    if low:
+        sys.exit(f"fewer than {GOAL:.0%} are killed of {', '.join(low)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""One run at a time in a bucket: who holds the place, who waits, who is gone. A store in memory, and a clock of ours."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import obstore
+import pytest
+from obstore.store import MemoryStore
+
+from brim.buckets import listing, send_object
+from brim.buckets.bucket_address import BucketAddress
+from brim.errors import DestinationError, SinkFailed
+from brim.stores import bucket_lease
+from brim.stores.bucket_lease import Lease
+
+PLACE = BucketAddress("s3", "bucket", "some/where")
+KEY = "some/where/.brim/lock"
+
+
+class Bucket:
+    """A store with conditional writes, and a clock that moves when somebody sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store, self.now, self.slept = MemoryStore(), 1000.0, []  # type: ignore[var-annotated]
+        self.while_asleep: list[Callable[[], None]] = []
+        monkeypatch.setattr(send_object, "store_of", lambda address: self.store)
+        monkeypatch.setattr(listing, "store_of", lambda address: self.store)
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep, time_ns=lambda: int(self.now * 1e9))
+        monkeypatch.setattr(bucket_lease, "time", clock)
+        self.notes: list[str] = []
+        self.checks = 0
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        if self.while_asleep:
+            self.while_asleep.pop(0)()
+
+    def check(self) -> None:
+        self.checks += 1
+
+    def lease(self, owner: str = "me") -> Lease:
+        return Lease(PLACE, owner, self.notes.append)
+
+    def body(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(obstore.get(self.store, KEY).bytes().to_bytes())
+        return found
+
+    def put(self, data: bytes) -> None:
+        obstore.put(self.store, KEY, data)
+
+    def empty(self) -> bool:
+        return not [found for page in obstore.list(self.store) for found in page]
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    return Bucket(monkeypatch)
+
+
+def test_an_empty_place_is_taken_and_given_back(bucket: Bucket) -> None:
+    """By an object that says who, how often, and when; it is renewed by a thread, and goes with the lease."""
+    lease = bucket.lease()
+    lease.take(bucket.check)
+    assert bucket.body() == {"owner": "me", "count": 1, "at": 1000_000_000_000}
+    assert lease._thread is not None
+    assert (lease._thread.is_alive(), lease._thread.daemon, lease._thread.name) == (True, True, "lease")
+    lease.renew()
+    assert bucket.body()["count"] == 2
+    lease.check()
+    lease.release()
+    assert not lease._thread.is_alive()
+    assert bucket.empty()
+    assert (bucket.notes, bucket.slept) == ([], [])
+
+
+def test_the_object_of_an_earlier_run_is_ones_own(bucket: Bucket) -> None:
+    """A run that continues another with the same ledger need not wait."""
+    bucket.lease().take(bucket.check)
+    again = bucket.lease()
+    again.take(bucket.check)
+    assert (bucket.slept, bucket.notes, bucket.checks) == ([], [], 0)
+    again.renew()
+    again.release()
+
+
+def test_a_place_that_nobody_renews_is_taken_over(bucket: Bucket) -> None:
+    """After twenty seconds in which nothing changed, looked at twice a second; a stop is heard meanwhile."""
+    bucket.lease("other").take(bucket.check)
+    mine = bucket.lease()
+    mine.take(bucket.check)
+    assert bucket.slept == [0.5] * 40
+    assert bucket.checks == 40
+    assert "looking whether it still is" in bucket.notes[0]
+    assert bucket.body()["owner"] == "me"
+    mine.release()
+
+
+def test_a_place_that_is_renewed_is_refused(bucket: Bucket) -> None:
+    other = bucket.lease("other")
+    other.take(bucket.check)
+    bucket.while_asleep += [lambda: None] * 5 + [other.renew]
+    with pytest.raises(DestinationError, match="Another brim is building at this destination") as caught:
+        bucket.lease().take(bucket.check)
+    assert caught.value.hint == "Wait for it to end, or stop it."
+    assert len(bucket.slept) == 6
+    assert bucket.body()["owner"] == "other"
+    other.release()
+
+
+def test_a_place_that_is_left_meanwhile_is_taken_at_once(bucket: Bucket) -> None:
+    other = bucket.lease("other")
+    other.take(bucket.check)
+    bucket.while_asleep += [lambda: None, other.release]
+    mine = bucket.lease()
+    mine.take(bucket.check)
+    assert len(bucket.slept) == 2
+    assert bucket.body() == {"owner": "me", "count": 2, "at": 1001_000_000_000}
+    mine.release()
+
+
+def test_two_that_wait_for_the_same_place(bucket: Bucket) -> None:
+    """One gets it; the other sees that it was too late, and begins to look again."""
+    bucket.lease("dead").take(bucket.check)
+    first = bucket.lease("first")
+    # The other one takes it over in the last moment of our waiting.
+    bucket.while_asleep += [lambda: None] * 39
+    bucket.while_asleep.append(lambda: bucket.put(b'{"owner": "first"}'))
+    with pytest.raises(DestinationError):
+        bucket.lease().take(bucket.check)
+    assert first._held is None
+
+
+@pytest.mark.parametrize("data", [b"", b"no json", b"[1]", b'{"who": 1}'])
+def test_an_object_of_somebody_else_is_waited_for(bucket: Bucket, data: bytes) -> None:
+    """Whatever it says, it is not ours; nobody renews it."""
+    bucket.put(data)
+    lease = bucket.lease()
+    lease.take(bucket.check)
+    assert len(bucket.slept) == 40
+    lease.release()
+
+
+def test_a_stop_ends_the_waiting(bucket: Bucket) -> None:
+    bucket.put(b"{}")
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bucket.lease().take(stop)
+    assert bucket.slept == []
+
+
+def test_whoever_lost_the_place_is_told(bucket: Bucket) -> None:
+    """Renewing fails from then on, and what the other has is not removed."""
+    lease = bucket.lease()
+    lease.take(bucket.check)
+    bucket.put(b'{"owner": "other"}')
+    for call in (lease.renew, lease.check, lease.renew):
+        with pytest.raises(SinkFailed, match="Another brim took over") as caught:
+            call()
+        assert caught.value.hint == "Let it end; then run the same command to continue."
+    lease.release()
+    assert bucket.body() == {"owner": "other"}
+
+
+def test_an_object_that_is_gone_is_a_place_that_is_lost(bucket: Bucket) -> None:
+    lease = bucket.lease()
+    lease.take(bucket.check)
+    obstore.delete(bucket.store, KEY)
+    with pytest.raises(SinkFailed, match="took over"):
+        lease.renew()
+    lease.release()
+
+
+def test_a_lost_answer_to_a_renewal_is_no_loss(bucket: Bucket) -> None:
+    """The object is our own, only newer than we know."""
+    lease = bucket.lease()
+    lease.take(bucket.check)
+    bucket.put(b'{"owner": "me"}')
+    lease.renew()
+    lease.check()
+    lease.renew()
+    assert bucket.body()["count"] == 3
+    lease.release()
+    assert bucket.empty()
+
+
+class Broken:
+    """`send_instead` of a store that answers otherwise."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self, *_: object) -> Any:
+        raise self.error
+
+
+def object_error(kind: str, text: str) -> Exception:
+    """As obstore raises it."""
+    return type(kind, (Exception,), {"__module__": "obstore.exceptions"})(text)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [object_error("NotSupportedError", "no"), object_error("GenericError", "status code: 501 Not Implemented")],
+)
+def test_a_store_without_conditions_is_used_unguarded(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It is said, nothing is renewed, and nothing is removed."""
+    monkeypatch.setattr(bucket_lease, "send_instead", Broken(error))
+    lease = bucket.lease()
+    lease.take(bucket.check)
+    assert "this store knows no conditional writes" in bucket.notes[0]
+    assert lease._thread is None
+    lease.renew()
+    lease.release()
+    assert bucket.empty()
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (object_error("GenericError", "status code: 500 Internal"), Exception),
+        (object_error("PermissionDeniedError", "status code: 403 Forbidden"), DestinationError),
+        (ZeroDivisionError("ours"), ZeroDivisionError),
+    ],
+)
+def test_other_failures_are_said(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
+) -> None:
+    """When the place is taken, when it is taken over and when it is renewed."""
+    held = bucket.lease()
+    held.take(bucket.check)
+    monkeypatch.setattr(bucket_lease, "send_instead", Broken(error))
+    with pytest.raises(raised) as caught:
+        bucket.lease("other").take(bucket.check)
+    assert not bucket.notes
+    with pytest.raises(type(error)):
+        bucket.lease()._take_over(bucket.check)
+    with pytest.raises(type(caught.value)):
+        held.renew()
+    held.check()
+    monkeypatch.undo()
+
+
+def test_a_failure_to_remove_is_no_matter(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes next sees that nobody renews it; a mistake of ours is not hidden."""
+    for error, raises in ((object_error("GenericError", "cut"), False), (ZeroDivisionError(), True)):
+        lease = bucket.lease()
+        lease.take(bucket.check)
+        monkeypatch.setattr(bucket_lease, "delete_objects", Broken(error))
+        if raises:
+            with pytest.raises(ZeroDivisionError):
+                lease.release()
+        else:
+            lease.release()
+
+
+def test_it_is_renewed_every_five_seconds_whatever_happens(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line may be down for a while: the next time decides."""
+    lease = bucket.lease()
+    waits: list[float] = []
+    renewals = [0]
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        return len(waits) > 3
+
+    def renew() -> None:
+        renewals[0] += 1
+        raise OSError("down")
+
+    monkeypatch.setattr(lease, "_over", SimpleNamespace(wait=wait))
+    monkeypatch.setattr(lease, "renew", renew)
+    lease._renew_again()
+    assert (waits, renewals) == ([5.0] * 4, [3])
+
+
+def test_a_renewal_waits_for_the_one_before(bucket: Bucket) -> None:
+    lease = bucket.lease()
+    lease.take(bucket.check)
+    with lease._renewing:
+        thread = threading.Thread(target=lease.renew, daemon=True)
+        thread.start()
+        thread.join(0.05)
+        assert bucket.body()["count"] == 1
+    thread.join(10)
+    assert bucket.body()["count"] == 2
+    lease.release()

@@ -1,0 +1,230 @@
+"""Commits to the Hub: made against what was looked at, once each, whatever answer is lost and whoever else commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from brim.state.ledger import Piece
+from brim.stores import hub_commits, hub_private
+from brim.stores.hub_client import HubEntry, Snapshot
+from brim.stores.hub_commits import Commits, pointers, texts
+from brim.stores.store import ObjectsGone
+
+A, B = Piece("data/a", 3, "aa" * 32), Piece("data/b", 4, "bb" * 32)
+
+
+class HubError(Exception):
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.response = SimpleNamespace(status_code=status, headers={})
+
+
+class Client:
+    """A Hub with one revision: what a commit brings is there afterwards. `before` and `after` may raise, in turn."""
+
+    def __init__(self) -> None:
+        self.trees: list[dict[str, HubEntry]] = [{}]
+        self.commits: list[tuple[Any, ...]] = []
+        self.before: list[Callable[[], None]] = []
+        self.after: list[Callable[[], None]] = []
+        self.looks = 0
+
+    @property
+    def head(self) -> str:
+        return f"commit {len(self.trees) - 1}"
+
+    def put(self, *pieces: Piece) -> None:
+        self.trees.append(self.trees[-1] | {p.name: HubEntry(p.size, p.sha256, "") for p in pieces})
+
+    def snapshot(self, revision: str) -> Snapshot:
+        self.looks += 1
+        return Snapshot(revision, self.head, self.trees[-1])
+
+    def tree(self, commit: str) -> dict[str, HubEntry]:
+        return self.trees[int(commit.split()[1])]
+
+    def commit(self, revision: str, parent: str, operations: Sequence[Any], *words: str | None) -> str:
+        if self.before:
+            self.before.pop(0)()
+        if parent != self.head:
+            raise HubError(412)
+        self.commits.append((revision, [operation.path_in_repo for operation in operations], *words))
+        self.put(*(Piece(op.path_in_repo, op.upload_info.size, op.upload_info.sha256.hex()) for op in operations))
+        if self.after:
+            self.after.pop(0)()
+        return self.head
+
+
+class Asked:
+    """The storage: `gone` are the objects that it wants to be sent (again)."""
+
+    def __init__(self, *gone: str) -> None:
+        self.gone = gone
+        self.pieces: list[Piece] = []
+
+    def asked(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        self.pieces = list(pieces)
+        return {piece.sha256: {} for piece in pieces if piece.sha256 in self.gone}
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr(hub_commits, "wait_after", lambda error, wait_s: found.append(wait_s))
+    return found
+
+
+def fail(status: int) -> Callable[[], None]:
+    def call() -> None:
+        raise HubError(status)
+
+    return call
+
+
+def bring(client: Client, lfs: Asked | None = None, *pieces: Piece) -> tuple[Snapshot, Commits, list[int]]:
+    told: list[int] = []
+    commits = Commits(client, lfs or Asked(), lambda: told.append(len(client.commits)))  # type: ignore[arg-type]
+    wanted = pieces or (A, B)
+    snapshot = commits.bring("main", lambda at: pointers(at, wanted), "title", "more words")
+    return snapshot, commits, told
+
+
+def test_what_is_missing_is_committed_against_what_was_looked_at() -> None:
+    """Once, with its words and its parent; the result is the new revision, and whoever counts is told."""
+    client = Client()
+    client.put(A)
+    snapshot, commits, told = bring(client)
+    assert client.commits == [("main", ["data/b"], "title", "more words")]
+    assert snapshot == Snapshot("main", "commit 2", client.trees[2])
+    assert (commits.count, told) == (1, [1])
+    assert snapshot.holds(A)
+    assert snapshot.holds(B)
+
+
+def test_nothing_to_do_is_no_commit() -> None:
+    client = Client()
+    client.put(A, B)
+    snapshot, commits, told = bring(client)
+    assert (client.commits, commits.count, told) == ([], 0, [])
+    assert snapshot.commit == "commit 1"
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_somebody_else_was_quicker(waits: list[float], status: int) -> None:
+    """Then it is looked at again, at once, and only what is left is committed."""
+    client = Client()
+
+    def other() -> None:
+        client.put(A)
+        if status == 409:
+            raise HubError(409)
+
+    client.before.append(other)
+    _, commits, _ = bring(client)
+    assert client.commits == [("main", ["data/b"], "title", "more words")]
+    assert (commits.count, client.looks, waits) == (1, 2, [])
+
+
+def test_a_lost_answer_makes_no_second_commit(waits: list[float]) -> None:
+    """The commit was made: what is looked at again holds everything."""
+    client = Client()
+    client.after.append(fail(500))
+    snapshot, commits, told = bring(client)
+    assert len(client.commits) == 1
+    assert snapshot.commit == client.head
+    assert (commits.count, told, waits) == (0, [], [1.0])
+
+
+def test_what_passes_is_waited_for(waits: list[float]) -> None:
+    """Longer each time."""
+    client = Client()
+    client.before += [fail(503), fail(429), fail(500)]
+    _, commits, _ = bring(client)
+    assert len(client.commits) == commits.count == 1
+    assert waits == [1.0, 2.0, 4.0]
+
+
+def test_the_tries_have_an_end(waits: list[float]) -> None:
+    """And the last error is raised, if the commit was not made after all."""
+    client = Client()
+    client.before += [fail(503)] * 6
+    with pytest.raises(HubError, match="503"):
+        bring(client)
+    assert (client.commits, len(waits)) == ([], 5)
+    client = Client()
+    client.before += [fail(503)] * 5
+    client.after.append(fail(503))
+    snapshot, commits, _ = bring(client)
+    assert (len(client.commits), snapshot.commit, commits.count) == (1, "commit 1", 0)
+
+
+def test_conflicts_without_end_are_raised(waits: list[float]) -> None:
+    client = Client()
+    client.before += [fail(409)] * 6
+    with pytest.raises(HubError, match="409"):
+        bring(client)
+    assert (client.looks, waits) == (7, [])
+
+
+def test_what_does_not_pass_is_raised_at_once(waits: list[float]) -> None:
+    client = Client()
+    client.before.append(fail(403))
+    with pytest.raises(HubError, match="403"):
+        bring(client)
+    assert (client.looks, waits) == (1, [])
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_objects_that_were_collected_are_named(waits: list[float], status: int) -> None:
+    """The Hub refuses to point to what it no longer has; those shards, and no others, have to be sent again."""
+    client, lfs = Client(), Asked(B.sha256)
+    client.before.append(fail(status))
+    with pytest.raises(ObjectsGone) as caught:
+        bring(client, lfs)
+    assert caught.value.names == ["data/b"]
+    assert lfs.pieces == [A, B]
+
+
+def test_a_refusal_of_what_is_there_is_an_error() -> None:
+    client, lfs = Client(), Asked()
+    client.before.append(fail(422))
+    with pytest.raises(HubError, match="422"):
+        bring(client, lfs)
+    assert lfs.pieces == [A, B]
+
+
+def test_objects_are_asked_for_only_when_a_commit_is_refused(waits: list[float]) -> None:
+    client, lfs = Client(), Asked(A.sha256)
+    client.before.append(fail(500))
+    bring(client, lfs)
+    assert lfs.pieces == []
+
+
+def test_only_what_was_sent_can_be_gone() -> None:
+    """Texts and deletions travel inside of the commit."""
+    lfs = Asked(A.sha256)
+    commits = Commits(Client(), lfs, lambda: None)  # type: ignore[arg-type]
+    todo = [hub_private.text("README.md", b"x"), hub_private.addition(A), hub_private.deletion("old")]
+    with pytest.raises(ObjectsGone):
+        commits._raise_gone(todo)
+    assert lfs.pieces == [A]
+
+
+def test_texts_that_are_the_same_are_left_alone() -> None:
+    """By their content, whether the Hub keeps them as texts or as objects."""
+    import hashlib
+
+    blob = hashlib.sha1(b"blob 3\0one", usedforsecurity=False).hexdigest()
+    tree = {"a": HubEntry(3, None, blob), "b": HubEntry(3, hashlib.sha256(b"two").hexdigest(), "")}
+    wanted = {"a": b"one", "b": b"two", "c": b"new"}
+    at = Snapshot("main", "commit 1", tree)
+    assert [operation.path_in_repo for operation in texts(at, wanted)] == ["c"]
+    changed = texts(at, {"a": b"two", "b": b"one"})
+    assert [(operation.path_in_repo, operation.path_or_fileobj.read()) for operation in changed] == [
+        ("a", b"two"),
+        ("b", b"one"),
+    ]

@@ -1,0 +1,273 @@
+"""The line that workers are held to: how many fit, what is said when memory is short, and who is ended."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from brim.schedule import memory_line
+from brim.schedule.memory_line import Gate, HeldLine, WorkerRoom
+
+MB, MIB = 10**6, 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("limit", "margin"),
+    [(500 * MB, 32 * MIB), (1000 * MIB, 32 * MIB), (2000 * MB, 60 * MB), (10_000 * MB, 300 * MB)],
+)
+def test_the_line_lies_a_margin_below_the_limit(limit: int, margin: int) -> None:
+    """32 MiB of a small limit, 3 % of a large one: what a worker may take between two looks."""
+    room = WorkerRoom(limit, 0, 0)
+    assert room.hard_bytes == limit - margin
+    assert room.soft_bytes == round(0.85 * (limit - margin))
+
+
+def test_the_margin_is_the_larger_of_the_two() -> None:
+    """At 3 % being 32 MiB both are the same, and one byte of margin more is above it."""
+    even = round(32 * MIB / 0.03)
+    assert WorkerRoom(even, 0, 0).hard_bytes == even - 32 * MIB
+    assert WorkerRoom(even + 100, 0, 0).hard_bytes == even + 100 - (32 * MIB + 3)
+
+
+@pytest.mark.parametrize(
+    ("parent", "worker", "smallest"),
+    # Parent, worker and 24 MiB of work; then 32 MiB or 3 % more, rounded up to ten megabytes.
+    [(60 * MB, 40 * MB, 160 * MB), (100 * MB, 1_474_834_176, 1_650 * MB), (0, 1_000 * MB, 1_060 * MB)],
+)
+def test_the_smallest_limit(parent: int, worker: int, smallest: int) -> None:
+    room = WorkerRoom(10**9, parent, worker)
+    assert room.smallest_bytes == smallest
+    enough = WorkerRoom(smallest, parent, worker)
+    assert enough.hard_bytes >= parent + worker + 24 * MIB
+    assert WorkerRoom(smallest - 10 * MB, parent, worker).hard_bytes < parent + worker + 24 * MIB
+
+
+@pytest.mark.parametrize(
+    ("work", "most", "workers"),
+    [(100 * MB, 9, 3), (100 * MB, 2, 2), (100 * MB + 1, 9, 2), (900 * MB, 9, 1), (0, 9, 4), (0, 3, 3)],
+)
+def test_as_many_as_fit(work: int, most: int, workers: int) -> None:
+    """Each takes what it holds at rest and for its work, 48 MiB before any was seen; one always tries."""
+    room = WorkerRoom(500 * MB + 32 * MIB, 50 * MB, 50 * MB)
+    assert room.hard_bytes - room.parent_bytes == 450 * MB
+    assert room.workers(work, most) == workers
+
+
+def test_shares_are_equal() -> None:
+    """Of what the parent leaves; nobody is one."""
+    room = WorkerRoom(500 * MB + 32 * MIB, 50 * MB, 50 * MB)
+    assert [room.share_bytes(count) for count in (0, 1, 2, 4)] == [450 * MB, 450 * MB, 225 * MB, 112_500_000]
+
+
+def test_the_gate_is_a_byte_that_is_one_while_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written only when it changes, and gone in the end."""
+    gate = Gate(tmp_path / "gate")
+    writes: list[bytes] = []
+    plain = memory_line.write_all
+
+    def write(descriptor: int, data: bytes, at: int) -> None:
+        writes.append(data)
+        plain(descriptor, data, at)
+
+    monkeypatch.setattr(memory_line, "write_all", write)
+    for short in (False, True, True, False, False, True):
+        gate.close_for_now(short)
+        assert gate.path.read_bytes() == (b"\1" if short else b"\0")
+    assert writes == [b"\1", b"\0", b"\1"]
+    before = len(os.listdir("/proc/self/fd"))
+    gate.remove()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+    assert not gate.path.exists()
+
+
+def test_a_gate_that_is_gone_already_is_removed(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    assert gate.path.read_bytes() == b"\0"
+    gate.path.unlink()
+    gate.remove()
+
+
+@dataclass
+class Worker:
+    """A worker as the line sees it."""
+
+    pid: int
+    size: int = 0
+    attempt: object | None = None
+    over_line_bytes: int = 0
+    peak_bytes: int = 0
+    children: tuple[int, ...] = ()
+    killed: int = 0
+
+    def held_bytes(self) -> int:
+        return self.size
+
+    def kill(self) -> None:
+        self.killed += 1
+
+
+class Machine:
+    """What the processes hold, and who there is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.here = os.getpid()
+        self.held: dict[int, int] = {self.here: 10 * MB}
+        self.below: dict[int, list[int]] = {}
+        self.walks = 0
+        monkeypatch.setattr(memory_line, "tree", self._tree)
+        monkeypatch.setattr(memory_line, "process_bytes", lambda pid: self.held.get(pid, 0))
+        self.gate = Gate(tmp_path / "gate")
+
+    def _tree(self, roots: list[int]) -> list[int]:
+        self.walks += roots == [self.here]
+        found = list(roots)
+        for pid in found:
+            found += self.below.get(pid, [])
+        return found
+
+    def line(self, workers: list[Worker], limit: int = 500 * MB) -> HeldLine:
+        self.below.setdefault(self.here, [worker.pid for worker in workers])
+        line: Any = HeldLine(WorkerRoom(limit, 0, 0), lambda: workers, self.gate)  # type: ignore[arg-type, return-value]
+        return line  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    return Machine(monkeypatch, tmp_path)
+
+
+def test_the_largest_is_ended(machine: Machine) -> None:
+    """Not the smallest, not one that is ended already; what it held is known, and is at least one byte."""
+    workers = [Worker(1, 30), Worker(2, 90), Worker(3, 60)]
+    line = machine.line(workers)
+    for killed in ([0, 1, 0], [0, 1, 1], [1, 1, 1]):
+        line._end_one()
+        assert [worker.killed for worker in workers] == killed
+    assert [worker.over_line_bytes for worker in workers] == [30, 90, 60]
+    gone = [Worker(4, 0)]
+    machine.line(gone)._end_one()
+    assert (gone[0].killed, gone[0].over_line_bytes) == (1, 1)
+
+
+def test_nobody_left_to_end(machine: Machine) -> None:
+    """Then it is this process that holds too much, and how much is kept."""
+    ended = Worker(1, 30, over_line_bytes=30)
+    line = machine.line([ended])
+    line._meter = SimpleNamespace(read=lambda *_: SimpleNamespace(usage=SimpleNamespace(total_bytes=77)))  # type: ignore[assignment]
+    line._end_one()
+    assert (ended.killed, line.own_bytes) == (0, 77)
+
+
+def test_workers_that_share_nothing_are_added_up(machine: Machine) -> None:
+    """This process and its workers; the most that each held is kept."""
+    workers = [Worker(1), Worker(2)]
+    line = machine.line(workers)
+    machine.held |= {1: 20 * MB, 2: 30 * MB}
+    assert line._read() == 60 * MB
+    machine.held |= {1: 5 * MB, 2: 35 * MB}
+    assert line._read() == 50 * MB
+    assert [worker.peak_bytes for worker in workers] == [20 * MB, 35 * MB]
+    assert [worker.children for worker in workers] == [(), ()]
+
+
+def test_a_worker_that_has_just_come_is_counted(machine: Machine) -> None:
+    """Before the tree is walked again."""
+    workers = [Worker(1)]
+    line = machine.line(workers)
+    line._read()
+    workers.append(Worker(2))
+    machine.held |= {1: 20 * MB, 2: 30 * MB}
+    assert line._read() == 60 * MB
+    assert machine.walks == 1
+
+
+def test_the_tree_is_walked_now_and_then(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty times a second: that costs ten times what reading does."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    line = machine.line([Worker(1)])
+    for at, walks in ((100.0, 1), (100.04, 1), (100.051, 2), (100.1, 2), (100.102, 3)):
+        now[0] = at
+        line._read()
+        assert machine.walks == walks
+
+
+def test_processes_of_a_function_are_counted_by_pages(machine: Machine) -> None:
+    """They may share, so the sum would be too high; a worker's own count has its children's, each process once."""
+    workers = [Worker(1), Worker(2)]
+    line = machine.line(workers)
+    machine.below[1] = [11, 12]
+    machine.held |= {1: 20 * MB, 2: 30 * MB, 11: 5 * MB, 12: 6 * MB}
+    asked: list[Any] = []
+
+    def read(*line_bytes: int) -> Any:
+        asked.append(line_bytes)
+        return SimpleNamespace(usage=SimpleNamespace(total_bytes=44 * MB))
+
+    line._meter = SimpleNamespace(read=read)  # type: ignore[assignment]
+    assert line._read() == 44 * MB
+    assert asked == [(line._room.soft_bytes,)]
+    assert [worker.children for worker in workers] == [(11, 12), ()]
+    assert [worker.peak_bytes for worker in workers] == [31 * MB, 30 * MB]
+
+
+def test_what_a_dead_worker_left_is_still_its_own(machine: Machine) -> None:
+    """Its children are remembered, so that they can be ended with it."""
+    worker = Worker(1, children=(11,))
+    line = machine.line([worker])
+    machine.below |= {machine.here: [1, 11], 1: []}
+    machine.held |= {11: 5 * MB}
+    line._meter = SimpleNamespace(read=lambda *_: SimpleNamespace(usage=SimpleNamespace(total_bytes=15 * MB)))  # type: ignore[assignment]
+    line._read()
+    assert worker.children == (11,)
+    assert worker.peak_bytes == 5 * MB
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.002)
+
+
+def test_short_memory_closes_the_gate_where_several_work(machine: Machine) -> None:
+    """Above the soft line nobody begins anything; a worker that is alone goes on. Nobody is ended below the hard one."""
+    workers = [Worker(1, attempt=object()), Worker(2)]
+    soft = WorkerRoom(500 * MB, 0, 0).soft_bytes
+    with machine.line(workers) as line:
+        until(lambda: line.peak_bytes)
+        assert not line.tight
+        machine.held[1] = soft - 10 * MB
+        until(lambda: line.tight)
+        assert line.peak_bytes == soft
+        assert machine.gate.path.read_bytes() == b"\0"
+        workers[1].attempt = object()
+        until(lambda: machine.gate.path.read_bytes() == b"\1")
+        machine.held[1] = 1
+        until(lambda: machine.gate.path.read_bytes() == b"\0")
+        assert not line.tight
+    assert line.peak_bytes == soft
+    assert not [worker for worker in workers if worker.killed]
+    assert not line._thread.is_alive()
+
+
+def test_above_the_hard_line_a_worker_is_ended_and_then_another(machine: Machine) -> None:
+    """As long as it takes, with a pause in which the first one can go."""
+    workers = [Worker(1, 300), Worker(2, 400)]
+    machine.held |= {1: 300 * MB, 2: 400 * MB}
+    with machine.line(workers) as line:
+        begun = time.monotonic()
+        until(lambda: workers[1].killed)
+        first = time.monotonic()
+        until(lambda: workers[0].killed)
+        assert time.monotonic() - first > 0.1
+        assert first - begun < 10
+    assert line.peak_bytes == 710 * MB
+    assert [worker.over_line_bytes for worker in workers] == [300, 400]
