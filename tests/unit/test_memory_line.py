@@ -238,7 +238,7 @@ def until(true: Callable[[], object]) -> None:
 
 
 def test_short_memory_closes_the_gate_where_several_work(machine: Machine) -> None:
-    """Above the soft line nobody begins anything; a worker that is alone goes on. Nobody is ended below the hard one."""
+    """Above the soft line nobody begins anything, but one that is alone goes on; below the hard one nobody is ended."""
     workers = [Worker(1, attempt=object()), Worker(2)]
     soft = WorkerRoom(500 * MB, 0, 0).soft_bytes
     with machine.line(workers) as line:
