@@ -3,6 +3,9 @@
     python -m tests.mutation.run                    all modules, at most 100 mutants of each; writes docs/mutation.md
     python -m tests.mutation.run thrift -n 30       30 of one module
     python -m tests.mutation.run thrift --all       every one of them
+    python -m tests.mutation.run thrift --again     those that survived the last time; the others count as killed
+
+What was found is kept in .mutation for as long as the module and its tests stay the same, so a run can be cut short.
 
 A mutant is one small change to one module (mutants.py). It is killed if a test of that module fails, or does not end.
 The same mutants are drawn every time. Each runs in a process that was forked from one that has imported pytest, numpy
@@ -12,9 +15,11 @@ and pyarrow, and nothing of brim.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import os
 import random
 import resource
@@ -38,6 +43,7 @@ _SURVIVED, _KILLED = 0, 1
 _SECONDS = 20.0  # of the processor, of which tests of one module take one or two
 _WALL_S = 300.0
 _BYTES = 6 << 30
+_KEPT = ROOT / ".mutation"
 _OPTIONAL = ("huggingface_hub.hf_api", "huggingface_hub.lfs", "obstore.store", "psutil", "trustme")
 
 
@@ -55,6 +61,32 @@ class Module:
     @property
     def short(self) -> str:
         return self.name.rpartition(".")[2]
+
+    def digest(self) -> str:
+        """Of all that decides what becomes of a mutant, but for what the module imports."""
+        digest = hashlib.sha256(self.path.read_bytes())
+        for test in self.tests:
+            digest.update((ROOT / test).read_bytes())
+        return digest.hexdigest()
+
+
+class Kept:
+    """What became of mutants before: by key, whether a test noticed."""
+
+    def __init__(self, module: Module, again: bool) -> None:
+        self._path, self._digest = _KEPT / f"{module.name}.json", module.digest()
+        self.noticed: dict[str, bool] = {}
+        if self._path.exists():
+            kept = json.loads(self._path.read_text())
+            if kept["digest"] == self._digest:
+                self.noticed = kept["noticed"]
+            elif again:
+                self.noticed = {key: True for key, noticed in kept["noticed"].items() if noticed}
+
+    def add(self, key: str, noticed: bool) -> None:
+        self.noticed[key] = noticed
+        _KEPT.mkdir(exist_ok=True)
+        self._path.write_text(json.dumps({"digest": self._digest, "noticed": self.noticed}))
 
 
 def _module(name: str, *tests: str) -> Module:
@@ -189,7 +221,7 @@ def drawn(module: Module, count: int | None) -> tuple[list[Mutant], int]:
     return sorted(chosen, key=lambda mutant: mutant.number), len(everything)
 
 
-def try_module(module: Module, count: int | None, pool: _Pool, verbose: bool) -> Result:
+def try_module(module: Module, count: int | None, pool: _Pool, again: bool, verbose: bool) -> Result:
     """Try its mutants, after its tests have passed without one."""
     log = Path(pool._folder / "clean.log")
     pid = _start(module, None, log)
@@ -198,14 +230,14 @@ def try_module(module: Module, count: int | None, pool: _Pool, verbose: bool) ->
         sys.exit(f"the tests of {module.name} fail without any mutant:\n{log.read_text()[-3000:]}")
     clean_s = usage.ru_utime + usage.ru_stime
     mutants, possible = drawn(module, count)
-    survivors, seconds = [], clean_s
-    for mutant, code, took_s in pool.run(module, mutants):
+    seconds, kept = clean_s, Kept(module, again)
+    marks = {mutant.number: f"{mutant.number} {mutant.key}" for mutant in mutants}
+    for mutant, code, took_s in pool.run(module, [m for m in mutants if marks[m.number] not in kept.noticed]):
         seconds += took_s
-        if code == _SURVIVED:
-            survivors.append(mutant)
-        elif code != _KILLED and verbose:
+        kept.add(marks[mutant.number], code != _SURVIVED)
+        if code not in (_KILLED, _SURVIVED) and verbose:
             print(f"    exit {code} after {took_s:.1f} s: {mutant.line} {mutant.key}")
-    survivors.sort(key=lambda mutant: mutant.number)
+    survivors = [mutant for mutant in mutants if not kept.noticed[marks[mutant.number]]]
     result = Result(module, possible, len(mutants), tuple(survivors), seconds)
     print(
         f"{module.short:20} {possible:5} {result.tried:5} {result.killed:5} {result.killed / result.tried:6.0%}"
@@ -224,9 +256,9 @@ def page(results: Sequence[Result]) -> str:
     lines = [
         "# Mutation testing",
         "",
-        "`make mutate` changes the core of brim in small ways, one at a time, and looks whether a test notices: a `<`",
-        "becomes `<=`, a `max` a `min`, a number one more, a call or an assignment is dropped, an argument becomes None.",
-        f"At most {MOST} mutants of each module are drawn, always the same. This page is what it wrote.",
+        "`make mutate` changes the core of brim in small ways, one at a time, and looks whether a test notices: `<`",
+        "becomes `<=`, `max` becomes `min`, a number is one more, a call or an assignment is dropped, an argument is",
+        f"None. At most {MOST} mutants of each module are drawn, always the same. It wrote this page.",
         "",
         "| module | possible | tried | killed | |",
         "|---|---:|---:|---:|---:|",
@@ -253,6 +285,7 @@ def main() -> None:
     parser.add_argument("modules", nargs="*", help="their last names; all without any")
     parser.add_argument("-n", type=int, default=MOST, help="how many of a module")
     parser.add_argument("--all", action="store_true", help="every one of a module")
+    parser.add_argument("--again", action="store_true", help="those that survived the last time")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     chosen = [module for module in MODULES if not options.modules or module.short in options.modules]
@@ -266,7 +299,7 @@ def main() -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         pool = _Pool(options.jobs, Path(folder))
         count = None if options.all else options.n
-        results = [try_module(module, count, pool, verbose=bool(options.modules)) for module in chosen]
+        results = [try_module(module, count, pool, options.again, verbose=bool(options.modules)) for module in chosen]
     tried, killed = sum(result.tried for result in results), sum(result.killed for result in results)
     print(f"{killed} of {tried} mutants killed, {killed / tried:.0%}; {sum(r.seconds for r in results):.0f} s")
     if not options.modules and not options.all and options.n == MOST:

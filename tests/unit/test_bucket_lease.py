@@ -1,4 +1,4 @@
-"""One run at a time in a bucket: who holds the place, who waits, who is gone. A store in memory, and a clock of ours."""
+"""One run at a time in a bucket: who holds the place, who waits, who is gone. The store is in memory."""
 
 from __future__ import annotations
 
