@@ -1,6 +1,6 @@
 """A local Hub in a process of its own, for publish.py: prints its address, ends when stdin does.
 
-    python benchmarks/hub_server.py FOLDER [--xet] [--keep]
+    python benchmarks/hub_server.py FOLDER [--xet] [--keep] [--user NAME=TOKEN]
 
 Without --keep it hashes what it gets and stores nothing, so that a disk does not decide what is measured.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.hub import TestHub
+from tests.hub.server import TOKENS
 
 # The real Hub sends larger objects in parts; one part or many makes no difference that was measured here.
 MULTIPART_BYTES = 5 << 30
@@ -24,8 +25,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--xet", action="store_true")
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--user", help="NAME=TOKEN of somebody who may write, in the place of the usual ones")
     arguments = parser.parse_args()
-    with TestHub(arguments.folder, keep=arguments.keep, xet=arguments.xet, multipart_bytes=MULTIPART_BYTES) as hub:
+    tokens = TOKENS
+    if arguments.user:
+        name, _, token = arguments.user.partition("=")
+        tokens = {token: {"user": name, "can_write": True}}
+    with TestHub(arguments.folder, tokens, keep=arguments.keep, xet=arguments.xet, multipart_bytes=MULTIPART_BYTES) as hub:
         print(hub.endpoint, flush=True)
         sys.stdin.read()
 

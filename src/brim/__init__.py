@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from brim.errors import DestinationError as DestinationError
     from brim.errors import DoesNotFit as DoesNotFit
     from brim.errors import FilesRefused as FilesRefused
+    from brim.errors import FunctionFailed as FunctionFailed
     from brim.errors import InputError as InputError
     from brim.errors import MissingExtra as MissingExtra
     from brim.errors import PlanChanged as PlanChanged
@@ -106,6 +107,7 @@ _HOMES = {
     "FileTable": "brim.sources.file_table",
     "FilesRefused": "brim.errors",
     "Forecast": "brim.forecasts.shapes",
+    "FunctionFailed": "brim.errors",
     "InputError": "brim.errors",
     "MissingExtra": "brim.errors",
     "Outcome": "brim.schedule.unit_work",
@@ -179,6 +181,7 @@ __all__ = [
     "FileTable",
     "FilesRefused",
     "Forecast",
+    "FunctionFailed",
     "InputError",
     "MissingExtra",
     "Outcome",

@@ -8,6 +8,7 @@ BrimError                      1  a bug in brim, or a base for `except`
 │   ├── DestinationError          the destination is busy, or holds what brim did not write
 │   │   └── PlanChanged           the destination holds another job: --fresh or --update
 │   ├── MissingExtra              an optional library is not installed
+│   ├── FunctionFailed            the user's function raised; in Python it is of the type that was raised, too
 │   └── CommandNotStarted  127/126  brim run: the command was not found, or cannot be executed
 ├── DamageFound                3  a check or verification found damage
 ├── DoesNotFit                 4  the work does not fit the memory limit
@@ -103,6 +104,30 @@ class PlanChanged(DestinationError):
 
 class MissingExtra(InputError):
     """An optional library is needed. `extra` names the one to install."""
+
+
+class FunctionFailed(InputError):
+    """The user's function failed. `unit`, `row` and `rows` tell where, `traceback` what it looked like there.
+
+    What travels from a worker holds the exception itself (`parts`, pickled) and where it came from (`frames`):
+    schedule/function_errors.py makes of it what Python's callers get, which is of the user's own type too.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        parts: bytes = b"",
+        frames: tuple[tuple[str, int, str], ...] = (),
+        **facts: Any,
+    ) -> None:
+        super().__init__(message, hint=hint, **facts)
+        self.parts, self.frames = parts, frames
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = {**self.facts, "parts": self.parts, "frames": self.frames}
+        return _rebuild, (FunctionFailed, self._message, self._hint, facts)
 
 
 class CommandNotStarted(InputError):

@@ -41,6 +41,7 @@ from brim.progress import Progress
 from brim.rows.open_rows import open_rows
 from brim.rows.row_options import RowOptions
 from brim.rows.unit import RowSource
+from brim.schedule.function_errors import users_own
 from brim.steps.embed_options import EmbedOptions, ModelOptions
 from brim.steps.embed_rows import open_source
 from brim.steps.embed_step import EmbedStep
@@ -376,7 +377,7 @@ def embed(
 
 
 def run_job(job: Job, progress: Progress, report: Place | None) -> Computed:
-    with recorded_run(progress, report, job.limit) as watched:
+    with recorded_run(progress, report, job.limit) as watched, users_own():
         return job.run(watched)
 
 

@@ -8,10 +8,11 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.errors import BrimError, DoesNotFit, InputError
+from brim.errors import BrimError, DoesNotFit, FunctionFailed, InputError
 from brim.memory.limit import gives_less
 from brim.rows.read_unit import where
 from brim.rows.unit import Reading, Unit
+from brim.schedule.function_errors import frames_of, parts_of
 from brim.schedule.messages import At
 from brim.sizes import format_size
 from brim.steps.step import BadRow, Step
@@ -49,14 +50,18 @@ def explain(error: BadRow, unit: Unit, reading: Reading, offset: int) -> InputEr
             rows=error.rows,
         )
     rows = "at" if error.rows == 1 else f"in the {error.rows:,} rows that begin at"
-    return InputError(
+    cause = error.__cause__
+    return FunctionFailed(
         f"The function failed {rows} {place} (unit {unit.number}): {reason(error)}{_where_in_code(error)}",
         hint="Mend it and run the same command with --keep-done: finished units are kept. Or leave "
         "such rows out with --on-error=skip, or --on-error=quarantine, which keeps them in a file.",
         unit=unit.number,
         row=offset + error.row,
         rows=error.rows,
-        traceback="".join(traceback.format_exception(error.__cause__)) if error.__cause__ else "",
+        traceback="".join(traceback.format_exception(cause)) if cause else "",
+        place=f"{rows} {place} (unit {unit.number})",
+        parts=parts_of(cause) if cause else b"",
+        frames=frames_of(cause, _OURS) if cause else (),
     )
 
 

@@ -1,0 +1,146 @@
+"""The tests that `datasets` has of map, filter and push_to_hub, with brim in their place: `make bench-upstream`.
+
+    python benchmarks/upstream.py CHECKOUT [--only map,filter,stream,push_to_hub] [-k EXPRESSION] [--json FILE]
+
+CHECKOUT is a clone of github.com/huggingface/datasets at the version that is installed, or near it. Nothing of it is
+copied: its tests run where they are, first as they are and then with brim's functions in the place of the methods
+that they call. Counted are those that pass unpatched. Those that look into cache files, mocks or private names of the
+original are counted apart. What differs is printed with the reason that docs/map.md gives for it, or with none.
+
+It needs what those tests import: `pip install absl-py decorator httpx joblib requests`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tables import Part, at_least, machine, print_goals, print_machine, print_part, progress
+
+HERE = Path(__file__).resolve().parent
+REASONS = HERE.parent / "docs" / "map.md"
+FILES = ("test_arrow_dataset", "test_dataset_dict", "test_iterable_dataset", "test_fingerprint", "test_load")
+FILES += ("test_fingerprint_tokenizer_stability", "test_search", "test_table", "test_upstream_hub")
+USER, TOKEN = "__DUMMY_DATASETS_USER__", "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"  # those that the tests know
+GOAL_PERCENT = 95
+GROUPS = {
+    "map": ("Dataset.map", "DatasetDict.map"),
+    "filter": ("Dataset.filter", "DatasetDict.filter"),
+    "stream": ("IterableDataset.map", "IterableDataset.filter", "IterableDatasetDict.map", "IterableDatasetDict.filter"),
+    "push_to_hub": tuple(
+        f"{kind}.push_to_hub" for kind in ("Dataset", "DatasetDict", "IterableDataset", "IterableDatasetDict")
+    ),
+}
+Results = dict[str, dict[str, Any]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--only", default=",".join(GROUPS))
+    parser.add_argument("-k", default="")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if not (arguments.checkout / "tests" / "test_arrow_dataset.py").is_file():
+        sys.exit(f"{arguments.checkout} is no checkout of datasets: it has no tests/test_arrow_dataset.py.")
+    wanted = arguments.only.split(",")
+    if unknown := set(wanted) - set(GROUPS):
+        sys.exit(f"--only takes {', '.join(GROUPS)}, not {', '.join(sorted(unknown))}.")
+    with tempfile.TemporaryDirectory(prefix="upstream-") as folder:
+        original, replaced = (run(arguments.checkout, Path(folder), way, wanted, arguments.k) for way in WAYS)
+    parts = {name: compare(name, original, replaced, reasons()) for name in wanted}
+    for part in parts.values():
+        print_part(part)
+    print_goals(parts)
+    print_machine(machine(HERE, ["datasets", "pyarrow", "huggingface_hub"]))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"original": original, "brim": replaced}, indent=1))
+
+
+WAYS = ("original", "brim")
+
+
+def run(checkout: Path, folder: Path, way: str, wanted: list[str], expression: str) -> Results:
+    """What became of each test, and which methods it called."""
+    progress(f"the tests of {checkout.name}, {way}")
+    out = folder / f"{way}.json"
+    names = [name for name in FILES if name != "test_upstream_hub" or "push_to_hub" in wanted]
+    files = [f"tests/{name}.py" for name in names if (checkout / "tests" / f"{name}.py").is_file()]
+    if wanted == ["push_to_hub"]:
+        files = ["tests/test_upstream_hub.py"]
+    hub_command = [sys.executable, str(HERE / "hub_server.py"), str(folder / f"hub-{way}"), "--keep"]
+    hub_command += ["--user", f"{USER}={TOKEN}"]
+    with subprocess.Popen(hub_command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hub:
+        assert hub.stdout is not None
+        endpoint = hub.stdout.readline().strip()
+        environment = os.environ | {
+            "BRIM_UPSTREAM": way,
+            "BRIM_UPSTREAM_HUB": endpoint,
+            "BRIM_UPSTREAM_OUT": str(out),
+            "BRIM_CACHE": str(folder / "cache"),
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(folder / f"home-{way}"),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "XDG_STATE_HOME": str(folder / "state"),
+            "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        }
+        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short", "-p", "upstream_plugin"]
+        command += ["-p", "no:cacheprovider", *(["-k", expression] if expression else []), *files]
+        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+        assert hub.stdin is not None
+        hub.stdin.close()
+    if not out.exists():
+        sys.exit(f"pytest did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    if log := os.environ.get("BRIM_UPSTREAM_LOG"):
+        Path(f"{log}.{way}").write_text(done.stdout + done.stderr)
+    found: Results = json.loads(out.read_text())
+    return found
+
+
+def compare(group: str, original: Results, replaced: Results, known: dict[str, str]) -> Part:
+    counted = {
+        test: seen
+        for test, seen in original.items()
+        if seen["outcome"] == "passed" and set(seen.get("called", ())) & set(GROUPS[group])
+    }
+    part = Part(f"datasets' own tests of {group}", ("test", "looks inside", "reason"))
+    passed = {test for test in counted if replaced.get(test, {}).get("outcome") == "passed"}
+    outside = {test for test, seen in counted.items() if not seen["inside"]}
+    for test in sorted(counted.keys() - passed):
+        why = replaced.get(test, {}).get("why", "").splitlines()
+        name = plain(test)
+        told = known.get(name) or f"**NO REASON IS GIVEN**: {why[0][:200] if why else 'it did not run'}"
+        inside = ", ".join(counted[test]["inside"])
+        part.rows.append((f"`{test.split('::', 1)[-1]}`", inside, told.replace("|", "\\|")))
+    percent = 100 * len(passed & outside) / max(len(outside), 1)
+    part.notes.append(f"{len(passed)} of {len(counted)} pass; {len(passed & outside)} of {len(outside)} of those that "
+                      "look into no cache file, mock or private name.")
+    if group in ("map", "filter"):
+        part.goals.append(at_least("of those that do not look inside, passed", percent, GOAL_PERCENT, " %"))
+    unnamed = sum(plain(test) not in known for test in counted.keys() - passed)
+    part.goals.append(at_least("of those that differ, with a reason", len(counted) - len(passed) - unnamed,
+                               len(counted) - len(passed), ""))
+    return part
+
+
+def plain(test: str) -> str:
+    """The name of a test without its class and parameters."""
+    return re.sub(r"(_\d+_in_memory|_\d+_on_disk)?(\[.*\])?$", "", test.rpartition("::")[2])
+
+
+def reasons() -> dict[str, str]:
+    """What docs/map.md says of each test that differs: lines of a table, | `test_name` | reason |."""
+    found = re.findall(r"^\| ((?:`test_\w+`(?:, )?)+) \| (.+?) \|$", REASONS.read_text(), re.MULTILINE)
+    return {name: why for names, why in found for name in re.findall(r"`(test_\w+)`", names)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""A pytest plugin for upstream.py: brim's functions in the place of methods of `datasets`, for whoever tests those.
+
+It is loaded into the tests of a checkout of `datasets`. Only calls from outside of that library go to brim: what it
+calls itself stays its own. With BRIM_UPSTREAM=original nothing is replaced, and calls are only counted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+CALLS = re.compile(r"\.(map|filter|push_to_hub)\(")
+# What a test looks at that is none of a caller's business: files of the cache, mocks, private names.
+INSIDE = re.compile(r"cache_file|\bpatch\(|[Mm]ock|(?<!self)\._(?!_)[a-z]\w*|set_caching_enabled|CACHE_DIRECTORY")
+_HUB = os.environ.get("BRIM_UPSTREAM_HUB", "")
+_replace = os.environ["BRIM_UPSTREAM"] == "brim"
+_seen: dict[str, dict[str, Any]] = {}
+_called: set[str] = set()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    import datasets
+
+    for kind in ("Dataset", "DatasetDict", "IterableDataset", "IterableDatasetDict"):
+        for name in ("map", "filter", "push_to_hub"):
+            _put(getattr(datasets, kind), name)
+
+
+def pytest_collection() -> None:
+    """The Hub that tests talk to is the local one: before they are imported and keep its address."""
+    hub = sys.modules.get("tests.fixtures.hub")
+    if hub is None or not _HUB:
+        return
+    for name, value in vars(hub).items():
+        if isinstance(value, str) and value.startswith(hub.CI_HUB_ENDPOINT) and name != "CI_HUB_ENDPOINT":
+            setattr(hub, name, value.replace(hub.CI_HUB_ENDPOINT, _HUB))
+    hub.CI_HUB_ENDPOINT = _HUB
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    kept = []
+    for item in items:
+        source = inspect.getsource(item.function)  # type: ignore[attr-defined]
+        if CALLS.search(source):
+            _seen[item.nodeid] = {"inside": sorted(set(INSIDE.findall(source))), "outcome": "passed", "why": ""}
+            kept.append(item)
+    items[:] = kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Any:
+    _called.clear()
+    try:
+        return (yield)
+    finally:
+        _seen[item.nodeid]["called"] = sorted(_called)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.outcome != "passed" and _seen[report.nodeid]["outcome"] == "passed":
+        _seen[report.nodeid] |= {"outcome": report.outcome, "why": _last_line(report)}
+
+
+def pytest_sessionfinish() -> None:
+    with open(os.environ["BRIM_UPSTREAM_OUT"], "w") as file:
+        json.dump(_seen, file)
+
+
+def _last_line(report: pytest.TestReport) -> str:
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message if crash is not None else report.longrepr)[:600]
+
+
+def _put(kind: type, name: str) -> None:
+    original = getattr(kind, name)
+
+    def called(self: Any, *arguments: Any, **options: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if caller.split(".")[0] == "datasets":
+            return original(self, *arguments, **options)
+        _called.add(f"{kind.__name__}.{name}")
+        if not _replace:
+            return original(self, *arguments, **options)
+        return _function(name)(self, *arguments, **options)
+
+    called.__name__ = name
+    called.__doc__ = original.__doc__
+    setattr(kind, name, called)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    import brim
+
+    return getattr(brim, name)  # type: ignore[no-any-return]
