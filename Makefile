@@ -1,6 +1,6 @@
 # make demo    build, verify and read the bundled sample data
 # make test    lint, types and all tests but those that are slow (make test-slow) or need torch (make test-embed),
-#              Spark (make test-spark) or Ray (make test-ray)
+#              Spark (make test-spark), Ray (make test-ray) or a Jupyter kernel (make test-notebooks)
 # Both make their own virtual environment in .venv; PYTHON says which Python to make it from.
 
 PYTHON ?= python3
@@ -12,8 +12,8 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types tests faults sample clean
-.PHONY: test-slow test-browser test-spark test-embed test-ray test-matrix
-.PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-limits bench-tokenize
+.PHONY: test-slow test-browser test-notebooks test-spark test-embed test-ray test-matrix
+.PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-upstream bench-limits bench-tokenize
 .PHONY: bench-embed bench-objects bench-scale bench-ray bench-walks
 
 demo: .venv/installed
@@ -52,6 +52,11 @@ test-browser: .venv/dev
 	command -v chromium || apt-get install -y --quiet chromium chromium-driver || true
 	$(BIN)/pip install --quiet --disable-pip-version-check selenium --editable '.[watch]'
 	$(BIN)/python -m pytest tests/integration/test_live.py tests/integration/test_report.py
+
+# The example notebooks, and a kernel that is interrupted.
+test-notebooks: .venv/dev
+	$(BIN)/pip install --quiet --disable-pip-version-check nbclient ipykernel
+	$(BIN)/python -m pytest -m notebook tests/integration/test_notebooks.py
 
 test-spark: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check pyspark
@@ -100,6 +105,11 @@ bench-stop: .venv/dev
 
 bench-map: .venv/dev
 	$(BIN)/python benchmarks/map.py
+
+# The tests of `datasets` with brim in its place; CHECKOUT is a clone of it.
+bench-upstream: .venv/dev
+	$(BIN)/pip install --quiet --disable-pip-version-check absl-py decorator httpx joblib requests
+	$(BIN)/python benchmarks/upstream.py $(CHECKOUT)
 
 bench-limits: .venv/dev
 	$(BIN)/python benchmarks/limits.py

@@ -31,7 +31,9 @@ def main() -> None:
     if arguments.user:
         name, _, token = arguments.user.partition("=")
         tokens = {token: {"user": name, "can_write": True}}
-    with TestHub(arguments.folder, tokens, keep=arguments.keep, xet=arguments.xet, multipart_bytes=MULTIPART_BYTES) as hub:
+    with TestHub(
+        arguments.folder, tokens, keep=arguments.keep, xet=arguments.xet, multipart_bytes=MULTIPART_BYTES
+    ) as hub:
         print(hub.endpoint, flush=True)
         sys.stdin.read()
 

@@ -33,7 +33,12 @@ GOAL_PERCENT = 95
 GROUPS = {
     "map": ("Dataset.map", "DatasetDict.map"),
     "filter": ("Dataset.filter", "DatasetDict.filter"),
-    "stream": ("IterableDataset.map", "IterableDataset.filter", "IterableDatasetDict.map", "IterableDatasetDict.filter"),
+    "stream": (
+        "IterableDataset.map",
+        "IterableDataset.filter",
+        "IterableDatasetDict.map",
+        "IterableDatasetDict.filter",
+    ),
     "push_to_hub": tuple(
         f"{kind}.push_to_hub" for kind in ("Dataset", "DatasetDict", "IterableDataset", "IterableDatasetDict")
     ),
@@ -93,7 +98,13 @@ def run(checkout: Path, folder: Path, way: str, wanted: list[str], expression: s
             "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
         command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short", "-p", "upstream_plugin"]
-        command += ["-p", "no:cacheprovider", *(["-k", expression] if expression else []), *files]
+        command += [
+            "--continue-on-collection-errors",
+            "-p",
+            "no:cacheprovider",
+            *(["-k", expression] if expression else []),
+            *files,
+        ]
         done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
         assert hub.stdin is not None
         hub.stdin.close()
@@ -121,13 +132,18 @@ def compare(group: str, original: Results, replaced: Results, known: dict[str, s
         inside = ", ".join(counted[test]["inside"])
         part.rows.append((f"`{test.split('::', 1)[-1]}`", inside, told.replace("|", "\\|")))
     percent = 100 * len(passed & outside) / max(len(outside), 1)
-    part.notes.append(f"{len(passed)} of {len(counted)} pass; {len(passed & outside)} of {len(outside)} of those that "
-                      "look into no cache file, mock or private name.")
+    part.notes.append(
+        f"{len(passed)} of {len(counted)} pass; {len(passed & outside)} of {len(outside)} of those that "
+        "look into no cache file, mock or private name."
+    )
     if group in ("map", "filter"):
         part.goals.append(at_least("of those that do not look inside, passed", percent, GOAL_PERCENT, " %"))
     unnamed = sum(plain(test) not in known for test in counted.keys() - passed)
-    part.goals.append(at_least("of those that differ, with a reason", len(counted) - len(passed) - unnamed,
-                               len(counted) - len(passed), ""))
+    part.goals.append(
+        at_least(
+            "of those that differ, with a reason", len(counted) - len(passed) - unnamed, len(counted) - len(passed), ""
+        )
+    )
     return part
 
 

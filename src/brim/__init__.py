@@ -32,9 +32,13 @@ if TYPE_CHECKING:
     from brim.api.dataset_rows_api import train_test_split as train_test_split
     from brim.api.datasets_api import caches as caches
     from brim.api.datasets_api import clean as clean
-    from brim.api.datasets_api import map as map
     from brim.api.datasets_api import push_to_hub as push_to_hub
     from brim.api.forecast_api import forecast as forecast
+    from brim.api.map_api import filter as filter
+    from brim.api.map_api import map as map
+    from brim.api.proof_api import check as check
+    from brim.api.proof_api import unpack as unpack
+    from brim.api.proof_api import verify as verify
     from brim.api.saved_jobs import open_job as open_job
     from brim.api.source_api import bids as bids
     from brim.api.source_api import dataset as dataset
@@ -58,7 +62,6 @@ if TYPE_CHECKING:
     from brim.forecasts.shapes import Forecast as Forecast
     from brim.jobs.build_job import Build as Build
     from brim.jobs.caches import Cached as Cached
-    from brim.jobs.check_dataset import check as check
     from brim.jobs.check_files import Check as Check
     from brim.jobs.check_files import CheckReport as CheckReport
     from brim.jobs.dataset_info import ColumnInfo as ColumnInfo
@@ -72,9 +75,7 @@ if TYPE_CHECKING:
     from brim.jobs.parts import SavedBuild as SavedBuild
     from brim.jobs.unit_parts import SavedComputation as SavedComputation
     from brim.jobs.unpack import Unpacked as Unpacked
-    from brim.jobs.unpack import unpack as unpack
     from brim.jobs.verify import Verified as Verified
-    from brim.jobs.verify import verify as verify
     from brim.memory.release import release as release
     from brim.oom.why import WhyReport as WhyReport
     from brim.oom.why import why as why
@@ -134,16 +135,17 @@ _HOMES = {
     "bids": "brim.api.source_api",
     "build": "brim.api.build_api",
     "caches": "brim.api.datasets_api",
-    "check": "brim.jobs.check_dataset",
+    "check": "brim.api.proof_api",
     "clean": "brim.api.datasets_api",
     "concatenate_datasets": "brim.api.dataset_rows_api",
     "dataset": "brim.api.source_api",
     "embed": "brim.api.compute_api",
     "files": "brim.api.source_api",
+    "filter": "brim.api.map_api",
     "flatten_indices": "brim.api.dataset_rows_api",
     "forecast": "brim.api.forecast_api",
     "info": "brim.jobs.dataset_info",
-    "map": "brim.api.datasets_api",
+    "map": "brim.api.map_api",
     "open_job": "brim.api.saved_jobs",
     "open_plan": "brim.api.build_api",
     "open_tensors": "brim.tensors.tensor_reader",
@@ -158,8 +160,8 @@ _HOMES = {
     "table": "brim.api.source_api",
     "tokenize": "brim.api.compute_api",
     "train_test_split": "brim.api.dataset_rows_api",
-    "unpack": "brim.jobs.unpack",
-    "verify": "brim.jobs.verify",
+    "unpack": "brim.api.proof_api",
+    "verify": "brim.api.proof_api",
     "watch": "brim.watching.watching",
     "why": "brim.oom.why",
 }
@@ -215,6 +217,7 @@ __all__ = [
     "dataset",
     "embed",
     "files",
+    "filter",
     "flatten_indices",
     "forecast",
     "info",

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 Advance = Callable[[int], None]
+Watch = Callable[["Progress | bool | None"], "Progress"]
 _SLOW_S = 10.0
 
 
@@ -58,6 +59,11 @@ def tell_begin(progress: Progress, name: str, size: int) -> None:
 def tell_again(progress: Progress, name: str) -> None:
     if isinstance(progress, HearsTasks):
         progress.again(name)
+
+
+def given_or_silent(progress: Progress | bool | None) -> Progress:
+    """Who watches, if somebody does."""
+    return Silent() if progress is None or isinstance(progress, bool) else progress
 
 
 class Silent:

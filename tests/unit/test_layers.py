@@ -41,6 +41,7 @@ ORDER = [
     "progress",
     "sizes",
     "choices",
+    "described",
     "errors",
     "wording",
 ]

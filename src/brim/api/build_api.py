@@ -18,7 +18,7 @@ from brim.api.job_options import (
     changed,
     spelled_out,
 )
-from brim.api.recorded_run import recorded_run
+from brim.api.recorded_run import recorded_run, shown
 from brim.api.source_api import Source, chosen
 from brim.buckets.bucket_address import Access
 from brim.errors import InputError
@@ -56,7 +56,9 @@ def plan(source: Source, destination: str | os.PathLike[str] | None = None, **op
         read = source.table() if isinstance(source, Selection) else source
     else:
         read = read_source(source, given.source_options(given.source_access))
-    return Build(read, destination, how)
+    made = Build(read, destination, how)
+    made.watch = shown
+    return made
 
 
 @spelled_out(BuildGiven)
@@ -64,7 +66,7 @@ def build(
     source: Source,
     destination: str | os.PathLike[str],
     *,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     report: str | os.PathLike[str] | None = None,
     **options: Unpack[BuildKeywords],
 ) -> Built:
@@ -92,7 +94,7 @@ def select(
     also: Any = (),
     from_config: str | None = None,
     from_split: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     report: str | os.PathLike[str] | None = None,
     **options: Unpack[SelectKeywords],
 ) -> Built:
@@ -132,9 +134,11 @@ def open_plan(
             f"{os.fspath(path)!r} is a plan of map, tokenize or embed.",
             hint="Open it with brim.open_job; in the terminal with --plan of that verb.",
         )
-    return SavedBuild(path, SavedOptions(**given.running, root=as_text(root), access=access))
+    saved = SavedBuild(path, SavedOptions(**given.running, root=as_text(root), access=access))
+    saved.watch = shown
+    return saved
 
 
-def _run(job: Build, progress: Progress | None, report: str | os.PathLike[str] | None) -> Built:
-    with recorded_run(progress, report, job.limit, job.takes) as watched:
+def _run(job: Build, progress: Progress | bool | None, report: str | os.PathLike[str] | None) -> Built:
+    with recorded_run(shown(progress), report, job.limit, job.takes) as watched:
         return job.run(watched)

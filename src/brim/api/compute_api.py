@@ -24,9 +24,9 @@ from brim.api.job_options import (
     refuse_without_place,
     spelled_out,
 )
-from brim.api.recorded_run import bar_or_notes, recorded_run
+from brim.api.recorded_run import recorded_run, shown
 from brim.errors import InputError
-from brim.jobs.caches import cache_home, open_cache, open_dataset
+from brim.jobs.caches import cache_home, cache_key, open_cache, open_dataset, trim_caches
 from brim.jobs.file_layout import FileLayout
 from brim.jobs.job import Computed, Job
 from brim.jobs.layout import DatasetLayout
@@ -179,7 +179,7 @@ def tokenize_job(
     if destination is not None:
         return Job(dataset_spec("tokenize", rows, step, output, destination, how)), step
     folder = _cache("tokenize", rows, step, output, how, cache_dir, f"tokens of {column}")
-    layout = DatasetLayout(folder / _DATASET, folder)
+    layout = DatasetLayout(folder / _DATASET, folder, waits=True)
     return Job(computed_spec("tokenize", rows, step, output, layout, how)), step
 
 
@@ -237,7 +237,7 @@ def embed_job(
     if to is None:
         output = VectorOutput(_VECTORS, step.batch_rows or 1000)
         folder = _cache("embed", rows, step, output, how, cache_dir, f"vectors by {model}")
-        return Job(computed_spec("embed", rows, step, output, FileLayout(folder / _VECTORS, folder), how))
+        return Job(computed_spec("embed", rows, step, output, FileLayout(folder / _VECTORS, folder, waits=True), how))
     if as_file:
         return Job(vector_file_spec(rows, step, to, how))
     return Job(dataset_spec("embed", rows, step, RowsOutput("parquet", None, given.split), to, how))
@@ -254,7 +254,9 @@ def _cache(
     verb: str, rows: RowSource, step: Step, output: Output, how: How, cache_dir: Place | None, what: str
 ) -> Path:
     """The folder of this job in the cache, known again by all that decides its result."""
-    name = f"{verb}-{digest_json(computed_facts(verb, rows, step, output, how.on_error))[:24]}"
+    facts = cache_key(computed_facts(verb, rows, step, output, how.on_error))
+    name = f"{verb}-{digest_json(facts)[:24]}"
+    trim_caches(cache_home(cache_dir))
     return open_cache(cache_home(cache_dir), name, {"what": what, "source": rows.name})
 
 
@@ -266,7 +268,7 @@ def tokenize(
     destination: Place,
     column: str = ...,
     name: str | None = ...,
-    progress: Progress | None = ...,
+    progress: Progress | bool | None = ...,
     report: Place | None = ...,
     **options: Unpack[TokenizeKeywords],
 ) -> Computed: ...
@@ -279,7 +281,7 @@ def tokenize(
     column: str = ...,
     name: str | None = ...,
     cache_dir: Place | None = ...,
-    progress: Progress | None = ...,
+    progress: Progress | bool | None = ...,
     report: Place | None = ...,
     **options: Unpack[TokenizeKeywords],
 ) -> Dataset | DatasetDict: ...
@@ -292,7 +294,7 @@ def tokenize(
     column: str = "text",
     name: str | None = None,
     cache_dir: Place | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     report: Place | None = None,
     **options: Unpack[TokenizeKeywords],
 ) -> Any:
@@ -303,19 +305,19 @@ def tokenize(
     `brim tokenize` does. Without one, the ids are a Dataset (with `split`, a DatasetDict) that is mapped from
     `cache_dir`, and found there when the same is asked for again. An iterator is known again by `name`.
     """
-    progress = progress or bar_or_notes()
+    watched = shown(progress)
     job, _ = tokenize_job(
         source,
         tokenizer,
         destination,
         column,
         TokenizeGiven(**options),
-        note=progress.note,
+        note=watched.note,
         held_bytes=process_bytes(os.getpid()),
         name=name,
         cache_dir=cache_dir,
     )
-    computed = run_job(job, progress, report)
+    computed = run_job(job, watched, report)
     return computed if destination is not None else _opened(job)
 
 
@@ -327,7 +329,7 @@ def embed(
     destination: Place,
     column: str | None = ...,
     image: str | None = ...,
-    progress: Progress | None = ...,
+    progress: Progress | bool | None = ...,
     report: Place | None = ...,
     **options: Unpack[EmbedKeywords],
 ) -> Computed: ...
@@ -340,7 +342,7 @@ def embed(
     column: str | None = ...,
     image: str | None = ...,
     cache_dir: Place | None = ...,
-    progress: Progress | None = ...,
+    progress: Progress | bool | None = ...,
     report: Place | None = ...,
     **options: Unpack[EmbedKeywords],
 ) -> Vectors: ...
@@ -353,7 +355,7 @@ def embed(
     column: str | None = None,
     image: str | None = None,
     cache_dir: Place | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     report: Place | None = None,
     **options: Unpack[EmbedKeywords],
 ) -> Computed | Vectors:
@@ -365,10 +367,10 @@ def embed(
     are mapped from a file in `cache_dir`, and found there when the same is asked for again.
     """
     given = EmbedGiven(**options)
-    progress = progress or bar_or_notes()
+    watched = shown(progress)
     held_bytes = process_bytes(os.getpid())
     job = embed_job(source, model, destination, column, image, given, held_bytes=held_bytes, cache_dir=cache_dir)
-    computed = run_job(job, progress, report)
+    computed = run_job(job, watched, report)
     if destination is not None:
         return computed
     assert isinstance(job.spec.layout, FileLayout)

@@ -12,7 +12,7 @@ HELP = """List what `brim.map`, `brim.tokenize` and `brim.embed` have cached; wi
 
 Results of calls without a destination are kept so that the same call is answered at once, and an interrupted one goes
 on. A cache that a running job uses is never removed. A dataset that is open in a program stays readable until it is
-closed.
+closed. With BRIM_CACHE_MAX=50GB in the environment, what was not used for longest goes by itself, unless it is open.
 
 [bold]Examples[/bold]
 
@@ -35,7 +35,7 @@ def clean(
     ] = None,
 ) -> None:
     import brim
-    from brim.jobs.caches import cache_home
+    from brim.jobs.caches import cache_home, cache_max
 
     home = cache_home(cache_dir)
     chosen = brim.clean(remove=remove, older_than=older_than, unfinished=unfinished, cache_dir=home)
@@ -59,4 +59,6 @@ def clean(
     elif remove:
         print(f"{format_size(freed)} freed{f', {busy} in use and kept' if busy else ''}.")
     else:
-        print(f"{total} in {len(chosen)} caches in {home}. `brim clean --remove` removes them.")
+        most = cache_max()
+        cap = f", of {format_size(most)} at most (BRIM_CACHE_MAX)" if most is not None else ""
+        print(f"{total} in {len(chosen)} caches in {home}{cap}. `brim clean --remove` removes them.")

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from brim.choices import at_least, one_of
+from brim.described import Described
 from brim.errors import InputError
 from brim.memory.limit import Limit, watch_limit
 from brim.sizes import format_both, format_size, parse_size
@@ -58,8 +59,8 @@ class Reasons:
     better: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+@dataclass(frozen=True, slots=True, repr=False)
+class Forecast(Described):
     """Components that are held at the same time. Print it; `facts` is for programs."""
 
     shape: str
@@ -126,10 +127,6 @@ class Forecast:
         assumed = "" if base.why.startswith("--base") else " (assumed: --base says it better)"
         low, high = format_size(base.low_bytes), format_size(base.high_bytes)
         return f", for a base of {low if low == high else f'{low} to {high}'}{assumed}"
-
-    def __str__(self) -> str:
-        width = max(len(label) for label, _ in self.lines)
-        return "\n".join(f"{label:>{width}}  {text}" for label, text in self.lines)
 
     @property
     def facts(self) -> dict[str, Any]:

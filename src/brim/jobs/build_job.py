@@ -10,6 +10,7 @@ from typing import Any
 
 from brim.buckets.bucket_address import BucketAddress
 from brim.choices import one_of
+from brim.described import Described
 from brim.errors import InputError
 from brim.formats.parquet_shard import MAX_CELL_BYTES
 from brim.jobs.bring import versions
@@ -26,7 +27,7 @@ from brim.plans.file_checks import CheckOptions, check_files, check_paths_stay_h
 from brim.plans.fingerprint import changes_between
 from brim.plans.plan import EXTENSIONS, Format, Plan, make_plan
 from brim.plans.saved_plan import save_plan
-from brim.progress import Progress
+from brim.progress import Progress, Watch, given_or_silent
 from brim.sources.file_table import FileTable
 from brim.state.durable import reason
 from brim.state.ledger import Ledger
@@ -47,13 +48,16 @@ class BuildOptions(How):
         one_of("format", self.format, EXTENSIONS)
 
 
-class Build:
+class Build(Described):
     """A plan with a destination: print it to see what would happen, `run()` it to make it happen."""
+
+    label_width = 14
 
     def __init__(self, table: FileTable, destination: str | os.PathLike[str] | None, options: BuildOptions) -> None:
         self.destination: Destination | None = (
             None if destination is None else new_destination(destination, options.access)
         )
+        self.watch: Watch = given_or_silent
         self.options = _with_split(options, table)
         check_options("build", options, self.destination)
         self.limit: Limit = effective_limit(options.memory)
@@ -145,13 +149,10 @@ class Build:
         raise_refused(self.plan.table)
         raise_unfit(self.plan.table, self.options.checks.strict)
 
-    def __str__(self) -> str:
-        return "\n".join(f"{label:>14}  {text}" for label, text in self.lines)
-
-    def run(self, progress: Progress | None = None) -> Built:
+    def run(self, progress: Progress | bool | None = None) -> Built:
         """Build what is missing at the destination."""
         self.check()
-        return Job(self._spec()).run(progress).built
+        return Job(self._spec()).run(self.watch(progress)).built
 
     def _spec(self) -> Spec:
         if self.destination is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from brim.jobs.layout import WriteBadRows
 from brim.outputs.output import MadeShard
 from brim.outputs.rows_file import read_schema
 from brim.schedule.unit_work import clear_scratch, has_scratch
+from brim.sizes import parse_size
 from brim.state.durable import reason, rename, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked
@@ -56,6 +58,54 @@ def cache_home(cache_dir: str | os.PathLike[str] | None = None) -> Path:
         return Path(os.path.abspath(os.environ["BRIM_CACHE"]))
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(home) / "brim" / "map"
+
+
+def cache_max() -> int | None:
+    """What all caches may hold together: $BRIM_CACHE_MAX."""
+    said = os.environ.get("BRIM_CACHE_MAX")
+    if not said:
+        return None
+    try:
+        return parse_size(said)
+    except InputError as error:
+        raise InputError(f"BRIM_CACHE_MAX: {error.words[0]}", hint=error.words[1]) from error
+
+
+def cache_key(facts: dict[str, Any]) -> dict[str, Any]:
+    """What the folder of a job is known by. What an iterator gives is known by nothing but a name for it."""
+    source = facts["source"]
+    if "iterator" in source and "name" not in source:
+        return facts | {"once": secrets.token_hex(16)}
+    return facts
+
+
+def trim_caches(home: Path) -> None:
+    """Remove what was not used for longest, until the rest is within $BRIM_CACHE_MAX. What is in use stays."""
+    most = cache_max()
+    if most is None:
+        return
+    found = list_caches(home)
+    total = sum(one.bytes for one in found)
+    used: set[str] | None = None
+    for one in found:
+        if total <= most:
+            return
+        if used is None:
+            used = _mapped_files()
+        if not any(path.startswith(f"{one.folder}{os.sep}") for path in used) and remove_cache(one):
+            total -= one.bytes
+
+
+def _mapped_files() -> set[str]:
+    """All files that a process has open as memory, where that can be seen: a dataset that is in use is."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            lines = maps.read_text(errors="replace").splitlines()
+        except OSError:
+            continue  # somebody else's, or it has ended
+        found.update(line[line.index("/") :] for line in lines if "/" in line)
+    return found
 
 
 def open_cache(home: Path, name: str, about: dict[str, Any], *, adopt: bool = False) -> Path:
@@ -118,15 +168,19 @@ def list_caches(home: Path) -> list[Cached]:
 
 def remove_cache(cached: Cached) -> bool:
     """Take a cache away; False if a job is using it. Datasets that are open stay readable until they are closed."""
+    return remove_folder(cached.folder)
+
+
+def remove_folder(folder: Path) -> bool:
     try:
-        with locked(cached.folder):
-            for books in _books(cached.folder):
+        with locked(folder):
+            for books in _books(folder):
                 (books / LEDGER).unlink(missing_ok=True)  # first: a half removed cache is no cache
-            shutil.rmtree(cached.folder)
+            shutil.rmtree(folder)
     except DestinationError:
         return False
     except OSError as error:
-        raise InputError(f"The cache {str(cached.folder)!r} cannot be removed: {reason(error)}.") from error
+        raise InputError(f"The cache {str(folder)!r} cannot be removed: {reason(error)}.") from error
     return True
 
 
@@ -161,6 +215,7 @@ class CacheLayout:
     about: Mapping[str, Any] = field(default_factory=dict)
     adopt: bool = False
     apart = False
+    waits = True
 
     @property
     def destination(self) -> Path:
@@ -257,11 +312,13 @@ def open_dataset(
     *,
     info: Any = None,
     split: Any = None,
+    name: str | None = None,
 ) -> Any:
     """A Dataset over Arrow stream files, in order, mapped from disk: nothing is held but where batches are.
 
     `schema` is a pa.Schema with features in its metadata, a datasets.Features, or its dict; the files have its
-    types. Files without rows are left out. `info` and `split` are those of the dataset that was mapped.
+    types. Files without rows are left out. `info` and `split` are those of the dataset that was mapped. The dataset's
+    own fingerprint is made of `fingerprint`, unless it is given as `name`.
     """
     datasets = import_datasets("reading the result as a Dataset")
     from datasets.table import ConcatenationTable, InMemoryTable, MemoryMappedTable
@@ -284,5 +341,6 @@ def open_dataset(
         table = ConcatenationTable(pa.concat_tables([block.table for block in blocks]), [[one] for one in blocks])
     made = info.copy() if info is not None else datasets.DatasetInfo()
     made.features = features
-    name = hashlib.sha256(fingerprint.encode()).hexdigest()[:16] if fingerprint else None
+    if name is None and fingerprint:
+        name = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
     return datasets.Dataset(table, info=made, split=split, fingerprint=name)

@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 
 from brim.buckets.bucket_address import Access
 from brim.choices import at_least, one_of
+from brim.described import Described
 from brim.errors import InputError, MissingExtra, Stopped
 from brim.file_set import Ints
 from brim.formats.parquet_shard import MAX_CELL_BYTES
@@ -73,11 +74,20 @@ class Check:
         return "FAIL" if not self.ok else "skip" if self.skipped else "note" if self.note else "ok"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class CheckReport(Described):
     """All that was looked at."""
 
     checks: list[Check]
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """What was found, for people; of files, the first few."""
+        lines = []
+        for check in self.checks:
+            shown = "; ".join(filter(None, [check.detail, ", ".join(check.failed[:5])]))
+            lines.append((check.status, f"{check.name}: {check.counted:,}{f' ({shown})' if shown else ''}"))
+        return lines
 
     @property
     def ok(self) -> bool:

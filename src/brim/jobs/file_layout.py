@@ -33,6 +33,7 @@ class FileLayout:
 
     destination: Path | BucketAddress
     state: Path
+    waits: bool = False
     apart = True
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brim.described import Described
 from brim.jobs.bring import Run, RunOptions, Share
 from brim.jobs.content import Content, PlanContent
 from brim.jobs.open_store import Books, carrying_bytes, open_books, open_store
@@ -22,6 +23,7 @@ from brim.memory.meter import tree_bytes
 from brim.progress import Progress, Silent
 from brim.schedule.ray_cluster import Cluster, Sight, sample_of, workplace
 from brim.schedule.unit_work import Outcome
+from brim.sizes import format_size
 from brim.state.ledger import Receipt
 from brim.stores.hub_options import HubAddress
 from brim.stores.hub_store import HubStore
@@ -35,8 +37,8 @@ _MOST_SENDERS = 4  # of what was computed: it lies there, and only has to be sen
 ALONE = Share()
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+@dataclass(frozen=True, slots=True, repr=False)
+class Built(Described):
     """What is at the destination. On the Hub: what was sent, in how many commits, and what the Hub says it holds."""
 
     destination: str
@@ -53,9 +55,25 @@ class Built:
     pull_request: int = 0
     proved: str = ""
 
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """What is there, for people."""
+        seen = f" ({self.visibility})" if self.visibility else ""
+        files = f" of {self.files:,} files" if self.files else ""
+        holds = f"{self.rows:,} rows{files}, {format_size(self.bytes)} in {self.shards:,} shards"
+        lines = [("done", f"{self.destination}{seen}"), ("holds", holds)]
+        lines.append(("shards", f"{self.written:,} written, {self.kept:,} kept"))
+        if self.commits:
+            lines.append(("sent", f"{format_size(self.sent_bytes)} in {self.commits:,} commits"))
+        if self.pull_request:
+            lines.append(("pull request", str(self.pull_request)))
+        if self.left_out:
+            lines.append(("left out", f"{len(self.left_out):,} files that are too large for the format"))
+        return [*lines, ("proved", self.proved)] if self.proved else lines
 
-@dataclass(frozen=True, slots=True)
-class Computed:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Computed(Described):
     """What a job did. `outcome` counts units: a build has none, nor has a job that was done before."""
 
     built: Built
@@ -63,6 +81,19 @@ class Computed:
     quarantine: Path | str | None = None  # an address, where it is beside a file in a bucket
     counts: Mapping[str, int] = field(default_factory=dict)
     kept: Kept | None = None  # of a cache: what there is to open
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """What was done, for people."""
+        done, units = self.outcome, len(self.outcome.receipts)
+        lines = [line for line in self.built.lines if line[0] != "shards"]
+        told = f"{done.computed:,} done, {units - done.computed:,} kept" if units else "nothing to do: it was all there"
+        lines.append(("units", told))
+        lines += [(name, f"{number:,}") for name, number in self.counts.items()]
+        if done.bad_rows:
+            where = f", kept in {self.quarantine}" if self.quarantine else ""
+            lines.append(("left out", f"{done.bad_rows:,} rows that failed{where}"))
+        return [*lines, ("memory", f"{format_size(done.peak_bytes)} at most")] if done.peak_bytes else lines
 
 
 class Job:

@@ -66,6 +66,10 @@ class Layout(Protocol):
         """Whether files stand beside each other, each with all rows, and are brought one by one from this machine."""
 
     @property
+    def waits(self) -> bool:
+        """Whether a second run waits for the first, and takes what that has made. Elsewhere it is refused."""
+
+    @property
     def taken(self) -> list[Destination]:
         """All that the job writes or replaces."""
 
@@ -104,6 +108,7 @@ class DatasetLayout:
     destination: Destination
     state: Path
     folder: str = "data"
+    waits: bool = False
     apart = False
 
     @property

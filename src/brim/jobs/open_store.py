@@ -19,7 +19,7 @@ from brim.plans.describe_plan import HUB_BYTES, OBJECTS_BYTES
 from brim.progress import Progress, told_if_slow
 from brim.state.durable import failures
 from brim.state.ledger import STATE, Ledger
-from brim.state.lock import locked, owner_of
+from brim.state.lock import lock_in_turn, locked, owner_of
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop, stoppable
 from brim.stores.bucket_store import BucketCarrier, BucketStore, published_in
@@ -47,7 +47,7 @@ def open_books(layout: Layout, how: How, progress: Progress, share: Share) -> It
     """The ledger, for this run alone; and whether somebody asked to stop."""
     state = share.books or layout.state
     with (
-        _locked(layout) if share.books is None else _shared(layout.destination),
+        _locked(layout, how, progress) if share.books is None else _shared(layout.destination),
         stoppable(*stop_files(state, how), asked=how.stop) as stop,
     ):
         ledger = Ledger(share.books or layout.books)
@@ -64,15 +64,26 @@ def open_books(layout: Layout, how: How, progress: Progress, share: Share) -> It
 
 
 @contextmanager
-def _locked(layout: Layout) -> Iterator[None]:
+def _locked(layout: Layout, how: How, progress: Progress) -> Iterator[None]:
     """The folders are there, and are this run's alone. Nothing stays of a job that is refused."""
     footprints = layout.footprints()
+    told = False
+
+    def waiting() -> None:
+        nonlocal told
+        if not told:
+            progress.note("another process computes the same: waiting for it")
+        told = True
+        if how.stop is not None:
+            how.stop.check()
+
     try:
         layout.make()
     except DestinationError:
         footprints.sweep()
         raise
-    with locked(layout.state), footprints.removed_if_refused():
+    held = lock_in_turn(layout.state, layout.make, waiting) if layout.waits else locked(layout.state)
+    with held, footprints.removed_if_refused():
         yield
 
 

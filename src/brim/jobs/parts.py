@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from brim.buckets.bucket_address import Access, BucketAddress
+from brim.described import Described
 from brim.errors import InputError, SourceChanged
 from brim.jobs.bring import STAGED_S, Share, versions
 from brim.jobs.content import PlanContent
@@ -31,7 +32,7 @@ from brim.plans.cut_shards import Shard
 from brim.plans.describe_plan import BuildForecast, forecast_build, plan_facts, plan_lines
 from brim.plans.plan import Plan
 from brim.plans.saved_plan import Saved, load_plan, moved, understood
-from brim.progress import Progress, Silent
+from brim.progress import Progress, Watch, given_or_silent
 from brim.state.ledger import STATE, Ledger, Receipt
 from brim.stores.destination import Destination, parse_destination
 from brim.stores.hub_options import HubAddress, HubOptions
@@ -97,11 +98,14 @@ class _Moved(PlanContent):
         return self.planned.with_mtimes(shards)
 
 
-class SavedBuild:
+class SavedBuild(Described):
     """A plan in a file, with its destination: do a part of it, finish it, or do all that is missing."""
+
+    label_width = 14
 
     def __init__(self, path: str | os.PathLike[str], options: SavedOptions | None = None) -> None:
         self.options = options or SavedOptions()
+        self.watch: Watch = given_or_silent
         self.place = open_place(path, self.options.access)
         try:
             self.saved: Saved = load_plan(self.place.path)
@@ -138,10 +142,10 @@ class SavedBuild:
         """Making this file ends a run cleanly; of a part, only the user's own does for all."""
         return stop_files(self.layout.state, self.options)[-1].absolute()
 
-    def part(self, part: Part | str, progress: Progress | None = None) -> PartDone:
+    def part(self, part: Part | str, progress: Progress | bool | None = None) -> PartDone:
         """Bring what is missing of a part: "3/100" is the third of a hundred."""
         part = parse_part(part) if isinstance(part, str) else part
-        progress = progress or Silent()
+        watched = self.watch(progress)
         edges = divide(self.plan.shards, part.count)
         mine = self.plan.shards[edges[part.number - 1] : edges[part.number]]
         with self.receipts.part(part) as folder:
@@ -149,7 +153,7 @@ class SavedBuild:
             share = Share(
                 frozenset(shard.name for shard in mine), folder, lambda ledger: self._built_here(mine, ledger)
             )
-            done = self._run(self._content(mine, progress), progress, share) if mine else None
+            done = self._run(self._content(mine, watched), watched, share) if mine else None
         counts = {name: getattr(done, name, 0) for name in ("bytes", "shards", "written", "kept", "sent_bytes")}
         return PartDone(part.number, part.count, str(self.destination), **counts, next=self.command("--finish"))
 
@@ -160,13 +164,13 @@ class SavedBuild:
             found = (built.get(shard.name) for shard in mine if shard.name not in ledger.receipts)
             yield from (receipt for receipt in found if receipt is not None and receipt.job == self._job)
 
-    def finish(self, progress: Progress | None = None) -> Built:
+    def finish(self, progress: Progress | bool | None = None) -> Built:
         """Publish what all parts brought. InputError that names the parts which are missing."""
-        return self._whole(progress or Silent(), only_publish=True)
+        return self._whole(self.watch(progress), only_publish=True)
 
-    def run(self, progress: Progress | None = None) -> Built:
+    def run(self, progress: Progress | bool | None = None) -> Built:
         """Bring whatever is missing, of all parts, and publish."""
-        return self._whole(progress or Silent(), only_publish=False)
+        return self._whole(self.watch(progress), only_publish=False)
 
     def _whole(self, progress: Progress, only_publish: bool) -> Built:
         with self.receipts.alone():
@@ -285,9 +289,6 @@ class SavedBuild:
 
     def check(self) -> None:
         """Files were checked before the plan was saved."""
-
-    def __str__(self) -> str:
-        return "\n".join(f"{label:>14}  {text}" for label, text in self.lines)
 
     @property
     def facts(self) -> dict[str, Any]:

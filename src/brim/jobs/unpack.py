@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brim.buckets.bucket_address import Access, is_web_file
+from brim.described import Described
 from brim.errors import DamageFound, InputError
 from brim.formats.readable import Hashing, Readable, ReadableFile, ShardFile
 from brim.jobs.published import Published, opened
@@ -19,6 +20,7 @@ from brim.jobs.unpack_rows import safe_place, unpack_rows
 from brim.memory.limit import effective_limit
 from brim.plans.shard_bytes import locate
 from brim.progress import Progress, Silent, tell_begin
+from brim.sizes import format_size
 from brim.sources.open_dataset import open_dataset
 from brim.sources.selection import Selection
 from brim.state.durable import BUFFER_BYTES, failures
@@ -28,14 +30,22 @@ from brim.stores.destination import lies_in, parse_destination, refuse_source
 _WAITING = ".brim-unpack"
 
 
-@dataclass
-class Unpacked:
+@dataclass(repr=False)
+class Unpacked(Described):
     """What was written."""
 
     files: int = 0
     bytes: int = 0
     already_there: int = 0
     unproved: int = 0  # shards without a receipt to compare with
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """What was written, for people."""
+        lines = [("written", f"{self.files:,} files, {format_size(self.bytes)}")]
+        if self.already_there:
+            lines.append(("there", f"{self.already_there:,} files were there already, and are the same"))
+        return [*lines, ("unproved", f"{self.unproved:,} shards have no receipt")] if self.unproved else lines
 
 
 def unpack(

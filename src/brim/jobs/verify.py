@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from brim.buckets.bucket_address import Access, is_bucket_address
+from brim.described import Described
 from brim.errors import BrimError, DamageFound, DestinationError, InputError, SourceChanged, Stopped
 from brim.file_set import Ints
 from brim.formats.card import CARD, card_rows, card_splits, read_card
@@ -28,6 +29,7 @@ from brim.plans.cut_shards import CutOptions, shard_name
 from brim.plans.plan import Plan, make_plan
 from brim.plans.shard_bytes import count_rows, hollow_columns, locate, splice_of
 from brim.progress import Advance, Progress, Silent, tell_begin
+from brim.sizes import format_size
 from brim.sources.file_table import FileTable, flat_numbers
 from brim.sources.open_source import columns_beside, read_source
 from brim.sources.selection import Selection
@@ -42,8 +44,8 @@ SHARD_NAME = re.compile(
 )
 
 
-@dataclass
-class Verified:
+@dataclass(repr=False)
+class Verified(Described):
     """What was proved, and what could not be."""
 
     shards: int = 0
@@ -52,6 +54,14 @@ class Verified:
     files_compared: int = 0
     unproved: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """What was proved, for people."""
+        lines = [("proved", f"{self.rows:,} rows, {format_size(self.bytes)} in {self.shards:,} shards")]
+        if self.files_compared:
+            lines.append(("compared", f"{self.files_compared:,} source files, byte for byte"))
+        return [*lines, *(("unproved", text) for text in self.unproved), *(("wrong", text) for text in self.findings)]
 
 
 def verify(

@@ -8,6 +8,7 @@ Every source is optional: what could not be read is listed in the report with th
 
 from __future__ import annotations
 
+import html
 import re
 import time
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from os import PathLike, uname
 from pathlib import Path
 from typing import Any
 
+from brim.described import Described
 from brim.errors import InputError
 from brim.memory.machine import boot_id
 from brim.oom import brim_log, explain, merge_kills, oom_report, this_machine
@@ -29,8 +31,8 @@ _SAME_DEATH_S = 60.0
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-@dataclass(frozen=True, slots=True)
-class WhyReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class WhyReport(Described):
     """Kills, oldest first, and what they were found in. As text it is for people; `facts` is for programs."""
 
     kills: tuple[Kill, ...]
@@ -45,6 +47,9 @@ class WhyReport:
 
     def __str__(self) -> str:
         return self.text()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.text(100))}</pre>"
 
     @property
     def facts(self) -> dict[str, Any]:

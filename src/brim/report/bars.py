@@ -138,7 +138,7 @@ class PlainLines:
         self.peak_bytes = max(self.peak_bytes, memory := tree_bytes())
         rate = self._done / max(now - self._began, 1e-6)
         rest = max(self._total - self._done, 0)
-        left = f"{_clock_text(rest / max(rate, 1.0))} left, " if self._done and self._total else ""  # no guess at first
+        left = f"{clock_text(rest / max(rate, 1.0))} left, " if self._done and self._total else ""  # no guess at first
         percent = 100 * self._done / max(self._total, 1)
         _say(
             self._out,
@@ -229,7 +229,7 @@ class Bar:
         rate = self._done / max(now - self._began, 1e-6)
         rest = max(self._total - self._done, 0)
         done = f"{format_size(min(self._done, self._total))} of {format_size(self._total)}"
-        left = f" {_clock_text(rest / rate)} left" if rate > 1 and rest else ""
+        left = f" {clock_text(rest / rate)} left" if rate > 1 and rest else ""
         amount = f"{done if self._total else format_size(self._done)} {format_size(rate)}/s{left}"
         amount, gauge = self._fitted(amount, f"memory {format_size(memory)}")
         completed = min(self._done, self._total) if self._total else self._done
@@ -285,7 +285,7 @@ def _amount(done: int, total: int) -> str:
     return f"{format_size(min(done, total))} of {format_size(total)}" if total else format_size(done)
 
 
-def _clock_text(seconds: float) -> str:
+def clock_text(seconds: float) -> str:
     minutes, rest = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -291,7 +291,7 @@ def _rows(
 def _open_dataset(dataset: Any, options: RowOptions) -> RowSource:
     facts: dict[str, Any] = {"kind": "dataset", "options": options.facts}
     if is_stream(dataset):
-        return _open_stream(lambda: dataset_tables(dataset), options)
+        return _open_dataset_stream(dataset, options)
     facts["fingerprint"] = fingerprint_of(dataset)
     laid = mapped_layout(dataset)
     if laid is not None:
@@ -305,6 +305,20 @@ def _open_dataset(dataset: Any, options: RowOptions) -> RowSource:
         return rows
     schema = dataset.features.arrow_schema
     return _spooled("the dataset", lambda: dataset_tables(dataset), schema, facts, len(dataset), options)
+
+
+def _open_dataset_stream(dataset: Any, options: RowOptions) -> RowSource:
+    """A stream of `datasets`: where it tells its features, rows have their types, also where none comes."""
+    if not dataset.features:
+        return _open_stream(lambda: dataset_tables(dataset), options)
+    name = options.name or "the stream"
+    schema = dataset.features.arrow_schema
+    return _spooled(name, lambda: dataset_tables(dataset), schema, _stream_facts(options), None, options)
+
+
+def _stream_facts(options: RowOptions) -> dict[str, Any]:
+    facts: dict[str, Any] = {"iterator": True, "options": options.facts}
+    return facts | {"name": options.name} if options.name else facts
 
 
 def _open_stream(
@@ -330,10 +344,7 @@ def _open_stream(
             )
         return tables_of(make(), name)
 
-    facts: dict[str, Any] = {"iterator": True, "options": options.facts}
-    if options.name:
-        facts["name"] = options.name
-    return _spooled(name, all_tables, schema, facts, total_rows, options)
+    return _spooled(name, all_tables, schema, _stream_facts(options), total_rows, options)
 
 
 def _first(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

@@ -123,7 +123,7 @@ def _combined(original: BaseException, failed: FunctionFailed) -> FunctionFailed
         **{name: value for name, value in vars(original).items() if hasattr(FunctionFailed, name)},
     }
     try:
-        both = types.new_class(kind.__name__, (kind, FunctionFailed), {}, lambda space: space.update(namespace))
+        both: Any = types.new_class(kind.__name__, (kind, FunctionFailed), {}, lambda space: space.update(namespace))
         made = both.__new__(both)
         fields = dict(_fields(original))
         _filled(made, original.args, {**vars(failed), **vars(original)}, fields, [])

@@ -36,6 +36,7 @@ class Order:
     """Do this unit. `pieces`: each batch in that many parts (0: row by row), where that gives the same rows.
 
     `probe`: only the first batch, to see its types. `types` are those that were seen so, as a serialized schema.
+    `slot` is which of the workers that run at a time does it, from 0.
     """
 
     unit: Unit
@@ -43,6 +44,7 @@ class Order:
     soft_bytes: int = 0
     probe: bool = False
     types: bytes = b""
+    slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)

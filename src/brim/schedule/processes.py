@@ -155,6 +155,8 @@ class ProcessBackend:
     def _start(self) -> WorkerProcess:
         self._started += 1
         worker = WorkerProcess(self._started, self._work.folder / "setup.pickle", self._threads)
+        taken = {other.slot for other in self._workers}
+        worker.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
         self._workers = (*self._workers, worker)
         self.most_workers = max(self.most_workers, len(self._workers))
         return worker
@@ -163,7 +165,8 @@ class ProcessBackend:
         worker.attempt, worker.at, worker.seen_bytes, worker.peak_bytes = attempt, None, 0, 0
         soft = round(0.9 * self._room.share_bytes(len(self._workers)))
         types = self._types
-        worker.send(Order(attempt.unit, attempt.pieces, soft, types is None, bytes.fromhex(types or "")))
+        known = bytes.fromhex(types or "")
+        worker.send(Order(attempt.unit, attempt.pieces, soft, types is None, known, worker.slot))
 
     def _let_go(self, worker: WorkerProcess) -> None:
         self._workers = tuple(other for other in self._workers if other is not worker)

@@ -119,6 +119,8 @@ class Worker:
         from brim.state.durable import failures
         from brim.steps.step import Encodes, Redo
 
+        if hasattr(self.setup.step, "rank"):
+            self.setup.step.rank = order.slot
         if order.probe:
             self._probe(order)
             return

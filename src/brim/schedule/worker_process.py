@@ -31,6 +31,7 @@ class WorkerProcess:
 
     def __init__(self, number: int, setup: Path, threads: int, cwd: str | None = None) -> None:
         self.number = number
+        self.slot = 0  # the place that it has among those that run
         self.attempt: Attempt | None = None
         self.at: At | None = None
         self.seen_bytes = 0

@@ -10,6 +10,7 @@ from copy import copy
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from brim.file_set import Ints
 
@@ -34,6 +35,20 @@ def row_order(dataset: Any) -> Ints | None:
 
 def fingerprint_of(dataset: Any) -> str:
     return str(dataset._fingerprint)
+
+
+def with_rows(dataset: Any, numbers: Any) -> Any:
+    """The rows of a Dataset that a Dataset of one column names by their numbers, as `filter` gives them."""
+    made = copy(dataset)
+    table = numbers.data
+    if len(numbers) and (order := dataset._indices) is not None:
+        from datasets.table import InMemoryTable
+
+        taken = order.column(0).take(table.column(0).combine_chunks())
+        table = InMemoryTable(pa.Table.from_arrays([taken], names=table.column_names))
+    made._indices, made._info = table, dataset._info.copy()
+    made._fingerprint = numbers._fingerprint
+    return made
 
 
 def tokens_of(stream: Any) -> Any:

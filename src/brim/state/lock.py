@@ -5,12 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from brim.errors import DestinationError
 from brim.state.durable import reason, write_whole
+
+_WAIT_S = 0.1
 
 
 def lock_file(
@@ -56,6 +59,39 @@ def locked(
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def lock_in_turn(folder: Path, make: Callable[[], None], waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the folder's lock, however long others have it. `make` makes the folder, `waiting` is called all the while.
+
+    Who has it may die, and one of those that wait has it then; or may take the folder away, which is made again.
+    """
+    while True:
+        if not folder.is_dir():
+            make()
+        try:
+            descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            continue
+        try:
+            if not _taken(descriptor, folder / "lock"):
+                waiting()
+                time.sleep(_WAIT_S)
+                continue
+            yield
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _taken(descriptor: int, path: Path) -> bool:
+    """Whether the lock is ours, and still that of its folder."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def owner_of(folder: Path) -> str:

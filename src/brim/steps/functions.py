@@ -131,8 +131,17 @@ class Shipped:
         return unpack(self.blob or b"", self.name)  # type: ignore[no-any-return]
 
 
+class AtEnd(functools.partial):  # type: ignore[type-arg]
+    """A function with more arguments at the end of those it is called with: the split, after the row and its number."""
+
+    def __call__(self, /, *args: Any, **keywords: Any) -> Any:
+        return self.func(*args, *self.args, **{**self.keywords, **keywords})
+
+
 def name_of(function: Any) -> str:
     """What people call a function."""
+    if isinstance(function, AtEnd):
+        return name_of(function.func)
     if isinstance(function, functools.partial):
         return f"partial({name_of(function.func)})"
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)

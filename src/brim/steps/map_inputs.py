@@ -149,8 +149,10 @@ class Call:
 class Inputs:
     """Makes the arguments of calls from tables."""
 
-    def __init__(self, schema: pa.Schema, options: MapOptions, format_kwargs: Mapping[str, Any]) -> None:
-        self._options = options
+    def __init__(
+        self, schema: pa.Schema, options: MapOptions, format_kwargs: Mapping[str, Any], rank: Callable[[], int]
+    ) -> None:
+        self._options, self._rank = options, rank
         features = features_of(schema)
         exotic = [name for name, feature in features.items() if not is_plain(feature)]
         self._schema: pa.Schema | None = None
@@ -193,16 +195,19 @@ class Inputs:
         if self._options.with_indices:
             start = first_row or 0
             index = (list(range(start, start + table.num_rows)),)
-        return self._call(table, None, index)
+        return self._call(table, None, (*index, *self._ranks()))
+
+    def _ranks(self) -> tuple[int, ...]:
+        return (self._rank(),) if self._options.with_rank else ()
 
     def rows(self, table: pa.Table, first_row: int | None) -> Iterator[Call]:
         """The calls for each row of a table."""
         shared = LazyRows(table, self._decoders)
         start, indices = first_row or 0, self._options.with_indices
         plain = self._options.format_type is None and self._options.input == "python"
-        columns = self._options.input_columns
+        columns, ranks = self._options.input_columns, self._ranks()
         for row in range(table.num_rows):
-            index = (start + row,) if indices else ()
+            index = (start + row, *ranks) if indices else ranks
             if not plain:
                 yield self._call(table.slice(row, 1), 0, index)
             elif columns is not None:

@@ -12,6 +12,8 @@ from brim.errors import InputError
 
 InputKind = Literal["python", "arrow", "numpy"]
 ALL_ROWS = 2**62  # a batch as long as the dataset
+UNCHANGED = "brim_unchanged"  # the one column of what a function gave that returns nothing
+NO_COLUMNS = "brim_no_columns"  # and of one that returned rows without columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class MapOptions:
     `input` is what a row or batch looks like to the function: "python" (a mapping), "arrow" (a pa.Table, nothing
     is copied) or "numpy" (a dict of arrays of the columns' own types). `format_type` and `format_kwargs` are those
     of a dataset with a format of its own, which then decides. `splittable`: a batch in pieces gives the same rows.
+    `side_effects`: where the function returns nothing, nothing is written, for whoever asked has the rows.
     """
 
     batched: bool = False
@@ -38,6 +41,10 @@ class MapOptions:
     format_type: str | None = None
     format_columns: tuple[str, ...] | None = None
     format_kwargs: dict[str, Any] = field(default_factory=dict)
+    disable_nullable: bool = False
+    try_original_type: bool = True
+    on_mixed_types: Literal["use_json"] | None = "use_json"
+    side_effects: bool = False
 
     def __post_init__(self) -> None:
         for name in ("remove_columns", "input_columns"):
@@ -46,11 +53,8 @@ class MapOptions:
                 object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         if self.fn_kwargs is None:
             object.__setattr__(self, "fn_kwargs", {})
-        if self.with_rank:
-            raise InputError(
-                "with_rank is not supported: which worker does a row depends on memory.",
-                hint="Use os.getpid() if the function needs something of its own in each process.",
-            )
+        if self.on_mixed_types is not None:
+            one_of("on-mixed-types", self.on_mixed_types, ("use_json",))
         one_of("input", self.input, get_args(InputKind))
         at_least("writer-batch-size", self.writer_batch_size, 0)
         if self.input != "python" and self.format_type is not None:

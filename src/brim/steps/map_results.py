@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from brim.steps.map_inputs import Call, LazyRow
-from brim.steps.map_types import Known, as_wanted, to_arrow
+from brim.steps.map_options import NO_COLUMNS, UNCHANGED, MapOptions
+from brim.steps.map_types import Known, TypeRules, as_wanted, to_arrow
 from brim.steps.row_features import Feature, features_of, import_datasets, inferred, is_plain, metadata
 
 
@@ -111,29 +112,41 @@ class Results:
     def __init__(
         self,
         source: pa.Schema,
-        removed: Sequence[str] | None,
+        options: MapOptions,
         wanted: pa.Schema | None,
         settled: pa.Schema | None,
     ) -> None:
         self.source = Known.of(source)
         self.wanted = None if wanted is None else Known.of(wanted)
         self._settled = None if settled is None else Known.of(settled)
-        self._removed = frozenset(removed or ())
+        self._removed = frozenset(options.remove_columns or ())
+        self._rules = TypeRules(options.try_original_type or not options.batched, options.on_mixed_types)
+        self._no_nulls = options.disable_nullable
+        # As long as nothing else was seen, a function that returns nothing has nothing written.
+        nothing_so_far = self._settled is None or UNCHANGED in self._settled.types
+        self._marks = options.side_effects and nothing_so_far
+        self._only_marks = self._marks and self._settled is not None
+        self._tells_of_none = options.side_effects and (self._settled is None or NO_COLUMNS in self._settled.types)
         self._tags: dict[Any, dict[bytes, bytes]] = {}
 
     def unchanged(self, table: pa.Table) -> pa.Table:
         """The rows of a function that returned nothing."""
+        if self._marks:
+            return pa.table({UNCHANGED: pa.nulls(table.num_rows)})
         return table.replace_schema_metadata(metadata(self.source.features))
 
     def of_rows(self, table: pa.Table, calls: Sequence[Call], results: Sequence[Any]) -> pa.Table:
         """One result for each row of a table."""
+        self._refuse_after_nothing()
         results = [as_table(result) for result in results]
         if any(isinstance(result, pa.Table) for result in results):
             return self._of_tables(results)
-        return self._finish(*self._row_columns(table, calls, results))
+        columns, found = self._row_columns(table, calls, results)
+        return self._finish(columns, found) if columns or not self._tells_of_none else _without_columns()
 
     def of_batch(self, table: pa.Table, call: Call, result: Any) -> pa.Table | None:
         """The result for a table as a whole; None if it has no rows."""
+        self._refuse_after_nothing()
         result = as_table(result)
         if isinstance(result, pa.Table):
             return self._finish(dict(zip(result.column_names, result.columns, strict=True)), {})
@@ -153,9 +166,15 @@ class Results:
                 f"The columns differ in length: {first!r} has {lengths[first]} rows, {other!r} has {lengths[other]}. "
                 "A batch may become more or fewer rows only if all columns do: remove the others with remove_columns."
             )
+        if not columns and self._tells_of_none:
+            return _without_columns()
         if not any(lengths.values()):
             return None
         return self._finish(*self._convert(self._in_order(columns)))
+
+    def _refuse_after_nothing(self) -> None:
+        if self._only_marks:
+            raise TypeError("The function returned None for the first rows and not for these. Return a dict for all.")
 
     def _changed(self, call: Call, result: Mapping[str, Any]) -> dict[str, Any]:
         """What the function set, in place or by what it returned."""
@@ -223,12 +242,12 @@ class Results:
         settled = self._settled
         if settled is not None and name in settled.types and not pa.types.is_null(settled.types[name]):
             try:
-                array, _ = to_arrow(name, values, self.source, settled)
+                array, _ = to_arrow(name, values, self.source, settled, self._rules)
                 return array, None if is_plain(settled.features[name]) else settled.features[name]
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, MemoryError):
                     raise
-        return to_arrow(name, values, self.source, self.wanted)
+        return to_arrow(name, values, self.source, self.wanted, self._rules)
 
     def _check_wanted(self, columns: Mapping[str, Any]) -> None:
         if self.wanted is None or columns.keys() == self.wanted.types.keys():
@@ -250,6 +269,9 @@ class Results:
     def _finish(self, columns: dict[str, Any], found: dict[str, Feature]) -> pa.Table:
         """The table, with its features: those of the source where the type is still the same."""
         self._check_wanted(columns)
+        for name, column in columns.items() if self._no_nulls else ():
+            if column.null_count:
+                raise ValueError(f"The column {name!r} has nulls, and disable_nullable=True was said.")
         if self.wanted is not None:
             columns = {name: as_wanted(name, columns[name], self.wanted) for name in self.wanted.types}
             table = pa.Table.from_arrays(list(columns.values()), list(columns))
@@ -270,6 +292,10 @@ class Results:
                     features[field.name] = inferred(field)
             self._tags[key] = metadata(features)
         return table.replace_schema_metadata(self._tags[key])
+
+
+def _without_columns() -> pa.Table:
+    return pa.table({NO_COLUMNS: pa.nulls(1)})
 
 
 def kept(result: Any) -> Any:

@@ -55,6 +55,7 @@ class MapStep:
         # Batches of rows are only read together: where rows are large, by bytes.
         self.batch_bytes = 0 if options.batched else _BATCH_BYTES
         self.indices = options.with_indices
+        self.rank = 0  # in the worker: which of those that run at a time it is
         self._open: _Open | None = None
 
     @property
@@ -66,7 +67,13 @@ class MapStep:
     def facts(self) -> dict[str, Any]:
         """What decides the output."""
         options = self.options
-        return {
+        more: dict[str, Any] = {
+            "with_rank": options.with_rank,
+            "disable_nullable": options.disable_nullable,
+            "new_types": not options.try_original_type,
+            "mixed_types": "" if options.on_mixed_types else "refused",
+        }
+        return {name: value for name, value in more.items() if value} | {
             "step": "map",
             "function": self.digest.value,
             "batched": options.batched,
@@ -138,10 +145,11 @@ class _Open:
     def __init__(self, step: MapStep, schema: pa.Schema) -> None:
         function = step.function.load()
         self._kwargs, format_kwargs = unpack(step._kwargs, "fn_kwargs")
-        self._inputs = Inputs(schema, step.options, format_kwargs)
-        self._told = (self._inputs.schema or schema, step.options.remove_columns, step._wanted)
+        self._inputs = Inputs(schema, step.options, format_kwargs, lambda: step.rank)
+        self._told = (self._inputs.schema or schema, step.options, step._wanted)
         self._results = Results(*self._told, None)
         self._function = function
+        self.keep: Callable[[Any], Any] = kept  # of what a call for a row gives
         self._is_async = inspect.iscoroutinefunction(function)
 
     def settle(self, schema: pa.Schema) -> None:
@@ -188,10 +196,7 @@ class _Open:
         """A batch, or a part of one: in halves if even that is too much."""
         rows = table.num_rows
         try:
-            call = self._inputs.batch(table, None if first_row is None else first_row + start)
-            result = self._function(*call.args, **self._kwargs)
-            if self._is_async:
-                result = asyncio.run(result)
+            call, result = self.call(table, None if first_row is None else first_row + start)
             made = self._results.unchanged(table) if result is None else self._results.of_batch(table, call, result)
         except MemoryError:
             if not in_pieces or rows == 1:
@@ -208,6 +213,35 @@ class _Open:
         yield from self._piece(table.slice(0, half), first_row, start, in_pieces)
         yield from self._piece(table.slice(half), first_row, start + half, in_pieces)
 
+    def call(self, table: pa.Table, first_row: int | None) -> tuple[Call, Any]:
+        """The function, once for all rows."""
+        call = self._inputs.batch(table, first_row)
+        result = self._function(*call.args, **self._kwargs)
+        return call, asyncio.run(result) if self._is_async else result
+
+    def masks(self, batch: Batch, small: bool) -> Iterator[tuple[pa.Table, int, list[Any]]]:
+        """Rows, where in the batch they begin, and what the function says of each."""
+        table = self._inputs.arrange(batch.table)
+        step = 1 if small else self._chunk_rows(table)
+        for start in range(0, table.num_rows, step):
+            chunk = table.slice(start, step)
+            first_row = None if batch.first_row is None else batch.first_row + start
+            yield chunk, start, self._call_rows(chunk, first_row, start)[1]
+
+    def mask(self, batch: Batch) -> tuple[pa.Table, list[Any]]:
+        """All rows of a batch, and what the function says of each."""
+        table = self._inputs.arrange(batch.table)
+        try:
+            said = self.call(table, batch.first_row)[1]
+            return table, said.to_pylist() if isinstance(said, pa.Array | pa.ChunkedArray) else list(said)
+        except (MemoryError, BrimError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise blamed(error, 0, table.num_rows) from error
+
+    def unchanged(self, table: pa.Table) -> pa.Table:
+        return self._results.unchanged(table)
+
     def _given(self, tables: list[pa.Table]) -> list[pa.Table]:
         return reconciled(tables, self._results) if len(tables) > 1 else tables
 
@@ -220,10 +254,10 @@ class _Open:
             return asyncio.run(self._call_rows_async(chunk, first_row, start))
         calls: list[Call] = []
         results: list[Any] = []
-        function, kwargs = self._function, self._kwargs
+        function, kwargs, keep = self._function, self._kwargs, self.keep
         try:
             for call in self._inputs.rows(chunk, first_row):
-                results.append(kept(function(*call.args, **kwargs)))
+                results.append(keep(function(*call.args, **kwargs)))
                 calls.append(call)
         except (MemoryError, BrimError):
             raise

@@ -30,6 +30,17 @@ _ERRORS = (TypeError, ValueError, OverflowError, pa.ArrowException)
 Array = Any  # pa.Array or pa.ChunkedArray
 
 
+@dataclass(frozen=True, slots=True)
+class TypeRules:
+    """How `datasets` finds types: whether a column tries to keep its own, and what values of several types become."""
+
+    keep_original: bool = True
+    on_mixed_types: str | None = "use_json"
+
+
+USUAL = TypeRules()
+
+
 @dataclass(frozen=True)
 class Known:
     """The columns of a schema: their features and Arrow types. The objects of `datasets` are made when needed."""
@@ -50,7 +61,9 @@ class Known:
         return self._made[name]
 
 
-def to_arrow(name: str, values: Any, source: Known, wanted: Known | None) -> tuple[Array, Feature | None]:
+def to_arrow(
+    name: str, values: Any, source: Known, wanted: Known | None, rules: TypeRules = USUAL
+) -> tuple[Array, Feature | None]:
     """A column's values as an array, and its feature if the Arrow type does not tell.
 
     `source`: the input's columns; a column of the same name keeps its type if the values fit. `wanted`: the
@@ -58,21 +71,23 @@ def to_arrow(name: str, values: Any, source: Known, wanted: Known | None) -> tup
     """
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return (values if wanted is None else as_wanted(name, values, wanted)), None
+    if not rules.keep_original:
+        source = _NOTHING
     known = wanted if wanted is not None else source
     target = known.types.get(name)
     plain = target is None or is_plain(known.features[name], labels=False)
     if not plain and not _number_labels(known.features[name], values):
-        return _by_datasets(name, values, source, wanted)
+        return _by_datasets(name, values, source, wanted, rules)
     array = _plain_array(values)
     if array is None:
-        return _by_datasets(name, values, source, wanted)
+        return _by_datasets(name, values, source, wanted, rules)
     if target is None:
         if _holds_struct(array.type) and _mixed(values):
-            return _by_datasets(name, values, source, wanted)
+            return _by_datasets(name, values, source, wanted, rules)
         return _small_ints(name, array), None
     verdict = _may_cast(array.type, target)
     if verdict is None or (verdict is False and wanted is not None):
-        return _by_datasets(name, values, source, wanted)
+        return _by_datasets(name, values, source, wanted, rules)
     if verdict is False:
         return array, None
     try:
@@ -81,6 +96,9 @@ def to_arrow(name: str, values: Any, source: Known, wanted: Known | None) -> tup
         if wanted is not None:
             raise
         return array, None
+
+
+_NOTHING = Known({}, {})
 
 
 def as_wanted(name: str, array: Array, wanted: Known) -> Array:
@@ -96,7 +114,9 @@ def as_wanted(name: str, array: Array, wanted: Known) -> Array:
     return cast_array_to_feature(array, feature)
 
 
-def _by_datasets(name: str, values: Any, source: Known, wanted: Known | None) -> tuple[Array, Feature | None]:
+def _by_datasets(
+    name: str, values: Any, source: Known, wanted: Known | None, rules: TypeRules
+) -> tuple[Array, Feature | None]:
     try:
         datasets = import_datasets(f"what the function gave for {name!r}")
     except MissingExtra:
@@ -110,7 +130,7 @@ def _by_datasets(name: str, values: Any, source: Known, wanted: Known | None) ->
         options["type"] = wanted.feature(name)
     elif name in source.types:
         options["try_type"] = source.feature(name)
-    sequence = OptimizedTypedSequence(values, col=name, on_mixed_types="use_json", **options)
+    sequence = OptimizedTypedSequence(values, col=name, on_mixed_types=rules.on_mixed_types, **options)
     array = pa.array(sequence)
     feature = datasets.Features({name: sequence.get_inferred_type()}).to_dict()[name]
     return array, None if is_plain(feature) else feature

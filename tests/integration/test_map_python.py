@@ -1,0 +1,575 @@
+"""brim.map and brim.filter as Python users meet them: arguments, errors, signals, several processes, threads."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import brim
+from brim.jobs.caches import list_caches
+from brim.schedule.function_errors import own_error, parts_of
+
+MEMORY = "1GB"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BRIM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("BRIM_MEMORY", MEMORY)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def rows() -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"n": list(range(12)), "text": [f"row {n}" for n in range(12)]})
+
+
+# The arguments
+
+
+@pytest.mark.parametrize("name", ["map", "filter"])
+def test_the_arguments_are_those_of_the_original(name: str) -> None:
+    """All of them, in their order, with their defaults and kinds; those of DatasetDict are there by name."""
+    ours = inspect.signature(getattr(brim, name)).parameters
+    theirs = list(inspect.signature(getattr(datasets.Dataset, name)).parameters.values())[1:]
+    positional = [p for p in ours.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD][1:]
+    assert [(p.name, p.default) for p in positional] == [(p.name, p.default) for p in theirs]
+    several = inspect.signature(getattr(datasets.DatasetDict, name)).parameters
+    assert not several.keys() - ours.keys() - {"self"}
+
+
+def test_by_position(rows: datasets.Dataset) -> None:
+    """As the original takes them."""
+    made = brim.map(rows, lambda n, index, rank: {"sum": n + index, "rank": rank}, True, True, ["n"])
+    assert made["sum"][:] == [2 * n for n in range(12)]
+    assert set(made["rank"]) == {0}
+    with pytest.raises(brim.InputError, match="by name"):
+        brim.map(datasets.DatasetDict(a=rows), lambda row: row, False, False, True)
+
+
+def test_the_rank_is_a_slot(rows: datasets.Dataset) -> None:
+    """Workers that are replaced have the number of those whose place they take."""
+
+    def dies_once(row: Any, rank: int, marker: str) -> dict[str, int]:
+        if row["n"] == 6 and not os.path.exists(marker):
+            open(marker, "w").close()
+            os._exit(1)
+        return {"rank": rank}
+
+    marker = {"marker": os.path.join(os.environ["BRIM_CACHE"] + "-died")}
+    made = brim.map(rows, dies_once, with_rank=True, num_proc=2, fn_kwargs=marker, unit_size=64, batch_size=2)
+    assert set(made["rank"]) <= {0, 1}
+    assert os.path.exists(marker["marker"])
+
+
+def test_what_has_no_effect_is_said_once(rows: datasets.Dataset, capfd: pytest.CaptureFixture[str]) -> None:
+    """Words that decide no row are taken, with one line."""
+    made = brim.map(rows, lambda row: {"m": 1}, cache_file_name="x.arrow", suffix_template="_{rank}_of_{num_proc}")
+    assert made.num_rows == 12
+    told = capfd.readouterr().err.splitlines()
+    assert [line for line in told if "no effect" in line] == [
+        "brim: cache_file_name and suffix_template have no effect: the result is mapped from brim's cache (cache_dir=)"
+    ]
+    assert brim.map(rows, lambda row: {"m": 2}, new_fingerprint="mine")._fingerprint == "mine"
+
+
+def test_types_are_found_as_was_asked(rows: datasets.Dataset) -> None:
+    """on_mixed_types, try_original_type and disable_nullable do what they do in the original."""
+    small = rows.cast_column("n", datasets.Value("int32"))
+    kept = {"batched": True, "load_from_cache_file": False}
+    for keep in (True, False):
+        ours = brim.map(small, lambda b: {"n": [n + 1 for n in b["n"]]}, try_original_type=keep, **kept)
+        theirs = small.map(lambda b: {"n": [n + 1 for n in b["n"]]}, try_original_type=keep, **kept)
+        assert ours.features == theirs.features
+    assert brim.map(rows, lambda row: {"x": [1, "a"]}).features["x"] == datasets.Json()
+    with pytest.raises(Exception, match="x"):
+        brim.map(rows, lambda row: {"x": [1, "a"]}, on_mixed_types=None)
+    with pytest.raises(ValueError, match="nulls"):
+        brim.map(rows, lambda row: {"x": None if row["n"] == 3 else 1}, disable_nullable=True)
+
+
+# Errors
+
+
+class OwnError(Exception):
+    def __init__(self, first: int, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+        self.first, self.message = first, "its own"
+
+
+def fails(row: Any) -> Any:
+    return {"x": 1 // (row["n"] - 7)}
+
+
+def fails_in_its_own_way(row: Any) -> Any:
+    raise OwnError(row["n"], "two")
+
+
+def fails_with_a_file(row: Any) -> Any:
+    open(f"/nowhere/{row['n']}").close()
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "text"),
+    [
+        (fails, ZeroDivisionError, "integer division or modulo by zero"),
+        (fails_in_its_own_way, OwnError, "0 and two"),
+        (fails_with_a_file, FileNotFoundError, "[Errno 2] No such file or directory: '/nowhere/0'"),
+    ],
+)
+def test_what_a_function_raises_is_raised(
+    rows: datasets.Dataset, function: Any, kind: type[Exception], text: str
+) -> None:
+    """It is of its type and FunctionFailed, ends inside the function, tells where, and survives pickling."""
+    with pytest.raises(kind) as caught:
+        brim.map(rows, function)
+    error = caught.value
+    assert isinstance(error, brim.FunctionFailed)
+    assert str(error) == text
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    assert (last.name, last.filename) == (function.__name__, __file__)
+    assert last.line in inspect.getsource(function)
+    assert any("row " in note and "(unit 0)" in note for note in error.__notes__)
+    assert isinstance(pickle.loads(pickle.dumps(error)), kind)
+    assert error.facts["unit"] == 0
+    if isinstance(error, OwnError):
+        assert (error.first, error.message) == (0, "its own")
+
+
+def test_types_that_do_not_combine(rows: datasets.Dataset) -> None:
+    """What would end more than the call, or cannot travel, is the cause or the text of a FunctionFailed."""
+
+    def exits(row: Any) -> Any:
+        raise SystemExit(3)
+
+    with pytest.raises(brim.FunctionFailed) as caught:
+        brim.map(rows, exits)
+    assert not isinstance(caught.value, SystemExit)
+    assert isinstance(caught.value.__cause__, SystemExit)
+    failed = brim.FunctionFailed("It failed.", parts=b"no pickle", traceback="where", place="here")
+    assert own_error(failed) is failed
+    assert failed.__notes__ == ["where"]
+    lock = RuntimeError(threading.Lock())
+    assert b"RuntimeError" in parts_of(lock)  # with what it can be told of it
+
+
+def test_the_command_shows_it_as_ever(tmp_path: Path) -> None:
+    """One sentence and what to do next, without a traceback."""
+    (tmp_path / "steps.py").write_text("def bad(row):\n    raise ValueError('no good')\n")
+    (tmp_path / "rows.jsonl").write_text('{"n": 1}\n')
+    command = [sys.executable, "-m", "brim", "map", "rows.jsonl", "out", "--fn", "steps:bad"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "The function failed at rows.jsonl, row 1 (byte 0) (unit 0): ValueError: no good" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Several processes
+
+SCRIPT = """
+import os, sys, time
+import datasets, brim
+rows = datasets.Dataset.from_dict({"n": list(range(24))})
+
+def slow(batch):
+    open(os.path.join(os.environ['MARKS'], f"{batch['n'][0]}-{os.getppid()}"), 'w').close()
+    time.sleep(0.25)
+    return {"m": [n + 1 for n in batch["n"]]}
+
+made = brim.map(rows, slow, batched=True, batch_size=4, num_proc=1, unit_size=1)
+assert made["m"][:] == list(range(1, 25))
+print("done", os.getpid())
+"""
+
+
+@pytest.fixture
+def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "marks").mkdir()
+    monkeypatch.setenv("MARKS", str(tmp_path / "marks"))
+    return tmp_path / "marks"
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(found: Any, what: str) -> Any:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if value := found():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"no {what} in a minute")
+
+
+def test_four_processes_and_one_is_killed(marks: Path) -> None:
+    """One computes, the others wait and say so; when it is killed another goes on, and no unit is done twice but the
+    one that it was at."""
+    running = [start(SCRIPT) for _ in range(4)]
+    first = int(wait_for(lambda: [mark.name for mark in marks.iterdir()][1:2], "second mark")[0].split("-")[1])
+    os.kill(first, signal.SIGKILL)
+    ends = {one.pid: (*one.communicate(timeout=120), one.returncode) for one in running}
+    assert ends[first][2] == -signal.SIGKILL
+    assert [end[2] for pid, end in ends.items() if pid != first] == [0, 0, 0]
+    told = [end[1].count("another process computes the same: waiting for it") for end in ends.values()]
+    assert sum(told) >= 3
+    done = [mark.name.split("-") for mark in marks.iterdir()]
+    assert len({pid for _, pid in done}) == 2
+    assert len({at for at, _ in done}) == 6
+    assert len(done) <= 7 + 1  # the unit that was lost, and the first batch, whose types are looked at by who begins
+
+
+def test_a_wait_can_be_stopped(rows: datasets.Dataset, marks: Path) -> None:
+    """By the flag of a thread or a server."""
+    other = start(SCRIPT)
+    wait_for(lambda: list(marks.iterdir()), "mark")
+    stop = brim.Stop()
+    stop.request("the test")
+    source = SCRIPT.split("made =")[0]
+    space: dict[str, Any] = {"__name__": "other"}
+    try:
+        exec(source, space)
+        with pytest.raises(brim.Stopped):
+            brim.map(space["rows"], space["slow"], batched=True, batch_size=4, num_proc=1, unit_size=1, stop=stop)
+    finally:
+        other.kill()
+        other.communicate()
+
+
+# Signals, threads, and where a script comes from
+
+
+def interrupted(marks: Path, number: int, tail: str = "") -> tuple[int, str, str]:
+    script = "import signal\nbefore = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)\n"
+    body = textwrap.indent(SCRIPT.split("made =")[1], " " * 0)
+    script += SCRIPT.split("made =")[0] + "try:\n    made =" + body.splitlines()[0] + "\n" + tail
+    running = start(script)
+    wait_for(lambda: list(marks.iterdir()), "mark")
+    running.send_signal(number)
+    out, err = running.communicate(timeout=60)
+    return running.returncode, out, err
+
+
+def test_ctrl_c_is_a_keyboard_interrupt(marks: Path) -> None:
+    """After a clean stop, and the handlers are those of before; the same call goes on."""
+    tail = (
+        "except KeyboardInterrupt as error:\n"
+        "    after = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)\n"
+        "    print('interrupted', after == before, isinstance(error, Exception))\n"
+    )
+    code, out, err = interrupted(marks, signal.SIGINT, tail)
+    assert (code, out) == (0, "interrupted True False\n"), err
+    done = start(SCRIPT).communicate(timeout=60)
+    assert done[0].startswith("done"), done[1]
+
+
+def test_sigterm_ends_the_process_as_it_would(marks: Path) -> None:
+    """Nobody is in its way, and no worker stays."""
+    code, _, _ = interrupted(marks, signal.SIGTERM, "finally:\n    pass\n")
+    assert code == -signal.SIGTERM
+    time.sleep(0.2)
+    count = len(list(marks.iterdir()))
+    time.sleep(0.6)
+    assert len(list(marks.iterdir())) == count
+
+
+def test_a_thread_has_no_handlers(rows: datasets.Dataset) -> None:
+    """Signals stay with the main thread; a Stop ends the call from there."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    stop, ended = brim.Stop(), []
+
+    def slow(row: Any) -> Any:
+        time.sleep(0.05)
+        return row
+
+    def work() -> None:
+        try:
+            brim.map(rows, slow, stop=stop, writer_batch_size=1)
+        except brim.Stopped as stopped:
+            ended.append(stopped)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.3)
+    assert {number: signal.getsignal(number) for number in before} == before
+    stop.request("the server")
+    thread.join(30)
+    assert "the server" in str(ended[0])
+
+
+def test_in_a_coroutine(rows: datasets.Dataset) -> None:
+    """In an event loop that runs, by itself and beside others; asynchronous functions too."""
+
+    async def double(row: Any) -> Any:
+        await asyncio.sleep(0)
+        return {"m": 2 * row["n"]}
+
+    async def main() -> tuple[Any, Any]:
+        here = brim.map(rows, double)
+        beside = await asyncio.to_thread(brim.filter, rows, lambda row: row["n"] > 9)
+        return here, beside
+
+    here, beside = asyncio.run(main())
+    assert here["m"][:] == [2 * n for n in range(12)]
+    assert beside["n"][:] == [10, 11]
+
+
+@pytest.mark.parametrize("way", ["stdin", "file"])
+def test_a_script_without_a_main_guard(tmp_path: Path, marks: Path, way: str) -> None:
+    """From a file, or from stdin as `python -`."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command, text = ([sys.executable, "-"], SCRIPT) if way == "stdin" else ([sys.executable, "script.py"], None)
+    done = subprocess.run(command, input=text, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("done"), done.stderr
+
+
+# What comes back
+
+
+def test_nothing_returned_is_the_dataset_itself(rows: datasets.Dataset, marks: Path, cache: Path) -> None:
+    """With its fingerprint, and nothing is kept: the next time, the side effects happen again."""
+
+    def touches(row: Any, folder: str) -> None:
+        open(os.path.join(folder, f"{row['n']}-{time.monotonic_ns()}"), "w").close()
+
+    for _ in range(2):
+        made = brim.map(rows, touches, fn_kwargs={"folder": str(marks)}, remove_columns=["text"])
+        assert made is rows
+    assert sorted({mark.name.split("-")[0] for mark in marks.iterdir()}, key=int) == [str(n) for n in range(12)]
+    assert len(list(marks.iterdir())) >= 24
+    assert not list_caches(cache)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_all_columns_removed_and_none_returned(rows: datasets.Dataset, batched: bool) -> None:
+    """What the original gives: no columns and no rows."""
+    options = {"remove_columns": rows.column_names, "batched": batched}
+    ours, theirs = brim.map(rows, lambda _: {}, **options), rows.map(lambda _: {}, **options)
+    assert (ours.features, len(ours)) == (theirs.features, len(theirs)) == ({}, 0)
+
+
+def test_streams_are_computed_now(rows: datasets.Dataset) -> None:
+    """Into what is not a stream, with the stream's features; nothing of another stream is found again."""
+    features = datasets.Features({"n": datasets.Value("int32"), "text": datasets.Value("string")})
+    stream = rows.cast(features).to_iterable_dataset()
+    made = brim.map(stream, lambda row: {"m": row["n"]})
+    assert type(made) is datasets.Dataset
+    assert made.features["n"] == datasets.Value("int32")
+    assert brim.filter(stream, lambda row: row["n"] < 2)[:] == rows[:2]
+    others = datasets.IterableDatasetDict(a=stream, b=stream.skip(10))
+    both = brim.map(others, lambda row: {"m": row["n"]})
+    assert type(both) is datasets.DatasetDict
+    assert both["b"]["m"][:] == [10, 11]
+    assert brim.map(iter([{"a": 1}]), str_of)[:] == {"a": ["1"]}
+    assert brim.map(iter([{"a": 2}]), str_of)[:] == {"a": ["2"]}
+
+
+def str_of(row: Any) -> dict[str, str]:
+    return {"a": str(row["a"])}
+
+
+class Listening(brim.Progress):
+    """Counts what is begun and ended."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
+        self.said.append((what, total_bytes))
+
+    def finish(self) -> None:
+        self.said.append("finish")
+
+    def advance(self, size: int) -> None: ...
+    def hashed(self, size: int) -> None: ...
+    def committed(self) -> None: ...
+    def shard(self, name: str, size: int, sha256: str, how: str) -> None: ...
+    def note(self, text: str) -> None: ...
+    def nodes(self, held: Any) -> None: ...
+
+
+def test_splits_are_one_job_with_one_bar(rows: datasets.Dataset, tmp_path: Path) -> None:
+    """Its length is that of all of them; each split is told to the function that asks for it."""
+    rows.save_to_disk(tmp_path / "rows")
+    part = datasets.load_from_disk(tmp_path / "rows")
+    several, watched = datasets.DatasetDict(train=part, test=part), Listening()
+    made = brim.map(several, lambda row, split: {"split": split}, with_split=True, progress=watched)
+    assert made["test"]["split"][:] == ["test"] * 12
+    (what, total), *rest = watched.said
+    assert what == "map"
+    assert total > 0
+    assert rest == ["finish"]
+    with pytest.raises(brim.InputError, match="with_split"):
+        brim.map(rows, lambda row: row, with_split=True)
+
+
+def test_quiet(rows: datasets.Dataset, capfd: pytest.CaptureFixture[str]) -> None:
+    """progress=False says nothing, not even what has no effect."""
+    brim.map(rows, lambda row: row, keep_in_memory=True, progress=False)
+    assert capfd.readouterr().err == ""
+    with pytest.raises(brim.InputError, match=r"brim\.Progress"):
+        brim.map(rows, progress="loud")
+
+
+# Filter
+
+
+def test_filter_is_that_of_datasets(rows: datasets.Dataset, tmp_path: Path) -> None:
+    """Rows, order and features; of a Dataset only numbers are written, and called again it is all there."""
+    shuffled = rows.shuffle(seed=3)
+    for source in (rows, shuffled, rows.with_format("numpy"), rows.select(range(3, 9))):
+        ours = brim.filter(source, lambda row: row["n"] % 3 == 0)
+        theirs = source.filter(lambda row: row["n"] % 3 == 0)
+        assert list(ours["n"]) == list(theirs["n"])
+        assert (ours.features, ours.format) == (theirs.features, theirs.format)
+    assert brim.filter(rows, lambda n, index: index > 9, True, False, "n")["n"][:] == [10, 11]
+    assert brim.filter(rows, lambda batch: [n > 9 for n in batch["n"]], batched=True, batch_size=5)["n"][:] == [10, 11]
+    assert len(brim.filter(rows, lambda row: False)) == 0
+    assert len(brim.filter(rows)) == 12
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert brim.filter(tmp_path / "rows.jsonl", lambda row: row["n"] > 9)["text"][:] == ["row 10", "row 11"]
+
+
+# Caches
+
+
+def test_caches_have_a_cap(rows: datasets.Dataset, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """What was not used for longest goes first; what is open stays."""
+    rows = datasets.Dataset.from_dict({"n": list(range(2000))})
+    open_one = brim.map(rows, lambda row: {"m": 1})
+    for number in (2, 3):
+        brim.map(rows, lambda row, number: {"m": number}, fn_kwargs={"number": number})
+    sizes = {one.folder: one.bytes for one in brim.caches()}
+    assert len(sizes) == 3
+    monkeypatch.setenv("BRIM_CACHE_MAX", str(2 * max(sizes.values()) + 1000))
+    brim.map(rows, lambda row: {"m": 4})
+    left = {one.folder for one in brim.caches()}
+    assert len(left) == 2
+    assert Path(open_one.cache_files[0]["filename"]).parents[1] in left
+    assert open_one["m"][1999] == 1
+    shown = subprocess.run([sys.executable, "-m", "brim", "clean"], capture_output=True, text=True, check=True).stdout
+    assert "BRIM_CACHE_MAX" in shown
+    monkeypatch.setenv("BRIM_CACHE_MAX", "lots")
+    with pytest.raises(brim.InputError, match="BRIM_CACHE_MAX"):
+        brim.map(rows, lambda row: {"m": 5})
+
+
+# Beside the original
+
+VALUES = st.one_of(
+    st.integers(-(2**40), 2**40),
+    st.floats(allow_nan=False, width=32),
+    st.text(max_size=6),
+    st.booleans(),
+)
+KINDS = [st.integers(-(2**40), 2**40), st.text(max_size=5), st.booleans(), st.lists(st.integers(0, 9), max_size=3)]
+
+
+def changes(batch: Any, *more: Any, kind: int = 0, offset: int = 0) -> Any:
+    """One of several functions of batches."""
+    keys = list(batch)
+    first, count = keys[0], len(batch[keys[0]])
+    if kind == 0:
+        return {"size": [len(str(value)) + offset for value in batch[first]]}
+    if kind == 1:
+        return {first: [str(value) for value in batch[first]]}
+    if kind == 2:
+        return {"more": [more[0][row] if more else row for row in range(count)]}
+    if kind == 3:
+        return {name: list(batch[name])[::2] for name in keys}
+    return {name: [value for value in batch[name] for _ in range(2)] for name in keys}
+
+
+def of_rows(row: Any, *more: Any, kind: int = 0, offset: int = 0) -> Any:
+    """One of several functions of rows."""
+    first = next(iter(row))
+    if kind == 0:
+        return {"size": len(str(row[first])) + offset}
+    if kind == 1:
+        row[first] = str(row[first])
+        return row
+    if kind == 2:
+        return {"more": more[0] if more else 0}
+    if kind == 3:
+        return {"nested": {"a": row[first], "b": [offset]}}
+    return {first: None if row[first] in (0, "", False, []) else row[first]}
+
+
+def is_long(row: Any, *more: Any, kind: int = 0, offset: int = 0) -> Any:
+    first = next(iter(row))
+    return (len(str(row[first])) + kind + offset + (more[0] if more else 0)) % 2 == 0
+
+
+@st.composite
+def tables(draw: Any) -> dict[str, list[Any]]:
+    count = draw(st.integers(1, 12))
+    columns = draw(st.lists(st.sampled_from(range(len(KINDS))), min_size=1, max_size=3))
+    return {
+        f"c{at}": draw(st.lists(st.one_of(st.none(), KINDS[kind]), min_size=count, max_size=count))
+        for at, kind in enumerate(columns)
+    }
+
+
+@settings(max_examples=12)
+@given(
+    table=tables(),
+    kind=st.integers(0, 4),
+    offset=st.integers(0, 2),
+    with_indices=st.booleans(),
+    batched=st.booleans(),
+    batch_size=st.sampled_from([1, 3, 1000, None]),
+    reordered=st.booleans(),
+)
+def test_beside_the_original(
+    table: Any, kind: int, offset: int, with_indices: bool, batched: bool, batch_size: Any, reordered: bool
+) -> None:
+    """The same random dataset, function and arguments give the same rows and features, or both fail."""
+    source = datasets.Dataset.from_dict(table)
+    source = source.shuffle(seed=offset) if reordered else source
+    options = {
+        "with_indices": with_indices,
+        "batched": batched,
+        "batch_size": batch_size,
+        "fn_kwargs": {"kind": kind, "offset": offset},
+        "load_from_cache_file": False,
+    }
+    function = changes if batched else of_rows
+    ours, theirs = (_made(make, function, options) for make in (brim_map(source), source.map))
+    assert ours == theirs
+    if not batched:
+        ours, theirs = (_made(make, is_long, options) for make in (brim_filter(source), source.filter))
+        assert ours == theirs
+
+
+def brim_map(source: Any) -> Any:
+    return lambda function, **options: brim.map(source, function, **options)
+
+
+def brim_filter(source: Any) -> Any:
+    return lambda function, **options: brim.filter(source, function, **options)
+
+
+def _made(make: Any, function: Any, options: Any) -> Any:
+    try:
+        made = make(function, **options)
+    except Exception as error:  # noqa: BLE001  the original raises many
+        return type(error).__mro__[-3:]
+    return made[:], made.features
