@@ -35,6 +35,7 @@ tokens: brim.Computed = brim.tokenize("a.jsonl", "gpt2", destination="tokens", p
 file: brim.Computed = brim.embed("a.jsonl", "model", destination="v.npy", column="text", name={"text": "v"})
 vectors_of: brim.Vectors = brim.embed("a.jsonl", "model", column="text", normalize=True)
 mapped: brim.Computed = brim.map("a.jsonl", "module:function", destination="out", rows_per_shard=10)
+filtered = brim.filter("a.jsonl", len, batched=True, progress=False).cleanup_cache_files()
 documents: int = tokens.counts["documents"]
 kept: list[brim.Cached] = brim.clean(remove=True, older_than=30)
 titles: list[str] = [recipe.title for recipe in brim.recipes()]

@@ -204,6 +204,8 @@ def map(
         on_mixed_types=on_mixed_types,
     )
     if destination is not None:
+        if with_rank and call.given.engine != "local":
+            raise InputError("with_rank= is for the workers of one machine.", hint="Leave it out, or --engine=ray.")
         if _is_dict(dataset):
             raise InputError("A destination takes one split, and this is a DatasetDict.", hint="Map one of its splits.")
         with call.named():
@@ -224,6 +226,7 @@ def map(
     return call.run(dataset, step_of, _mapped)
 
 
+@spelled_out(MapGiven)
 def filter(
     dataset: Any,
     function: Function | str | None = None,
@@ -249,7 +252,7 @@ def filter(
     progress: Progress | bool | None = None,
     report: str | os.PathLike[str] | None = None,
     **options: Unpack[MapKeywords],
-) -> Any:
+) -> Dataset | DatasetDict:
     """The rows for which a function is true: the arguments and the results of `Dataset.filter`, within `memory`.
 
     `dataset` is what `map` takes. Of a Dataset or DatasetDict only the numbers of its rows are written, as the
@@ -281,12 +284,17 @@ def filter(
     )
 
     def step_of(part: Any, split: str | None) -> MapStep:
+        if getattr(part, "list_indexes", list)():
+            raise InputError(
+                "The dataset has indexes attached, which a filter would make wrong.", hint="ds.drop_index(…) first."
+            )
         settings = replace(filtered, **_format_of(part))
         if isinstance(function, str):
             raise InputError("brim.filter takes a function, not its name.", hint="Import it and give it.")
         return FilterStep(function, settings, numbers=_is_rows(part))
 
-    return call.run(dataset, step_of, _filtered)
+    made: Dataset | DatasetDict = call.run(dataset, step_of, _filtered)
+    return made
 
 
 Opened = Callable[[Any, Any, str | None], Any]

@@ -1,0 +1,133 @@
+"""What people see in Python: results as text and as tables, and the bar of a notebook."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import brim
+from brim.api.recorded_run import Together, shown
+from brim.jobs.job import Built, Computed
+from brim.progress import Silent
+from brim.report.bars import Bar, NotesOnly, PlainLines
+from brim.report.notebook_bar import NotebookBar
+from brim.state.ledger import Receipt
+
+
+def test_results_show_themselves() -> None:
+    """Lines as text, a table in a notebook; names of files cannot do harm there."""
+    built = Built("<b>out</b>", 3, 2, 1000, 1, 1, 0, (), proved="all of it")
+    assert str(built) == repr(built)
+    assert repr(built).splitlines()[0].split() == ["done", "<b>out</b>"]
+    assert "<b>" not in built._repr_html_()
+    assert "&lt;b&gt;out&lt;/b&gt;" in built._repr_html_()
+    many = Computed(built, brim.Outcome([Receipt("a", "", 1, 1, "", "", "", "")] * 10_000, computed=10_000))
+    assert len(repr(many)) < 1000
+    assert ("units", "10,000 done, 0 kept") in many.lines
+
+
+def test_plans_forecasts_and_why(tmp_path: Path) -> None:
+    """Each has a table and a plain text that say the same."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.bin").write_bytes(b"a")
+    plan = brim.plan(tmp_path / "in", tmp_path / "out")
+    forecast = brim.forecast("concat", rows=1000, dims=16, memory="1GB")
+    why = brim.why(logs=[tmp_path / "in" / "a.bin"])
+    for one in (
+        plan,
+        forecast,
+        plan.run(progress=False),
+        brim.verify(tmp_path / "out"),
+        brim.check(tmp_path / "in"),
+        why,
+    ):
+        assert str(one) == repr(one)
+        assert one._repr_html_().startswith(("<table>", "<pre>"))
+    assert repr(plan).splitlines()[0].startswith(" ")
+
+
+class Shown:
+    """As much of IPython's display as the bar uses."""
+
+    def __init__(self) -> None:
+        self.first: list[Any] = []
+        self.later: list[Any] = []
+
+    def __call__(self, bundle: Any, raw: bool, display_id: bool) -> Any:
+        assert (raw, display_id) == (True, True)
+        self.first.append(bundle)
+        return self
+
+    def update(self, bundle: Any, raw: bool) -> None:
+        self.later.append(bundle)
+
+
+def test_a_notebook_has_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is over at once shows none; a longer one is drawn in its place, as text too."""
+    clock = [0.0]
+    monkeypatch.setattr("brim.report.notebook_bar.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    display = Shown()
+    bar = NotebookBar(display)
+    bar.start("map", 1000, 0, 10**9)
+    bar.advance(100)
+    bar.finish()
+    assert not display.first
+    bar.start("<map>", 1000, 0, 10**9)
+    for _ in range(4):
+        clock[0] += 0.6
+        bar.advance(250)
+    bar.finish()
+    assert len(display.first) == 1
+    assert len(display.later) == 4
+    assert 'value="0.2500"' in display.first[0]["text/html"]
+    assert display.first[0]["text/plain"].startswith("<map>: 250 B of 1.00 KB, ")
+    assert "&lt;map&gt;" in display.later[-1]["text/html"]
+    assert 'value="1.0000"' in display.later[-1]["text/html"]
+    bar.start("map", 0, 0, 10**9)  # nobody knows the end
+    clock[0] += 1
+    bar.advance(7)
+    assert "value=" not in display.later[-1]["text/html"]
+
+
+def test_who_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel gets its bar, a terminal its own, a log nothing but notes; False is silence."""
+    assert isinstance(shown(None), NotesOnly)
+    assert isinstance(shown(True), PlainLines)
+    assert isinstance(shown(False), Silent)
+    own = PlainLines()
+    assert shown(own) is own
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert isinstance(shown(None), Bar)
+    kernel = SimpleNamespace(
+        get_ipython=lambda: SimpleNamespace(kernel=object()), display=SimpleNamespace(display=Shown())
+    )
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    assert isinstance(shown(None), NotebookBar)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    assert isinstance(shown(None), Bar)
+
+
+def test_jobs_under_one_bar() -> None:
+    """It begins with what all have to do, counts rows alone, and ends once; where a total is unknown there is none."""
+    said: list[Any] = []
+    inner: Any = SimpleNamespace(
+        start=lambda *told: said.append(told),
+        advance=lambda size: said.append(size),
+        finish=lambda: said.append("end"),
+    )
+    with Together(inner, "map", [10, 20]) as both:
+        for size in (10, 20):
+            both.start("map", size, 0, 99)
+            both.advance(size)
+            both.start("finish", 5, 0, 99)
+            both.advance(5)
+            both.finish()
+    assert said == [("map", 30, 0, 99), 10, 0, 20, 0, "end"]
+    said.clear()
+    with Together(inner, "map", [10, None]) as both:
+        both.start("map", 10, 0, 99)
+    assert said == [("map", 0, 0, 99), "end"]
