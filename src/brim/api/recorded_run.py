@@ -11,7 +11,7 @@ from types import TracebackType
 
 from brim.errors import InputError
 from brim.memory.limit import Limit
-from brim.progress import Progress, Silent
+from brim.progress import Progress, Silent, tell_again, tell_begin
 from brim.redact import redact_command
 
 
@@ -80,6 +80,12 @@ class Together:
 
     def shard(self, name: str, size: int, sha256: str, how: str) -> None:
         self._inner.shard(name, size, sha256, how)
+
+    def begin(self, name: str, size: int) -> None:
+        tell_begin(self._inner, name, size)
+
+    def again(self, name: str) -> None:
+        tell_again(self._inner, name)
 
     def note(self, text: str) -> None:
         self._inner.note(text)
