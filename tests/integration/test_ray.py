@@ -189,6 +189,39 @@ def test_from_bucket_to_bucket(cluster: TestCluster, s3: S3Server, s3_prefix: st
     assert not cluster.holds(s3.credentials.secret_key)
 
 
+def test_no_shared_disk(
+    cluster: TestCluster, s3: S3Server, s3_prefix: str, work: Path, hub: TestHub, machine: Machine, tmp_path: Path
+) -> None:
+    """Units go to the destination's bucket, or to one for the work, and not to a folder that all nodes see; a node and
+    the driver are lost on the way; the bytes are those of a local run, and nothing of the units stays."""
+    s3.write("private", f"{s3_prefix}rows.jsonl", (work / "rows.jsonl").read_bytes())
+    rows, words = f"s3://private/{s3_prefix}rows.jsonl", ("--fn", "functions.py:slow", "--unit-size", "2KB")
+    there = BucketPlace(s3, tmp_path / "machine", f"{s3_prefix}mapped")
+
+    def units() -> list[str]:
+        return [name for name in s3.objects("private", s3_prefix) if "/.brim/units/" in name]
+
+    command = ("map", rows, there.address, *words, *cluster.options)
+    with cluster.node() as third:
+        running = Run(*command, cwd=work, environment=there.environment)
+        running.until_shards(2)
+        assert units()
+        assert not list((tmp_path / "machine").rglob("0000000*.parquet"))
+        cluster.kill(third)
+        running.until_shards(5)
+        running.kill()
+    done = run(*command, cwd=work, environment=there.environment)
+    assert done.events[-1]["computed"] < done.events[-1]["units"]
+    brim("map", "rows.jsonl", tmp_path / "local", *words, "--quiet", cwd=work)
+    assert bucket_listing(there) == listing_of(tmp_path / "local")
+    assert not units()
+    workspace = ("--workspace", f"s3://private/{s3_prefix}work")
+    run("map", rows, DEST, *words, *workspace, *cluster.options, cwd=work,
+        environment={**machine.environment, **s3.environment})  # fmt: skip
+    assert shards(hub) == listing_of(tmp_path / "local")
+    assert not units()
+
+
 def test_embed(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
     """Vectors are the same to the bit; the page tells of every node."""
     words = ("--model", MODEL, "--column", "text", "--unit-size", "8KB", "--batch-size", "16")

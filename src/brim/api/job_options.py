@@ -72,6 +72,7 @@ class PlaceKeywords(Running, PublishKeywords, StoreKeywords, total=False):
     fresh: bool
     engine: Engine
     address: str | None
+    workspace: str | None
 
 
 class SelectKeywords(PlaceKeywords, total=False):
@@ -217,6 +218,7 @@ class PlaceGiven(RunningGiven):
     fresh: bool = False
     engine: Engine = "local"
     address: str | None = None
+    workspace: str | None = None
 
     @property
     def source_access(self) -> Access:
@@ -228,7 +230,7 @@ class PlaceGiven(RunningGiven):
         hub = HubOptions(
             config=self.config, message=self.commit_message, public=self.public, direct=self.direct, via=self.via
         )
-        scaling = Scaling(self.engine, self.address)
+        scaling = Scaling(self.engine, self.address, self.workspace)
         access = Access(self.endpoint_url)
         return {**self.running, "fresh": self.fresh, "hub": hub, "scaling": scaling, "access": access}
 
@@ -422,7 +424,7 @@ def changed(given: Any, kind: type) -> list[str]:
     return [field.name for field in fields(kind) if getattr(given, field.name) != field.default]
 
 
-_FOR_A_PLACE = ("config", "commit_message", "public", "direct", "via", "state", "engine", "address")
+_FOR_A_PLACE = ("config", "commit_message", "public", "direct", "via", "state", "engine", "address", "workspace")
 
 
 def refuse_without_place(given: PlaceGiven, *more: str) -> None:

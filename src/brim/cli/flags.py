@@ -295,6 +295,15 @@ class ScalingFlags:
     address: Annotated[
         str | None, _run("--address", metavar="auto|HOST:PORT", help="Of the Ray cluster. (default: auto)")
     ] = None
+    workspace: Annotated[
+        str | None,
+        _run(
+            "--workspace",
+            metavar="s3://…",
+            help="With --engine ray, where map, tokenize and embed keep what is half done, if the nodes share no disk. "
+            "(default: DEST, if it is a bucket)",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

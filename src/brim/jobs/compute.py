@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import time
+from functools import cached_property
 from pathlib import Path
 
-from brim.buckets.bucket_address import BucketAddress
+from brim.buckets.bucket_address import BucketAddress, parse_bucket_address
+from brim.buckets.listing import list_objects
 from brim.errors import DamageFound
 from brim.jobs.bring import Share
 from brim.jobs.caches import CacheLayout, Kept, keep_in_place, read_kept
@@ -29,6 +31,7 @@ from brim.state.ledger import Ledger
 from brim.state.stop import Stop
 from brim.stores.hub_options import HubAddress
 from brim.stores.store import Carrier
+from brim.stores.unit_objects import clear_units, fetch_unit, units_there
 
 _LOOK_S = 0.1
 
@@ -69,14 +72,43 @@ class Computing:
         try:
             if share.units is not None:
                 share.units(units)
-            trusted = UnitShare(trusted=share.units is not None)
-            outcome = self._make(units, carrier, self.layout.units, trusted)
+            outcome = self._make(units, carrier, self.layout.units, self._share(share))
+            self._fetch(outcome)
             finished = self._finish(outcome, work)
             done = self._deliver(units, outcome, finished, executor)
         finally:
             units.close()
         self.layout.clear()
+        if self._units_at is not None:
+            clear_units(self._units_at)
         return done
+
+    @cached_property
+    def _units_at(self) -> BucketAddress | None:
+        """Where the nodes of a cluster put units, if that is a bucket: that of the destination, or one for the work."""
+        said, place = self.how.scaling.workspace, self.layout.place
+        if self.cluster is None or (said is None and not isinstance(place, BucketAddress)):
+            return None
+        root = place if said is None else parse_bucket_address(said, self.how.access)
+        assert isinstance(root, BucketAddress)
+        return root.below(f".brim/units/{self.spec.fingerprint[:16]}")
+
+    def _share(self, share: Share) -> UnitShare:
+        there = None if self._units_at is None else units_there(self._units_at)
+        return UnitShare(there=there, trusted=share.units is not None)
+
+    def _fetch(self, outcome: Outcome) -> None:
+        """Units that lie in a bucket are put together here."""
+        at, folder = self._units_at, self.layout.units
+        for receipt in outcome.receipts if at is not None else ():
+            self.books.stop.check()
+            assert at is not None
+            if not (folder / receipt.name).exists():
+                fetch_unit(at, receipt.name, folder)
+        if at is not None and outcome.bad_rows and self.how.on_error == "quarantine":
+            for name, _ in list_objects(at):
+                if name.endswith(".bad.arrow"):
+                    fetch_unit(at, name, folder)
 
     def _is_done(self, wanted: Wanted) -> bool:
         """Whether an earlier run has done all of it, and it is still there. The destination knows better than this
@@ -107,7 +139,8 @@ class Computing:
         """
         to, how = self.layout.destination, self.how
         executor = None
-        if self.cluster is not None and not isinstance(to, Path) and not self.layout.apart:
+        shared = self.cluster is not None and self._units_at is None
+        if shared and self.cluster is not None and not isinstance(to, Path) and not self.layout.apart:
             shard_bytes = WORKER_BYTES + (sending_bytes(0) if isinstance(to, BucketAddress) else 0)
             sight = Sight(paths=(str(self.layout.units.absolute()),))
             executor = self.job.on_cluster(self.cluster, sight, shard_bytes)
@@ -129,7 +162,7 @@ class Computing:
         work = UnitWork(self.source, self.step, self.output.writing, units, folder, options, progress, stop, share)
         if self.cluster is None:
             return compute(work, ProcessBackend)
-        return compute(work, functools.partial(RayUnits, self.cluster, carrier))
+        return compute(work, functools.partial(RayUnits, self.cluster, carrier, self._units_at))
 
     def _finish(self, outcome: Outcome, work: Path) -> Finished:
         limit_bytes, receipts = self.spec.limit.bytes, outcome.receipts

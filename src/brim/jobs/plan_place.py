@@ -29,6 +29,7 @@ from brim.state.lock import locked, owner_of
 from brim.stores.bucket_lease import Lease
 from brim.stores.bucket_store import BucketCarrier
 from brim.stores.destination import state_home
+from brim.stores.unit_objects import fetch_unit, send_unit, units_there
 
 _COPY_S = 5.0
 _CHUNK = 1 << 20
@@ -192,25 +193,13 @@ class BucketReceipts(PartReceipts):
             copy()
 
     def keep(self, part: Part, folder: Path, name: str) -> None:
-        carrier = BucketCarrier(self._address.below(part.folder))
-        for file in (folder / name, folder / f"{Path(name).stem}.bad.arrow"):
-            if file.exists():
-                with FileSplice(file) as splice:
-                    carrier.put(file.name, splice, None, _Nobody())
+        send_unit(self._address.below(part.folder), folder, name)
 
     def holder(self, part: Part, folder: Path) -> Callable[[Receipt], bool]:
-        there = {name: stat.st_size for name, stat in list_objects(self._address.below(part.folder))}
-        return lambda receipt: there.get(receipt.name) == receipt.size or (folder / receipt.name).exists()
+        return units_there(self._address.below(part.folder))
 
     def bring(self, part: Part, name: str, folder: Path) -> None:
-        place = self._address.below(part.folder)
-        stat = stat_object(place.below(name))
-        if stat is None:
-            raise InputError(
-                f"{place.below(name)} is not there, though part {part} has computed it.", hint="Run that part again."
-            )
-        with closing(ObjectStream(place, name, stat.st_size, stat.etag)) as stream:
-            write_whole(folder / name, (stream.read_at(at, _CHUNK) for at in range(0, stat.st_size, _CHUNK)))
+        fetch_unit(self._address.below(part.folder), name, folder)
 
     @contextmanager
     def alone(self) -> Iterator[None]:

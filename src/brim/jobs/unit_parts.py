@@ -35,6 +35,7 @@ from brim.state.durable import failures, write_whole
 from brim.state.ledger import Ledger, Receipt
 from brim.state.stop import stoppable
 from brim.steps.step import Settles
+from brim.stores.unit_objects import bad_rows_of
 
 _KIND, _VERSION = "brim computed plan", 1
 _SHOWN = 3
@@ -258,11 +259,6 @@ class SavedComputation:
             unfinished_parts=[number for number in missing if number in begun],
             finished=finished,
         )
-
-
-def bad_rows_of(unit: str) -> str:
-    """The file of the rows that were left out of a unit."""
-    return f"{Path(unit).stem}.bad.arrow"
 
 
 def _number(unit: str) -> int:

@@ -19,7 +19,7 @@ OnError = Literal["stop", "skip", "quarantine"]
 class Setup:
     """All that a worker needs to know once. `gate` is a file of a byte: while it is 1, memory is short.
 
-    Its path may be relative to where the setup itself is.
+    Its path, and that of `folder`, may be relative to where the setup itself is.
     """
 
     step: Step

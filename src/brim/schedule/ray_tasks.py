@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from brim.buckets.bucket_address import Access
+from brim.buckets.bucket_address import Access, BucketAddress
 from brim.errors import BrimError, DoesNotFit, SinkFailed
 from brim.progress import Progress
 from brim.rows.unit import Unit
@@ -26,7 +26,7 @@ from brim.schedule.messages import Done, Order, Probed, Setup
 from brim.schedule.ray_cluster import Cluster, Loss, Node, Sight, check_nodes, loss_of
 from brim.schedule.ray_gauges import Gauges, TaskNews
 from brim.schedule.ray_shard import carry
-from brim.schedule.ray_unit import Answer, Asked, do_unit
+from brim.schedule.ray_unit import OWN_UNITS, Answer, Asked, do_unit
 from brim.schedule.scheduler import Attempt, Event, Receipts, TaskAgain, TaskDone, TaskFailed, TaskLost, TaskQueue
 from brim.schedule.unit_work import UnitReceipts, UnitWork
 from brim.schedule.work_failures import crashed, does_not_start, exit_words, too_small
@@ -266,11 +266,18 @@ class RayShards(RayBackend):
 
 
 class RayUnits(RayBackend):
-    """The units of one job. Every node sees the folder of unit files and receipts."""
+    """The units of one job. Every node sees the folder of unit files, or puts them to a bucket, `units`."""
 
-    def __init__(self, cluster: Cluster, carrier: Carrier | None, work: UnitWork, receipts: UnitReceipts) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        carrier: Carrier | None,
+        units: BucketAddress | None,
+        work: UnitWork,
+        receipts: UnitReceipts,
+    ) -> None:
         super().__init__(cluster, receipts, work.progress, do_unit)
-        self._work, self._carrier = work, carrier
+        self._work, self._carrier, self._units = work, carrier, units
         self._folder, self._limit = work.folder.absolute(), work.options.limit_bytes
         self.ahead, self.most_workers, self.peak_bytes = 1, 0, 0
         self._base = INTERPRETER_BYTES + _WORKER_BYTES
@@ -298,9 +305,8 @@ class RayUnits(RayBackend):
     def _put_setup(self) -> None:
         work, self._threads = self._work, int(self._cpus)
         on_error = work.options.on_error
-        setup = pickle.dumps(
-            Setup(work.step, work.reading, work.writing, str(self._folder), "gate", on_error, self._threads)
-        )
+        folder = str(self._folder) if self._units is None else OWN_UNITS
+        setup = pickle.dumps(Setup(work.step, work.reading, work.writing, folder, "gate", on_error, self._threads))
         self._digest = hashlib.sha256(setup + self._gauges.run.encode()).hexdigest()
         self._setup = self._cluster.ray.put(setup)
 
@@ -337,7 +343,7 @@ class RayUnits(RayBackend):
         return Sight(
             paths=tuple(map(str, paths)),
             carrier=self._carrier,
-            mark=str(self._folder / f".{self._gauges.run}.tmp"),
+            mark=str(self._folder / f".{self._gauges.run}.tmp") if self._units is None else "",
             access=Access(*access) if access else Access(),
         )
 
@@ -354,7 +360,8 @@ class RayUnits(RayBackend):
         cpus = int(node.cpus) if attempt.alone else self._cpus
         soft = round(0.9 * limit * cpus / node.cpus)
         order = Order(attempt.unit, attempt.pieces, soft, self._types is None, bytes.fromhex(self._types or ""))
-        asked = Asked(self._gauges.run, attempt.task.name, self._digest, order, limit, cpus, self._threads, os.getcwd())
+        run, name = self._gauges.run, attempt.task.name
+        asked = Asked(run, name, self._digest, order, limit, cpus, self._threads, os.getcwd(), self._units)
         options: dict[str, Any] = {"num_cpus": cpus, "memory": int(min(limit, node.memory_bytes) * cpus / node.cpus)}
         if self._gpus:
             options["num_gpus"] = self._gpus

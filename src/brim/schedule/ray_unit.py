@@ -10,8 +10,10 @@ import os
 import shutil
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from brim.buckets.bucket_address import BucketAddress
 from brim.errors import BrimError
 from brim.memory.machine import oom_kills
 from brim.memory.meter import process_bytes
@@ -19,10 +21,12 @@ from brim.schedule.messages import At, Done, Failed, Order, Probed, Ready
 from brim.schedule.ray_gauges import Telling, private_folder
 from brim.schedule.work_failures import aborted_for_memory
 from brim.schedule.worker_process import WorkerProcess
+from brim.stores.unit_objects import send_unit
 
 _LOOK_S = 0.02
 _LINES_S = 0.2
 _END_S = 5.0
+OWN_UNITS = "units"  # in the folder of a worker on its node
 _KEPT_BYTES = 64 << 20  # what a worker may keep from unit to unit
 
 
@@ -38,6 +42,7 @@ class Asked:
     cpus: float
     threads: int
     cwd: str
+    units: BucketAddress | None = None  # where its file is put, if nodes share no folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class _Child:
         self.folder = private_folder(asked.run)
         (self.folder / "setup.pickle").write_bytes(setup)
         (self.folder / "gate").write_bytes(b"\0")
+        (self.folder / OWN_UNITS).mkdir()
         cwd = asked.cwd if os.path.isdir(asked.cwd) else None
         self.worker = WorkerProcess(os.getpid(), self.folder / "setup.pickle", asked.threads, cwd)
         self.base_bytes = 0
@@ -90,12 +96,24 @@ def do_unit(setup: bytes, asked: Asked) -> Answer:
         _CHILDREN.append(_Child(setup, asked))
     try:
         answer = _Watch(_CHILDREN[0], asked, telling).run()
+        if asked.units is not None and answer.kind == "done":
+            _put_away(_CHILDREN[0].folder / OWN_UNITS, asked)
     except BaseException:  # the task is cancelled
         _CHILDREN.pop().end()
         raise
     if answer.kind not in ("done", "probed") or _keeps(answer):
         _CHILDREN.pop().end()
     return answer
+
+
+def _put_away(folder: Path, asked: Asked) -> None:
+    """What was made on this node, to where everybody finds it."""
+    assert asked.units is not None
+    for file in sorted(folder.glob(f"{asked.order.unit.number:08d}.*"), key=lambda file: file.name.count(".")):
+        if not file.name.endswith(".bad.arrow"):
+            send_unit(asked.units, folder, file.name)
+    for file in folder.iterdir():
+        file.unlink()
 
 
 def _keeps(answer: Answer) -> bool:

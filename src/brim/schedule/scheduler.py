@@ -30,15 +30,21 @@ Engine = Literal["local", "ray"]
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """`address` is that of a running Ray: HOST:PORT, or auto for the one that this machine is part of."""
+    """`address` is that of a running Ray: HOST:PORT, or auto for the one that this machine is part of.
+
+    `workspace` is a place in a bucket for the units of a computed job, if nodes share no disk.
+    """
 
     engine: Engine = "local"
     address: str | None = None
+    workspace: str | None = None
 
     def __post_init__(self) -> None:
         one_of("engine", self.engine, get_args(Engine))
         if self.address is not None and self.engine != "ray":
             raise InputError("--address is for --engine=ray.", hint="Add --engine=ray, or leave --address out.")
+        if self.workspace is not None and self.engine != "ray":
+            raise InputError("--workspace is for --engine=ray.", hint="Add --engine=ray, or leave --workspace out.")
         if self.address in (None, "auto"):
             return
         host, _, port = str(self.address).rpartition(":")

@@ -125,7 +125,8 @@ class Worker:
             self._probe(order)
             return
         self._settle(order.types)
-        target = Path(self.setup.folder) / f"{order.unit.number:08d}{EXTENSIONS[self.setup.writing.format]}"
+        folder = Path(sys.argv[2]).parent / self.setup.folder
+        target = folder / f"{order.unit.number:08d}{EXTENSIONS[self.setup.writing.format]}"
         out = UnitFile(target, self.setup.writing)
         bad = _Bad(target.with_name(f"{target.stem}.bad.arrow"), order.unit.number, order.unit.first_row)
         try:
