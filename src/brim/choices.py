@@ -1,10 +1,11 @@
-"""What an option may be: one of some words, or a number that is large enough. Every option is checked here.
+"""What an option may be: one of some words, a number that is large enough, a time. Every option is checked here.
 
 The name of an option is the terminal's (`on-error`); `wording` makes the reader's of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -28,3 +29,17 @@ def at_least(option: str, value: Any, least: int, most: int = 2**62) -> None:
     if not whole or not least <= value.__index__() < most:
         what = "a number above zero" if least == 1 else f"a number of at least {least}"
         raise InputError(f"--{option} takes {what}, not {value!r}.", option=option)
+
+
+def seconds(option: str, value: Any) -> None:
+    """InputError unless the value is a number of seconds that will pass."""
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise InputError(f"--{option} takes seconds, not {value!r}.", option=option)
+
+
+def whole(option: str, value: Any) -> int:
+    """The value as a whole number, or an InputError."""
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"--{option} takes a whole number, not {value!r}.", option=option) from error

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import brim
@@ -56,6 +58,11 @@ PYTHON: dict[str, Call] = {
     "push num_proc": lambda s, d: brim.push_to_hub(None, "a/b", num_proc=0),
     "push num_shards": lambda s, d: brim.push_to_hub(None, "a/b", num_shards=-1),
     "push config_name": lambda s, d: brim.push_to_hub(None, "a/b", config_name="a b"),
+    "clean older_than": lambda s, d: brim.clean(older_than="x"),  # type: ignore[arg-type]
+    "watch lead": lambda s, d: brim.watch(lead=-1),
+    "why pid": lambda s, d: brim.why("a.log"),  # type: ignore[arg-type]
+    "shuffle seed": lambda s, d: brim.dataset(s / "shards").shuffle(seed="x"),  # type: ignore[arg-type]
+    "limit of a selection": lambda s, d: brim.dataset(s / "shards").limit(-1),
     "forecast shape": lambda s, d: brim.forecast("guess"),  # type: ignore[arg-type]
     "forecast dtype": lambda s, d: brim.forecast("concat", rows=1, dims=1, dtype="float3"),
     "forecast copies": lambda s, d: brim.forecast("concat", rows=1, dims=1, copies=1),
@@ -119,6 +126,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "files").mkdir()
     (home / "files" / "a.bin").write_bytes(b"a" * 100)
     (home / "t.csv").write_text("f\nfiles/a.bin\n")
+    (home / "shards").mkdir()
+    pq.write_table(pa.table({"f": [{"bytes": b"a", "path": "a"}]}), home / "shards" / "a.parquet")
     (home / "rows.jsonl").write_text(ROWS)
     (home / "fails.py").write_text("def fails(row):\n    raise ValueError('it was run')\n")
     (home / "model.py").write_text("def make(**options):\n    raise ValueError('it was run')\n")

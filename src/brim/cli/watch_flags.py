@@ -1,7 +1,6 @@
 """Options that `brim run` and `brim watch` share: the limit, the ladder, where it is written down."""
 
 import functools
-import math
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -84,10 +83,6 @@ def ladder_of(
     from brim.watching.orders import Ladder
     from brim.watching.run_log import alerts_path
 
-    times = {"alert-after": rungs.alert_after, "stop-after": rungs.stop_after, "grace": rungs.grace, "lead": rungs.lead}
-    for name, seconds in times.items():
-        if seconds is not None and not 0 <= seconds < math.inf:
-            raise InputError(f"--{name} takes seconds, not {seconds:g}.")
     if rungs.stop_file is not None and (note := settle_stop_file(absolute(rungs.stop_file))):
         tell(f"brim: {note}")
     lead_s, why = (rungs.lead, "") if rungs.lead is not None else lead_of(command, log)

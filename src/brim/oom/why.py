@@ -18,6 +18,7 @@ from os import PathLike, uname
 from pathlib import Path
 from typing import Any
 
+from brim.choices import at_least
 from brim.described import Described
 from brim.errors import InputError
 from brim.memory.machine import boot_id
@@ -77,6 +78,7 @@ def why(
     `since` is "today", "yesterday", "2h", "3d" or a time; `boot` is 0 for this boot, -1 for the one before;
     `runs` are logs of brim that lie elsewhere than in its own folder.
     """
+    at_least("pid", pid, 1)
     now = datetime.now().astimezone()
     begin = parse_since(since, now) if isinstance(since, str) else since
     begin = begin.astimezone() if begin is not None else None

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from brim.choices import at_least, whole
 from brim.errors import InputError
 from brim.file_set import Ints, join_sets
 from brim.formats.splice import SpliceBuilder
@@ -235,13 +236,14 @@ class Selection:
 
     def shuffle(self, seed: int = 0) -> Selection:
         """In an order that looks random, the same for ever: by a keyed hash of each row's number in the source."""
-        return self._with("shuffle", seed=int(seed))
+        return self._with("shuffle", seed=whole("seed", seed))
 
     def sample(self, amount: int | str, seed: int = 0) -> Selection:
         """So many rows, or a percentage like "10%", in their order; the same for ever."""
-        return self._with("sample", amount=str(amount), seed=int(seed))
+        return self._with("sample", amount=str(amount), seed=whole("seed", seed))
 
     def limit(self, rows: int) -> Selection:
+        at_least("limit", rows, 0)
         return self._with("limit", rows=int(rows))
 
     def unique(self, column: str) -> Selection:
@@ -252,8 +254,8 @@ class Selection:
         self, parts: Mapping[str, float] | None = None, *, group_by: str | None = None, seed: int = 0, **more: float
     ) -> Selection:
         """Splits of these shares. With `group_by`, rows that share a value are in one split."""
-        shares = {**(parts or {}), **more}
-        return self._with("split", parts=shares, seed=int(seed), **({"group_by": group_by} if group_by else {}))
+        shares, groups = {**(parts or {}), **more}, {"group_by": group_by} if group_by else {}
+        return self._with("split", parts=shares, seed=whole("seed", seed), **groups)
 
     def take(self, rows: Any) -> Selection:
         """Rows by their places in the present order."""

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from brim.choices import seconds
 from brim.memory.guard import DEFAULT_LEAD_S, Line, check_order, parse_level, standard_lines
 
 
@@ -27,6 +28,10 @@ class Ladder:
     act: bool = True
     act_on_all: bool = False  # of several programs that match
     heard: bool = False  # the watched program itself asks whether it should stop
+
+    def __post_init__(self) -> None:
+        for name in ("alert_after", "stop_after", "lead", "grace"):
+            seconds(name.replace("_", "-"), getattr(self, f"{name}_s"))
 
     def lines(self, limit_bytes: int) -> list[Line]:
         """The lines for the tree; an InputError if they are out of order."""
