@@ -288,6 +288,8 @@ def test_from_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch
     found = read(tmp_path / "out").to_pylist()
     expected = [row for row in table.to_pylist() if row["age"] is not None and row["age"] > 60]
     assert sorted(found, key=lambda row: row["age"]) == expected
+    for itself in (f"{place}/", f"{place}/data/*.parquet"):
+        assert "is the source itself" in brim("select", itself, place, "--limit", "1", "--fresh", check=2).stderr
     brim("unpack", place, tmp_path / "files", "--where", "age == 61")
     assert [path.read_bytes() for path in (tmp_path / "files").rglob("*.png")] == [expected[0]["scan"]["bytes"]]
 

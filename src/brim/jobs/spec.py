@@ -181,8 +181,9 @@ def refuse_own_source(source: PlanContent | RowSource, layout: Layout) -> None:
     if isinstance(source, PlanContent):
         files = source.plan.table.files
         refuse_source(layout.destination, files.root, None, files, layout.taken)
-        for number in files.on_disk.remotes:
-            refuse_holder(layout.destination, files.on_disk.full_path(number))
+        # Values may have been taken from far away already, to a spool.
+        for path in (*source.plan.table.far, *map(files.on_disk.full_path, files.on_disk.remotes)):
+            refuse_holder(layout.destination, path)
     elif source.files is not None:
         # The name of what is no path (a dataset that is open, a folder of images as rows) leads nowhere.
         place = source.name if "root" in source.reading.options else source.files.root

@@ -98,6 +98,7 @@ class FileTable:
     absent: tuple[str, ...] = ()  # files whose content git-annex keeps elsewhere; their sizes are known
     saved: str | None = None  # the columns found, as a recipe that fixes them
     verbatim: bool = False
+    far: tuple[str, ...] = ()  # addresses of the shards that its rows were read from, if they are not here
     borrowed: frozenset[str] = frozenset()  # columns that lie in memory-mapped files, or in the caller's memory
     held: tuple[object, ...] = ()  # what must live as long as the table: spools that hold its values
     query: tuple[tuple[str, str], ...] = ()  # how its rows were chosen, as (label, text) for people

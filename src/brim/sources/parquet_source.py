@@ -374,6 +374,7 @@ class ParquetOrigin:
             files=places.finish(held),
             features=None if features is None else {name: features[name] for name in names},
             splits=self.splits if rows is None else (Split(self.splits[0].name, 0, len(rows)),),
+            far=tuple(file.path for file in self.files if file.remote is not None),
             about=self.about,
             verbatim=True,
             held=tuple(held),

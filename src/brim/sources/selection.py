@@ -163,11 +163,12 @@ class JoinedOrigin:
             files += len(table.files)
             tables.append(table.replace(rows=moved))
         whole = pa.concat_tables([table.rows for table in tables]).take(pa.array(order))
+        far = tuple(dict.fromkeys(address for table in tables for address in table.far))
         held = tuple(one for table in tables for one in table.held)
         splits = (Split(self.splits[0].name, 0, len(rows)),)
         verbatim = any(table.verbatim for table in tables)
         return tables[0].replace(
-            rows=whole, files=join_sets([table.files for table in tables]), splits=splits, held=held,
+            rows=whole, files=join_sets([table.files for table in tables]), splits=splits, held=held, far=far,
             about=self.about, verbatim=verbatim, warnings=tuple(w for table in tables for w in table.warnings),
         )  # fmt: skip
 
