@@ -96,3 +96,11 @@ def _value_bytes(array: Any) -> Ints:
 
 def _width(kind: pa.DataType) -> int:
     return max(kind.bit_width // 8, 1) if pa.types.is_primitive(kind) else _OTHER_BYTES
+
+
+def arrow_bytes(data: pa.Table | pa.RecordBatch | pa.ChunkedArray | pa.Array) -> int:
+    """What Arrow data takes. pyarrow below 24 cannot weigh views of strings by their part: by their buffers then."""
+    try:
+        return int(data.nbytes)
+    except pa.ArrowTypeError:
+        return int(data.get_total_buffer_size())

@@ -66,6 +66,19 @@ def given_or_silent(progress: Progress | bool | None) -> Progress:
     return Silent() if progress is None or isinstance(progress, bool) else progress
 
 
+@runtime_checkable
+class CountsRows(Protocol):
+    """Progress that also wants to know how many rows are done."""
+
+    def rows(self, count: int) -> None:
+        """So many more."""
+
+
+def tell_rows(progress: Progress, count: int) -> None:
+    if isinstance(progress, CountsRows):
+        progress.rows(count)
+
+
 class Silent:
     """Nobody watches."""
 

@@ -36,7 +36,15 @@ _OPTION = r"(?<![\w'\"-])--(?P<name>[a-z][a-z0-9-]*)(?:=(?P<value>[^\s,;)]*[^\s,
 _PATTERN = re.compile(rf"(?P<typed>{_TYPED})|{_OPTION}", re.DOTALL)
 _NUMBER = re.compile(r"\d+(\.\d+)?|True|False|None")
 
+# What a terminal obeys instead of showing (but not newline and tab), and what turns the order of letters around.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
 _in_terminal = False
+
+
+def escape_controls(text: str) -> str:
+    """The text with control characters as escapes: a file's name can set a terminal's title, or hide what follows."""
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def speak_of_flags() -> None:

@@ -42,6 +42,7 @@ ORDER = [
     "sizes",
     "choices",
     "described",
+    "extras",
     "errors",
     "wording",
 ]

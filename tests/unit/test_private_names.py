@@ -129,7 +129,6 @@ NAMES: dict[str, dict[str, Callable[[], Any]]] = {
         "_ex_iterable": stream,
         "_info": stream,
         "_features": formatted,
-        "_features_with_decoding": module("datasets.iterable_dataset"),
     },
     "ray": {"_private": module("ray")},
     "pyarrow": {"_pandas_api": module("pyarrow.lib")},

@@ -26,6 +26,7 @@ from brim.api.job_options import (
 )
 from brim.api.recorded_run import recorded_run, shown
 from brim.errors import InputError
+from brim.extras import need_extra
 from brim.jobs.caches import cache_home, cache_key, open_cache, open_dataset, trim_caches
 from brim.jobs.file_layout import FileLayout
 from brim.jobs.job import Computed, Job
@@ -48,6 +49,7 @@ from brim.steps.embed_step import EmbedStep
 from brim.steps.fast_encoder import choose
 from brim.steps.map_options import MapOptions
 from brim.steps.map_step import MapStep
+from brim.steps.models import is_factory
 from brim.steps.row_features import import_datasets
 from brim.steps.step import Step
 from brim.steps.step_process import make_step
@@ -231,6 +233,8 @@ def embed_job(
         names=tuple((given.name or {}).items()),
         loading=loading,
     )
+    if not is_factory(model):
+        need_extra("embed", "A model by its name or folder needs torch and transformers.", "torch", "transformers")
     rows, root = _embed_rows(source, image, given.row_options())
     step = EmbedStep(replace(options, image_root=root))
     step.check(rows.schema)

@@ -12,7 +12,8 @@ from brim.buckets.aws_account import aws_endpoint, aws_options
 from brim.buckets.azure_account import azure_endpoint, azure_options
 from brim.buckets.bucket_address import Access, BucketAddress
 from brim.buckets.google_account import google_endpoint, google_options
-from brim.errors import InputError, MissingExtra
+from brim.errors import InputError
+from brim.extras import missing
 
 _ANSWER_S = 60.0  # without a byte of an answer
 _REQUEST_S = 3600.0  # for all of it: on a slow line, pieces that come together take minutes
@@ -65,9 +66,7 @@ def _open(address: BucketAddress) -> Any:
         import obstore.exceptions
         import obstore.store as stores
     except ImportError as error:
-        raise MissingExtra(
-            f"{address.scheme}:// needs obstore.", hint="Install it with: pip install 'brim[s3]'", extra="s3"
-        ) from error
+        raise missing("s3", f"{address.scheme}:// needs obstore.") from error
     waits = patience_s()
     client: dict[str, Any] = {
         "timeout": timedelta(seconds=_REQUEST_S),

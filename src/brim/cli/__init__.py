@@ -7,12 +7,14 @@ import io
 import os
 import sys
 from collections.abc import Iterable
-from typing import Literal, NoReturn, TextIO
+from typing import Annotated, Any, Literal, NoReturn, TextIO
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
+from brim.cli.completion import complete_words
 from brim.cli.flags import flat, help_text
-from brim.cli.show import Printed, fail
+from brim.cli.show import Escaped, Printed, fail
 from brim.errors import BrimError, SinkFailed, Stopped
 from brim.no_pandas import do_without_pandas
 from brim.state.durable import reason
@@ -23,21 +25,40 @@ HELP = """Datasets bigger than memory, built under a memory limit that you set.
 
 brim packages files into shards without holding them: a shard is a recipe of what lies where. So a 300 GB
 dataset takes as much memory as a small one, a killed run continues where it was, and what was written is
-proved. `brim VERB --help` has examples.
+proved. `brim help VERB` has examples, `brim doctor` says what is here and what is missing.
 """
 
 # In the order of the help. Each is a module of its name, which is imported when it is wanted.
 _VERBS = (
     "plan", "check", "info", "build", "select", "verify", "unpack", "map", "tokenize", "embed", "clean", "recipes",
-    "run", "watch", "why", "forecast", "lab", "report",
+    "run", "watch", "why", "forecast", "lab", "report", "doctor",
 )  # fmt: skip
+
+
+def _without_bool(parameters: list[Any]) -> list[Any]:
+    """A flag takes no value, and its help does not name the type of one."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_bool(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_bool(super().get_params(ctx))
 
 
 def _app(verbs: Iterable[str], markup: Literal["rich"] | None = "rich") -> typer.Typer:
     made = typer.Typer(
         name="brim",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=True,
+        cls=_Group,
         pretty_exceptions_enable=False,
         rich_markup_mode=markup,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -46,15 +67,40 @@ def _app(verbs: Iterable[str], markup: Literal["rich"] | None = "rich") -> typer
     for verb in verbs:
         module = importlib.import_module(f"brim.cli.{verb}_command")
         if hasattr(module, "app"):
-            made.add_typer(module.app, name=verb, help=help_text(module.HELP))
+            made.add_typer(module.app, name=verb, help=help_text(module.HELP), cls=_Group)
+            for command in module.app.registered_commands:
+                command.cls = _Command
             continue
         settings = {"allow_interspersed_args": False} if verb == "run" else None
-        made.command(verb, help=help_text(module.HELP), context_settings=settings)(flat(getattr(module, verb)))
+        made.command(verb, help=help_text(module.HELP), context_settings=settings, cls=_Command)(
+            flat(getattr(module, verb))
+        )
+    made.command("help", help="Show how a verb is used: `brim help build` is `brim build --help`.", cls=_Command)(_help)
     return made
+
+
+def _help(
+    verb: Annotated[
+        str | None,
+        typer.Argument(metavar="VERB", help="Without one: all verbs.", autocompletion=complete_words(_VERBS)),
+    ] = None,
+) -> None:
+    """Only for the list of verbs and for completion: `main` turns `help VERB` into `VERB --help`."""
+
+
+def _as_asked(arguments: list[str]) -> list[str]:
+    """`help VERB` as the flag that it stands for, in all its spellings."""
+    if arguments[:1] != ["help"] or {"-h", "--help"} & set(arguments):
+        return arguments
+    return [*arguments[1:], "--help"]
 
 
 def _app_for(arguments: list[str]) -> typer.Typer:
     """Only the verb that is called: the others would be imported for nothing. Without one, all, as plain text."""
+    if "_BRIM_COMPLETE" in os.environ:  # the words of the line are in the environment, as the shell has them
+        typed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
+        arguments = typed.split()[1:]
+        return _app([verb for verb in arguments[:1] if verb in _VERBS] or _VERBS)
     verb = next((argument for argument in arguments if not argument.startswith("-")), None)
     if verb in _VERBS:
         return _app([verb])
@@ -77,7 +123,7 @@ def _version(show: bool) -> None:
 
 
 def _brim(
-    version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
+    version: bool = typer.Option(False, "--version", "-V", help="Show the version.", callback=_version, is_eager=True),
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks (anywhere on the line)."),
 ) -> None:
     pass
@@ -88,13 +134,16 @@ _KEPT: list[TextIO] = []  # the interpreter's own streams: closing them would cl
 
 
 def _settle_streams() -> None:
-    """Streams that are closed or fail swallow what is printed; what a terminal cannot show becomes "?"."""
+    """Streams that are closed or fail swallow what is printed; what a terminal cannot show becomes "?".
+
+    Control characters are escaped: names come from files, tables and servers, and a terminal obeys them.
+    """
     for name in ("stdout", "stderr"):
         before = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115
         before.flush()
         raw = Printed(before.fileno(), "w", closefd=False)
         lines = name == "stderr" or raw.isatty()
-        after = io.TextIOWrapper(io.BufferedWriter(raw), before.encoding, "replace", line_buffering=lines)
+        after = Escaped(io.BufferedWriter(raw), before.encoding, "replace", line_buffering=lines)
         setattr(sys, name, after)
         _KEPT.append(before)
 
@@ -126,7 +175,7 @@ def main() -> None:
     do_without_pandas()
     arguments, command = _split(sys.argv[1:])
     debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    arguments = _as_asked([argument for argument in arguments if argument != "--debug"])
     as_json = "--json" in arguments
     try:
         code = _app_for(arguments)(arguments + command, standalone_mode=False)

@@ -14,6 +14,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from brim.buckets.bucket_address import Access
+from brim.cli.completion import completion_of
+from brim.cli.show import say_nothing
 from brim.errors import InputError
 
 _SOURCE = typer.Argument(
@@ -26,7 +28,8 @@ MaybeSource = Annotated[str | None, _SOURCE]
 
 
 def _option(*names: str, panel: str, metavar: str | None = None, help: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel)
+    tab = completion_of(metavar)
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, autocompletion=tab)
 
 
 _source = functools.partial(_option, panel="Source")
@@ -124,7 +127,7 @@ class SelectingFlags(ChoosingFlags):
 
     sql: Annotated[
         str | None,
-        _source("--sql", metavar="EXPR", help="Only rows for which this SQL expression is true. (needs brim[sql])"),
+        _source("--sql", metavar="EXPR", help="Only rows for which this SQL expression is true. (needs DuckDB)"),
     ] = None
     drop: Annotated[Many, _source("--drop", metavar="NAMES", help="Leave these columns out.")] = None
     sort_by: Annotated[
@@ -393,7 +396,7 @@ class ShowingFlags:
 class WatchingFlags:
     """How a running job shows itself."""
 
-    quiet: Annotated[bool, _run("--quiet", "-q", help="No progress.")] = False
+    quiet: Annotated[bool, _run("--quiet", "-q", help="Print nothing but errors.")] = False
 
 
 _live = functools.partial(_option, panel="Live page")
@@ -443,6 +446,8 @@ def flat(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def spread(*positional: Any, **given: Any) -> None:
+        if given.get("quiet") and not given.get("json"):
+            say_nothing()
         for name, kind in packed.items():
             given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
         verb(*positional, **given)

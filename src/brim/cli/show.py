@@ -13,8 +13,9 @@ from typing import Any
 
 from brim.buckets.bucket_address import is_bucket_address
 from brim.errors import BrimError, InputError
-from brim.progress import told_if_slow
+from brim.progress import Silent, told_if_slow
 from brim.sizes import format_size
+from brim.wording import escape_controls
 
 
 class Printed(io.FileIO):
@@ -37,6 +38,21 @@ class Printed(io.FileIO):
             return len(data)
 
 
+class Escaped(io.TextIOWrapper):
+    """Text for a terminal, with control characters escaped.
+
+    What rich draws (bars, help) is made of such characters, and goes to `rich_proxied_file`, which is where rich looks.
+    """
+
+    def __init__(self, buffer: Any, encoding: str, errors: str, *, line_buffering: bool) -> None:
+        super().__init__(buffer, encoding, errors, line_buffering=line_buffering)
+        self.rich_proxied_file = io.TextIOWrapper(buffer, encoding, errors, line_buffering=line_buffering)
+
+    def write(self, text: str) -> int:
+        super().write(escape_controls(text))
+        return len(text)
+
+
 def emit(event: str, **facts: Any) -> None:
     """One JSON object on stdout."""
     print(json.dumps({"event": event, **facts}, default=str), flush=True)
@@ -54,13 +70,18 @@ def fail(error: BrimError, as_json: bool) -> int:
     return error.exit_code
 
 
+def say_nothing() -> None:
+    """From now on only errors are shown: `--quiet`."""
+    sys.stdout = Escaped(open(os.devnull, "wb"), "utf-8", "replace", line_buffering=False)  # noqa: SIM115
+
+
 def progress_for(as_json: bool, quiet: bool) -> Any:
-    from brim.report.bars import Bar, JsonLines, NotesOnly, PlainLines
+    from brim.report.bars import Bar, JsonLines, PlainLines
 
     if as_json:
         return JsonLines()
     if quiet:
-        return NotesOnly()
+        return Silent()
     return Bar() if sys.stderr.isatty() else PlainLines()
 
 

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, Literal
 
-from brim.errors import MissingExtra, SourceChanged
+from brim.errors import SourceChanged
+from brim.extras import missing
 from brim.state.durable import reason
 
 Opened = Callable[[], AbstractContextManager[Any]]  # opens a file, as a context
@@ -219,9 +220,7 @@ def _nifti_header(head: bytes) -> Any:
         from nibabel import Nifti1Header, Nifti2Header
         from nibabel.spatialimages import HeaderDataError
     except ImportError as error:
-        raise MissingExtra(
-            "Looking into NIfTI files needs nibabel.", hint="Install it with: pip install 'brim[neuro]'", extra="neuro"
-        ) from error
+        raise missing("neuro", "Looking into NIfTI files needs nibabel.", "nibabel") from error
     kinds: tuple[Any, ...] = (Nifti1Header, Nifti2Header)  # Any: nibabel's functions carry no types
     kind = next((kind for kind in kinds if kind.may_contain_header(head)), None)
     if kind is None:

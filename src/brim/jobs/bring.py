@@ -21,7 +21,7 @@ from brim.errors import DestinationError, PlanChanged, SinkFailed
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
 from brim.jobs.content import Content
 from brim.plans.cut_shards import Shard
-from brim.progress import Progress
+from brim.progress import Progress, tell_rows
 from brim.schedule.scheduler import Bring, Listed, Retries, Task, TaskQueue, run
 from brim.schedule.threads import Dropped, ThreadBackend
 from brim.sizes import format_size
@@ -263,6 +263,7 @@ class Run:
                 self.written += put.sent
                 self.sent_bytes += receipt.size if put.sent else 0
                 how = "already there" if not put.sent else "sent" if self.sink.staged else "written"
+                tell_rows(self.progress, receipt.rows)
                 self.progress.shard(receipt.name, receipt.size, receipt.sha256, how)
                 self._checkpoint()
 

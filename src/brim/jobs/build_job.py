@@ -31,7 +31,7 @@ from brim.progress import Progress, Watch, given_or_silent
 from brim.sources.file_table import FileTable
 from brim.state.durable import reason
 from brim.state.ledger import Ledger
-from brim.stores.destination import Destination, new_destination
+from brim.stores.destination import Destination, parse_destination
 from brim.stores.hub_options import HubAddress
 
 
@@ -55,7 +55,7 @@ class Build(Described):
 
     def __init__(self, table: FileTable, destination: str | os.PathLike[str] | None, options: BuildOptions) -> None:
         self.destination: Destination | None = (
-            None if destination is None else new_destination(destination, options.access)
+            None if destination is None else parse_destination(destination, options.access)
         )
         self.watch: Watch = given_or_silent
         self.options = _with_split(options, table)

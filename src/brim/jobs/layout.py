@@ -23,7 +23,7 @@ from brim.stores.destination import (
     Destination,
     Footprints,
     make_state,
-    new_destination,
+    parse_destination,
     state_folder,
     taken_by_dataset,
 )
@@ -166,7 +166,7 @@ def dataset_layout(
     destination: str | os.PathLike[str], state: str | None, hub: HubOptions, access: Access
 ) -> DatasetLayout:
     """A dataset to be made. The ledger of each config and split of a repository is one of its own."""
-    return dataset_at(new_destination(destination, access), state, hub)
+    return dataset_at(parse_destination(destination, access), state, hub)
 
 
 def dataset_at(where: Destination, state: str | None, hub: HubOptions) -> DatasetLayout:

@@ -23,7 +23,7 @@ from brim.buckets.send_object import send_small
 from brim.errors import DestinationError, InputError
 from brim.formats.splice import FileSplice
 from brim.jobs.part_receipts import Part, PartReceipts
-from brim.state.durable import reason, write_whole
+from brim.state.durable import private_folder, reason, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked, owner_of
 from brim.stores.bucket_lease import Lease
@@ -109,7 +109,7 @@ def _home(address: BucketAddress) -> Path:
     """Where this machine keeps what it knows of a plan in a bucket."""
     home = state_home("plans", f"{address} {address.access.endpoint or ''}", address.prefix)
     with _usable(home):
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(home)
     return home
 
 

@@ -28,7 +28,7 @@ from brim.memory.limit import effective_limit, usable_cores
 from brim.plans.cut_shards import CutOptions, shard_name
 from brim.plans.plan import Plan, make_plan
 from brim.plans.shard_bytes import count_rows, hollow_columns, locate, splice_of
-from brim.progress import Advance, Progress, Silent, tell_begin
+from brim.progress import Advance, Progress, Silent, tell_begin, tell_rows
 from brim.sizes import format_size
 from brim.sources.file_table import FileTable, flat_numbers
 from brim.sources.open_source import columns_beside, read_source
@@ -38,6 +38,7 @@ from brim.state.ledger import JobRecord
 from brim.state.retry import interrupted_by
 
 _REQUESTS = 8  # at a time, to the Hub
+_SHOWN_DIFFERENCES = 10
 _STREAMS = 4  # at a time, from the Hub or a bucket: some 20 MB each
 SHARD_NAME = re.compile(
     r"(?P<folder>.+)/(?P<split>[^/]+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar|arrow)"
@@ -106,9 +107,13 @@ def verify(
             check.progress.finish()
     if check.result.findings:
         count = len(check.result.findings)
+        other = [check.another_source] if check.another_source else []
         raise DamageFound(
-            f"{count} problem{'s' if count != 1 else ''} found:\n" + "\n".join(f"  {f}" for f in check.result.findings),
-            hint="Run the command that built it again: it makes what is missing or of another size. With --update it "
+            "\n  ".join([*other, f"{count} problem{'s' if count != 1 else ''} found:", *check.lines()]),
+            hint="Give the source that it was built from; or bring the dataset up to date, with the command that built "
+            "it and --update."
+            if other
+            else "Run the command that built it again: it makes what is missing or of another size. With --update it "
             "takes over what has changed in the source; --fresh starts over."
             if check.told.jobs or check.told.unfinished
             else "It was not built by brim. `brim build SOURCE DEST --fresh` replaces it by what the source holds.",
@@ -130,12 +135,20 @@ class _Verification:
         self.published, self.told, self.deep, self.progress = published, published.told, deep, progress
         self.result = Verified()
         self.rows_of: dict[str, int] = {}
+        self.another_source = ""
+        self._own = 0  # how many findings are of the dataset itself
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
     def found(self, what: str) -> None:
         with self._lock:
             self.result.findings.append(what)
+
+    def lines(self) -> list[str]:
+        """What was found. Of the differences from a source, the first ones: there may be one for each of its files."""
+        own, differences = self.result.findings[: self._own], self.result.findings[self._own :]
+        rest = len(differences) - _SHOWN_DIFFERENCES
+        return [*own, *differences[:_SHOWN_DIFFERENCES], *([f"and {rest:,} more differences"] if rest > 0 else [])]
 
     def shards(self) -> None:
         here, receipts = self.published.sizes, self.told.receipts
@@ -226,6 +239,7 @@ class _Verification:
         if receipt is None:
             for column in hollow:
                 self.found(f"{name}: the files of its column {column!r} are empty: {rows:,} rows hold paths alone")
+        tell_rows(self.progress, rows)
         self.progress.shard(name, size, digest or "", "verified")
         return rows, size
 
@@ -289,6 +303,7 @@ class _Verification:
 
     def source(self, source: str | os.PathLike[str] | FileTable | Selection, root: str | None, access: Access) -> None:
         """Every source file is inside as often as the source names it, byte for byte."""
+        self._own = len(self.result.findings)
         if len(self.told.jobs) <= 1:
             self._with_source(self._table(source, root, self.told.job, access), self.told.job)
             return
@@ -336,6 +351,9 @@ class _Verification:
                 self.found(f"source {error.facts['path']}: {error.facts['what']}")
             self.progress.shard(name, 0, "", "compared")
         self.result.files_compared += int(seen.sum())
+        here, there = int((seen > 0).sum()), int((expected > 0).sum())
+        if compared == len(names) and here * 2 < there:
+            self.another_source = f"This is another source: {here:,} of its {there:,} files are in the shards."
         if len(self.rows_of) < self.result.shards or compared < len(names):
             return  # files of a damaged shard would all be reported once more
         for number in np.flatnonzero(seen != expected).tolist():
@@ -364,6 +382,7 @@ class _Verification:
         mine = [name for name, receipt in self.told.receipts.items() if receipt.job == job.fingerprint[:16]]
         plan = self._plan(table, job, next(iter(mine or self.told.receipts)).rpartition("/")[0])
         if plan.facts["content"] != job.facts["content"]:
+            self.another_source = "This is another source, or it has changed since."
             self.found("the source's files or the values of its table are not those that were published")
             return
         self.progress.start(

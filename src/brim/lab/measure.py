@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from brim.errors import BrimError, DoesNotFit, InputError, MissingExtra
+from brim.errors import BrimError, DoesNotFit, InputError
+from brim.extras import missing
 from brim.lab.steps import ExperimentPart, ExperimentStep, LabSample, Watch
 from brim.memory.machine import machine_now
 from brim.memory.meter import Usage, proportional_usage, read_process, resident_tree, tree
@@ -186,9 +187,7 @@ def need_room(folder: Path, disk_bytes: int, memory_bytes: int) -> None:
 def need(package: str) -> None:
     """MissingExtra unless an optional library is there; it is not imported here."""
     if importlib.util.find_spec(package) is None:
-        raise MissingExtra(
-            f"This experiment needs {package}.", hint=f"Install it with: pip install 'brim[{package}]'", extra=package
-        )
+        raise missing(package, f"This experiment needs {package}.")
 
 
 @contextmanager

@@ -103,6 +103,20 @@ def open_group(limit_bytes: int | None, root: Path = Path("/")) -> Cgroup | str:
         return f"{reason}; {_V2_HINT}" if version == 2 else reason
 
 
+def hard_limit_here(root: Path = Path("/")) -> str:
+    """Whether `brim run` could make a group whose limit the kernel holds, told without making one."""
+    try:
+        home = _home(root)
+    except OSError as error:
+        home = f"no cgroups are seen here ({error.strerror})"
+    if isinstance(home, str):
+        return f"no limit that the kernel holds: {home}"
+    folder, version = home
+    if not os.access(folder, os.W_OK):
+        return f"no limit that the kernel holds: {folder} (v{version}) is not ours to write"
+    return f"brim run can set a limit that the kernel holds (v{version}, {folder})"
+
+
 def _home(root: Path) -> tuple[Path, int] | str:
     """The folder of the group that this process is in, where memory is counted."""
     try:

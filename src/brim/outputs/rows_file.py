@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from brim.cuts import arrow_bytes
 from brim.rows.schemas import cast
 from brim.state.durable import rename, write_all
 from brim.steps.row_features import unified
@@ -113,7 +114,7 @@ class RowsFile:
             part, table = table.slice(0, room), table.slice(room)
             self._held.append(part)
             self._held_rows += part.num_rows
-            self._held_bytes += part.nbytes
+            self._held_bytes += arrow_bytes(part)
             if self._held_rows >= self._writing.batch_rows or self._held_bytes >= self._writing.batch_bytes:
                 self._flush()
 

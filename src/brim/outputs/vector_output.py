@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from brim.cuts import arrow_bytes
 from brim.errors import DamageFound, InputError
 from brim.formats.card import CardFacts
 from brim.outputs.output import Finished, MadeShard, Units
@@ -145,7 +146,7 @@ def _write_tensors(
         if not writer.finished:
             for table in _tables_from(units, counts, writer.rows_done, names):
                 writer.append({name: table[name] for name in names})
-                advance(table.nbytes)
+                advance(arrow_bytes(table))
     for one, other in zip(made, targets, strict=True):
         rename(one, other)
     return tuple(targets)
@@ -172,11 +173,11 @@ def _write_parquet(
     ) as writer:
         held: list[pa.Table] = []
         for table in _tables(units, whole.names):
-            if held and sum(each.nbytes for each in held) + table.nbytes > ROW_GROUP_BYTES:
+            if held and sum(arrow_bytes(each) for each in held) + arrow_bytes(table) > ROW_GROUP_BYTES:
                 _write_group(writer, held, whole)
                 held = []
             held.append(table)
-            advance(table.nbytes)
+            advance(arrow_bytes(table))
         if held:
             _write_group(writer, held, whole)
     sync_file(made)
@@ -230,7 +231,7 @@ def _tables(units: Sequence[Path], columns: Sequence[str]) -> Iterator[pa.Table]
         with pa.memory_map(str(unit)) as file, _opened(unit, file) as reader:
             for batch in reader:
                 table = pa.table(batch).select(columns)
-                step = max(1, _PIECE_BYTES * table.num_rows // max(table.nbytes, 1))
+                step = max(1, _PIECE_BYTES * table.num_rows // max(arrow_bytes(table), 1))
                 for start in range(0, table.num_rows, step):
                     yield table.slice(start, step)
 

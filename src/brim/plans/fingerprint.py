@@ -63,7 +63,7 @@ def digest_ints(values: Ints) -> str:
 
 def _pieces(column: pa.ChunkedArray, kind: pa.DataType) -> Pieces:
     """A column in pieces of few bytes: it may be larger than memory."""
-    small = column.nbytes <= _PIECE_BYTES  # found out without weighing every value
+    small = cuts.arrow_bytes(column) <= _PIECE_BYTES  # found out without weighing every value
     edges = [0, len(column)] if small else cuts.fill(cuts.column_bytes(column), _PIECE_BYTES).tolist()
 
     def pieces() -> Iterator[Any]:

@@ -14,10 +14,12 @@ from typing import Any, TextIO
 
 from brim.memory.meter import tree_bytes
 from brim.sizes import format_size
+from brim.wording import escape_controls
 
 _PLAIN_EVERY_S = 10.0
 _JSON_EVERY_S = 1.0
 _GAUGE_EVERY_S = 0.5
+_GUESS_AFTER_S = 2.0
 _WIDE_COLUMNS = 110
 _BAR_COLUMNS = 17  # a short bar, the percentage, and what stands between columns
 
@@ -28,7 +30,7 @@ class JsonLines:
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
         self._lock, self._counting = threading.Lock(), threading.Lock()
-        self._done = self._total = self._hashed = 0
+        self._done = self._total = self._hashed = self._rows = 0
         self._said = 0.0
         self._nodes: Mapping[str, int] = {}
 
@@ -39,6 +41,7 @@ class JsonLines:
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         self._done, self._total, self._hashed, self._said = 0, total_bytes, 0, time.monotonic()
+        self._rows = 0
         self.emit("start", what=what, total_bytes=total_bytes, shards=shards, limit_bytes=limit_bytes)
 
     def advance(self, size: int) -> None:
@@ -49,6 +52,8 @@ class JsonLines:
                 self._said = time.monotonic()
         if due:
             more: dict[str, Any] = {"hashed_bytes": self._hashed} if self._hashed else {}
+            if self._rows:
+                more["rows"] = self._rows
             if self._nodes:
                 more["nodes"] = dict(self._nodes)
             self.emit("progress", bytes=self._done, total_bytes=self._total, **more, memory_bytes=tree_bytes())
@@ -57,6 +62,10 @@ class JsonLines:
         with self._counting:
             self._hashed += size
         self.advance(0)
+
+    def rows(self, count: int) -> None:
+        with self._counting:
+            self._rows += count
 
     def committed(self) -> None:
         self.emit("commit")
@@ -104,14 +113,14 @@ class PlainLines:
         self._lock = threading.Lock()
         self._what = ""
         self._done = self._total = self._limit = self._hashed = self._commits = 0
-        self._shards = self._shards_done = 0
+        self._shards = self._shards_done = self._rows = 0
         self._began = self._said = self._looked = 0.0
         self._nodes: Mapping[str, int] = {}
         self.peak_bytes = self.node_peak_bytes = 0
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         self._what, self._total, self._shards, self._limit = what, total_bytes, shards, limit_bytes
-        self._done = self._shards_done = self._hashed = 0
+        self._done = self._shards_done = self._hashed = self._rows = 0
         self._began = self._said = self._clock()
 
     def advance(self, size: int) -> None:
@@ -130,6 +139,10 @@ class PlainLines:
             self._hashed += size
         self.advance(0)
 
+    def rows(self, count: int) -> None:
+        with self._lock:
+            self._rows += count
+
     def committed(self) -> None:
         with self._lock:
             self._commits += 1
@@ -145,6 +158,7 @@ class PlainLines:
             f"{self._what}: {f'{min(percent, 100):.0f} %, ' if self._total else ''}{_amount(self._done, self._total)}, "
             f"{f'{format_size(self._hashed)} hashed, ' if self._hashed else ''}"
             f"{f'{self._shards_done} of {self._shards} shards, ' if self._shards else ''}"
+            f"{f'{_rows_text(self._rows)}, ' if self._rows else ''}"
             f"{f'{self._commits} commits, ' if self._commits else ''}"
             f"{format_size(rate)}/s, {left}"
             f"memory {format_size(memory)} of {format_size(self._limit)}{_nodes_text(self._nodes)}",
@@ -166,7 +180,7 @@ class PlainLines:
 
 
 class Bar:
-    """A bar with bytes, rate, time left, shards, and memory against the limit."""
+    """A bar with bytes, rate, time left, rows, shards, and memory against the limit."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -191,6 +205,7 @@ class Bar:
         self._task: Any = None
         self._what = ""
         self._done = self._total = self._limit = self._shards = self._shards_done = self._hashed = self._commits = 0
+        self._rows = 0
         self._began = self._drawn = 0.0
         self._nodes: Mapping[str, int] = {}
         self.peak_bytes = self.node_peak_bytes = 0
@@ -199,7 +214,7 @@ class Bar:
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._what = f"{what:<7}"
-        self._done = self._shards_done = self._hashed = 0
+        self._done = self._shards_done = self._hashed = self._rows = 0
         self._total, self._shards, self._limit = total_bytes, shards, limit_bytes
         self._began = time.monotonic()
         fields = {"amount": "", "memory": ""}
@@ -219,6 +234,10 @@ class Bar:
             self._hashed += size
         self.advance(0)
 
+    def rows(self, count: int) -> None:
+        with self._lock:
+            self._rows += count
+
     def committed(self) -> None:
         with self._lock:
             self._commits += 1
@@ -229,8 +248,10 @@ class Bar:
         rate = self._done / max(now - self._began, 1e-6)
         rest = max(self._total - self._done, 0)
         done = f"{format_size(min(self._done, self._total))} of {format_size(self._total)}"
-        left = f" {clock_text(rest / rate)} left" if rate > 1 and rest else ""
-        amount = f"{done if self._total else format_size(self._done)} {format_size(rate)}/s{left}"
+        moved = rate > 1 and now - self._began >= _GUESS_AFTER_S  # the first moment says nothing about the rest
+        left = f" {clock_text(rest / rate)} left" if moved and rest else ""
+        speed = f" {format_size(rate)}/s" if moved else ""
+        amount = f"{done if self._total else format_size(self._done)}{speed}{left}"
         amount, gauge = self._fitted(amount, f"memory {format_size(memory)}")
         completed = min(self._done, self._total) if self._total else self._done
         self._progress.update(self._task, completed=completed, amount=amount, memory=gauge)
@@ -245,6 +266,7 @@ class Bar:
         room -= len(nodes)
         limit = f" of {format_size(self._limit)}"
         more = (
+            f"  {_rows_text(self._rows)}" if self._rows else "",
             f"  {self._shards_done}/{self._shards} shards" if self._shards else "",
             limit,
             f"  {format_size(self._hashed)} hashed" if self._hashed else "",
@@ -262,7 +284,7 @@ class Bar:
             self._draw()
 
     def note(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._progress.console.print(escape_controls(text), markup=False, highlight=False)
 
     def nodes(self, held: Mapping[str, int]) -> None:
         self._nodes, self.node_peak_bytes = held, max([self.node_peak_bytes, *held.values()])
@@ -278,6 +300,10 @@ def _nodes_text(held: Mapping[str, int]) -> str:
     if not held:
         return ""
     return f", {len(held)} node{'' if len(held) == 1 else 's'} up to {format_size(max(held.values()))}"
+
+
+def _rows_text(rows: int) -> str:
+    return f"{rows:,} row{'' if rows == 1 else 's'}"
 
 
 def _amount(done: int, total: int) -> str:

@@ -23,7 +23,7 @@ from brim.errors import BrimError, InputError
 from brim.memory.limit import Limit
 from brim.memory.machine import blind_spots, boot_id, machine_facts, machine_now, versions
 from brim.memory.tree_meter import TreeMeter
-from brim.progress import Progress
+from brim.progress import Progress, tell_rows
 from brim.report.live_server import shown_live
 from brim.report.page import write_page
 from brim.report.work_table import WorkTally
@@ -117,6 +117,9 @@ class Recording:
         self._inner.shard(name, size, sha256, how)
         self._work.done(name)
         self._event("shard", f"{name}: {format_size(size)} {how}" if size else f"{name}: {how}")
+
+    def rows(self, count: int) -> None:
+        tell_rows(self._inner, count)
 
     def note(self, text: str) -> None:
         self._inner.note(text)

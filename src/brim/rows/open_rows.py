@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from brim.cuts import arrow_bytes
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder
 from brim.formats.scratch import scratch_folder
@@ -351,7 +352,7 @@ def _first(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     size = 0
     for table in tables:
         yield table
-        size += table.nbytes
+        size += arrow_bytes(table)
         if size >= _SAMPLE_BYTES:
             return
 

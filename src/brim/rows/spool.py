@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from brim.cuts import arrow_bytes
 from brim.errors import InputError
 from brim.file_set import Ints
 from brim.rows.cut_text import RowScanner, csv_header
@@ -210,7 +211,7 @@ def table_spool(
             while table.num_rows:
                 if limit is not None:
                     table = table.slice(0, limit - spool.first_row - spool.rows)
-                weight = max(table.nbytes / table.num_rows, 1)
+                weight = max(arrow_bytes(table) / table.num_rows, 1)
                 wanted = max(math.ceil((unit_bytes - spool.bytes) / weight), 1)
                 wanted += -(spool.rows + wanted) % align
                 part.write(table.slice(0, wanted), round(weight * min(wanted, table.num_rows)))

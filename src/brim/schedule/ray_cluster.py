@@ -26,12 +26,12 @@ from brim.errors import (
     BrimError,
     DestinationError,
     InputError,
-    MissingExtra,
     SinkFailed,
     SourceChanged,
     SourceError,
     Stopped,
 )
+from brim.extras import missing
 from brim.file_set import FileSet
 from brim.formats.source_reader import open_source
 from brim.schedule.ray_private import address_here, be_quiet
@@ -153,9 +153,7 @@ def need_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise MissingExtra(
-            "--engine=ray needs Ray.", hint="Install it on every node: pip install 'brim[ray]'", extra="ray"
-        ) from error
+        raise missing("ray", "--engine=ray needs Ray, on every node.") from error
     return ray
 
 
@@ -321,7 +319,7 @@ def _need(ray: Any, ref: Any, node: Node) -> None:
             found = there.get(name) or "none"
             raise InputError(
                 f"The Ray node {node.name} has {found} as {name}, and this machine has {version}.",
-                hint=f"Install the same on every node: pip install 'brim[ray]=={here['brim']}'."
+                hint=f"Install the same on every node: brim {here['brim']}."
                 + (f" (There: {there['error']})" if there.get("error") else ""),
             )
     failure = pickle.loads(answer)

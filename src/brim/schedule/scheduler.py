@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_
 
 from brim.choices import one_of
 from brim.errors import InputError
+from brim.extras import need_extra
 from brim.progress import tell_again, tell_begin
 
 if TYPE_CHECKING:  # workers read what failed, and bring nothing
@@ -45,6 +46,8 @@ class Scaling:
             raise InputError("--address is for --engine=ray.", hint="Add --engine=ray, or leave --address out.")
         if self.workspace is not None and self.engine != "ray":
             raise InputError("--workspace is for --engine=ray.", hint="Add --engine=ray, or leave --workspace out.")
+        if self.engine == "ray":
+            need_extra("ray", "--engine=ray needs Ray, on every node.")
         if self.address in (None, "auto"):
             return
         host, _, port = str(self.address).rpartition(":")

@@ -20,7 +20,7 @@ from typing import Protocol, get_args
 from brim.choices import at_least, one_of
 from brim.errors import DoesNotFit, SourceChanged
 from brim.outputs.rows_file import EXTENSIONS, Writing
-from brim.progress import Progress
+from brim.progress import Progress, tell_rows
 from brim.rows.unit import Reading, RowSource, Unit
 from brim.schedule.messages import At, Done, OnError
 from brim.schedule.scheduler import Attempt, Backend, Compute, Retries, Task, TaskQueue, run
@@ -244,6 +244,7 @@ class UnitReceipts:
         unit = _unit_of(task)
         self._add(unit, result)
         self.computed += 1
+        tell_rows(self._progress, result.rows)
         self._progress.shard(task.name, result.size, result.sha256, "computed")
         if unit.spooled:
             for span in unit.spans:

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from brim.errors import MissingExtra, SourceError
+from brim.errors import SourceError
+from brim.extras import missing
 from brim.file_set import AbsentStat, Stat
 from brim.sources.features import kind_of
 from brim.sources.file_table import Refused
@@ -371,10 +372,11 @@ def _ignore_rules(tree: Tree) -> Ignored:
     try:
         import pathspec
     except ModuleNotFoundError as error:
-        raise MissingExtra(
+        raise missing(
+            "neuro",
             "This dataset has a .bidsignore, and the library that reads it is not installed.",
-            hint="pip install 'brim[neuro]', or --no-bidsignore.",
-            extra="neuro",
+            "pathspec",
+            instead=". Or give --no-bidsignore.",
         ) from error
     with tree.text(".bidsignore", encoding="utf-8", errors="replace") as file:
         lines = file.read().splitlines()

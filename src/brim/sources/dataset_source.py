@@ -17,7 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 from brim import cuts
-from brim.errors import InputError, MissingExtra, SourceError
+from brim.errors import InputError, SourceError
+from brim.extras import missing
 from brim.file_set import Ints
 from brim.sources.dataset_media import Media, MediaColumns, media_of
 from brim.sources.datasets_private import read_undecoded, resolve_features, row_order, tokens_of
@@ -183,11 +184,7 @@ def _splits(dataset: Any, split: str | None) -> Iterator[tuple[str, Any]]:
     try:
         import datasets
     except ImportError as error:
-        raise MissingExtra(
-            "Reading a dataset of `datasets` needs that library.",
-            hint="Install it with: pip install 'brim[datasets]'",
-            extra="datasets",
-        ) from error
+        raise missing("datasets", "Reading a dataset of `datasets` needs that library.") from error
     if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
         if split is not None:
             raise InputError("split= is for one dataset; a dict of datasets names its splits itself.")

@@ -6,7 +6,7 @@ steps a stream goes through.
 
 from __future__ import annotations
 
-from copy import copy
+from copy import copy, deepcopy
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,6 @@ def read_undecoded(stream: Any) -> tuple[Any, list[str]]:
 def _without_decoding(step: Any, seen: list[str]) -> Any:
     """A copy of the steps of a stream that decodes media only where somebody looks; `seen` gets those places."""
     from datasets.features.features import require_decoding
-    from datasets.iterable_dataset import _features_with_decoding
 
     step = copy(step)
     if hasattr(step, "ex_iterables"):
@@ -86,7 +85,24 @@ def _without_decoding(step: Any, seen: list[str]) -> Any:
         return step
     function = getattr(function, "func", function)  # inside of a partial
     if function.__module__ == "datasets.iterable_dataset" and function.__name__ in _BLIND:
-        formatted._features = _features_with_decoding(formatted.features, False)
+        formatted._features = _undecoded(formatted.features)
     elif any(require_decoding(feature) for feature in formatted.features.values()):
         seen.append(str(function))
     return step
+
+
+def _undecoded(features: Any) -> Any:
+    """The same features with decoding turned off, wherever it is in them."""
+    plain = deepcopy(features)
+    waiting = list(plain.values())
+    while waiting:
+        feature = waiting.pop()
+        if hasattr(feature, "decode"):
+            feature.decode = False
+        if isinstance(feature, dict):
+            waiting += feature.values()
+        elif isinstance(feature, list | tuple):
+            waiting += feature
+        elif hasattr(feature, "feature"):
+            waiting.append(feature.feature)
+    return plain

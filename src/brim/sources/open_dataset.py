@@ -22,6 +22,7 @@ from brim.sources.file_table import FileTable
 from brim.sources.parquet_source import ParquetOrigin, content_column
 from brim.sources.selection import Selection, TableOrigin
 from brim.sources.webdataset_source import webdataset_table
+from brim.sources.where import need_duckdb
 
 
 def open_dataset(
@@ -69,6 +70,8 @@ class Query:
             raise InputError("--group-by goes with --split-into.")
         if self.where and self.sql:
             raise InputError("Choose one of --where and --sql.")
+        if self.sql:
+            need_duckdb()
 
     def shares(self) -> dict[str, float]:
         if isinstance(self.split_into, Mapping):

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from xml.etree.ElementTree import ParseError
 
-from brim.errors import MissingExtra, SourceError
+from brim.errors import SourceError
+from brim.extras import missing
 from brim.sources.file_table import Refused
 from brim.sources.folder_tree import MAX_POINTER_BYTES, Folder, Tree, Walk, pointer_kind
 from brim.sources.recipe import Key, Recipe, RecipeTable, TableColumn
@@ -225,9 +226,7 @@ def _spreadsheet(tree: Tree, path: str) -> Lines:
     try:
         import openpyxl
     except ImportError as error:
-        raise MissingExtra(
-            "Reading spreadsheets needs openpyxl.", hint="Install it with: pip install 'brim[neuro]'", extra="neuro"
-        ) from error
+        raise missing("neuro", "Reading spreadsheets needs openpyxl.", "openpyxl") from error
     with warnings.catch_warnings(), tree.open(path) as file:
         warnings.simplefilter("ignore")  # about styles, which nobody needs here
         book = openpyxl.load_workbook(file, read_only=True, data_only=True)

@@ -24,7 +24,7 @@ from brim.file_set import Ints, join_sets
 from brim.formats.splice import SpliceBuilder
 from brim.sources.file_table import FileTable, Split, flat_numbers, is_list, one_array
 from brim.sources.source_options import check_split
-from brim.sources.where import names_in, sql_mask, where_mask
+from brim.sources.where import names_in, need_duckdb, sql_mask, where_mask
 
 CONTENT = "content"  # the word for the bytes of the only file column
 _U64 = np.uint64
@@ -222,6 +222,7 @@ class Selection:
 
     def sql(self, expression: str) -> Selection:
         """Rows for which one boolean expression of DuckDB is true."""
+        need_duckdb()
         return self._with("sql", expression=expression)
 
     def columns(self, names: str | Sequence[str]) -> Selection:

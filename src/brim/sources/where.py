@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.errors import InputError, MissingExtra
+from brim.errors import InputError
+from brim.extras import missing
 from brim.file_set import Bools
 
 MOST_CHARACTERS, MOST_NODES, MOST_DEPTH = 20_000, 20_000, 60
@@ -269,14 +270,17 @@ def _depth(tree: ast.AST) -> int:
     return deepest
 
 
-def sql_mask(text: str, table: pa.Table) -> Bools:
-    """Which rows one boolean SQL expression chooses."""
+def need_duckdb() -> Any:
     try:
         import duckdb
     except ImportError as error:
-        raise MissingExtra(
-            "--sql needs DuckDB.", hint="Install it with: pip install 'brim[sql]', or use --where.", extra="sql"
-        ) from error
+        raise missing("sql", "--sql needs DuckDB.", instead=". Or use --where.") from error
+    return duckdb
+
+
+def sql_mask(text: str, table: pa.Table) -> Bools:
+    """Which rows one boolean SQL expression chooses."""
+    duckdb = need_duckdb()
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"The expression of --sql is longer than {MOST_CHARACTERS:,} characters.")
     folded = [name.lower() for name in table.column_names]

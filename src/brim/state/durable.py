@@ -37,6 +37,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def private_folder(folder: Path) -> None:
+    """Make a folder that only its owner may look into, and so those above it that have to be made."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(mode=0o700, exist_ok=True)
+
+
 def rename(source: Path, target: Path) -> None:
     """Give a file its name, for good. What had the name before is gone."""
     target.parent.mkdir(parents=True, exist_ok=True)

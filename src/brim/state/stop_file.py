@@ -18,6 +18,7 @@ from pathlib import Path
 from brim.errors import InputError
 from brim.memory.machine import boot_id
 from brim.memory.meter import started
+from brim.state.durable import private_folder
 
 
 def settle_stop_file(path: Path) -> str | None:
@@ -56,7 +57,7 @@ def note_run(path: Path) -> bool:
     place = _note_path(path)
     facts = {"pid": os.getpid(), "born": started(os.getpid()), "boot": boot_id(), "began": time.time()}
     try:
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(place.parent)
         place.write_text(json.dumps(facts))
     except OSError:
         return True  # without a note a file that is left behind is refused: said, and not lost

@@ -20,7 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from brim.choices import one_of
-from brim.errors import InputError, MissingExtra
+from brim.errors import InputError
+from brim.extras import missing
 from brim.memory.meter import process_bytes
 from brim.memory.release import give_back_heap
 from brim.steps.code_points import doubtful
@@ -107,7 +108,7 @@ def choose(choice: EncoderChoice, data: bytes) -> FastKind | None:
     one_of("encoder", choice, CHOICES)
     installed = choice != "reference" and importlib.util.find_spec("gigatoken") is not None
     if choice == "fast" and not installed:
-        raise MissingExtra("The fast encoder is not installed.", hint="pip install 'brim[fast]'", extra="fast")
+        raise missing("fast", "The fast encoder is not installed.")
     kind = kind_of(data) if installed else None
     if choice == "fast" and kind is None:
         raise InputError(

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brim.errors import InputError, MissingExtra
+from brim.errors import InputError
+from brim.extras import missing
 
 _FROM_FILE = "_brim_file_"
 
@@ -198,11 +199,7 @@ def _cloudpickle() -> Any:
     try:
         import cloudpickle
     except ImportError as error:
-        raise MissingExtra(
-            "Sending a function to workers needs cloudpickle.",
-            hint="Install it with: pip install 'brim[compute]'",
-            extra="compute",
-        ) from error
+        raise missing("compute", "Sending a function to workers needs cloudpickle.", "cloudpickle") from error
     return cloudpickle
 
 

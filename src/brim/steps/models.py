@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from brim.errors import InputError, MissingExtra
+from brim.extras import EXTRAS, missing
 from brim.steps.embed_options import ModelOptions
 from brim.steps.functions import load_function, look_here
 
@@ -74,8 +75,9 @@ def need(module: str) -> Any:
         package = module.partition(".")[0]
         if error.name is not None and error.name.partition(".")[0] != package:
             raise
-        name = {"sentence_transformers": "sentence-transformers", "PIL": "pillow"}.get(package, package)
-        raise MissingExtra(f"This model needs {name}.", hint="pip install 'brim[embed]'", extra="embed") from error
+        if package not in EXTRAS["embed"].packages:
+            raise MissingExtra(f"This model needs {package}.", hint=f"pip install {package}", extra="embed") from error
+        raise missing("embed", f"This model needs {EXTRAS['embed'].packages[package]}.", package) from error
 
 
 _WHOLE_BYTES = 4_000_000

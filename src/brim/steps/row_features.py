@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from brim.errors import InputError, MissingExtra
+from brim.errors import InputError
+from brim.extras import missing
 from brim.rows.schemas import unify
 from brim.sources.features import NoFeature, as_feature_dict, feature_of_type
 
@@ -118,9 +119,5 @@ def import_datasets(why: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise MissingExtra(
-            f"The library `datasets` is needed for {why}.",
-            hint="Install it with: pip install 'brim[datasets]'",
-            extra="datasets",
-        ) from error
+        raise missing("datasets", f"The library `datasets` is needed for {why}.") from error
     return datasets

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import re
 import tempfile
 from array import array
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.errors import InputError, MissingExtra, SourceChanged
+from brim.errors import InputError, SourceChanged
+from brim.extras import missing
 from brim.state.durable import reason
 from brim.steps.encoded import Encoded, Ids
 
@@ -166,6 +168,10 @@ def find_tokenizer(given: Any) -> TokenizerFile:
     return TokenizerFile(str(given), hashlib.sha256(data).hexdigest(), path=str(path.resolve()))
 
 
+# A file, mistyped or not there: a name on the Hub has dots for versions (Llama-3.1-8B), hardly such an end.
+_FILE_NAME = re.compile(r"(^|/)tokenizer\.|\.(jso?n?|josn|jsonl|txt|model|bin|vocab|bpe|spm|zip|gz|zst)$", re.I)
+
+
 def _bytes_of(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -174,8 +180,9 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def _from_hub(name: str) -> Path:
-    if name.endswith(".json") or name.startswith(("/", ".", "~")) or name.count("/") > 1:
+    if _FILE_NAME.search(name) or name.startswith(("/", ".", "~")) or name.count("/") > 1:
         raise InputError(f"There is no tokenizer file {name!r}.", hint=f"Give the path of a {FILE}.")
+    _version()  # before the Hub is asked: without the library its file is of no use
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -222,9 +229,7 @@ def _version() -> str:
     try:
         return version("tokenizers")
     except PackageNotFoundError as error:
-        raise MissingExtra(
-            "Tokenising needs the tokenizers library.", hint="pip install 'brim[compute]'", extra="compute"
-        ) from error
+        raise missing("compute", "Tokenising needs the tokenizers library.", "tokenizers") from error
 
 
 def reference_name() -> str:

@@ -16,9 +16,9 @@ from brim.buckets.bucket_client import endpoint_of
 from brim.errors import DestinationError, DoesNotFit, InputError
 from brim.file_set import FileSet, inode_of
 from brim.formats.card import CARD
-from brim.state.durable import reason, sync_folder
+from brim.state.durable import private_folder, reason, sync_folder
 from brim.state.ledger import LEDGER, STATE, Ledger
-from brim.stores.hub_options import SCHEME, HubAddress, looks_like_repo, parse_hub_address
+from brim.stores.hub_options import SCHEME, HubAddress, parse_hub_address
 
 Destination = Path | HubAddress | BucketAddress
 UNITS = "units"  # the folder of the units of a computed job, beside its ledger
@@ -38,16 +38,6 @@ def parse_destination(destination: str | os.PathLike[str], access: Access | None
             hint="Give a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX (gs://, az://).",
         )
     return Path(os.path.abspath(text))
-
-
-def new_destination(destination: str | os.PathLike[str], access: Access | None = None) -> Destination:
-    """A destination to build at. A bare ORG/NAME may be a slip: a folder of that name would be a surprise."""
-    if isinstance(destination, str) and looks_like_repo(destination):
-        raise InputError(
-            f"{destination!r} may be a folder or a repository on the Hub.",
-            hint=f"Write hf://datasets/{destination} for the Hub, or ./{destination} for a folder.",
-        )
-    return parse_destination(destination, access)
 
 
 def refuse_source(
@@ -174,9 +164,14 @@ def state_folder(destination: Destination, state: str | os.PathLike[str] | None,
 
 def state_home(kind: str, what: str, shown: str) -> Path:
     """The folder that the user's state keeps about something; `shown` is what people will know it by."""
-    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     name = f"{shown[:80].replace('/', '--')}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
-    return Path(home) / "brim" / kind / name
+    return state_root() / kind / name
+
+
+def state_root() -> Path:
+    """The folder of all that brim keeps for this user."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(home) / "brim"
 
 
 class Footprints:
@@ -222,7 +217,7 @@ def make_state(destination: Destination, folder: Path) -> None:
             (destination / STATE).mkdir(exist_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
         else:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(folder)
         for name in ("lock", LEDGER):
             with open(folder / name, "ab"):
                 pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -49,11 +48,6 @@ def parse_hub_address(text: str) -> HubAddress:
 def repo_name_is_valid(repo: str) -> bool:
     """ORG/NAME as the Hub takes it."""
     return _REPO.fullmatch(repo) is not None and ".." not in repo and "--" not in repo and not repo.endswith(".git")
-
-
-def looks_like_repo(text: str) -> bool:
-    """Whether a destination that should be a folder may be meant as a repository: ORG/NAME, and no such folder."""
-    return _REPO.fullmatch(text) is not None and not os.path.lexists(text.partition("/")[0])
 
 
 Via = Literal["auto", "lfs", "xet"]

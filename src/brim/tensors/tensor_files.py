@@ -21,7 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brim.errors import DamageFound, InputError, MissingExtra
+from brim.errors import DamageFound, InputError
+from brim.extras import missing
 from brim.tensors.tensor_spec import NAMES_BY_CODE, RAW_BITS, STRING, Body, Tensor, TensorPlace
 
 
@@ -137,9 +138,7 @@ def _serialize(
     try:
         import safetensors
     except ImportError as error:
-        raise MissingExtra(
-            "Writing .safetensors needs the safetensors library.", hint="pip install 'brim[embed]'", extra="embed"
-        ) from error
+        raise missing("embed", "Writing .safetensors needs the safetensors library.", "safetensors") from error
     zeros = {t.name: np.zeros(int(np.prod(shapes[t.name])), t.carrier) for t in tensors}
     if hasattr(safetensors, "TensorSpec"):
         given: dict[str, Any] = {

@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from brim.choices import one_of
-from brim.errors import DamageFound, InputError, MissingExtra, SourceError
+from brim.errors import DamageFound, InputError, SourceError
+from brim.extras import missing
 from brim.tensors.arrangement import index_path
 from brim.tensors.tensor_files import npy_path, read_header, read_spec
 from brim.tensors.tensor_spec import RAW_BITS, Tensor, TensorPlace, dtype_name
@@ -188,7 +189,7 @@ def _as_torch(array: np.ndarray[Any, Any], dtype: str) -> Any:
     try:
         torch = import_module("torch")
     except ImportError as error:
-        raise MissingExtra("torch is not installed.", hint="pip install 'brim[embed]'", extra="embed") from error
+        raise missing("embed", "torch is not installed.", "torch") from error
     made = torch.from_numpy(array)
     return made.view(getattr(torch, dtype)) if dtype in RAW_BITS else made
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import InputError
-from brim.state.durable import write_all
+from brim.state.durable import private_folder, write_all
 
 MAX_BYTES = 16 << 20
 _RECENT_S = 600.0  # the last ten minutes stay as they are
@@ -33,7 +33,7 @@ class LogWriter:
         self.path = path
         self.lost_lines = 0
         self._max_bytes = self._thin_at = max_bytes
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(path.parent)
         self._descriptor = _open(path)
         self._size = os.fstat(self._descriptor).st_size
         self._first_t: float | None = None
@@ -210,7 +210,7 @@ def prepare_log(path: Path, *, anew: bool) -> None:
     """Prove that the log can be written; `anew` takes away an older one."""
     check_log(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(path.parent)
         if anew:
             path.unlink(missing_ok=True)
         os.close(_open(path))
@@ -234,7 +234,7 @@ def log_folder(environment: Mapping[str, str] | None = None) -> Path:
 def new_log_path(name: str, folder: Path | None = None) -> Path:
     """A new name in the folder of logs, from which the oldest are removed."""
     folder = log_folder() if folder is None else folder
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(folder)
     for old in sorted(folder.glob("*.jsonl"), key=_age)[:-_KEPT_LOGS]:
         old.unlink(missing_ok=True)
         alerts_path(old).unlink(missing_ok=True)

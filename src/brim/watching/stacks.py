@@ -20,7 +20,7 @@ from brim.redact import redact
 _LIMIT_S = 1.0
 _LARGEST = 3
 _MOST_LINES = 200
-_WITHOUT = "pip install 'brim[watch]' writes down here what Python was doing"
+_WITHOUT = "pip install py-spy writes down here what Python was doing"
 
 Say = Callable[[str, list[str]], None]
 

@@ -1,0 +1,186 @@
+"""What people know from other commands: completion, `help VERB`, doctor, --quiet, names that a terminal would obey."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from brim.cli.show import escape_controls
+from brim.extras import EXTRAS
+from brim.report.bars import Bar, PlainLines
+from brim.state.durable import private_folder
+from tests.conftest import brim, write_files
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+
+
+def completed(line: str, **environment: str) -> list[str]:
+    """What bash is offered for a line that ends where the cursor is."""
+    asked = {"_BRIM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    code = "import sys; sys.argv = ['brim']; from brim.cli import main; main()"
+    environment = {**os.environ, **asked, **environment}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("brim tok", ["tokenize"]),
+        ("brim help sel", ["select"]),
+        ("brim build --oversize s", ["skip"]),
+        ("brim build --recipe a", ["aomic-piop1", "arc"]),
+        ("brim build --memo", ["--memory"]),
+        ("brim build scans", []),  # a file: the shell's own
+    ],
+)
+def test_completion(line: str, offered: list[str]) -> None:
+    """Verbs, options, words and recipes are offered, and no server is asked."""
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
+    assert completed(line, **nowhere) == offered
+
+
+def test_help_of_a_verb() -> None:
+    """`brim help VERB` is `brim VERB --help`, flags have no type, and -V is the version."""
+    text = brim("help", "verify").stdout
+    assert text == brim("verify", "--help").stdout
+    assert "<bool>" not in text
+    assert "help" in brim("help").stdout
+    assert brim("-V").stdout == brim("--version").stdout
+
+
+def test_doctor(tmp_path: Path) -> None:
+    """It says what is here and what to install, and leaves nothing behind."""
+    place = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "HF_HUB_OFFLINE": "1"}
+    place.pop("HF_TOKEN", None)
+    facts = json.loads(brim("doctor", "--json", env=place).stdout)
+    extras = {extra["name"]: extra for extra in facts["extras"]}
+    assert set(extras) == set(EXTRAS)
+    assert "obstore" in {**extras["s3"]["installed"], **dict.fromkeys(extras["s3"]["missing"])}
+    assert facts["memory"]["limit_bytes"] > 0
+    assert facts["hub"]["token"] is False
+    assert any("hf auth login" in line for line in facts["advice"])
+    assert "[s3]" in brim("doctor", env=place).stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_does_not_wait_for_the_hub(tmp_path: Path) -> None:
+    """A Hub that is not there is said, and the token is not."""
+    place = {
+        **os.environ,
+        "HF_TOKEN": "hf_abcdefghijklmnop",
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HUB_OFFLINE": "0",
+    }
+    said = brim("doctor", env=place).stdout
+    assert "the Hub does not answer" in said
+    assert "abcdefgh" not in said
+
+
+def test_extras_are_those_of_the_package() -> None:
+    """The table of extras and pyproject.toml name the same libraries."""
+    optional = PROJECT["optional-dependencies"]
+    assert set(EXTRAS) == set(optional) - {"all", "dev", "docs"}
+    for name, extra in EXTRAS.items():
+        assert {line.partition(">")[0].partition(";")[0].strip() for line in optional[name]} == set(
+            extra.packages.values()
+        )
+    assert optional["all"] == [f"brim[{','.join(sorted(EXTRAS))}]"]
+
+
+def test_quiet_is_quiet(tmp_path: Path) -> None:
+    """Nothing but errors: no result, no note, no progress."""
+    source = write_files(tmp_path / "source", {"a.txt": b"a"})
+    done = brim("build", source, tmp_path / "out", "--quiet")
+    assert done.stdout == done.stderr == ""
+    done = brim("verify", tmp_path / "out", tmp_path / "nowhere", "-q", check=2)
+    assert done.stdout == ""
+    assert "nowhere" in done.stderr
+
+
+def test_another_source_is_said_first(tmp_path: Path) -> None:
+    """A wrong SOURCE is named as such, with ten differences and not one for each file."""
+    source = write_files(tmp_path / "source", {f"{i}.txt": b"a" for i in range(20)})
+    other = write_files(tmp_path / "other", {f"{i}.bin": b"b" for i in range(20)})
+    brim("build", source, tmp_path / "out", "-q")
+    said = brim("verify", tmp_path / "out", other, check=3).stderr.splitlines()
+    assert said[0] == "brim: This is another source: 0 of its 20 files are in the shards."
+    assert len([line for line in said if (": " in line and "txt" in line) or "bin" in line]) == 10
+    assert "and 30 more differences" in "".join(said)
+
+
+def test_a_folder_is_a_folder(tmp_path: Path) -> None:
+    """DEST `out/arc` looks like a repository's name, and is a folder: hf:// is the way to the Hub."""
+    source = write_files(tmp_path / "source", {"a.txt": b"a"})
+    brim("build", source, "out/arc", "-q", cwd=tmp_path)
+    assert (tmp_path / "out" / "arc" / "README.md").is_file()
+
+
+def test_a_mistyped_tokenizer_is_not_asked_of_the_hub(tmp_path: Path) -> None:
+    """A name that looks like a file is a file that is not there."""
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    place = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    words = ["tokenize", "rows.jsonl", "out", "--tokenizer", "tokenizer.jsn"]
+    assert "There is no tokenizer file 'tokenizer.jsn'" in brim(*words, cwd=tmp_path, env=place, check=2).stderr
+
+
+TITLE = "a\x1b]0;pwned\x07b"
+
+
+def test_names_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
+    """A file's name sets no title, wherever it is printed: results, errors, notes."""
+    source = write_files(tmp_path / "source", {f"{TITLE}.txt": b"abc", f"{TITLE}2.txt": b""})
+    for words in (["check"], ["plan"], ["plan", "--allow-empty"]):
+        done = brim(*words, source, check=None)
+        assert "\x1b" not in done.stdout + done.stderr
+        assert r"a\x1b]0;pwned\x07b" in done.stdout + done.stderr
+
+
+def test_bar_notes_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a bar says beside itself is escaped too."""
+    Bar().note(f"{TITLE}: skipped")
+    assert r"a\x1b]0;pwned\x07b: skipped" in capsys.readouterr().err
+
+
+def test_escapes() -> None:
+    """Controls, C1 and turned directions are shown as what they are; other letters stay."""
+    assert escape_controls("é\tß\n") == "é\tß\n"
+    assert escape_controls("\x9b31m\u202e") == r"\x9b31m\u202e"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_rows_are_counted_and_nothing_is_guessed_at_first(tmp_path: Path) -> None:
+    """A line tells rows; how long it will take is told when something has moved."""
+    with open(tmp_path / "said", "w+") as out:
+        clock = Clock()
+        lines = PlainLines(out, clock)
+        lines.start("build", 1000, 4, 10**9)
+        clock.now = 10.0
+        lines.advance(0)
+        lines.rows(1234)
+        clock.now = 20.0
+        lines.advance(500)
+        first, second = (tmp_path / "said").read_text().splitlines()
+    assert "left" not in first
+    assert "1,234 rows" in second
+    assert "0:20 left" in second
+
+
+def test_state_is_private(tmp_path: Path) -> None:
+    """Folders of state are the owner's alone, and so are those made above them."""
+    private_folder(tmp_path / "state" / "brim" / "hub")
+    for folder in (tmp_path / "state", tmp_path / "state" / "brim", tmp_path / "state" / "brim" / "hub"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
