@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[Any, str]] = {
     "video": (datasets.Video(), "mp4"),
     "pdf": (datasets.Pdf(), "pdf"),
     "nifti": (datasets.Nifti(), "nii.gz"),
-    "mesh": (datasets.Mesh(), "glb"),
+    **({"mesh": (datasets.Mesh(), "glb")} if hasattr(datasets, "Mesh") else {}),  # from 4.8 on
 }
 MEDIA = Features({"id": Value("int64"), **{name: feature for name, (feature, _) in KINDS.items()}})
 IMAGE = Features({"id": Value("int64"), "image": datasets.Image(), "text": Value("string")})
