@@ -1,6 +1,6 @@
 """Does the stop come in time? Generated curves through the guard, and live processes that follow some of them.
 
-    python benchmarks/stop.py [--each 14] [--live 20] [--tuning]
+    python benchmarks/stop.py [--each 14] [--live 20] [--tuning] [--only reaching,levelling,fast,live] [--json FILE]
 
 Figures are for seeds from 1000 on; the constants of memory/prediction.py and memory/guard.py were chosen on seeds
 below 100 (`--tuning` runs those). A curve counts among those that reach the limit if its last climb from 60 % to the
@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stop_curves import LEVELLING, REACHING, Curve, Shape, curve, fast_climb
+from tables import Goal, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 from brim.memory.guard import DEFAULT_LEAD_S, Guard, Level, standard_lines
 from brim.memory.sampler import Pace
@@ -72,9 +73,9 @@ def counted(shape: Shape, seeds: Iterable[int]) -> list[Curve]:
     return [c for c in curves if (c.climb_s(CLIMB_FROM, KILL) or 0.0) >= CLIMB_LEADS * DEFAULT_LEAD_S]
 
 
-def reaching(seeds: range) -> None:
-    print(f"\nReach the limit (60 % to the kill line in {CLIMB_LEADS} leads or more): stopped a full lead before it")
-    print(f"{'kind':<22} {'in time':>9} {'earliest':>9} {'median':>8} {'latest':>8}   s before the kill line")
+def reaching(seeds: range) -> Part:
+    title = f"Reach the limit (60 % to the kill line in {CLIMB_LEADS} leads or more): stopped a full lead before it"
+    part = Part(title, ["kind", "in time", "earliest", "median", "latest (s before the kill line)"])
     misses, all_curves, in_time = [], 0, 0
     for shape in REACHING:
         curves, early = counted(shape, seeds), []
@@ -84,18 +85,20 @@ def reaching(seeds: range) -> None:
             early.append(kill_s - said[1] if said else 0.0)
             if early[-1] < DEFAULT_LEAD_S:
                 misses.append(f"{followed.kind} seed {followed.seed}: {early[-1]:.0f} s before")
+        part.runs[shape.__name__] = [{"seed": c.seed, "early_s": s} for c, s in zip(curves, early, strict=True)]
         good, early = sum(one >= DEFAULT_LEAD_S for one in early), sorted(early)
         all_curves, in_time = all_curves + len(curves), in_time + good
-        print(
-            f"{shape.__name__:<22} {good:>4}/{len(curves):<4} {early[-1]:>8.0f} {early[len(early) // 2]:>8.0f} "
-            f"{early[0]:>8.0f}"
-        )
-    print(f"{'all':<22} {in_time:>4}/{all_curves:<4} = {100 * in_time / all_curves:.1f} %")
-    print("misses:", "; ".join(misses) or "none")
+        ends = [f"{seconds:.0f}" for seconds in (early[-1], early[len(early) // 2], early[0])]
+        part.rows.append([shape.__name__, f"{good}/{len(curves)}", *ends])
+    part.rows.append(["all", f"{in_time}/{all_curves}", "", "", ""])
+    part.notes.append(f"misses: {'; '.join(misses) or 'none'}")
+    part.goals.append(at_least("stopped a full lead before", 100 * in_time / all_curves, 97, " %"))
+    part.goals.append(Goal("of at least 100 curves", all_curves >= 100, str(all_curves)))
+    return part
 
 
-def levelling(seeds: range) -> None:
-    print("\nLevel off at or below 85 %: stopped all the same")
+def levelling(seeds: range) -> Part:
+    part = Part("Level off at or below 85 %: stopped all the same", ["kind", "stopped"])
     wrong, all_curves = [], 0
     for shape in LEVELLING:
         curves = [curve(shape, seed) for seed in seeds]
@@ -104,13 +107,17 @@ def levelling(seeds: range) -> None:
         wrong += [
             f"{c.kind} seed {c.seed} (top {100 * max(c.values):.0f} %, at {said[1]:.0f} s)" for c, said in stopped
         ]
-        print(f"{shape.__name__:<22} {len(stopped):>4}/{len(curves):<4}")
-    print(f"{'all':<22} {len(wrong):>4}/{all_curves:<4} = {100 * len(wrong) / all_curves:.1f} %")
-    print("stopped without need:", "; ".join(wrong) or "none")
+        part.rows.append([shape.__name__, f"{len(stopped)}/{len(curves)}"])
+        part.runs[shape.__name__] = [{"seed": c.seed, "stopped_s": said[1]} for c, said in stopped]
+    part.rows.append(["all", f"{len(wrong)}/{all_curves}"])
+    part.notes.append(f"stopped without need: {'; '.join(wrong) or 'none'}")
+    part.goals.append(at_most("stopped", 100 * len(wrong) / all_curves, 2, " %"))
+    part.goals.append(Goal("of at least 100 curves", all_curves >= 100, str(all_curves)))
+    return part
 
 
-def fast(seeds: range) -> None:
-    print("\nFaster climbs (60 % to the limit): the stop before the kill line")
+def fast(seeds: range) -> Part:
+    part = Part("Faster climbs (60 % to the limit): the stop before the kill line", ["climb", "median", "latest"])
     for seconds in (80, 60, 40, 20, 10, 5, 2, 1):
         early = []
         for seed in seeds:
@@ -118,11 +125,13 @@ def fast(seeds: range) -> None:
             said, kill_s = first_word(followed), followed.first_at(KILL)
             assert kill_s is not None
             early.append(kill_s - said[1] if said and said[0] == "stop" else 0.0)
+        part.runs[f"{seconds} s"] = [{"early_s": one} for one in early]
         early.sort()
-        print(f"{seconds:>4} s climb: median {early[len(early) // 2]:>5.1f} s, latest {early[0]:>5.1f} s before")
+        part.rows.append([f"{seconds} s", f"{early[len(early) // 2]:.1f} s", f"{early[0]:.1f} s"])
+    return part
 
 
-def live(count: int, first_seed: int) -> None:
+def live(count: int, first_seed: int) -> Part:
     """Half of them reach the limit, half do not."""
     chosen: list[tuple[Curve, bool]] = []
     seed = first_seed
@@ -133,13 +142,21 @@ def live(count: int, first_seed: int) -> None:
             if followed.seconds < 900 and (not reaches or climb_s >= CLIMB_LEADS * DEFAULT_LEAD_S):
                 chosen.append((followed, reaches))
         seed += 1
-    print(f"\nLive: {count} processes of up to 400 MB, {FASTER} times as fast, lead {DEFAULT_LEAD_S / FASTER:g} s")
-    print(f"(load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)")
+    lead_s = DEFAULT_LEAD_S / FASTER
+    title = f"Live: {count} processes of up to 400 MB, {FASTER} times as fast, lead {lead_s:g} s"
+    part = Part(title, ["", "kind", "seed", "ended", "the stop before the kill line"])
+    good = 0
     with ThreadPoolExecutor(4) as pool:
         for (followed, reaches), (ended, early) in zip(chosen, pool.map(follow, [c for c, _ in chosen]), strict=True):
-            good = ended == "stopped" and early is not None and early >= 0 if reaches else ended == "ran on"
-            when = "" if early is None else f"{early + DEFAULT_LEAD_S / FASTER:.1f} s before the kill line"
-            print(f"{'ok  ' if good else 'MISS'} {followed.kind:<22} seed {followed.seed:<5} {ended:<10} {when}")
+            fine = ended == "stopped" and early is not None and early >= 0 if reaches else ended == "ran on"
+            good += fine
+            when = "" if early is None else f"{early + lead_s:.1f} s"
+            part.rows.append(["ok" if fine else "MISS", followed.kind, str(followed.seed), ended, when])
+            part.runs[f"{followed.kind} {followed.seed}"] = [{"fine": fine, "early_s": early or 0.0}]
+            progress(" ".join(part.rows[-1]))
+    part.notes.append(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the end")
+    part.goals.append(Goal("live processes as they should", good == count, f"{good} of {count}"))
+    return part
 
 
 def follow(followed: Curve) -> tuple[str, float | None]:
@@ -167,14 +184,23 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=14, help="curves of each kind")
     parser.add_argument("--live", type=int, default=20, help="live processes; 0 for none")
     parser.add_argument("--tuning", action="store_true", help="the seeds that the constants were chosen on")
+    parser.add_argument("--only", default="reaching,levelling,fast,live")
+    parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     first = 0 if arguments.tuning else 1000
-    seeds = range(first, first + arguments.each)
-    reaching(seeds)
-    levelling(seeds)
-    fast(seeds)
-    if arguments.live:
-        live(arguments.live, first)
+    seeds, chosen = range(first, first + arguments.each), arguments.only.split(",")
+    facts = machine(Path(tempfile.gettempdir()), [])
+    parts: dict[str, Part] = {}
+    for name, make in (("reaching", reaching), ("levelling", levelling), ("fast", fast)):
+        if name in chosen:
+            parts[name] = make(seeds)
+            print_part(parts[name])
+    if arguments.live and "live" in chosen:
+        parts["live"] = live(arguments.live, first)
+        print_part(parts["live"])
+    print_goals(parts)
+    print_machine(facts)
+    write_json(arguments.json, facts, parts)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -88,3 +89,10 @@ def print_goals(parts: dict[str, Part]) -> None:
 
 def print_machine(facts: dict[str, str]) -> None:
     print("\n" + ", ".join(f"{name} {value}" for name, value in facts.items()))
+
+
+def write_json(path: str | None, facts: dict[str, str], parts: dict[str, Part]) -> None:
+    """Every single run, for --json FILE."""
+    if path is not None:
+        told = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
+        Path(path).write_text(json.dumps(told, indent=1))

@@ -293,7 +293,7 @@ def test_a_bend_upwards_is_noticed() -> None:
     runs = [(f, round(GB + f * f * 64 * GB)) for f in (1 / 16, 1 / 8, 1 / 4)]
     made = forecast("sampled", points=runs, memory="64GB")
     assert made.details["curves_upwards"]
-    assert made.high_bytes == pytest.approx(65 * GB, rel=0.001)
+    assert 65 * GB < made.high_bytes < 75 * GB  # 2 % of error in a peak weigh that much, so far beyond it
     assert any("bend upwards" in text for text in made.reasons.for_crash)
 
 

@@ -341,7 +341,8 @@ def theil_sen(points: Sequence[MeasuredPoint]) -> Fit:
 
 
 def upper_bend(points: Sequence[MeasuredPoint], goal: float) -> float | None:
-    """Bytes at `goal` if the points bend upwards: a parabola through the first, the middle and the last part."""
+    """Bytes at `goal` if the points bend upwards: a parabola through the first, the middle and the last part, and what
+    an error in each of these peaks would make of it."""
     peaks: dict[float, list[int]] = {}
     for point in points:
         peaks.setdefault(point.fraction, []).append(point.peak_bytes)
@@ -353,7 +354,13 @@ def upper_bend(points: Sequence[MeasuredPoint], goal: float) -> float | None:
     noise = max(_NOISE * y2, *(max(sizes) - min(sizes) for sizes in peaks.values()))
     if upper <= _BEND * max(lower, 0.0) or (upper - lower) * (x2 - x1) <= 2 * noise:
         return None
-    return y0 + lower * (goal - x0) + (upper - lower) / (x2 - x0) * (goal - x0) * (goal - x1)
+    parabola = y0 + lower * (goal - x0) + (upper - lower) / (x2 - x0) * (goal - x0) * (goal - x1)
+    weights = (
+        (goal - x1) * (goal - x2) / ((x0 - x1) * (x0 - x2)),
+        (goal - x0) * (goal - x2) / ((x1 - x0) * (x1 - x2)),
+        (goal - x0) * (goal - x1) / ((x2 - x0) * (x2 - x1)),
+    )
+    return parabola + _NOISE * sum(abs(weight) * peak for weight, peak in zip(weights, (y0, y1, y2), strict=True))
 
 
 def _risks(runs: Sequence[MeasuredPoint], fractions: Sequence[float], goal: float, bend: float | None) -> Iterable[str]:

@@ -71,6 +71,7 @@ class Restarts:
 
 _BESIDE = 20  # lines
 _MOST_KILLS = 1000  # of one log; nobody reads more, and each takes memory
+_ENDS = 500  # of what others than the kernel say of kills, the first and the last: each is compared with each
 _TAIL_BYTES = 512 << 10
 _CLOCK = b"setting system clock to"
 
@@ -139,6 +140,7 @@ class Scan:
         self._terminal = terminal_log.Terminal(source, clock) if terminals else None
         self._restarts = scan_log.Restarts(source, clock)
         self.passing = _Passing(lambda: False)
+        self.left_out = 0  # kills in the middle of too many
         self.needles: tuple[bytes, ...] = (
             *kernel_log.NEEDLES,
             *other_killers.NEEDLES,
@@ -198,14 +200,22 @@ class Scan:
         self._kernel.finish()
         self._mark_boot(self._restarts.boot)
         last = self._restarts.boot
-        found = [replace(kill, boot=(kill.boot or 0) - last) for kill in (*self._kernel.kills, *self._killers.kills)]
-        for seen in self._terminal.kills if self._terminal else ():
-            place = next((i for i, kill in enumerate(found) if _is_its_shell(kill, seen)), None)
+        told = (*self._kernel.kills, *self._ends(self._killers.kills))
+        found = [replace(kill, boot=(kill.boot or 0) - last) for kill in told]
+        nameless = [i for i, kill in enumerate(found) if kill.pid is None]
+        for seen in self._ends(self._terminal.kills if self._terminal else []):
+            place = next((i for i in nameless if _is_its_shell(found[i], seen)), None)
             if place is None:
                 found.append(seen)
             else:
                 found[place] = _named(found[place], seen)
         return sorted(found, key=_first_line), self._restarts.restarts
+
+    def _ends(self, kills: list[Kill]) -> list[Kill]:
+        if len(kills) <= 2 * _ENDS:
+            return kills
+        self.left_out += len(kills) - 2 * _ENDS
+        return [*kills[:_ENDS], *kills[-_ENDS:]]
 
 
 def _first_line(kill: Kill) -> int:
@@ -249,8 +259,10 @@ def scan_file(path: Path, name: str, terminals: bool) -> LogFindings:
     if scan.passing.passed_over:
         note = (
             f"the first {_MOST_KILLS} kills and the last ones were read; between them {scan.passing.passed_over} lines "
-            f"({scan.passing.looked_like_kills} that look like kills) were only counted"
+            f"({scan.passing.looked_like_kills} with kills of the kernel) were only counted"
         )
+    if scan.left_out:
+        note += f"{'; ' if note else ''}{scan.left_out} kills between the first and the last {_ENDS} are left out"
     return LogFindings(kills, restarts, [Source(name, problem, len(kills), note)], scan.boots)
 
 
