@@ -99,6 +99,7 @@ bench-publish: .venv/dev
 
 bench-watch: .venv/dev
 	$(BIN)/python benchmarks/watch.py
+	$(BIN)/python benchmarks/forecasts.py
 
 bench-stop: .venv/dev
 	$(BIN)/python benchmarks/stop.py

@@ -1,6 +1,7 @@
 """What watching costs, and how well the line holds.
 
-    python benchmarks/watch.py [--runs 20] [--rest 30] [--minutes 60] [--only overshoot,kinds,rest,many,soak]
+    python benchmarks/watch.py [--runs 20] [--rest 30] [--minutes 60] [--only overshoot,kinds,rest,many,logs,soak]
+                               [--json FILE]
 
 Overshoot: a child fills memory as fast as it can under `brim run --memory 300MB`. It keeps count in a file of
 its own of what it held before and of what it has filled since, so that the truth is known after it was killed,
@@ -8,6 +9,7 @@ and not only brim's samples.
 Kinds: the same limit, held from outside, against files in /dev/shm, memfd, forks that each fill a little, and forks
 that write to pages they shared; what is really held is counted by the child again.
 Many: the watcher's processor time with 500 processes.
+Logs: `brim why` of 100 MB of lines that all look like kills, of four kinds; the time is the whole command's.
 Rest: the watcher's processor time, from /proc/PID/stat between two moments, starting up left out.
 Soak: a child whose memory goes up and down for a long time; the watcher's own memory and the log's size.
 """
@@ -25,8 +27,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tables import MB, Goal, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
+
 LIMIT_BYTES = 300_000_000
-MB = 1e6
 
 GREEDY = """
 import mmap, sys
@@ -103,10 +106,9 @@ time.sleep(10)
 }
 
 
-def kinds(runs: int) -> None:
-    print(f"\nOvershoot of a 300 MB limit, best effort, {runs} runs each, by the children's own count")
-    print(f"(load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)")
-    print(f"{'what':<24} {'ended':>6} {'median over':>12} {'worst over':>11}")
+def kinds(runs: int) -> Part:
+    title = f"Overshoot of a 300 MB limit, best effort, {runs} runs each, by the children's own count"
+    part = Part(title, ["what", "ended", "median over", "worst over"])
     for name, code in KINDS.items():
         over, ended = [], 0
         for _ in range(runs):
@@ -121,11 +123,17 @@ def kinds(runs: int) -> None:
             held = int.from_bytes(numbers[:8], "little") + int.from_bytes(numbers[8:], "little")
             ended += done.returncode == 4
             over.append(max(held - LIMIT_BYTES, 0))
-        print(f"{name:<24} {ended:>3}/{runs:<2} {statistics.median(over) / MB:>9.1f} MB {max(over) / MB:>8.1f} MB")
+        part.rows.append([name, f"{ended}/{runs}", size(statistics.median(over)), size(max(over))])
+        part.runs[name] = [{"over_bytes": one} for one in over]
+        part.goals.append(Goal(f"{name}: noticed in all", ended == runs, f"{ended} of {runs}"))
+        progress(" ".join(part.rows[-1]))
+    part.notes.append(load())
+    return part
 
 
-def many(seconds: float) -> None:
-    print(f"\nThe watcher's share of one core with 500 processes, over {seconds:.0f} s")
+def many(seconds: float) -> Part:
+    title = f"The watcher's share of one core with 500 processes, over {seconds:.0f} s"
+    part = Part(title, ["held by", "share", "own memory"])
     sleepers = "for i in $(seq 499); do sleep 9999 & done; wait"
     for name, options in (("best effort", ["--no-cgroup"]), ("cgroup", [])):
         process = subprocess.Popen(
@@ -133,23 +141,79 @@ def many(seconds: float) -> None:
         )
         try:
             time.sleep(12)
-            watcher = watcher_of(process.pid)
-            before, begin = cpu_seconds(watcher), time.monotonic()
-            time.sleep(seconds)
-            share = 100 * (cpu_seconds(watcher) - before) / (time.monotonic() - begin)
-            print(f"{name:<14} {share:>6.2f} %   own memory {unreclaimable(watcher) / MB:.1f} MB")
+            share, own = share_of(process.pid, seconds)
+            part.rows.append([name, f"{share:.2f} %", size(own)])
+            part.runs[name] = [{"share": share, "own_bytes": own}]
+            part.goals.append(at_most(f"500 processes, {name}: a core", share, 4, " %"))
         finally:
             end(process)
+    part.notes.append(load())
+    return part
+
+
+def share_of(pid: int, seconds: float) -> tuple[float, int]:
+    """What the watcher of a run takes of a core, in per cent, and what it holds."""
+    watcher = watcher_of(pid)
+    before, begin = cpu_seconds(watcher), time.monotonic()
+    time.sleep(seconds)
+    return 100 * (cpu_seconds(watcher) - before) / (time.monotonic() - begin), unreclaimable(watcher)
+
+
+KILL_LINES = {
+    "kernel, one line each": "Jan 07 06:14:05 n kernel: "
+    "Out of memory: Killed process {n} (python3) total-vm:9000000kB, "
+    "anon-rss:8000000kB, file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0\n",
+    "kernel, records": "[{n}.1] python3 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0\n"
+    "[{n}.2] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/a,task_memcg=/a/b,"
+    "task=python3,pid={n},uid=0\n[{n}.3] Memory cgroup out of memory: Killed process {n} (python3) "
+    "total-vm:9000000kB, anon-rss:8000000kB, file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0\n",
+    "Ray": "(raylet) [2024-03-01 10:05:22,456 E 1 1] node_manager.cc: 3 Workers (tasks / actors) killed due "
+    "to memory pressure (OOM), 0 Workers crashed due to other reasons at node (ID: 2b4a, IP: 10.0.0.{n})\n",
+    "DataLoader": "RuntimeError: DataLoader worker (pid {n}) is killed by signal: Killed.\n",
+}
+
+
+def logs() -> Part:
+    part = Part("brim why of 100 MB of lines that all look like kills", ["lines", "time", "processor time", "largest"])
+    for name, line in KILL_LINES.items():
+        with tempfile.NamedTemporaryFile("w", suffix=".log") as file:
+            number = written = 0
+            while written < 100 * MB:
+                text = "".join(line.replace("{n}", str(n)) for n in range(number, number + 1000))
+                number, written = number + 1000, written + file.write(text)
+            file.flush()
+            begin = time.monotonic()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "brim", "why", "--log", file.name], stdout=subprocess.DEVNULL
+            )
+            _, _, usage = os.wait4(process.pid, 0)
+            process.returncode = 0
+            seconds, cpu = time.monotonic() - begin, usage.ru_utime + usage.ru_stime
+        largest = usage.ru_maxrss * 1024
+        part.rows.append([name, f"{seconds:.1f} s", f"{cpu:.1f} s", size(largest)])
+        part.runs[name] = [{"seconds": seconds, "cpu_s": cpu, "max_rss_bytes": largest}]
+        part.goals.append(at_most(name, seconds, 10, " s"))
+        part.goals.append(at_most(f"{name}: resident at most", largest / MB, 80, " MB"))
+        progress(" ".join(part.rows[-1]))
+    part.notes.append(load())
+    return part
+
+
+def size(number: float) -> str:
+    return f"{number / MB:.1f} MB"
+
+
+def load() -> str:
+    return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the end"
 
 
 def brim(*options: str) -> list[str]:
     return [sys.executable, "-m", "brim", "run", *options]
 
 
-def overshoot(runs: int) -> None:
-    print(f"\nOvershoot of a 300 MB limit, {runs} runs each, by the child's own count")
-    print(f"(load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)")
-    print(f"{'held by':<14} {'ended':>6} {'median over':>12} {'worst over':>11} {'brim said, worst':>17} {'speed':>10}")
+def overshoot(runs: int) -> Part:
+    title = f"Overshoot of a 300 MB limit, {runs} runs each, by the child's own count"
+    part = Part(title, ["held by", "ended", "median over", "worst over", "brim said, worst", "speed"])
     for options in (["--no-cgroup"], []):
         over, said, speeds, ended, how = [], [], [], 0, ""
         for _ in range(runs):
@@ -160,10 +224,13 @@ def overshoot(runs: int) -> None:
             speeds.append(held / max(facts["seconds"], 1e-3))
             how = facts["limit"]["enforced"]
         rate = f"{statistics.median(speeds) / 1e9:.1f} GB/s"
-        print(
-            f"{how:<14} {ended:>3}/{runs:<2} {statistics.median(over) / MB:>9.1f} MB {max(over) / MB:>8.1f} MB "
-            f"{max(said) / MB:>14.1f} MB {rate:>10}"
-        )
+        sizes = [size(one) for one in (statistics.median(over), max(over), max(said))]
+        part.rows.append([how, f"{ended}/{runs}", *sizes, rate])
+        part.runs[how] = [{"over_bytes": a, "said_bytes": b} for a, b in zip(over, said, strict=True)]
+        part.goals.append(Goal(f"{how}: noticed in all", ended == runs, f"{ended} of {runs}"))
+        progress(" ".join(part.rows[-1]))
+    part.notes.append(load())
+    return part
 
 
 def greedy_run(options: list[str]) -> tuple[dict[str, Any], int, int]:
@@ -180,8 +247,9 @@ def greedy_run(options: list[str]) -> tuple[dict[str, Any], int, int]:
     return json.loads(done.stderr.splitlines()[-1]), done.returncode, filled + base
 
 
-def rest(seconds: float) -> None:
-    print(f"\nThe watcher's share of one core while the command does nothing, over {seconds:.0f} s")
+def rest(seconds: float) -> Part:
+    title = f"The watcher's share of one core while the command does nothing, over {seconds:.0f} s"
+    part = Part(title, ["what", "share", "own memory"])
     sleepers = "for i in $(seq 32); do sleep 9999 & done; wait"
     cases = [
         ("1 process, 300 MB, cgroup", ["--memory", "300MB"], ["sleep", "9999"]),
@@ -193,17 +261,17 @@ def rest(seconds: float) -> None:
         process = subprocess.Popen([*brim("-q", *options), "--", *command], stderr=subprocess.DEVNULL)
         try:
             time.sleep(7)  # it rests after five seconds without change
-            watcher = watcher_of(process.pid)
-            before, begin = cpu_seconds(watcher), time.monotonic()
-            time.sleep(seconds)
-            share = 100 * (cpu_seconds(watcher) - before) / (time.monotonic() - begin)
-            print(f"{name:<36} {share:>6.2f} %   own memory {unreclaimable(watcher) / MB:.1f} MB")
+            share, own = share_of(process.pid, seconds)
+            part.rows.append([name, f"{share:.2f} %", size(own)])
+            part.runs[name] = [{"share": share, "own_bytes": own}]
         finally:
             end(process)
+    part.notes.append(load())
+    return part
 
 
-def soak(minutes: float) -> None:
-    print(f"\nSoak of {minutes:g} min: memory up and down all the time")
+def soak(minutes: float) -> Part:
+    part = Part(f"Soak of {minutes:g} min: memory up and down all the time", ["what", "found"])
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "soak.jsonl"
         command = [*brim("-q", "--memory", "400MB", "--log", str(log)), "--", sys.executable, "-c", BUSY]
@@ -221,12 +289,16 @@ def soak(minutes: float) -> None:
             share = 100 * (cpu_seconds(watcher) - before) / passed
             eighth = max(len(own) // 8, 1)
             medians = [statistics.median(own[at : at + eighth]) / MB for at in range(0, eighth * 8, eighth) if own[at:]]
-            print(f"ran {passed / 60:.1f} min, {share:.2f} % of a core while it moves")
-            print(f"own memory by eighths, MB: {' '.join(f'{size:.2f}' for size in medians)}")
             rate = (sizes[-1] - sizes[0]) / passed
-            print(f"log: {sizes[-1] / MB:.2f} MB, largest {max(sizes) / MB:.2f} MB, {rate * 3600 / MB:.1f} MB an hour")
+            part.rows += [
+                ["ran", f"{passed / 60:.1f} min, {share:.2f} % of a core while it moves"],
+                ["own memory by eighths, MB", " ".join(f"{held:.2f}" for held in medians)],
+                ["log", f"{size(sizes[-1])}, largest {size(max(sizes))}, {rate * 3600 / MB:.1f} MB an hour"],
+            ]
+            part.runs["soak"] = [{"own_bytes": a, "log_bytes": b} for a, b in zip(own, sizes, strict=True)]
         finally:
             end(process)
+    return part
 
 
 def watcher_of(pid: int) -> int:
@@ -260,19 +332,25 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--rest", type=float, default=30.0, metavar="SECONDS")
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the soak")
-    parser.add_argument("--only", default="overshoot,kinds,rest,many,soak")
+    parser.add_argument("--only", default="overshoot,kinds,many,rest,logs,soak")
+    parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
-    chosen = arguments.only.split(",")
-    if "overshoot" in chosen:
-        overshoot(arguments.runs)
-    if "kinds" in chosen:
-        kinds(arguments.runs)
-    if "many" in chosen:
-        many(arguments.rest)
-    if "rest" in chosen:
-        rest(arguments.rest)
-    if "soak" in chosen:
-        soak(arguments.minutes)
+    facts = machine(Path(tempfile.gettempdir()), [])
+    made = {
+        "overshoot": lambda: overshoot(arguments.runs),
+        "kinds": lambda: kinds(arguments.runs),
+        "many": lambda: many(arguments.rest),
+        "rest": lambda: rest(arguments.rest),
+        "logs": logs,
+        "soak": lambda: soak(arguments.minutes),
+    }
+    parts: dict[str, Part] = {}
+    for name in arguments.only.split(","):
+        parts[name] = made[name]()
+        print_part(parts[name])
+    print_goals(parts)
+    print_machine(facts)
+    write_json(arguments.json, facts, parts)
 
 
 if __name__ == "__main__":
