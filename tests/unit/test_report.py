@@ -513,7 +513,7 @@ def test_the_shards_of_a_job_have_a_state(tmp_path: Path) -> None:
     recording.again("unit 4")
     recording.begin("unit 4", 5)
     recording.begin("data/1.parquet", 5)
-    recording.shard("data/1.parquet", 5_000_000, "ab", "already there")
+    recording.shard("data/1.parquet", 5_000, "ab", "already there")
     recording.shard("data/2.parquet", 0, "", "damaged")
     live_log = tmp_path / "live.jsonl"
     recording.close(0)

@@ -36,7 +36,7 @@ _PARTS = (
 _STACKED = 3  # processes whose stacks are shown
 _MOST_PROCESSES, _MOST_EVENTS, _MOST_TASKS, _TABLE_ROWS = 40, 300, 200, 24
 _LONG_DETAIL, _LONG_NAME = 60, 160
-_SIZED = re.compile(r"(?:([\d.,]+ [kMGTPE]?B) )?(.+)")  # of a shard that is done: its size, and how
+_SIZED = re.compile(r"(?:([\d.,]+ [KMGTPE]?i?B) )?(.+)")  # of a shard that is done: its size, and how
 _ELSEWHERE = ("postmortem", "shard")  # kinds of events that have a place of their own on the page
 _LABELLED = re.compile(r" {0,12}(\w[\w ]{1,12}?) {2}(\S.*)$")
 # Anything else that a log may hold is quiet: it is listed, and a tick on the axis.
