@@ -530,8 +530,8 @@ def test_the_shards_of_a_job_have_a_state(tmp_path: Path) -> None:
         "data/2.parquet",
         ">damaged<",
         "data/1.parquet",
-        "already there",
-        "5.00 MB",
+        ">already there<",
+        "5.00 KB<",
     ]
     places = [page.index(word) for word in order]
     assert places == sorted(places)

@@ -24,9 +24,8 @@ from brim.forecasts.shapes import Component, Forecast, Reasons, concat
 from brim.memory.limit import Limit, cgroups, watch_limit
 from brim.memory.machine import Machine, machine_now, meminfo
 from brim.memory.meter import Process, Usage, proportional_usage, read_process, resident_tree, tree
-from brim.redact import redact
 from brim.sizes import format_size, parse_size
-from brim.watching.find_processes import command_line, named
+from brim.watching.find_processes import ProcessNames
 
 # Counting page by page holds the processes up: seconds at 200 GB.
 _TOO_LARGE_TO_COUNT = 20 * 10**9
@@ -112,8 +111,9 @@ def breakdown(machine: Machine) -> tuple[tuple[str, str], ...]:
     """Where the machine's memory is: who has it, what is free at once, and what after the kernel took pages back."""
     everyone = [process for process in map(read_process, _everyone()) if process is not None]
     largest = sorted(everyone, key=lambda process: -process.usage.total_bytes)[:_SHOWN_PROCESSES]
+    names = ProcessNames()
     who = ", ".join(
-        f"{_script(process)} ({process.pid}) {format_size(process.usage.total_bytes)}" for process in largest
+        f"{names.of(one.pid, one.name)} ({one.pid}) {format_size(one.usage.total_bytes)}" for one in largest
     )
     free = meminfo().get("MemFree", 0)
     available = machine.available_bytes or 0
@@ -131,11 +131,6 @@ def _everyone() -> list[int]:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return []
-
-
-def _script(process: Process) -> str:
-    words = named(command_line(process.pid))
-    return redact(os.path.basename(words[-1]))[:40] if len(words) > 1 else process.name
 
 
 def alone(held: Held, added: int, limit: Limit) -> Forecast:

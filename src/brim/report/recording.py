@@ -29,6 +29,7 @@ from brim.report.page import write_page
 from brim.report.work_table import WorkTally
 from brim.sizes import format_size
 from brim.state.durable import reason
+from brim.watching.find_processes import ProcessNames
 from brim.watching.run_log import LogWriter, new_log_path
 
 _EVERY_S = 0.5
@@ -51,6 +52,7 @@ class Recording:
     ) -> None:
         self._inner = inner
         self._work = WorkTally()
+        self._names = ProcessNames()
         self._stop_file = stop_file
         self._peak = (0, time.time())
         self._events = 0
@@ -186,11 +188,14 @@ class Recording:
             "total_bytes": usage.total_bytes,
             "available_bytes": machine.available_bytes,
             "swap_free_bytes": machine.swap_free_bytes,
+            "psi_some_avg10": machine.psi_some_avg10,
         }
         if time.monotonic() - self._listed >= _PROCESSES_EVERY_S:
             self._listed = time.monotonic()
             largest = sorted(reading.processes, key=lambda process: -process.usage.total_bytes)[:_SHOWN_PROCESSES]
-            facts["processes"] = [{"pid": p.pid, "name": p.name, **asdict(p.usage)} for p in largest]
+            facts["processes"] = [
+                {"pid": p.pid, "name": self._names.of(p.pid, p.name), **asdict(p.usage)} for p in largest
+            ]
         if (work := self._work.facts()) is not None:
             facts["work"] = work
         if self._nodes:

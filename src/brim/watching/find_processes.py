@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from brim.memory.meter import started
+from brim.redact import redact
 
 _LOOK_S, _LOOK_AGAIN_S = 0.5, 5.0
+_MOST_NAMES = 10_000
 _INTERPRETER = re.compile(r"(python|pypy|perl|ruby|node|bash|dash|zsh|ksh|fish|sh|Rscript|julia|java|bun|deno)[\d.]*t?")
 _MODULE, _CODE = ("-m", "-jar"), ("-c", "-e", "-p", "--eval")
 _WITH_VALUE = ("-W", "-X", "-cp", "-classpath", "--require", "-r", "-o", "-O", "-I", "-L", "--project")
@@ -47,6 +49,23 @@ def named(words: list[str]) -> list[str]:
         elif not word.startswith(("-", "+")):
             return [words[0], word]
     return [words[0]]
+
+
+class ProcessNames:
+    """What processes are called: by their script or module rather than ten times "python3"."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def of(self, pid: int, name: str) -> str:
+        """`name` is what the kernel calls it; that changes when it becomes another program."""
+        known = self._known.get(pid)
+        if known is None or known[0] != name:
+            words = named(command_line(pid))
+            script = os.path.basename(words[-1]) if len(words) > 1 else ""
+            known = name, redact(script)[:80] or name
+            self._known = {**(self._known if len(self._known) < _MOST_NAMES else {}), pid: known}
+        return known[1]
 
 
 def find(pattern: str, without: frozenset[int] = frozenset()) -> list[int]:

@@ -6,7 +6,6 @@ of the limit, at most one a second when it has moved less, and one every ten sec
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,8 +16,7 @@ from brim.memory.machine import blind_spots, boot_id, machine_facts, versions
 from brim.memory.meter import Process
 from brim.memory.prediction import Prediction
 from brim.memory.sampler import Gpus, Sample
-from brim.redact import redact
-from brim.watching.find_processes import command_line, named
+from brim.watching.find_processes import ProcessNames
 from brim.watching.launch import Board
 from brim.watching.orders import Orders
 from brim.watching.run_log import LogWriter
@@ -28,7 +26,6 @@ _SOON_S, _LATER_S = 1.0, 10.0
 _SHOWN_PROCESSES = 20
 _PROCESSES_EVERY_S, _PROCESSES_AT_LEAST_S = 2.0, 60.0
 _GPU_EVERY_S = 5.0
-_MOST_NAMES = 10_000
 
 
 class Journal:
@@ -46,7 +43,7 @@ class Journal:
         self.peak_bytes, self.peak_t = 0, time.time()
         self.peak_from = "samples"
         self._most_files: dict[int, int] = {}
-        self._names: dict[int, tuple[str, str]] = {}
+        self._names = ProcessNames()
         self._coming: Prediction | None = None
         self.last_bytes = 0
         self.samples = 0
@@ -135,23 +132,15 @@ class Journal:
             facts |= {"left_s": round(self._coming.left_s), "bytes_per_s": round(self._coming.bytes_per_s)}
         largest = self._news(sample)
         if largest:
-            facts["processes"] = [{"pid": p.pid, "name": self._name(p), **asdict(p.usage)} for p in largest]
+            facts["processes"] = [
+                {"pid": p.pid, "name": self._names.of(p.pid, p.name), **asdict(p.usage)} for p in largest
+            ]
         if sample.at - self._gpu_at >= _GPU_EVERY_S:
             self._gpu_at = sample.at
             gpus = self._gpus.read()
             if gpus:
                 facts["gpus"] = [asdict(gpu) for gpu in gpus]
         self._log.write("sample", facts)
-
-    def _name(self, process: Process) -> str:
-        """Its script or module rather than ten times "python3"."""
-        known = self._names.get(process.pid)
-        if known is None or known[0] != process.name:
-            words = named(command_line(process.pid))
-            script = os.path.basename(words[-1]) if len(words) > 1 else ""
-            known = process.name, redact(script)[:80] or process.name
-            self._names = {**(self._names if len(self._names) < _MOST_NAMES else {}), process.pid: known}
-        return known[1]
 
     def _news(self, sample: Sample) -> list[Process]:
         """The largest processes, if there are others than were last written, or some have changed notably."""
