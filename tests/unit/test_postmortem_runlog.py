@@ -83,6 +83,27 @@ def test_the_kernel_held_brims_line(tmp_path: Path) -> None:
     assert (kill.pid, kill.sure, len(kill.curve)) == (4242, "certain", 12)
 
 
+@pytest.mark.parametrize(
+    ("events", "killer"),
+    [
+        ([], None),
+        ([{"kind": "stop", "text": "38 GB of 40 GB"}], "brim"),
+        ([{"type": "end", "exit_code": None, "signal": 9}], "kernel"),
+        ([{"kind": "kill", "text": "did not end"}, {"type": "end", "exit_code": None, "signal": 9}], "brim"),
+    ],
+)
+def test_a_kill_somewhere_on_the_machine(tmp_path: Path, events: list[dict[str, Any]], killer: str | None) -> None:
+    """It is this run's only if that ended by SIGKILL, and not brim's: others are killed on a machine too."""
+    elsewhere = {"kind": "oom", "text": "the kernel killed a process", "machine": True}
+    ended = {"type": "end", "exit_code": 0, "signal": None}
+    last = [] if events and events[-1].get("type") == "end" else [ended]
+    told = [{"type": "event", "t": NOW - 101, **event} for event in (elsewhere, *events, *last)]
+    found = kills(write(tmp_path / "a.jsonl", [HEAD, *rising(), *told]))
+    assert [kill.killer for kill in found] == ([killer] if killer else [])
+    goes_on = write(tmp_path / "b.jsonl", [HEAD | {"pid": os.getpid()}, *rising(), told[0]])
+    assert kills(goes_on) == []
+
+
 def test_ended_by_itself(tmp_path: Path) -> None:
     """A run that ended is no finding."""
     end = {"type": "end", "t": NOW - 100, "exit_code": 0, "signal": None}

@@ -128,7 +128,9 @@ def curve(path: Path, until: float) -> tuple[CurvePoint, ...]:
 def kills_of(run: LoggedRun, present: Present) -> list[Kill]:
     """What happened to a run, if its log shows that something did."""
     acts = [(number, event) for number, event in run.events if event.get("kind") in ("stop", "kill")]
-    ooms = [(number, event) for number, event in run.events if event.get("kind") == "oom"]
+    ooms = [(number, event) for number, event in run.events if event.get("kind") == "oom" and not event.get("machine")]
+    if not ooms and _died_of_a_kill(run, present) and not any(event.get("kind") == "kill" for _, event in acts):
+        ooms = [(number, event) for number, event in run.events if event.get("kind") == "oom"]  # of anybody's
     if ooms and (not acts or ooms[0][0] < acts[0][0]):  # what brim did after it was to clear away the rest
         return [_kill(run, "kernel", "likely", "brim saw the kernel's count of kills rise", ooms)]
     if acts:
@@ -137,11 +139,18 @@ def kills_of(run: LoggedRun, present: Present) -> list[Kill]:
             _kill(run, "brim", "certain", "brim's log says so", acts, effect="killed" if killed else "asked to end")
         ]
     if run.end is not None:
-        if _int(run.end.get("signal")) == 9 or _int(run.end.get("exit_code")) in (137, -9):
+        if _died_of_a_kill(run, present):
             reason = "it was killed by SIGKILL; brim saw no kill counted, so memory is not proved"
             return [_kill(run, "unknown", "possible", reason, [])]
         return []
     return _cut(run, present)
+
+
+def _died_of_a_kill(run: LoggedRun, present: Present) -> bool:
+    """Or may have, because the log has no end and nobody writes it any more."""
+    if run.end is None:
+        return bool(_cut(run, present))
+    return _int(run.end.get("signal")) == 9 or _int(run.end.get("exit_code")) in (137, -9)
 
 
 def _cut(run: LoggedRun, present: Present) -> list[Kill]:
