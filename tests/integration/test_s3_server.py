@@ -44,7 +44,8 @@ def open_store(s3: S3Server, s3_prefix: str, monkeypatch: pytest.MonkeyPatch) ->
     def make(bucket: str = "private", *, endpoint: str = s3.endpoint, **config: Any) -> S3Store:
         for name, value in s3.environment_at(endpoint).items():
             monkeypatch.setenv(name, value)
-        return S3Store(bucket, prefix=s3_prefix, config=config)
+        # As often as brim tries: a busy machine takes a while to start a server again.
+        return S3Store(bucket, prefix=s3_prefix, config=config, retry_config={"max_retries": 100})
 
     return make
 
@@ -247,7 +248,7 @@ def test_kill_and_restart(s3: S3Server, s3_prefix: str, open_store: Open) -> Non
         killed.set()
         time.sleep(0.2)
         s3.restart()
-        putting.result(30)
+        putting.result(90)
     assert s3.endpoint == endpoint
     assert s3.read("private", f"{s3_prefix}large") == block * 5
     assert s3.read("private", f"{s3_prefix}kept") == b"kept"

@@ -12,7 +12,7 @@ from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_errors import explained, is_changed, is_object_error
 from brim.buckets.listing import list_objects, stat_object
 from brim.buckets.read_object import ObjectPiece, fetch
-from brim.buckets.send_object import delete_objects, send_instead, send_parts, send_small
+from brim.buckets.send_object import delete_objects, send_instead, send_small
 
 CHECKS = "check-"  # what the names of objects begin with that only try something
 _TEXT = b"brim"
@@ -36,21 +36,15 @@ class Abilities:
 
 
 def ask_abilities(address: BucketAddress) -> Abilities:
-    """Try with two small objects, which are gone afterwards."""
-    names = [f".brim/{CHECKS}{time.time_ns():x}-{kind}" for kind in ("whole", "parts")]
-    keys = [address.key(name) for name in names]
+    """Try with a small object, which is gone afterwards."""
+    name = f".brim/{CHECKS}{time.time_ns():x}"
+    key = address.key(name)
     with explained(address):
         try:
-            sent = {
-                names[0]: send_small(address, keys[0], _TEXT),
-                names[1]: send_parts(address, keys[1], [memoryview(_TEXT)], len(_TEXT), 1, lambda: None),
-            }
-            return Abilities(
-                ranges=_gives_ranges(address, keys[0]),
-                same_etags=_same_etags(address, sent),
-            )
+            etag = send_small(address, key, _TEXT)
+            return Abilities(ranges=_gives_ranges(address, key), same_etags=_same_etags(address, name, etag))
         finally:
-            delete_objects(address, keys)
+            delete_objects(address, [key])
 
 
 def heeds_conditions(address: BucketAddress, key: str) -> bool:
@@ -73,13 +67,7 @@ def _gives_ranges(address: BucketAddress, key: str) -> bool:
         return False
 
 
-def _same_etags(address: BucketAddress, sent: dict[str, str]) -> bool:
-    below = address.below(".brim")
-    listed = {
-        f".brim/{name}": stat.etag for name, stat in list_objects(below, reading=False) if name.startswith(CHECKS)
-    }
-    for name, etag in sent.items():
-        asked = stat_object(address.below(name), reading=False)
-        if asked is None or len({etag or asked.etag, asked.etag, listed.get(name)}) > 1:
-            return False
-    return True
+def _same_etags(address: BucketAddress, name: str, etag: str) -> bool:
+    listed = {f".brim/{found}": stat.etag for found, stat in list_objects(address.below(".brim"), reading=False)}
+    asked = stat_object(address.below(name), reading=False)
+    return asked is not None and {etag or asked.etag, asked.etag, listed.get(name)} == {asked.etag}

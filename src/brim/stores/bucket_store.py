@@ -102,7 +102,9 @@ class BucketCarrier:
                 f"{self.address.below(name)} was sent with {splice.size:,} bytes and {there_are}.",
                 hint="Somebody else may be writing to the same place. Run the same command again.",
             )
-        return Put(digest.hexdigest(), etag=(etag or there.etag) if self.etags else "")
+        # A store that answers with one ETag and then has another tells nothing by them.
+        tells = self.etags and etag in ("", there.etag)
+        return Put(digest.hexdigest(), etag=there.etag if tells else "")
 
     def drop(self, name: str) -> None:
         """What was begun and will not be finished."""
@@ -250,7 +252,7 @@ class BucketStore:
 
     def publish(self, publication: Publication) -> str:
         self._look()
-        wrong = [piece.name for piece in publication.pieces if not _is(self._there.get(piece.name), piece)]
+        wrong = [piece.name for piece in publication.pieces if not self._lists(piece)]
         if wrong:
             raise SinkFailed(
                 f"{self.address} does not hold {wrong[0]} as it was sent ({len(wrong)} such objects).",
@@ -268,6 +270,13 @@ class BucketStore:
         shards = "the shard" if count == 1 else f"all {count:,} shards"
         what = "size and ETag" if self._carrier.etags else "size"
         return f"the bucket lists {shards} with the {what} noted when sent"
+
+    def _lists(self, piece: Piece) -> bool:
+        """Whether the shard is there. Some stores list another ETag than they answer with: then the answer counts."""
+        listed = self._there.get(piece.name)
+        if listed is None or _is(listed, piece):
+            return listed is not None
+        return _is(stat_object(self.address.below(piece.name), reading=False), piece)
 
     def _card(self, maker: CardMaker) -> bytes:
         existing = read_small(self.address, CARD, reading=False)
