@@ -7,11 +7,12 @@ What a word means and which values it takes is checked by whoever it is for, not
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar, cast, get_type_hints
 
 from brim.buckets.bucket_address import Access
 from brim.choices import one_of
@@ -438,7 +439,10 @@ def refuse_without_place(given: PlaceGiven, *more: str) -> None:
 
 
 def spelled_out(words: type) -> Callable[[_F], _F]:
-    """Show the words of a dataclass in the signature of a function that takes them as `**`, for help() and editors."""
+    """Show the words of a dataclass in the signature of a function that takes them as `**`, for help() and editors.
+
+    A word that is not among them is a TypeError as Python's own, with the one that may have been meant.
+    """
 
     def spell(function: _F) -> _F:
         signature = inspect.signature(function)
@@ -455,7 +459,20 @@ def spelled_out(words: type) -> Callable[[_F], _F]:
             for field in fields(words)
             if field.name not in taken
         ]
-        function.__signature__ = signature.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
-        return function
+        known = [parameter.name for parameter in (*plain, *more)]
+
+        @functools.wraps(function)
+        def checked(*arguments: Any, **keywords: Any) -> Any:
+            for name in keywords:
+                if name not in known:
+                    import difflib
+
+                    near = difflib.get_close_matches(name, known, 1)
+                    meant = f". Did you mean {near[0]!r}?" if near else ""
+                    raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{meant}")
+            return function(*arguments, **keywords)
+
+        checked.__signature__ = signature.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
+        return cast(_F, checked)
 
     return spell

@@ -26,6 +26,8 @@ _PAGES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Upload:
+    """An upload in parts that was begun and not finished, as the store lists it."""
+
     key: str
     id: str
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EmbedListOptions:
+    """How many vectors, how long each is, and how many come at a time."""
+
     rows: int = 40_000
     dims: int = 1024
     batch_size: int = 500

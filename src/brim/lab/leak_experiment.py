@@ -15,6 +15,8 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class LeakOptions:
+    """How much is held or read in all, and in how many steps."""
+
     size_bytes: int = 200_000_000
     pieces: int = 4
 

@@ -14,6 +14,8 @@ from brim.sizes import format_size
 
 @dataclass(frozen=True, slots=True)
 class PushOptions:
+    """How many files are embedded, and how large each is."""
+
     num_files: int = 24
     file_bytes: int = 5_000_000
 

@@ -23,6 +23,8 @@ _LIBRARY = "libnvidia-ml.so.1"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
+    """What a GPU holds, for whomever it is."""
+
     index: int
     used_bytes: int
     total_bytes: int

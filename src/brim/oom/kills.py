@@ -177,6 +177,8 @@ OwnerKind = Literal["pod", "docker", "ecs", "slurm", "lxc", "vm", "session", "se
 
 @dataclass(frozen=True, slots=True)
 class Owner:
+    """Whose control group it was, as far as its name tells."""
+
     kind: OwnerKind
     text: str
     shared: bool = False  # it holds more than one container, job or session

@@ -69,6 +69,8 @@ _SCANNED = 160  # a prefix is not longer
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
+    """When and where a line was written, as far as it says: by the clock, since boot, or neither."""
+
     when: datetime | None = None
     boot_s: float | None = None
     host: str | None = None

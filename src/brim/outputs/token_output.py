@@ -77,6 +77,8 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class FinishedTokens:
+    """The shards that units became, their columns, and what was counted on the way."""
+
     made: list[TokenShard]
     schema: pa.Schema
     counts: TokenCounts

@@ -126,6 +126,8 @@ def _digest(files: list[Path], root: Path | None = None) -> str:
 
 
 class FactoryModel:
+    """What a function of the user's returns: something that can be called, or that has `encode`."""
+
     def __init__(self, spec: str, options: ModelOptions) -> None:
         factory = load_function(spec)
         torch = sys.modules.get("torch")
