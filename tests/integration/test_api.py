@@ -68,7 +68,7 @@ def test_the_words_are_those_of_the_terminal(verb: str) -> None:
 def test_help_shows_the_words() -> None:
     """help() names every keyword, and an unknown one is a TypeError."""
     assert "rows_per_shard: int | None = None" in str(inspect.signature(brim.tokenize))
-    with pytest.raises(TypeError, match=r"^build\(\) got an unexpected keyword argument 'worker'. Did you mean 'workers'\?"):
+    with pytest.raises(TypeError, match=r"^build\(\) got .* 'worker'. Did you mean 'workers'\?"):
         brim.build("a", "b", worker=2)  # type: ignore[call-arg]
 
 

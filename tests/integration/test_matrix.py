@@ -13,10 +13,9 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import pytest
 from tests.clusters import TestCluster, cluster_of
 from tests.conftest import random_bytes, write_files
 from tests.faults.injection import Fault, Shim
-from tests.forked import brim
+from tests.forked import Process, brim, start
 from tests.hub import TestHub
 from tests.matrix import CELLS, PAGE, Cell, block, table
 from tests.places import BucketPlace, FolderPlace, HubPlace, Place
@@ -83,7 +82,6 @@ class Trial:
     disk: Path
     shim: Shim
     options: tuple[str, ...] = ()
-    said: str = field(default="", init=False)
 
     @property
     def words(self) -> list[str]:
@@ -100,28 +98,32 @@ class Trial:
         done = brim(*self.words, env=self.environment, cwd=self.work)
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
-    def caught(self) -> subprocess.Popen[str]:
+    def caught(self) -> Process:
         """The command, which is held while it notes a receipt."""
-        fault = Fault("fsync", RECEIPT, "hold", "*/ledger.jsonl")
-        variables = self.shim.variables(fault, [self.disk])
-        command = [sys.executable, "-m", "brim", *self.words]
-        process = subprocess.Popen(
-            command, env=self.environment | variables, cwd=self.work, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
+        variables = self.shim.variables(Fault("fsync", RECEIPT, "hold", "*/ledger.jsonl"), [self.disk])
+        with open(self.shim.library.with_name("said"), "wb") as said:
+            process = start(
+                *self.words, env=self.environment | variables, cwd=self.work, preload=str(self.shim.library),
+                outputs=(said.fileno(), said.fileno()),
+            )  # fmt: skip
         until = time.monotonic() + 120
         while not self.shim.fired:
-            assert process.poll() is None, process.communicate()
+            assert process.poll() is None, self.said
             assert time.monotonic() < until, "it came to no receipt"
             time.sleep(0.01)
         return process
 
-    def goes_on(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+    def goes_on(self, process: Process) -> int:
         """How a run that was held ends."""
         self.shim.release()
-        out, self.said = process.communicate(timeout=120)
+        code = process.wait(120)
         assert "Traceback" not in self.said, self.said
-        return process.returncode, f"{out}\n{self.said}"
+        return code
+
+    @property
+    def said(self) -> str:
+        """By the run that was caught last."""
+        return self.shim.library.with_name("said").read_text()
 
     def data(self) -> dict[str, bytes]:
         """What was made: shards by their names, or a file and what lies beside it."""
@@ -260,7 +262,7 @@ class TestEveryCell:
         for _ in range(2):
             process = trial.caught()
             process.kill()
-            process.communicate()
+            process.wait()
             trial.shim.release()  # workers that were started by it
         done = trial.finish()
         assert done["kept"] > 0 if trial.cell.verb == "build" else done["computed"] < done["units"], done
@@ -271,9 +273,8 @@ class TestEveryCell:
         process = trial.caught()
         process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
-        code, said = trial.goes_on(process)
-        assert code == 6, said
-        assert "run the same command to continue" in said.lower(), said
+        assert trial.goes_on(process) == 6, trial.said
+        assert "run the same command to continue" in trial.said.lower(), trial.said
         trial.finish()
 
     @pytest.mark.parametrize("cell", _cells("full disk"), indirect=True)
@@ -292,10 +293,9 @@ class TestEveryCell:
                     pass
             except OSError:
                 pass
-        code, said = trial.goes_on(process)
-        assert code == 5, said
-        assert "full" in said or "No space" in said, said
-        assert "bug" not in said
+        assert trial.goes_on(process) == 5, trial.said
+        assert "full" in trial.said or "No space" in trial.said, trial.said
+        assert "bug" not in trial.said
         ballast.unlink()
         trial.finish()
 
