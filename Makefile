@@ -12,7 +12,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types tests faults sample clean
-.PHONY: test-slow test-browser test-notebooks test-spark test-embed test-ray test-matrix
+.PHONY: test-slow mutate test-browser test-notebooks test-spark test-embed test-ray test-matrix
 .PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-upstream bench-limits bench-tokenize
 .PHONY: bench-embed bench-objects bench-scale bench-ray bench-walks
 
@@ -35,6 +35,10 @@ tests: .venv/dev
 # What takes long by its nature: waits that are waited for, gigabytes, kills again and again.
 test-slow: .venv/dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow
+
+# The core, changed in small ways: a test should notice. Writes docs/mutation.md.
+mutate: .venv/dev
+	$(BIN)/python -m tests.mutation.run --jobs $(JOBS)
 
 # Every system call of small jobs fails once. The suite draws a few.
 faults: .venv/dev

@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +30,9 @@ def test_receipts_are_read_back(tmp_path: Path) -> None:
     assert not again.done
 
 
-def test_every_cut_leaves_a_readable_ledger(tmp_path: Path) -> None:
+def test_every_cut_leaves_a_readable_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger cut at any byte loses the torn line and no other, and can be written on."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a thousand waits for the disk
     written(tmp_path)
     data = (tmp_path / LEDGER).read_bytes()
     for cut in range(len(data)):
@@ -128,3 +130,206 @@ def test_what_was_here_once_is_known(tmp_path: Path) -> None:
         assert not known.all_of("next")
     ledger.add(replace(ONE, name="data/z", job="next"))
     assert ledger.known()["key-a"].name == "data/z"
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was synced to disk, by the names it had then."""
+    found: list[str] = []
+    plain = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        found.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        plain(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+def test_a_receipt_is_on_disk_when_it_is_written(tmp_path: Path, synced: list[str]) -> None:
+    """Each by itself, and many by one wait for every ten thousand."""
+    ledger = Ledger(tmp_path)
+    for number, call in enumerate(
+        [
+            lambda: ledger.begin(JOB),
+            lambda: ledger.add(ONE),
+            lambda: ledger.remember("a", 1),
+            lambda: ledger.forget("data/a"),
+            lambda: ledger.add_all([ONE, TWO]),
+        ],
+        1,
+    ):
+        call()
+        assert synced == [LEDGER] * number
+    ledger.remember("a", 1)
+    assert len(synced) == 5, "what is known already is not written again"
+    ledger.add_all([])
+    assert len(synced) == 5
+    ledger.close()
+
+
+def test_many_receipts_are_written_in_parts(tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from brim.state import ledger as module
+
+    assert module._TOGETHER == 10_000
+    monkeypatch.setattr(module, "_TOGETHER", 2)
+    ledger = Ledger(tmp_path)
+    many = [replace(ONE, name=f"data/{n}", key=f"key-{n}") for n in range(5)]
+    ledger.add_all(iter(many))
+    assert synced == [LEDGER] * 3
+    ledger.close()
+    assert list(Ledger(tmp_path).receipts.values()) == many
+
+
+def test_a_finished_ledger_is_on_disk_with_its_name(tmp_path: Path, synced: list[str]) -> None:
+    ledger = written(tmp_path)
+    del synced[:]
+    ledger.finish([ONE, TWO])
+    assert len(synced) == 2
+    assert synced[1] == tmp_path.name
+    assert ledger.done
+    assert (tmp_path / LEDGER).read_bytes() == finished_ledger(JOB, [ONE, TWO])
+
+
+def test_nothing_is_finished_that_has_not_begun(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no job has begun"):
+        Ledger(tmp_path).finish([])
+
+
+def test_notes_are_of_a_job(tmp_path: Path) -> None:
+    """What was remembered is there in the next run, and gone with the next job."""
+    ledger = Ledger(tmp_path)
+    ledger.begin(JOB)
+    ledger.remember("a", {"b": [1]})
+    ledger.remember("a", 2)
+    ledger.remember("c", None)
+    assert (ledger.recall("a"), ledger.recall("c"), ledger.recall("other")) == (2, None, None)
+    ledger.close()
+    again = Ledger(tmp_path)
+    assert again.recall("a") == 2
+    again.begin(replace(JOB, left_out=("x", "y")))
+    assert again.recall("a") is None
+    assert Ledger(tmp_path).job == replace(JOB, left_out=("x", "y"))
+    again.close()
+
+
+def test_a_new_job_is_not_done(tmp_path: Path) -> None:
+    ledger = written(tmp_path)
+    ledger.finish([ONE])
+    ledger.begin(replace(JOB, fingerprint="e" * 64))
+    assert not ledger.done
+    assert not Ledger(tmp_path).done
+    assert ledger.receipts.keys() == {"data/a", "data/b"}
+    ledger.close()
+
+
+def test_a_published_ledger_counts_unless_a_job_is_under_way(tmp_path: Path) -> None:
+    """The destination is the truth; names that it knows are known in either case."""
+    other = replace(JOB, fingerprint="d" * 64)
+    three = replace(ONE, name="data/c", key="key-c")
+    published = finished_ledger(other, [three])
+    for begun, takes in (("nothing", True), ("under way", False), ("done", True), ("same", False)):
+        folder = tmp_path / begun
+        folder.mkdir()
+        ledger = Ledger(folder)
+        if begun != "nothing":
+            ledger.begin(other if begun == "same" else JOB)
+            ledger.add(ONE)
+        if begun in ("done", "same"):
+            ledger.finish([ONE])
+        ledger.agree_with(published)
+        ledger.close()
+        assert ("data/c" in ledger.receipts) == takes, begun
+        assert "data/c" in ledger.names
+        assert ((folder / LEDGER).read_bytes() == published if (folder / LEDGER).exists() else not takes) == takes
+        assert list(Ledger(folder).receipts) == list(ledger.receipts)
+
+
+def test_a_published_ledger_that_is_empty(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.agree_with(b"")
+    assert (ledger.job, ledger.names, (tmp_path / LEDGER).exists()) == (None, set(), False)
+
+
+def test_lines_of_another_version_are_passed_over(tmp_path: Path) -> None:
+    """Kinds that are not known, fields that are not, and a job that lacks some."""
+    from brim.state.durable import record_line
+
+    lines = [
+        {"type": "shard", "name": "data/x"},
+        {"type": "job", "fingerprint": "a"},
+        {"type": "new kind"},
+        {"name": "no type"},
+        {"type": "gone", "name": "data/never"},
+        {"type": "note", "name": "n", "value": 1},
+    ]
+    (tmp_path / LEDGER).write_bytes(b"".join(map(record_line, lines)))
+    ledger = Ledger(tmp_path)
+    assert (len(ledger.receipts), ledger.job, ledger.names, ledger.recall("n")) == (0, None, set(), 1)
+
+
+def test_what_receipts_add_up_to() -> None:
+    """By split; and lists of a million that are made when they are asked for."""
+    from brim.state.ledger import Lazy, Total, totals
+
+    test = replace(ONE, split="test", size=5)
+    assert totals([ONE, TWO, test]) == {"train": Total(2, 20), "test": Total(1, 5)}
+    made: list[str] = []
+
+    def make(name: str) -> str:
+        made.append(name)
+        return name.upper()
+
+    lazy = Lazy(["a", "b", "c"], make)
+    assert (len(lazy), made) == (3, [])
+    assert lazy[1] == "B"
+    assert made == ["b"]
+    part = lazy[1:]
+    assert isinstance(part, Lazy)
+    assert list(part) == ["B", "C"]
+    assert list(lazy) == ["A", "B", "C"]
+
+
+def test_pieces_and_lines_of_receipts(tmp_path: Path) -> None:
+    """What is nothing is not written; an ETag travels with the piece; a published receipt is nowhere on its way."""
+    tagged = replace(HASHES, etag="tag", staged_at=0)
+    assert (tagged.piece.name, tagged.piece.size, tagged.piece.etag) == ("data/c", 10, "tag")
+    assert tagged.piece.sha256 == tagged.sha256
+    receipts = PackedReceipts()
+    receipts["x"] = tagged
+    assert receipts["x"] == replace(tagged, name="x")
+    assert "x" in receipts
+    assert list(receipts) == ["x"]
+    data = finished_ledger(JOB, [HASHES, tagged])
+    assert b"staged_at" not in data
+    assert data.count(b"etag") == 1
+    assert Ledger.of(data).receipts["data/c"] == tagged
+    assert Ledger.of(data).done
+
+
+def test_a_ledger_in_what_is_no_folder_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert Ledger(tmp_path / "file").job is None
+    assert Ledger(tmp_path / "nothing").job is None
+
+
+def test_an_unreadable_ledger_says_where_another_may_be(tmp_path: Path) -> None:
+    (tmp_path / LEDGER).mkdir()
+    with pytest.raises(DestinationError) as caught:
+        Ledger(tmp_path)
+    assert str(tmp_path / LEDGER) in caught.value.message
+    assert "Choose another folder for it" in caught.value.hint
+
+
+def test_all_of_one_job(tmp_path: Path) -> None:
+    """Whether every shard that was ever here is of it: also those that have no receipt any more."""
+    ledger = Ledger(tmp_path)
+    assert ledger.all_of("job")
+    ledger.add(ONE)
+    assert ledger.all_of("job")
+    assert not ledger.all_of("other")
+    ledger.forget("data/a")
+    assert not ledger.all_of("other")
+    ledger.know(["data/k"])
+    assert ledger.names == {"data/a", "data/k"}
+    ledger.close()

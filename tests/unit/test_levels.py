@@ -59,3 +59,95 @@ def test_levels_agree_with_pyarrow(rows: list[Any]) -> None:
     assert chunk.statistics.null_count == int((levels.definition < levels.max_definition).sum())
     leaf = metadata.schema.column(0)
     assert (leaf.max_definition_level, leaf.max_repetition_level) == (levels.max_definition, levels.max_repetition)
+
+
+@pytest.mark.parametrize(
+    ("levels", "maximum", "data"),
+    [
+        ([1, 1, 1], 1, b"\x02\0\0\0\x06\x01"),  # a run of three
+        ([0], 1, b"\x02\0\0\0\x02\x00"),
+        ([3] * 64, 3, b"\x03\0\0\0\x80\x01\x03"),
+        ([1, 0, 1], 1, b"\x02\0\0\0\x03\x05"),  # a group of eight bits
+        ([0, 1, 2, 3, 0, 1, 2, 3, 1], 3, b"\x05\0\0\0\x05\xe4\xe4\x01\x00"),
+        ([256, 256], 256, b"\x03\0\0\0\x04\x00\x01"),
+        ([], 1, b"\x01\0\0\0\x01"),
+    ],
+)
+def test_the_bytes_are_those_of_the_format(levels: list[int], maximum: int, data: bytes) -> None:
+    """One run if all are the same, else packed bits, with their length before them."""
+    assert encode_levels(np.array(levels, np.int64), maximum) == data
+    assert decode_levels(data, len(levels), maximum)[0].tolist() == levels
+    assert decode_levels(data, len(levels), maximum)[1] == len(data)
+    assert decode_levels(memoryview(data), 1 if levels else 0, maximum)[0].tolist() == levels[:1]
+
+
+def test_runs_and_packed_bits_of_others_are_read() -> None:
+    """Several of them in one block, and longer ones than what is asked for."""
+    data = b"\x07\0\0\0" + b"\x06\x02" + b"\x03\x1b\x00" + b"\x80\x01\x01"[:2]
+    assert decode_levels(data + b"\x01", 9, 3)[0].tolist() == [2, 2, 2, 3, 2, 1, 0, 0, 0]
+    assert decode_levels(b"\x03\0\0\0\x80\x10\x01", 3, 1) == (pytest.approx([1, 1, 1]), 7)
+    assert decode_levels(b"", 4, 0)[0].tolist() == [0] * 4
+    assert decode_levels(b"rest", 4, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\x02\0\0\0\x02\x01", "ends early"),  # one level of two
+        (b"\x03\0\0\0\x04\x01", "ends early"),  # the block is cut off
+        (b"\x04\0\0\0\x00\x01\x04\x01", "empty run"),
+    ],
+)
+def test_what_is_wrong_with_levels_is_said(data: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        decode_levels(data, 2, 1)
+
+
+REQUIRED = pa.struct([pa.field("bytes", pa.binary(), nullable=False), ("path", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "nullable", "repetition", "definition", "index", "most"),
+    [
+        ([{"bytes": b""}, None, {"bytes": None}], _FILE, True, [0, 0, 0], [2, 0, 1], [0, -1, -1], (0, 2)),
+        ([{"bytes": b""}, {"bytes": b""}], REQUIRED, False, [0, 0], [0, 0], [0, 1], (0, 0)),
+        ([{"bytes": b""}, None], REQUIRED, True, [0, 0], [1, 0], [0, -1], (0, 1)),
+        (
+            [[{"bytes": b""}, None, {"bytes": None}], [], None, [{"bytes": b""}]],
+            *(pa.list_(_FILE), True),
+            *([0, 1, 1, 0, 0, 0], [4, 2, 3, 1, 0, 4], [0, -1, -1, -1, -1, 3], (1, 4)),
+        ),
+        (
+            [[[b"", b""], []], [[b""]]],
+            *(pa.list_(pa.large_list(pa.binary())), True),
+            *([0, 2, 1, 0], [5, 5, 3, 5], [0, 1, -1, 2], (2, 5)),
+        ),
+        ([], pa.list_(_FILE), True, [], [], [], (1, 4)),
+    ],
+)
+def test_what_levels_say(
+    rows: list[Any],
+    kind: pa.DataType,
+    nullable: bool,
+    repetition: list[int],
+    definition: list[int],
+    index: list[int],
+    most: tuple[int, int],
+) -> None:
+    """Null, empty and absent are told apart at every depth; chunks and slices do not count."""
+    array = pa.array(rows, kind)
+    halves = pa.chunked_array([array[: len(rows) // 2], array[len(rows) // 2 :]], kind)
+    for column in (array, pa.chunked_array([array], kind), halves):
+        levels = levels_of(column, nullable, "bytes")
+        assert (levels.repetition.tolist(), levels.definition.tolist()) == (repetition, definition)
+        assert (levels.max_repetition, levels.max_definition) == most
+    assert levels_of(array, nullable, "bytes").index.tolist() == index
+    if rows:
+        longer = pa.array([rows[0], *rows, rows[0]], kind).slice(1, len(rows))
+        assert levels_of(longer, nullable, "bytes").definition.tolist() == definition
+    assert levels_of(pa.chunked_array([], kind), nullable, "bytes").definition.tolist() == []
+
+
+def test_a_column_without_the_leaf_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no single child 'other'"):
+        levels_of(pa.array([None], _FILE), True, "other")

@@ -58,3 +58,97 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     second.lock("the log", "Busy.")
     second.clear()
     second.close()
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files and folders that were synced to disk, by the names they had then."""
+    found: list[str] = []
+    plain = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        found.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        plain(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+def test_a_record_is_on_disk_when_it_is_written(tmp_path: Path, synced: list[str]) -> None:
+    """Once for all records of a call; the name of the log itself when that is asked for."""
+    log = RecordLog(tmp_path / "log")
+    log.append({"a": 1}, {"b": 2})
+    assert synced == ["log"]
+    log.append({"c": 3})
+    assert synced == ["log"] * 2
+    log.sync()
+    assert synced[2:] == [tmp_path.name]
+    log.close()
+
+
+def test_a_name_lasts_that_nothing_was_written_to(tmp_path: Path, synced: list[str]) -> None:
+    log = RecordLog(tmp_path / "log")
+    log.sync()
+    assert (tmp_path / "log").read_bytes() == b""
+    assert synced == [tmp_path.name]
+    log.close()
+
+
+def test_a_log_can_be_begun_again(tmp_path: Path) -> None:
+    """Cleared, closed twice, and opened by the next record."""
+    log = RecordLog(tmp_path / "log", 0o600)
+    log.append({"a": 1})
+    log.clear()
+    log.append({"b": 2})
+    before = len(os.listdir("/proc/self/fd"))
+    log.close()
+    log.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+    log.append({"c": 3})
+    log.close()
+    assert list(log.replay()) == [{"b": 2}, {"c": 3}]
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+    assert RecordLog(tmp_path / "log")._mode == 0o644
+
+
+def test_nobody_inherits_a_log(tmp_path: Path) -> None:
+    """Whatever a job starts does not hold its lock."""
+    log = RecordLog(tmp_path / "log")
+    log.append({"a": 1})
+    assert not os.get_inheritable(log._opened())
+    log.close()
+
+
+def test_a_torn_line_is_ended_before_the_next(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"torn")
+    log = RecordLog(tmp_path / "log")
+    log.append({"a": 1})
+    log.close()
+    assert (tmp_path / "log").read_bytes().startswith(b"torn\n")
+    assert list(log.replay()) == [{"a": 1}]
+
+
+def test_the_lock_says_whose_it_is(tmp_path: Path) -> None:
+    """And what to do."""
+    first, second = RecordLog(tmp_path / "log"), RecordLog(tmp_path / "log")
+    first.lock("the log", "Busy.")
+    with pytest.raises(DestinationError) as caught:
+        second.lock("the log", "Busy.")
+    assert caught.value.hint == "Wait for it to end, or close it."
+    first.close()
+    second.close()
+
+
+def test_a_line_without_its_newline_counts() -> None:
+    """Its checksum says that it is whole."""
+    from brim.state.durable import record_line
+
+    line = record_line({"a": 1})
+    assert list(records_of([line, line.removesuffix(b"\n"), line])) == [{"a": 1}] * 3
+
+
+def test_a_checksum_over_what_is_no_json_is_no_record() -> None:
+    import zlib
+
+    wrong = [f"{zlib.crc32(body):08x} ".encode() + body + b"\n" for body in (b"{", b"[1]", b"")]
+    assert list(records_of(wrong)) == []

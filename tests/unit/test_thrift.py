@@ -73,3 +73,61 @@ def test_a_real_footer_is_kept_to_the_byte() -> None:
     decoded, end = thrift.decode(footer)
     assert end == length
     assert thrift.encode(decoded) == footer
+
+
+@pytest.mark.parametrize(
+    ("fields", "wire"),
+    [
+        ({}, b"\x00"),
+        # Fifteen items and more have their number behind the head.
+        ({1: (LIST, List(BYTE, [7] * 14))}, b"\x19\xe3" + b"\x07" * 14 + b"\x00"),
+        ({1: (LIST, List(BYTE, [7] * 15))}, b"\x19\xf3\x0f" + b"\x07" * 15 + b"\x00"),
+        ({1: (LIST, List(BYTE, [7] * 16))}, b"\x19\xf3\x10" + b"\x07" * 16 + b"\x00"),
+        ({1: (LIST, List(BYTE, []))}, b"\x19\x03\x00"),
+        # A field up to fifteen after the last one is in the head; another has its number behind it.
+        ({15: (BYTE, 1), 30: (BYTE, 2)}, b"\xf3\x01\xf3\x02\x00"),
+        ({16: (BYTE, 1), 32: (BYTE, 2)}, b"\x03\x20\x01\x03\x40\x02\x00"),
+        ({1: (TRUE, True), 2: (TRUE, False)}, b"\x11\x12\x00"),
+        ({1: (LIST, List(TRUE, [True, False]))}, b"\x19\x21\x01\x02\x00"),
+        (
+            {1: (I32, 0), 2: (I32, -1), 3: (I32, 1), 4: (I64, -64), 5: (I64, 64)},
+            b"\x15\x00\x15\x01\x15\x02\x16\x7f\x16\x80\x01\x00",
+        ),
+        ({1: (I64, 2**62)}, b"\x16" + b"\x80" * 9 + b"\x01\x00"),
+        ({1: (BINARY, b"a" * 127)}, b"\x18\x7f" + b"a" * 127 + b"\x00"),
+        ({1: (BINARY, b"a" * 128)}, b"\x18\x80\x01" + b"a" * 128 + b"\x00"),
+        ({1: (DOUBLE, 1.0)}, b"\x17" + b"\x00" * 6 + b"\xf0\x3f\x00"),
+        ({2: (STRUCT, {1: (I16, 5)})}, b"\x2c\x14\x0a\x00\x00"),
+    ],
+)
+def test_the_bytes_are_those_of_the_protocol(fields: thrift.Struct, wire: bytes) -> None:
+    """As the specification of the compact protocol has them, and read from anywhere in the data."""
+    assert thrift.encode(fields) == wire
+    assert thrift.decode(wire) == (fields, len(wire))
+    assert thrift.decode(b"??" + wire + b"?", 2) == (fields, 2 + len(wire))
+
+
+@pytest.mark.parametrize(
+    ("wire", "words"),
+    [
+        (b"\x16" + b"\x80" * 10 + b"\x01\x00", "a number is too long at byte 11"),
+        (b"\x18\x05abc\x00", "a string runs past the end"),
+        (b"\x1b\x00", "type 11 does not occur in Parquet, at byte 1"),
+        (b"\x19\xf3\x7f\x00", "a list is longer than the data at byte 3"),
+        (b"\x15", "cut short or broken at byte 1"),
+        (b"\x1c" * 100_000, "cut short or broken"),
+    ],
+)
+def test_what_is_broken_is_said(wire: bytes, words: str) -> None:
+    with pytest.raises(ThriftError, match=words):
+        thrift.decode(wire)
+
+
+def test_what_just_fits_is_no_error() -> None:
+    """A string up to the last byte, and a list as long as the data."""
+    with pytest.raises(ThriftError, match="cut short"):
+        thrift.decode(b"\x18\x03abc")
+    assert thrift._Reader(memoryview(b"\x03abc"), 0).value(BINARY) == b"abc"
+    assert thrift._Reader(memoryview(b"\x23\x01\x02"), 0).list() == List(BYTE, [1, 2])
+    with pytest.raises(ThriftError, match="type 11 does not occur in Parquet"):
+        thrift.encode({1: (11, 0)})

@@ -1,0 +1,123 @@
+"""What is safely there of an unfinished file of tensors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from brim.errors import DestinationError
+from brim.tensors.checkpoints import RECEIPTS, Checkpoint, CheckpointLog
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "a.npy.partial").mkdir()
+    return tmp_path / "a.npy.partial"
+
+
+def filled(folder: Path) -> CheckpointLog:
+    log = CheckpointLog(folder)
+    log.begin({"tensors": ["a"]})
+    log.add(Checkpoint(10, {"a": (40, 1)}))
+    log.add(Checkpoint(25, {"a": (100, 2), "b": (7, 3)}))
+    return log
+
+
+def test_checkpoints_are_read_back(folder: Path) -> None:
+    """As they were, and the last one says how many rows there are."""
+    log = filled(folder)
+    wanted = [Checkpoint(10, {"a": (40, 1)}), Checkpoint(25, {"a": (100, 2), "b": (7, 3)})]
+    assert log.checkpoints == wanted
+    log.close()
+    again = CheckpointLog(folder)
+    assert (again.job, again.checkpoints, again.moves, again.rows) == ({"tensors": ["a"]}, wanted, None, 25)
+    again.finish({"b": "c"})
+    again.close()
+    last = CheckpointLog(folder)
+    assert last.moves == {"b": "c"}
+    last.close()
+
+
+@pytest.mark.parametrize(("back", "rows"), [(25, [10, 25]), (24, [10]), (10, [10]), (9, []), (0, [])])
+def test_rows_are_taken_back(folder: Path, back: int, rows: list[int]) -> None:
+    """Those that turn out to be damaged, now and for the next run."""
+    log = filled(folder)
+    log.take_back(back)
+    assert [checkpoint.rows for checkpoint in log.checkpoints] == rows
+    log.close()
+    again = CheckpointLog(folder)
+    assert [checkpoint.rows for checkpoint in again.checkpoints] == rows
+    assert again.rows == (rows[-1] if rows else 0)
+    again.close()
+
+
+def test_whether_starting_over_loses_anything(folder: Path) -> None:
+    """Rows do, and files that only have to be renamed."""
+    log = CheckpointLog(folder)
+    assert log.is_empty
+    log.add(Checkpoint(5, {}))
+    assert log.is_empty, "rows of no job"
+    log.begin({})
+    assert not log.is_empty
+    log.take_back(0)
+    assert log.is_empty
+    log.finish({})
+    assert not log.is_empty
+    log.clear()
+    assert (log.is_empty, log.job, log.checkpoints, log.moves) == (True, None, [], None)
+    log.close()
+    assert CheckpointLog(folder).is_empty
+
+
+def test_one_writer_at_a_time(folder: Path) -> None:
+    """The other is told what is being written, and leaves nothing open."""
+    log = CheckpointLog(folder)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(DestinationError, match=r"a\.npy is being written by another writer"):
+        CheckpointLog(folder)
+    assert len(os.listdir("/proc/self/fd")) == before
+    log.close()
+    CheckpointLog(folder).close()
+
+
+def test_the_name_of_the_log_lasts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is synced before anything depends on a line, and each line with the log."""
+    synced: list[str] = []
+    plain = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        plain(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    log = CheckpointLog(folder)
+    assert synced == [folder.name]
+    log.begin({})
+    log.add(Checkpoint(1, {}))
+    log.take_back(0)
+    log.finish({})
+    assert synced[1:] == [RECEIPTS] * 4
+    log.close()
+
+
+def test_others_may_go_on_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rights are those that the user's mask leaves."""
+    before = os.umask(0)
+    try:
+        CheckpointLog(folder).close()
+    finally:
+        os.umask(before)
+    assert (folder / RECEIPTS).stat().st_mode & 0o777 == 0o666
+    assert RECEIPTS == "receipts.jsonl"
+
+
+def test_lines_of_another_kind_are_passed_over(folder: Path) -> None:
+    from brim.state.durable import record_line
+
+    lines = [{"type": "rows", "rows": "many", "blocks": {}}, {"type": "new"}, {"type": "job", "job": 1}, {"rows": 1}]
+    (folder / RECEIPTS).write_bytes(b"".join(map(record_line, lines)))
+    log = CheckpointLog(folder)
+    assert (log.job, log.rows, log.moves) == (None, 0, None)
+    log.close()
