@@ -108,7 +108,7 @@ MODULES = (
     _module("schedule.memory_line", "tests/unit/test_memory_line.py"),
     _module("tensors.arrangement", "tests/unit/test_arrangement.py"),
     _module("tensors.checkpoints", "tests/unit/test_checkpoints.py"),
-    _module("outputs.token_documents", "tests/unit/test_tokens.py"),
+    _module("outputs.token_documents", "tests/unit/test_token_documents.py"),
     _module("stores.hub_commits", "tests/unit/test_hub_commits.py"),
     _module("stores.bucket_lease", "tests/unit/test_bucket_lease.py"),
     _module("oom.kernel_record", "tests/unit/test_postmortem_kernel.py"),

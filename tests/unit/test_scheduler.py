@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brim.errors import DoesNotFit, Stopped
+from brim.errors import DoesNotFit, InputError, Stopped
 from brim.progress import Silent
 from brim.rows.unit import Unit
 from brim.schedule.scheduler import (
@@ -17,6 +18,7 @@ from brim.schedule.scheduler import (
     Event,
     Listed,
     Retries,
+    Scaling,
     Task,
     TaskAgain,
     TaskDone,
@@ -204,3 +206,102 @@ def test_tasks_are_made_when_it_is_their_turn() -> None:
     queue = TaskQueue(Listed(units), lambda u: Task(str(u.number), 1, Compute(u)), receipts, Told(), Retries(1))
     next(run(queue, backend, Stop()))
     assert len(made) == backend.at_a_time
+
+
+@pytest.mark.parametrize("address", ["auto", "head:6379", "10.0.0.1:1", "h:65535", "[::1]:10001"])
+def test_addresses_of_a_cluster(address: str) -> None:
+    assert Scaling("ray", address).address == address
+    with pytest.raises(InputError, match="is for"):
+        Scaling("local", address)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "head", ":6379", "head:", "head:0", "head:65536", "head:x", "ray://head:10001"]
+)
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(InputError, match="takes auto or HOST:PORT") as caught:
+        Scaling("ray", address)
+    assert "ray start --head" in caught.value.hint
+
+
+def test_engines() -> None:
+    """Local without a word; another one is an error."""
+    assert Scaling() == Scaling("local", None)
+    assert Scaling("ray").address is None
+    with pytest.raises(InputError, match="engine"):
+        Scaling("dask")  # type: ignore[arg-type]
+
+
+def test_what_is_known_of_a_loss_goes_with_the_next_attempt() -> None:
+    """What the worker held and what it was doing; the newest that is known."""
+    attempt = Attempt(Task("t", 1, Compute(Unit(0, (), 1, ""))), pieces=1, at="before")  # type: ignore[arg-type]
+    loss = TaskLost(attempt, "memory", "t", lambda: ValueError(), at="now", held_bytes=7)  # type: ignore[arg-type]
+    again = Retries(2).after(loss)
+    assert again is not None
+    assert (again.held_bytes, again.at, again.alone, again.crashes) == (7, "now", True, 0)
+    crash = TaskLost(attempt, "crash", "t", lambda: ValueError())
+    again = Retries(2).after(crash)
+    assert again is not None
+    assert (again.held_bytes, again.at, again.alone, again.crashes) == (0, "before", False, 1)
+    assert Retries(1).after(crash) is None
+
+
+@pytest.mark.parametrize(("pieces", "then"), [(1, 5), (5, 0), (0, None)])
+def test_the_ladder_of_parts(pieces: int, then: int | None) -> None:
+    """A batch in parts, then row by row, then no more."""
+    attempt = Attempt(Task("t", 1, Compute(Unit(0, (), 1, ""))), alone=True, pieces=pieces)
+    loss = TaskLost(attempt, "memory", "t", lambda: ValueError(), was_alone=True)
+    again = Retries(3, splittable=True, parts=5).after(loss)
+    assert (None if again is None else again.pieces) == then
+    assert Retries(3, splittable=False).after(loss) is None
+
+
+def test_in_words() -> None:
+    retries = Retries(2, True, "on a node of its own")
+    attempt = Attempt(Task("t", 1, Compute(Unit(0, (), 1, ""))))
+    loss = TaskLost(attempt, "memory", "t", lambda: ValueError())
+    assert retries.words(loss, attempt) == "on a node of its own"
+    assert retries.words(loss, replace(attempt, pieces=16)) == "in 16 parts"
+    assert retries.words(loss, replace(attempt, pieces=0)) == "row by row"
+    assert retries.words(replace(loss, cause="crash"), attempt) == "again"
+    assert Retries(1).alone == "alone"
+    assert Retries(1).parts == 16
+
+
+def test_what_waits() -> None:
+    """What was tried before comes first; what is ahead is counted; empty is when nothing waits and none will come."""
+    supply = Listed([Unit(0, (), 1, ""), Unit(1, (), 1, "")])
+    queue = TaskQueue(supply, lambda u: Task(str(u.number), 1, Compute(u)), Written(), Told(), Retries(1))
+    assert (queue.first, queue.empty, queue.ahead) == (None, False, 0)
+    first = queue.find()
+    assert first is not None
+    assert (queue.first, queue.find(), queue.ahead) == (first, first, 1)
+    assert queue.pop() is first
+    assert not queue.empty
+    second = queue.find()
+    queue.again(TaskAgain(first))
+    assert queue.first is second
+    queue.again(TaskAgain(first, first=True))
+    assert queue.first is first
+    assert queue.ahead == 3
+    supply.ahead = 4
+    assert queue.ahead == 7
+    for _ in range(3):
+        queue.pop()
+    assert queue.find() is None
+    assert queue.empty
+    assert first.unit.number == 0
+    with pytest.raises(AssertionError):
+        _ = first.bring
+
+
+def test_a_task_is_skipped_by_its_receipt_only_when_it_comes() -> None:
+    queue = TaskQueue(
+        Listed([Unit(0, (), 5, ""), Unit(1, (), 5, "")]),
+        lambda u: Task(str(u.number), u.bytes, Compute(u)),
+        Written(("0", "1")),
+        told := Told(),
+        Retries(1),
+    )
+    assert queue.find() is None
+    assert (told.passed, queue.empty) == (10, True)
