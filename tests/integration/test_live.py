@@ -274,6 +274,35 @@ def test_a_browser_watches_a_run(tmp_path: Path, width: int, theme: str) -> None
         assert [entry for entry in grave if "favicon" not in entry["message"]] == []
 
 
+def test_a_browser_watches_a_job(tmp_path: Path) -> None:
+    """The units of a job with their state; stopped by the command that the page shows; then it says so."""
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(9000)))
+    (tmp_path / "slow.py").write_text("import time\ndef f(row):\n    time.sleep(0.02)\n    return row\n")
+    command = [PYTHON, "-m", "brim", "map", "rows.jsonl", "out", "--fn", "slow.py:f", "--unit-size", "500", "--live"]
+    errors = tmp_path / "stderr"
+    with browser(380) as driver, open(errors, "w") as stderr:
+        process = subprocess.Popen([*command, "--workers", "2"], cwd=tmp_path, stderr=stderr, stdout=subprocess.DEVNULL)
+        try:
+            driver.get(eventually(lambda: ADDRESS.search(errors.read_text()), 40)[0])
+
+            def text(part: str) -> str:
+                return str(driver.execute_script(f"return document.querySelector('{part}')?.innerText || ''"))
+
+            eventually(
+                lambda: "under way" in text('[data-part="work"]') and "computed" in text('[data-part="work"]'), 60
+            )
+            keep(driver, "job-380")
+            assert driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+            eventually(lambda: "brim.schedule.worker" in text('[data-part="processes"]'), 40)
+            subprocess.run(text(".stop code"), shell=True, check=True)
+            assert process.wait(60) == 6
+            eventually(lambda: text("#connection") == "the run has ended", 40)
+            assert "stopped" in text(".verdict").lower()
+        finally:
+            process.kill()
+            process.wait()
+
+
 def test_a_browser_without_the_key(tmp_path: Path) -> None:
     """Says what is missing, and shows nothing."""
     with browser(900) as driver, running(tmp_path) as (_, port, _, _, _):

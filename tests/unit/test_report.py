@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from brim.errors import DamageFound, InputError
 from brim.memory.limit import Limit
+from brim.progress import Silent
 from brim.report import story
 from brim.report.bars import Bar, PlainLines
 from brim.report.log_series import MOST_SAMPLES, SeriesPoint, read_run, thin
@@ -344,6 +345,7 @@ def test_where_a_page_cannot_be(tmp_path: Path) -> None:
     assert log.read_bytes() == before
     write_page(log, tmp_path / "run.html")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.html", "run.jsonl"]
+    assert (tmp_path / "run.html").stat().st_mode & 0o777 == 0o600  # it has paths and command lines
 
 
 class Heard:
@@ -547,3 +549,11 @@ def test_a_job_that_was_asked_to_stop_has_not_failed(tmp_path: Path) -> None:
         entries.append(memory_log.end(2, entries) | {"exit_code": 6})
         run = read_run(memory_log.write(tmp_path / "run.jsonl", entries))
         assert story.verdict_of(run, NOW).grade == grade
+
+
+def test_ctrl_c_is_a_stop(tmp_path: Path) -> None:
+    """The log of a job that was interrupted says so, and not that it failed."""
+    with pytest.raises(KeyboardInterrupt), recorded(Silent(), tmp_path / "a.html", ["brim"], Limit(GB, "--memory")):
+        raise KeyboardInterrupt
+    run = read_run(tmp_path / "a.jsonl")
+    assert (run.end.exit_code if run.end else None, story.verdict_of(run, NOW).grade) == (6, "stopped")

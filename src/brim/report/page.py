@@ -60,13 +60,14 @@ def write_page(log: Path, html: Path) -> None:
     if html.exists() and html.samefile(log):
         raise InputError("The page would take the place of its log.", hint="Give the page another name.")
     with failures(html.absolute().parent):
-        write_whole(html.absolute(), render(run, time.time()).encode())
+        write_whole(html.absolute(), render(run, time.time()).encode(), private=True)
 
 
 def write_side_by_side(logs: Sequence[Path], html: Path) -> None:
     """One page about several runs, drawn to one scale."""
     with failures(html.absolute().parent):
-        write_whole(html.absolute(), side_by_side([read_run(log) for log in logs], time.time()).encode())
+        page = side_by_side([read_run(log) for log in logs], time.time())
+        write_whole(html.absolute(), page.encode(), private=True)
 
 
 def side_by_side(runs: Sequence[RunLog], now: float) -> str:

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from brim.errors import BrimError, InputError
+from brim.errors import BrimError, InputError, Stopped
 from brim.memory.limit import Limit
 from brim.memory.machine import blind_spots, boot_id, machine_facts, machine_now, versions
 from brim.memory.tree_meter import TreeMeter
@@ -232,6 +232,9 @@ def recorded(
             exit_code = 0
         except BrimError as failure:
             exit_code, error = failure.exit_code, failure.message
+            raise
+        except KeyboardInterrupt:
+            exit_code, error = Stopped.exit_code, "Stopped by Ctrl-C."
             raise
         finally:
             recording.close(exit_code, error)

@@ -52,13 +52,15 @@ def rename(source: Path, target: Path) -> None:
         sync_folder(folder)
 
 
-def write_whole(target: Path, data: bytes | Iterable[bytes], mark: str = "") -> None:
+def write_whole(target: Path, data: bytes | Iterable[bytes], mark: str = "", private: bool = False) -> None:
     """A file that appears whole or not at all, from its bytes or from its lines.
 
-    Where several write it at a time, each has a `mark` of its own.
+    Where several write it at a time, each has a `mark` of its own. A `private` one is for its owner's eyes.
     """
     temporary = target.with_name(f".{target.name}{mark}.tmp")
     with open(temporary, "wb") as file:
+        if private:
+            os.fchmod(file.fileno(), 0o600)
         file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(file.fileno())
