@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from brim.state.durable import write_all
 
-_WINDOW_BYTES = 1 << 18  # a Parquet footer and what else is small
+_WINDOW_BYTES = 1 << 18  # what is small and near each other
+_TAIL_BYTES = 1 << 16  # of a Parquet file: its footer, nearly always
 _KEEP_BYTES = 8 << 20  # what a stream can go back: more than the largest page that is read whole
 _COPY_BYTES = 1 << 20
 
@@ -34,28 +35,45 @@ class _Remote:
 
 
 class WindowFile(_Remote):
-    """Any range, by one request each; small reads near each other share one."""
+    """Any range, by one request each; small reads near each other share one.
+
+    The end of a Parquet file is its footer: it takes one request, and one more for what is longer than 64 KB, and is
+    kept while the file is open.
+    """
 
     def __init__(self, name: str, size: int) -> None:
         super().__init__(name, size)
         self._at, self._window = 0, b""
+        self._tail = b""
 
     def _fetch(self, start: int, stop: int) -> bytes:
         raise NotImplementedError
 
     def read_at(self, offset: int, size: int) -> bytes:
         size = max(min(size, self.size - offset), 0)
-        if not self._at <= offset <= offset + size <= self._at + len(self._window):
-            start = offset
-            if self.size - offset < _WINDOW_BYTES:  # near the end is a footer: take it whole
-                start = max(self.size - _WINDOW_BYTES, 0)
-            stop = min(max(offset + size, start + _WINDOW_BYTES), self.size)
-            self._at, self._window = start, self._fetch(start, stop)
-        begin = offset - self._at
-        return self._window[begin : begin + size]
+        if self._at <= offset <= offset + size <= self._at + len(self._window):
+            return self._window[offset - self._at : offset - self._at + size]
+        if self.name.endswith(".parquet") and offset >= self._footer_at(offset):
+            begin = offset - (self.size - len(self._tail))
+            return self._tail[begin : begin + size]
+        stop = min(max(offset + size, offset + _WINDOW_BYTES), self.size)
+        self._at, self._window = offset, self._fetch(offset, stop)
+        return self._window[:size]
+
+    def _footer_at(self, offset: int) -> int:
+        """Where the part of the end begins that is here; the footer is, if a read goes there."""
+        near = max(self.size - _TAIL_BYTES, 0)
+        if not self._tail and offset >= near and self.size:
+            self._tail = self._fetch(near, self.size)
+        if self._tail[-4:] == b"PAR1":
+            start = self.size - 8 - int.from_bytes(self._tail[-8:-4], "little")
+            have = self.size - len(self._tail)
+            if 0 <= start <= offset < have:
+                self._tail = self._fetch(start, have) + self._tail
+        return self.size - len(self._tail) if self._tail else self.size + 1
 
     def close(self) -> None:
-        self._window = b""
+        self._window = self._tail = b""
 
 
 class ForwardFile(_Remote):

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,24 +167,58 @@ def test_urls_that_expire_in_the_middle(hub: TestHub, machine: Machine, source: 
 
 
 def test_storage_that_refuses(hub: TestHub, machine: Machine, source: Path) -> None:
-    """Storage that refuses every URL is not taken for a token without rights."""
-    hub.faults.add("put", times=None, status=403)
-    done = machine.publish(source, *EACH, check=5)
-    assert "storage" in done.stderr
+    """Storage that refuses new addresses too is not taken for a token without rights, and is not tried for ever."""
+    rule = hub.faults.add("put", times=None, status=403, code="AccessDenied")
+    done = machine.publish(source, *EACH, "--workers", "1", check=2)
+    assert (
+        "The Hub's storage refuses what is sent to ada/data (403: AccessDenied), with new addresses too" in done.stderr
+    )
     assert "token" not in done.stderr
+    assert "same command" not in done.stderr
+    assert rule.fired == 2
+
+
+@pytest.mark.parametrize(
+    ("route", "fault", "words"),
+    [
+        ("put", {"status": 400, "code": "EntityTooLarge"}, "(400: EntityTooLarge)"),
+        ("put", {"status": 403, "code": "RequestTimeTooSkewed"}, "Set this machine's clock."),
+        ("batch", {"status": 402, "said": "Pay first"}, "The Hub has no room for more in ada/data (402: Pay first"),
+        ("batch", {"status": 403, "said": "Private repository storage limit reached"}, "no room for more"),
+        ("batch", {"status": 413, "said": "too large"}, "The Hub refuses the request for ada/data (413: too large)"),
+        ("batch", {"status": 404, "code": "RepoNotFound"}, "There is no dataset ada/data on the Hub"),
+        ("batch", {"status": 404}, "does not know what it was asked for ada/data"),
+        ("commit", {"status": 422, "said": "bad card"}, "(422: bad card)"),
+    ],
+)
+def test_refusals_for_good(hub: TestHub, machine: Machine, tmp_path: Path, route: str, fault: Any, words: str) -> None:
+    """A refusal that trying again does not change is exit 2 with what to change. Host and error code decide, not the
+    number alone (what may pass: tests/unit/test_retry.py)."""
+    source = write_files(tmp_path / "one", {"f.bin": random_bytes(3000, 1)})
+    hub.faults.add(route, times=None, **fault)
+    done = machine.publish(source, check=2)
+    assert words in done.stderr
+    assert "same command" not in done.stderr
+
+
+def test_codes_of_storage_that_pass(hub: TestHub, machine: Machine, source: Path, expected: Listing) -> None:
+    """RequestTimeout is a 400 and passes: the shard is sent again."""
+    rule = hub.faults.add("put", nth=2, status=400, code="RequestTimeout")
+    machine.publish(source, *EACH)
+    assert rule.fired == 1
+    assert shards(hub) == expected
 
 
 def test_login_lost_in_the_middle(
     hub: TestHub, machine: Machine, many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """401 ends the run with exit code 5 and what to do; the rerun continues and sends nothing twice."""
+    """401 ends the run with exit code 2 and what to do; the rerun continues and sends nothing twice."""
     source = many_files(12, 50_000)
     expected = built(source, tmp_path / "out", *EACH)
     hub.faults.add("batch", nth=7, times=None, status=401)
-    done = machine.publish(source, *EACH, "--workers", "2", check=5)
+    done = machine.publish(source, *EACH, "--workers", "2", check=2)
     assert "does not accept the token (401); nothing that was sent is lost" in done.stderr
     assert "hf auth login" in done.stderr
-    assert "run the same command to continue" in done.stderr
     assert hub.counters.requests["put"] == 6
     hub.faults.clear()
     machine.publish(source, *EACH)
@@ -268,7 +303,7 @@ def test_xet_fails(tmp_path: Path, source: Path, status: int) -> None:
         rule = hub.faults.add("xorb", times=None, status=status)
         done = machine.publish(source, *EACH, "--via", "xet", check=None)
         assert rule.fired
-        assert done.returncode == 5
+        assert done.returncode == (5 if status == 500 else 2)
         assert re.search(
             rf"Sending data/train-\S+ by Xet failed: .*\b{status}\b.*, domain: http://[\d.:]+\.\n", done.stderr
         )

@@ -29,6 +29,9 @@ class Fault:
     retry_after: float | None = None
     after_bytes: int = 0
     seconds: float = 1.0
+    code: str = ""
+    """What storage calls it, in the XML of its answer; for the Hub, its X-Error-Code."""
+    said: str = ""
     path: str = ""
     """Only requests whose path contains this count."""
     fired: int = 0
@@ -59,9 +62,11 @@ class Faults:
         retry_after: float | None = None,
         after_bytes: int = 0,
         seconds: float = 1.0,
+        code: str = "",
+        said: str = "",
         path: str = "",
     ) -> Fault:
-        rule = Fault(route, nth, times, action, status, retry_after, after_bytes, seconds, path)
+        rule = Fault(route, nth, times, action, status, retry_after, after_bytes, seconds, code, said, path)
         with self._lock:
             self._rules.append(rule)
         return rule

@@ -29,6 +29,8 @@ class Counters:
     bytes_repeated: int = 0
     """Of those, bytes at a place of an object (or xorb) where bytes had been received before."""
     bytes_by_oid: Counter[str] = field(default_factory=Counter)
+    bytes_sent: int = 0
+    """Of bodies of answers."""
     commits: int = 0
     concurrent_puts: int = 0
     peak_puts: int = 0

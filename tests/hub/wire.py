@@ -208,7 +208,10 @@ class Handler(BaseHTTPRequestHandler):
             if fault is not None and action == "status":
                 request.body.drain()
                 retry = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after:g}"}
-                raise HubError(fault.status, "Injected fault", headers=retry)
+                if fault.code and route.name in ("put", "part", "object"):
+                    xml = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>x</Message></Error>"
+                    return Answer(None, fault.status, {"Content-Type": "application/xml", **retry}, xml.encode())
+                raise HubError(fault.status, fault.said or "Injected fault", fault.code or None, headers=retry)
             if action == "conflict":
                 request.body.drain()
                 request.hub.commit_as_someone_else(request.groups)
@@ -239,6 +242,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         for block in answer.blocks():
             self.wfile.write(block if left is None else block[:left])
+            with self.server.hub.lock:
+                self.server.hub.counters.bytes_sent += len(block)
             if left is not None:
                 left -= len(block)
                 if left <= 0:

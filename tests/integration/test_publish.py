@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,6 +15,9 @@ from pathlib import Path
 
 import nibabel
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -75,7 +79,7 @@ def card(hub: TestHub, revision: str = "main") -> dict[str, object]:
 def interrupt(hub: TestHub, machine: Machine, source: Path, nth: int, *options: str) -> None:
     """A run that ends when the Hub refuses the token at the nth shard."""
     rule = hub.faults.add("batch", nth=nth, status=401)
-    machine.publish(source, *options, check=5)
+    machine.publish(source, *options, check=2)
     assert rule.fired == 1
     hub.faults.clear()
 
@@ -387,6 +391,89 @@ def test_text_between_rules_is_no_yaml(hub: TestHub, machine: Machine, source: P
     assert hub.read(REPO, "README.md").endswith(b"---\n---\njust text\n---\nmore\n")
 
 
+def test_text_around_the_yaml(hub: TestHub, machine: Machine, source: Path) -> None:
+    """What is around the fields that brim writes stays byte for byte: blank lines, quotes, other line ends."""
+    hub.create(REPO)
+    front = '\r\n"license": \'mit\'\r\nabout: "two\r\n  configs: lines"\r\n'
+    body = "\n\n  # Ours \r\n\n'quoted'\n\n\n"
+    put_by_hand(hub, {"README.md": f"---\r\n{front}---\r\n{body}".encode()})
+    machine.publish(source)
+    once = hub.read(REPO, "README.md").decode()
+    assert once.startswith(f"---\r\n{front}configs:\n")
+    assert once.endswith(f"\n---\r\n{body}")
+    add_files(source, 5, 6)
+    machine.publish(source, "--update")
+    assert re.sub(r"\d+", "", hub.read(REPO, "README.md").decode()) == re.sub(r"\d+", "", once)
+
+
+UNLISTED = {
+    "shards": {"data/train-00000-of-00001.parquet": 3, "data/dev-00000-of-00001.parquet": 2, "notes.csv": 1},
+    "folders": {"train/a.parquet": 3, "test/b.parquet": 2, "c.parquet": 1},
+    "names": {"my_train.parquet": 3, "eval.1.parquet": 2, "c.parquet": 1},
+    "everything": {"a.parquet": 3, "deep/er/b.parquet": 2},
+}
+
+
+@pytest.mark.parametrize("how", UNLISTED)
+def test_data_without_a_card_is_not_hidden(hub: TestHub, machine: Machine, source: Path, how: str) -> None:
+    """What `load_dataset` finds in a repository without a card, it finds after another config was published too."""
+    hub.create(REPO)
+    put_by_hand(hub, {name: table_of(rows, name) for name, rows in UNLISTED[how].items()})
+    load = """
+        from datasets import load_dataset
+        print({name: sorted(split["n"]) for name, split in load_dataset("ada/data").items()})
+    """
+    before = machine.python(load).stdout
+    machine.publish(source, "--config", "extra")
+    assert machine.python(load).stdout == before
+    count = 'from datasets import load_dataset; print(len(load_dataset("ada/data", "extra", split="train")))'
+    assert machine.python(count).stdout == "5\n"
+
+
+def table_of(rows: int, name: str) -> bytes:
+    table = pa.table({"n": [f"{name} {row}" for row in range(rows)]})
+    out = io.BytesIO()
+    pa.csv.write_csv(table, out) if name.endswith(".csv") else pq.write_table(table, out)
+    return out.getvalue()
+
+
+def test_a_split_beside_data_without_a_card(hub: TestHub, machine: Machine) -> None:
+    """A split that is added to data that no card lists leaves the other splits loadable."""
+    hub.create(REPO)
+    put_by_hand(hub, {"data/train-00000-of-00001.parquet": table_of(3, "x")})
+    machine.python(f"""
+        import brim, datasets
+        ds = datasets.Dataset.from_dict({{"n": ["one", "two"]}})
+        brim.push_to_hub(ds, "{REPO}", split="test")
+        told = {{name: split.num_rows for name, split in datasets.load_dataset("{REPO}").items()}}
+        assert told == {{"train": 3, "test": 2}}, told
+    """)
+
+
+@pytest.mark.parametrize(
+    ("entry", "options", "words"),
+    [
+        ("{config_name: default, data_files: csv/*.csv}", (), "loads 1 other file(s), such as csv/a.csv"),
+        ("{config_name: default, data_dir: csv}", ("--split", "test"), "written by hand (it says data_dir)"),
+        ("{config_name: default, data_files: csv/*.csv, sep: ;}", ("--split", "test"), "(it says sep)"),
+        ("{config_name: default, data_files: csv/*.csv}", ("--split", "test"), "(its files are .csv)"),
+        ("{config_name: all, data_files: '**/*.parquet'}", (), "so that it would take in the new shards too"),
+    ],
+)
+def test_configs_by_hand_are_not_broken(
+    hub: TestHub, machine: Machine, source: Path, entry: str, options: tuple[str, ...], words: str
+) -> None:
+    """A config that a person wrote and that publishing would break is in the way: said before the first byte."""
+    hub.create(REPO)
+    put_by_hand(hub, {"README.md": f"---\nconfigs:\n- {entry}\n---\n".encode(), "csv/a.csv": b"n\n1\n"})
+    head = hub.head(REPO)
+    done = machine.publish(source, *options, check=2)
+    assert words in done.stderr
+    assert "--config" in done.stderr
+    assert (hub.head(REPO), hub.counters.puts) == (head, 0)
+    machine.publish(source, "--config", "mine", *options) if "all" not in entry else None
+
+
 # Many shards: the pull request
 
 
@@ -674,7 +761,7 @@ def test_tokens_stay_secret(tmp_path: Path, many: Path) -> None:
         hub.faults.add("batch", nth=30, status=429, retry_after=0)
         hub.faults.add("commit", status=500)
         hub.faults.add("put", nth=130, times=None, status=403)
-        said = machine.publish(many, *EACH, "--json", check=5)
+        said = machine.publish(many, *EACH, "--json", check=2)
         hub.faults.clear()
         hub.faults.add("batch", times=None, status=401)
         outputs = [said.stdout, said.stderr]

@@ -6,8 +6,11 @@ import time
 
 import pytest
 
+from brim.buckets.bucket_address import Access, BucketAddress
+from brim.buckets.bucket_errors import WebFailed, explain
 from brim.buckets.requests import tries
-from brim.state.retry import Retry, interrupted_by, pause
+from brim.state.retry import Retry, interrupted_by, may_pass, pause
+from brim.stores.hub_session import HubAnswer, explained_answer
 
 
 class Passing(Exception):
@@ -75,3 +78,29 @@ def test_a_stop_ends_a_wait() -> None:
         pause(60.0, stop)
     pause(0.01)
     assert time.monotonic() - begin < 30.0
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "passes"),
+    [
+        (None, "", True),
+        *((status, "", True) for status in (408, 409, 412, 425, 429, 500, 502, 503, 504, 529)),
+        *((status, "", False) for status in (400, 401, 402, 403, 404, 405, 410, 413, 416, 422, 501, 507)),
+        (400, "RequestTimeout", True),
+        (400, "EntityTooLarge", False),
+        (403, "RequestTimeTooSkewed", False),
+        (503, "SlowDown", True),
+        (503, "QuotaExceeded", False),
+    ],
+)
+def test_what_may_pass(status: int | None, code: str, passes: bool) -> None:
+    """One place says of the Hub's and of buckets' answers which may pass: those end with exit 5 and the words to run
+    the same command, all others with exit 2 and none."""
+    assert may_pass(status, code) == passes
+    if status is not None:
+        for by_hub in (True, False):
+            told = explained_answer(HubAnswer(status, code, "", by_hub), "ada/data")
+            assert told.exit_code == (5 if passes else 2)
+            assert ("same command" in told.hint) == passes
+        error = WebFailed(f"status code: {status} <Code>{code}</Code>")
+        assert explain(error, BucketAddress("s3", "b", "", Access())).exit_code == (5 if passes else 2)

@@ -54,6 +54,7 @@ def push_to_hub(
     num_shards: int | Mapping[str, int] | None = None,
     embed_external_files: bool = True,
     num_proc: int | None = None,
+    append: bool = False,
     memory: str | int | float | None = None,
     via: Via = "auto",
     state: str | os.PathLike[str] | None = None,
@@ -63,7 +64,7 @@ def push_to_hub(
 
     For a Dataset, IterableDataset, DatasetDict or IterableDatasetDict. Called again after a crash, it goes on
     where it was. Unlike the original, a new repository is private unless you say `private=False`; `num_proc` is
-    how many shards are on their way at a time.
+    how many shards are on their way at a time. With `append` the rows come behind those of the split that are there.
     """
     with named(_PUSH_NAMES):
         options = BuildOptions(
@@ -71,7 +72,8 @@ def push_to_hub(
             checks=CheckOptions(allow_empty=True),
             memory=memory,
             workers=num_proc,
-            update=True,
+            update=not append,
+            append=append,
             state=None if state is None else os.fspath(state),
             hub=HubOptions(
                 config=config_name,

@@ -88,6 +88,7 @@ class SelectKeywords(PlaceKeywords, total=False):
     oversize: Oversize
     strict: bool
     update: bool
+    append: bool
 
 
 class SourceKeywords(TypedDict, total=False):
@@ -249,6 +250,7 @@ class SelectGiven(PlaceGiven):
     oversize: Oversize = "error"
     strict: bool = False
     update: bool = False
+    append: bool = False
 
     @property
     def options(self) -> BuildOptions:
@@ -257,6 +259,7 @@ class SelectGiven(PlaceGiven):
         return BuildOptions(
             **self.placed,
             update=self.update,
+            append=self.append,
             format=self.format,
             cut=CutOptions(size, self.num_shards, self.rows_per_shard, self.shard_by),
             checks=CheckOptions(self.allow_empty, self.oversize == "skip", self.strict),

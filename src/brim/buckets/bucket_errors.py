@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_client import endpoint_of
 from brim.errors import BrimError, DestinationError, SinkFailed, SourceError
+from brim.state.retry import may_pass
 
 
 class WebFailed(Exception):
@@ -18,8 +19,6 @@ class WebFailed(Exception):
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>([^<]{1,60})</Code>")
 _BAD_KEY = re.compile(r'object with invalid path: Error parsing Path "(.*?)": ', re.DOTALL)
-_PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
-_GARBLED = {"BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "RequestTimeout"}  # on the way
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
 _ROLES = ("169.254.169.254", "metadata.google.internal")  # where the role of a machine is asked for
 _BAD_CREDENTIALS = {
@@ -80,7 +79,7 @@ def is_passing(error: BaseException) -> bool:
         return False
     status = status_of(error)
     if status is not None:
-        return status in _PASSING or code_of(error) in _GARBLED
+        return may_pass(status, code_of(error))
     return type(error).__name__ in ("GenericError", "WebFailed")  # no answer at all: cut, refused, too slow
 
 

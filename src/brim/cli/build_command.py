@@ -48,6 +48,7 @@ sees the source; --finish publishes what all parts brought; without either, all 
   brim build photos/ out/ --label-from parent --shard-size 1GB
   brim build ds004884/ out/ --recipe arc
   brim build photos/ out/ --update       (files were added)
+  brim build more/ out/ --append         (new rows, without the old source)
   brim build ds004884/ hf://datasets/me/arc --recipe arc
   brim build s3://openneuro.org/ds004884 hf://datasets/me/arc --recipe arc \\
       --anonymous
@@ -77,6 +78,10 @@ def build(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over: remove what an earlier build left.")] = False,
     update: Annotated[bool, typer.Option("--update", help="Bring DEST up to date; keep unchanged shards.")] = False,
+    append: Annotated[
+        bool,
+        typer.Option("--append", help="Add the rows behind those at DEST, as new shards; nothing else is read there."),
+    ] = False,
     stop_file: Annotated[
         str | None, typer.Option("--stop-file", metavar="FILE", help="Stop cleanly when this file appears.")
     ] = None,
@@ -99,14 +104,15 @@ def build(
     job: Any
     run: Callable[[Progress], Any]
     if saved is not None:
-        more = {"fresh": fresh, "update": update}
+        more = {"fresh": fresh, "update": update, "append": append}
         refuse_given(source, dest, (reading, bids, cutting, publishing, scaling), more)
         job = opened(saved, running, storing, reading.root, state=keeping.state, stop_file=stop_file)
         run = _step(job, part, finish)
     else:
         job = planned(
             need(source), need(dest, "DEST"), reading, bids, cutting, storing, running, runs=not dry_run,
-            **vars(publishing), **vars(scaling), fresh=fresh, update=update, state=keeping.state, stop_file=stop_file,
+            **vars(publishing), **vars(scaling), fresh=fresh, update=update, append=append, state=keeping.state,
+            stop_file=stop_file,
         )  # fmt: skip
         run = job.run
     if dry_run:

@@ -82,6 +82,8 @@ def check(
                 sample_size=sample_size,
                 deep=everything,
                 tolerance=tolerance,
+                from_config=reading.from_config,
+                from_split=reading.from_split,
                 endpoint_url=storing.source.endpoint,
                 anonymous=storing.anonymous,
                 progress=progress,
@@ -109,7 +111,7 @@ def _given(reading: ReadingFlags, bids: BidsFlags, validator: bool) -> list[str]
     """The flags that are for sources and were given."""
     groups = (reading, bids)
     given = [name for flags in groups for name, value in vars(flags).items() if value != getattr(type(flags)(), name)]
-    given = [name.replace("_", "-") for name in given if name not in ("recipe", "strict")]
+    given = [name.replace("_", "-") for name in given if name not in ("recipe", "strict", "from_config", "from_split")]
     return given + (["bids-validator"] if validator else [])
 
 

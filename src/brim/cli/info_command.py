@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.flags import FetchingFlags, KeepingFlags, ShowingFlags
+from brim.cli.flags import FetchingFlags, FromFlags, KeepingFlags, ShowingFlags
 from brim.cli.show import count, emit, print_lines
 from brim.sizes import format_size
 
@@ -28,6 +28,7 @@ def info(
         str,
         typer.Argument(metavar="DATASET", help="A folder, hf://datasets/ORG/NAME\\[@REVISION], or s3://BUCKET/PREFIX."),
     ],
+    reading: FromFlags,
     fetching: FetchingFlags,
     keeping: KeepingFlags,
     showing: ShowingFlags,
@@ -35,7 +36,7 @@ def info(
 ) -> None:
     import brim
 
-    found = brim.info(dataset, head=head, state=keeping.state, **vars(fetching))
+    found = brim.info(dataset, head=head, **vars(reading), state=keeping.state, **vars(fetching))
     if showing.json:
         emit("info", **asdict(found))
         return
@@ -51,6 +52,7 @@ def _lines(found: Any) -> list[tuple[str, str]]:
     for split in found.splits:
         name = split.split if split.config == "default" else f"{split.config}/{split.split}"
         held = f"{split.rows:,} rows, {count(split.shards, 'shard')}, {format_size(split.bytes)}"
+        held += "" if split.state in ("", "whole") else f", {split.state}"
         lines.append(("split", f"{name}: {held}"))
     lines.append(("bytes", format_size(found.bytes)))
     lines.append(("shards", f"{found.shards:,}: {smallest} / {median} / {largest}  (smallest / median / largest)"))

@@ -130,13 +130,14 @@ def plan(
     save: Annotated[
         str | None, typer.Option("--save", metavar="PLAN", help="Write the plan to a file for brim build --plan.")
     ] = None,
+    append: Annotated[bool, typer.Option("--append", help="The rows come behind those at DEST.")] = False,
     update: Annotated[
         bool, typer.Option("--update", help="With --save: what the repository holds may be replaced.")
     ] = False,
     saved: PlanOption = None,
 ) -> None:
     if saved is not None:
-        more = {"save": save, "save_recipe": save_recipe, "update": update}
+        more = {"save": save, "save_recipe": save_recipe, "update": update, "append": append}
         refuse_given(source, dest, (reading, bids, cutting, publishing), more)
         found = opened(saved, running, storing, reading.root)
         if showing.json:
@@ -144,7 +145,9 @@ def plan(
         else:
             print_lines(found.lines)
         return
-    job = planned(need(source), dest, reading, bids, cutting, storing, running, **vars(publishing), update=update)
+    job = planned(
+        need(source), dest, reading, bids, cutting, storing, running, **vars(publishing), update=update, append=append
+    )
     if save_recipe is not None:
         job.save_recipe(save_recipe)
     show(job, showing.json)

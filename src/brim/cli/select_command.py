@@ -62,6 +62,10 @@ def select(
     live: LiveFlags,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over: remove what an earlier run left.")] = False,
     update: Annotated[bool, typer.Option("--update", help="Bring DEST up to date; keep unchanged shards.")] = False,
+    append: Annotated[
+        bool,
+        typer.Option("--append", help="Add the rows behind those at DEST, as new shards; nothing else is read there."),
+    ] = False,
     stop_file: Annotated[
         str | None, typer.Option("--stop-file", metavar="FILE", help="Stop cleanly when this file appears.")
     ] = None,
@@ -79,7 +83,7 @@ def select(
     query |= {name: split_names(query[name]) for name in ("columns", "drop", "sort_by")}
     options: dict[str, Any] = {
         **vars(cutting), **vars(running), **vars(publishing), **vars(scaling), **vars(storing), **vars(keeping),
-        "fresh": fresh, "update": update, "stop_file": stop_file,
+        "fresh": fresh, "update": update, "append": append, "stop_file": stop_file,
     }  # fmt: skip
     given = SelectGiven(**options)
     if not dry_run:

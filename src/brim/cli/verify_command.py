@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.flags import KeepingFlags, LiveFlags, ShowingFlags, StoringFlags, WatchingFlags
+from brim.cli.flags import FromFlags, KeepingFlags, LiveFlags, ShowingFlags, StoringFlags, WatchingFlags
 from brim.cli.show import count, emit, followed, print_lines
 from brim.sizes import format_size
 
@@ -12,7 +12,8 @@ HELP = """Prove that what is at DEST is whole.
 
 Reads every shard again: size, SHA-256 against the receipts, Parquet footers and row counts, and the card
 against the shards. With SOURCE, compares every source file byte by byte with what is inside the shards.
-Exits 3 and names whatever is damaged, missing or too much.
+Every config and split that the card or a manifest names is looked at, or one of them (--from-config, --from-split).
+Exits 3 and names whatever is damaged, missing, unfinished or too much.
 
 On the Hub nothing is downloaded but footers: the sizes and SHA-256 that it lists are compared with the
 manifest, and SOURCE by the SHA-256 that its shards must have. --deep reads everything back.
@@ -34,6 +35,7 @@ def verify(
             metavar="DEST", help="What brim built: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX."
         ),
     ],
+    reading: FromFlags,
     keeping: KeepingFlags,
     storing: StoringFlags,
     showing: ShowingFlags,
@@ -47,12 +49,14 @@ def verify(
 
     with followed(showing, watching, live) as progress:
         result = brim.verify(
-            dest, source, deep=deep, state=keeping.state, root=root, **vars(storing), progress=progress
+            dest, source, deep=deep, **vars(reading), state=keeping.state, root=root, **vars(storing), progress=progress
         )
     if showing.json:
         emit("verified", **vars(result))
         return
     lines = [("whole", f"{count(result.shards, 'shard')}, {result.rows:,} rows, {format_size(result.bytes)}")]
+    if len(result.subsets) > 1 or set(result.subsets.values()) - {"whole"}:
+        lines += [(name, words) for name, words in result.subsets.items()]
     if result.files_compared:
         lines.append(("source", f"{result.files_compared:,} files are inside, byte for byte"))
     lines += [("not proved", what) for what in result.unproved]

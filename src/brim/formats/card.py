@@ -7,24 +7,21 @@ Whatever else a card says was written by a person and stays, line by line.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
 from brim.errors import DestinationError
+from brim.formats.card_configs import UNFINISHED, by_split, card_entries, changed_configs, patterns_of
 from brim.sizes import format_size
 
 CARD = "README.md"
-_KEY = re.compile(r"^([A-Za-z_][\w-]*|'[^']+'|\"[^\"]+\")\s*:", re.MULTILINE)
+_TABLE = re.compile(r"\| split \| rows \|.*?\n\n", re.DOTALL)
 BEGIN, _END = "<!-- brim:begin -->", "<!-- brim:end -->"  # around what is brim's own
-_FRONT = re.compile(r"\A---\s*\n(.*?)^---\s*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
-# Names a file that never exists, so that loading a dataset that is still being built is an error and not
-# a smaller dataset.
-UNFINISHED = "data/unfinished-run-brim-build-again-to-continue"
-
-
+# What opens the fields, the fields, what closes them: blanks and line ends are those of whoever wrote it.
+_FRONT = re.compile(r"\A(?P<open>\ufeff?---[ \t]*\r?\n)(?P<yaml>.*?)(?P<close>^---[ \t]*(?:\r?\n|\Z))", re.S | re.M)
 _LICENSES = {
     "cc0": "cc0-1.0",
     "cc01.0": "cc0-1.0",
@@ -75,6 +72,8 @@ class CardFacts:
     folder: str = "data"
     keep_splits: bool = False  # other splits of the config stay as the card has them
     set_default: bool = False
+    replace: bool = False  # also what a person wrote of this config
+    appended: bool = False  # behind what was there: what a card says of its source stays
     notes: Sequence[str] = ()  # what else is worth knowing
     code: str = ""  # how it is read, where `load_dataset` cannot
 
@@ -84,11 +83,14 @@ class CardFacts:
         return self.extension in (".parquet", ".arrow")
 
 
-def write_card(facts: CardFacts, existing: str | None) -> str:
-    """The card of a finished dataset, around whatever a person wrote in the existing one."""
+def write_card(facts: CardFacts, existing: str | None, names: Collection[str] = ()) -> str:
+    """The card of a finished dataset, around what a person wrote in the existing one. `names` are the files there."""
     old = {} if existing is None else read_card(existing)
     files = [{"split": s.name, "path": f"{facts.folder}/{s.name}-*{facts.extension}"} for s in facts.splits]
-    configs = _configs(old, facts.config, files, facts.keep_splits, facts.set_default)
+    configs = changed_configs(
+        old, facts.config, files, keep_splits=facts.keep_splits, set_default=facts.set_default, names=names,
+        replace=facts.replace,
+    )  # fmt: skip
     if facts.code:
         configs = [entry for entry in configs if entry.get("config_name") != facts.config]
     fields: dict[str, Any] = {"configs": configs}
@@ -98,29 +100,30 @@ def write_card(facts: CardFacts, existing: str | None) -> str:
         fields["pretty_name"] = str(facts.about["Name"])
     # The reader of tars finds its own features; what an earlier Parquet version said would be wrong.
     fields["dataset_info"] = _info(facts, old) if facts.loadable else _others(old, facts.config)
-    return _merge(fields, _text(facts, _other_splits(facts, old)), existing)
+    text = _text(facts, _other_splits(facts, old))
+    return _merge(fields, _appended_text(text, existing) if facts.appended else text, existing)
 
 
-def _configs(
-    old: dict[str, Any], config: str, files: list[dict[str, Any]], keep_splits: bool, set_default: bool = False
-) -> list[dict[str, Any]]:
-    """The configs of a card, with these files in one of them."""
-    listed = old.get("configs")
-    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    # A config without a name is meant as the default one, and `datasets` refuses a card that has it.
-    configs = [entry if "config_name" in entry else {"config_name": "default", **entry} for entry in entries]
-    mine: dict[str, Any] = {"config_name": config, "data_files": files}
-    for entry in configs:
-        if entry.get("config_name") == config:
-            mine = {**{k: v for k, v in entry.items() if k == "default"}, **mine}
-            if keep_splits:
-                mine["data_files"] = _by_split(entry.get("data_files"), files, "split")
-    if set_default:
-        configs = [{k: v for k, v in entry.items() if k != "default"} for entry in configs]
-        mine["default"] = True
-    if not any(entry.get("config_name") == config for entry in configs):
-        return [*configs, mine] if config != "default" else [mine, *configs]
-    return [mine if entry.get("config_name") == config else entry for entry in configs]
+def _appended_text(text: str, existing: str | None) -> str:
+    """The text that is there, with the numbers of the new one."""
+    found = re.search(rf"{BEGIN}\n(.*?){_END}", existing or "", re.DOTALL)
+    if found is None or "Left out, because" in text or not (there := _TABLE.search(found[1])):
+        return text
+    table = _TABLE.search(text)
+    assert table is not None
+    return found[1][: there.start()] + table[0] + found[1][there.end() :]
+
+
+def write_waiting_card(existing: str | None, config: str, folder: str, there: Mapping[str, Sequence[str]]) -> str:
+    """The card while shards come behind those that are `there` (by split): readers see these, each by its name."""
+    old = {} if existing is None else read_card(existing)
+    files = [{"split": split, "path": list(names)} for split, names in there.items()]
+    entries = [entry for entry in card_entries(old) if entry["config_name"] != config]
+    mine = next((entry for entry in card_entries(old) if entry["config_name"] == config), {"config_name": config})
+    known = [one for one in by_split(mine.get("data_files"), files, "split") if isinstance(one, dict)]
+    waiting = {**mine, "data_files": known or files}
+    configs = [waiting, *entries] if config == "default" else [*entries, waiting]
+    return _merge({"configs": configs}, "", existing, keep_text=True)
 
 
 def _info(facts: CardFacts, old: dict[str, Any]) -> Any:
@@ -132,7 +135,7 @@ def _info(facts: CardFacts, old: dict[str, Any]) -> Any:
     ]
     for info in _infos(old):
         if info["config_name"] == facts.config and facts.keep_splits:
-            splits = _by_split(info.get("splits"), splits, "name")
+            splits = by_split(info.get("splits"), splits, "name")
             if info.get("features") is not None and info["features"] != mine.get("features"):
                 raise DestinationError(
                     "The other splits there have other columns or types.",
@@ -170,22 +173,17 @@ def _other_splits(facts: CardFacts, old: dict[str, Any]) -> list[SplitFacts]:
     ]
 
 
-def _by_split(known: Any, mine: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """A list of entries by split, with ours in the place of those of the same name."""
-    listed = [entry for entry in known if isinstance(entry, dict)] if isinstance(known, list) else []
-    ours = {entry[key]: entry for entry in mine}
-    kept = [ours.pop(entry.get(key), entry) for entry in listed]
-    return [*kept, *ours.values()]
-
-
-def write_unfinished_card(existing: str | None, config: str = "default", split: str | None = None) -> str:
+def write_unfinished_card(
+    existing: str | None, config: str = "default", split: str | None = None, names: Collection[str] = ()
+) -> str:
     """The card of a dataset that is being built: whoever loads it is told so.
 
     If one split alone is being built, what is said of the others stays: the finished card begins with it.
     """
     old = {} if existing is None else read_card(existing)
     files = [{"split": split or "train", "path": UNFINISHED}]
-    fields: dict[str, Any] = {"configs": _configs(old, config, files, keep_splits=split is not None)}
+    configs = changed_configs(old, config, files, keep_splits=split is not None, names=names, replace=True)
+    fields: dict[str, Any] = {"configs": configs}
     if split is None:
         fields["dataset_info"] = _others(old, config)
     text = "# Unfinished dataset\n\nThis dataset is being built. Run the same brim command again to continue.\n"
@@ -194,14 +192,46 @@ def write_unfinished_card(existing: str | None, config: str = "default", split: 
 
 def read_card(text: str) -> dict[str, Any]:
     """The YAML fields of a card."""
-    match = _FRONT.match(text.removeprefix("\ufeff"))
+    match = _FRONT.match(text)
     try:
-        fields = yaml.safe_load(match[1]) if match else {}
+        fields = yaml.safe_load(match["yaml"]) if match else {}
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that no calendar has
         raise DestinationError(
             f"The YAML at the top of {CARD} is broken: {' '.join(str(error).split())}.", hint="Mend it and run again."
         ) from error
     return fields if isinstance(fields, dict) else {}
+
+
+def card_info(fields: dict[str, Any], config: str = "default") -> dict[str, Any]:
+    """What a card tells of a config under `dataset_info`."""
+    return next((info for info in _infos(fields) if info["config_name"] == config), {})
+
+
+def feature_changes(said: Any, wanted: list[dict[str, Any]]) -> list[str]:
+    """How the features of a card differ from those of the shards, in words."""
+    found = {str(one.get("name")): one for one in said if isinstance(one, dict)} if isinstance(said, list) else {}
+    right = {str(one["name"]): one for one in wanted}
+    lines = [f"does not name the column {name!r} of the shards" for name in right if name not in found]
+    lines += [f"names the column {name!r}, which the shards do not have" for name in found if name not in right]
+    both = [name for name in right if name in found and _plain(found[name]) != _plain(right[name])]
+    lines += [
+        f"says {_kind_of(found[name])} of the column {name!r}, the shards {_kind_of(right[name])}" for name in both
+    ]
+    if not lines and list(found) != list(right):
+        lines.append("names the columns in another order than the shards")
+    return lines
+
+
+def _plain(value: Any) -> Any:
+    """A feature as it is compared: numbers that are keys are texts in YAML and numbers in JSON."""
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _kind_of(feature: dict[str, Any]) -> str:
+    rest = {key: value for key, value in feature.items() if key != "name"}
+    return str(next(iter(rest.values()))) if list(rest) == ["dtype"] else str(rest)
 
 
 def card_rows(fields: dict[str, Any], config: str = "default") -> dict[str, int]:
@@ -220,9 +250,7 @@ def card_rows(fields: dict[str, Any], config: str = "default") -> dict[str, int]
 
 def card_splits(fields: dict[str, Any], config: str = "default") -> set[str] | None:
     """The splits that a card lists of a config, or None if it lists files in another way."""
-    configs = fields.get("configs")
-    listed = [c for c in configs if isinstance(c, dict)] if isinstance(configs, list) else []
-    mine = next((c for c in listed if c.get("config_name", "default") == config), {})
+    mine = next((entry for entry in card_entries(fields) if entry["config_name"] == config), {})
     entries = mine.get("data_files")
     if not isinstance(entries, list) or not all(isinstance(e, dict) and "split" in e for e in entries):
         return None
@@ -231,50 +259,50 @@ def card_splits(fields: dict[str, Any], config: str = "default") -> set[str] | N
 
 def card_folders(fields: dict[str, Any]) -> set[str]:
     """The folders in which a card's configs look for their files."""
-    folders = set()
-    configs = fields.get("configs")
-    for config in configs if isinstance(configs, list) else []:
-        listed = config.get("data_files") if isinstance(config, dict) else None
-        for entry in listed if isinstance(listed, list) else [listed]:
-            paths = entry.get("path") if isinstance(entry, dict) else entry
-            folders |= {
-                str(path).rpartition("/")[0] for path in (paths if isinstance(paths, list) else [paths]) if path
-            }
-    return folders
+    return {path.rpartition("/")[0] for entry in card_entries(fields) for _, path in patterns_of(entry)}
 
 
-def _merge(fields: dict[str, Any], text: str, existing: str | None) -> str:
+def _merge(fields: dict[str, Any], text: str, existing: str | None, *, keep_text: bool = False) -> str:
     """An existing card with our fields and our text in it, and every other line as it was."""
     ours = f"{BEGIN}\n{text}{_END}\n"
     if existing is None:
         return f"---\n{_dump({k: v for k, v in fields.items() if v not in ([], {})})}---\n{ours}"
-    existing = existing.removeprefix("\ufeff")
     match = _FRONT.match(existing)
-    if match and not isinstance(yaml.safe_load(match[1]), dict | None):
+    if match and not isinstance(yaml.safe_load(match["yaml"]), dict | None):
         match = None  # a text between two rules, and no fields
-    front = _set_fields(match[1] if match else "", fields)
-    body = existing[match.end() :] if match else existing
-    if BEGIN in body and _END in body:
+    if match is None:
+        opening, closing, body = "---\n", "---\n", existing.removeprefix("\ufeff")
+        front = _set_fields("", fields)
+    else:
+        # A mark in front of the rule, or blanks behind it, would keep the clients of the Hub from reading the fields.
+        opening, closing = (re.sub(r"\ufeff|[ \t]", "", match[name]) for name in ("open", "close"))
+        body = existing[match.end() :]
+        front = _set_fields(match["yaml"], fields)
+        if not closing.endswith("\n"):
+            closing += "\n"
+    if keep_text:
+        pass
+    elif BEGIN in body and _END in body:
         before, _, rest = body.partition(BEGIN)
-        body = before + ours + rest.partition(_END)[2].removeprefix("\n")
+        body = before + ours + rest.partition(_END)[2].removeprefix("\r").removeprefix("\n")
     elif not body.strip():
-        body = ours
-    return f"---\n{front}---\n{body}"
+        body += ours
+    return f"{opening}{front}{closing}{body}"
 
 
 def _set_fields(front: str, fields: dict[str, Any]) -> str:
     """YAML text with some top-level fields replaced, added or (empty ones) removed; all others keep their lines.
 
-    Where lines are not what they look like (an anchor in a field that is replaced, a key with a blank, {a: 1},
-    an end marker), the fields are written anew: what they say is worth more than how they look.
+    Where that cannot be (an anchor in a field that is replaced, {a: 1}, an end marker), the fields are written anew:
+    what they say is worth more than how they look.
     """
     wanted = {**(yaml.safe_load(front) or {}), **fields}
     wanted = {name: value for name, value in wanted.items() if name not in fields or value not in ([], {})}
-    text = _set_lines(front, fields)
     try:
+        text = _set_lines(front, fields)
         found = yaml.safe_load(text) or {}
     except yaml.YAMLError:
-        found = None
+        return _dump(wanted)
     return text if _said(found) == _said(wanted) else _dump(wanted)
 
 
@@ -283,21 +311,20 @@ def _said(fields: dict[Any, Any] | None) -> dict[Any, str] | None:
 
 
 def _set_lines(front: str, fields: dict[str, Any]) -> str:
-    blocks: list[tuple[str, str]] = []
-    for line in front.splitlines(keepends=True):
-        key = _KEY.match(line)
-        if key or not blocks:
-            blocks.append((key[1].strip("'\"") if key else "", line))
-        else:
-            blocks[-1] = (blocks[-1][0], blocks[-1][1] + line)
+    node = yaml.compose(front)
+    pairs = node.value if isinstance(node, yaml.MappingNode) and not node.flow_style else []
+    starts = [key.start_mark.index for key, _ in pairs]
     left = {name: value for name, value in fields.items() if value not in ([], {})}
-    lines = []
-    for name, block in blocks:
-        if name in fields:
-            lines.append((_dump({name: left.pop(name)}) if name in left else "") + _tail(block))
+    parts = [front[: starts[0]] if starts else front]
+    for (key, _), start, stop in zip(pairs, starts, [*starts[1:], len(front)], strict=False):
+        if key.value in fields:
+            parts.append(_dump({key.value: left.pop(key.value)}) if key.value in left else "")
+            parts.append(_tail(front[start:stop]))
         else:
-            lines.append(block if block.endswith("\n") else block + "\n")
-    return "".join(lines) + (_dump(left) if left else "")
+            parts.append(front[start:stop])
+    text = "".join(parts)
+    end = "\n" if text and not text.endswith("\n") else ""
+    return text + end + (_dump(left) if left else "")
 
 
 def _tail(block: str) -> str:

@@ -25,10 +25,10 @@ from brim.progress import Progress, tell_rows
 from brim.schedule.scheduler import Bring, Listed, Retries, Task, TaskQueue, run
 from brim.schedule.threads import Dropped, ThreadBackend
 from brim.sizes import format_size
-from brim.state.ledger import JobRecord, Lazy, Ledger, Receipt, finished_ledger
+from brim.state.ledger import JobRecord, Lazy, Ledger, Piece, Receipt, finished_ledger
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop
-from brim.stores.store import Announcement, ObjectsGone, Publication, Put, Store
+from brim.stores.store import Announcement, CardMaker, ObjectsGone, Publication, Put, Store
 
 if TYPE_CHECKING:  # of use where there is a cluster
     from brim.schedule.ray_tasks import RayBringing
@@ -68,6 +68,8 @@ class RunOptions:
     manifest_name: Callable[[str], str] | None = None  # of a split, where a ledger is published with the shards
     share: Share = field(default_factory=Share)
     executor: RayBringing | None = None  # None: threads of this process
+    waiting_card: CardMaker | None = None  # while it goes on, instead of one that says that it is unfinished
+    builds_on: Sequence[Piece] | None = None  # what must still be there when it is published
 
 
 class Run:
@@ -150,14 +152,15 @@ class Run:
             missing = len({shard.name for shard in todo} | (self._names - ready))
             title = f"{self.content.rows:,} rows in {len(self.content.shards):,} shards"
             config, split = self.options.config, self.options.split
-            facts = self.options.card(self.content.card([]))
+            facts = replace(self.options.card(self.content.card([])), replace=self.options.replace)
             self.sink.begin(
                 Announcement(
                     self.content.fingerprint,
                     title,
                     0 if shared else missing,
-                    unfinished_card=lambda card: write_unfinished_card(card, config, split),
-                    trial_card=lambda card: write_card(facts, card),
+                    unfinished_card=self.options.waiting_card
+                    or (lambda card, names: write_unfinished_card(card, config, split, names)),
+                    trial_card=lambda card, names: write_card(facts, card, names),
                 )
             )
         self.progress.start(
@@ -197,7 +200,9 @@ class Run:
         return known is not None and known != receipt.sha256
 
     def _is_there(self, receipt: Receipt) -> bool:
-        return self.sink.holds(receipt.piece) or 0 <= time.time() - receipt.staged_at < STAGED_S
+        if self.sink.holds(receipt.piece) or 0 <= time.time() - receipt.staged_at < STAGED_S:
+            return True
+        return self.sink.staged and self.sink.holds_aside(receipt.piece)  # publishing gives it the name
 
     def _compare(self, doubtful: list[tuple[Shard, Receipt]]) -> list[Shard]:
         """Hash shards whose files may have changed; returns those that did."""
@@ -314,13 +319,14 @@ class Run:
     def _publish(self, strangers: set[str]) -> Sequence[Receipt]:
         names, known = [shard.name for shard in self.content.shards], self.ledger.receipts
         receipts = Lazy(names, known.__getitem__)
-        facts = self.options.card(self.content.card(receipts))
+        facts = replace(self.options.card(self.content.card(receipts)), replace=self.options.replace)
         self.proved = self.sink.publish(
             Publication(
                 Lazy(names, lambda name: known[name].piece),
                 frozenset((self.ledger.names | strangers) - self._names),
-                lambda existing: write_card(facts, existing),
+                lambda existing, names: write_card(facts, existing, names),
                 self._manifests(receipts),
+                self.options.builds_on,
             )
         )
         for name in sorted(self.ledger.receipts.keys() - self._names):

@@ -114,6 +114,8 @@ class Build(Described):
         destination = spec.layout.destination
         if self.options.fresh:
             raise InputError("A plan that is saved cannot start over.", hint="Choose an empty destination.")
+        if self.options.append:
+            raise InputError("A plan that is saved cannot append: what is there may change until it is run.")
         if self.options.update and not isinstance(destination, HubAddress):
             raise InputError(
                 "Parts cannot bring a folder up to date: only the Hub.", hint="Build on one machine, or choose another."
@@ -130,6 +132,9 @@ class Build(Described):
             if not isinstance(destination, Path):
                 return f"{destination} (nothing sent from here yet)"
             return f"{destination} ({'there, and not built by brim' if destination.exists() else 'new'})"
+        if self.options.append:
+            rows = sum(receipt.rows for receipt in ledger.receipts.values())
+            return f"{destination} holds {rows:,} rows in {len(ledger.receipts):,} shards; these come behind them"
         if ledger.job.fingerprint != self.plan.fingerprint:
             changes = "; ".join(changes_between(ledger.job.facts, self.plan.facts))
             return f"{destination} holds another dataset ({changes}): --update or --fresh"
@@ -164,4 +169,6 @@ class Build(Described):
 def _with_split(options: BuildOptions, table: FileTable) -> BuildOptions:
     """A split that the user named is published alone: others stay as they are."""
     split = options.hub.split or table.recipe.get("split")
+    if options.append and len(table.splits) == 1:
+        split = table.splits[0].name
     return dataclasses.replace(options, hub=dataclasses.replace(options.hub, split=split))

@@ -33,7 +33,7 @@ from brim.jobs.check_files import Check, CheckReport, finding_check
 from brim.jobs.check_files import check as check_source
 from brim.jobs.dataset_info import incomplete, type_words, values_of
 from brim.jobs.published import Published, opened, shards_below
-from brim.jobs.verify import SHARD_NAME
+from brim.jobs.subsets import SHARD_NAME
 from brim.memory.limit import effective_limit, usable_cores
 from brim.plans.file_checks import Oversize
 from brim.plans.shard_bytes import hollow_columns
@@ -86,6 +86,8 @@ def check(
     strict: bool = False,
     tolerance: float | None = None,
     extra: Sequence[Check] = (),
+    from_config: str | None = None,
+    from_split: str | None = None,
     state: str | os.PathLike[str] | None = None,
     endpoint_url: str | None = None,
     anonymous: bool = False,
@@ -98,7 +100,8 @@ def check(
     `recipe` is a built-in recipe's name, or a path that ends in .toml: what it expects is compared, up to `tolerance`.
     `sample_size` headers of each column are looked at, or with `everything` (or `deep`, the same) all of them and the
     gzip streams too. `max_cell_bytes`, `oversize`, `allow_empty`, `strict` and `extra` checks are for sources.
-    For buckets, `endpoint_url` and `anonymous` are as for `files`.
+    `from_config` and `from_split` name the part of what is published that is looked at. For buckets, `endpoint_url` and
+    `anonymous` are as for `files`.
     """
     text = None if recipe is None else os.fspath(recipe)
     if not isinstance(source, FileTable):
@@ -107,9 +110,12 @@ def check(
             refuse_for_sources([name for name, was in given.items() if was])
             return check_dataset(
                 source, recipe=text, sample_size=sample_size, deep=deep or everything, tolerance=tolerance,
-                state=state, endpoint_url=endpoint_url, anonymous=anonymous, progress=progress,
+                from_config=from_config, from_split=from_split, state=state, endpoint_url=endpoint_url,
+                anonymous=anonymous, progress=progress,
             )  # fmt: skip
         access = Access(endpoint_url, anonymous)
+        if from_config or from_split:
+            raise InputError(f"--{'from-config' if from_config else 'from-split'} is for a dataset that is published, and this is a source.")
         options = SourceOptions(recipe_text=recipe_text(text), lenient=True, tolerance=tolerance, access=access)
         source = read_source(source, options)
     elif recipe is not None:
@@ -163,6 +169,8 @@ def check_dataset(
     sample_size: int = 10,
     deep: bool = False,
     tolerance: float | None = None,
+    from_config: str | None = None,
+    from_split: str | None = None,
     state: str | os.PathLike[str] | None = None,
     endpoint_url: str | None = None,
     anonymous: bool = False,
@@ -172,7 +180,8 @@ def check_dataset(
     at_least("sample-size", sample_size, 0)
     wanted = find_recipe(recipe_text(recipe))
     progress = progress or Silent()
-    with opened(dataset, state, progress.note, Access(endpoint_url, anonymous)) as published:
+    access = Access(endpoint_url, anonymous)
+    with opened(dataset, state, progress.note, access, from_config, from_split) as published:
         work = _DatasetCheck(published, wanted, progress)
         checks = work.checks(tolerance)
         checks += work.headers(None if deep else sample_size)
@@ -294,11 +303,10 @@ class _DatasetCheck:
 
     def _card(self) -> Check:
         """The card is there, and says as many rows as there are."""
-        rows: dict[tuple[str, str], int] = {}
-        for name, look in self._good.items():
-            if match := SHARD_NAME.fullmatch(name):
-                config = "default" if match["folder"] == "data" else match["folder"]
-                rows[config, match["split"]] = rows.get((config, match["split"]), 0) + look.rows
+        rows = {
+            (subset.config, subset.split): sum(self._good[name].rows for name in subset.names if name in self._good)
+            for subset in self.published.subsets
+        }
         try:
             text = self.published.card()
             if text is None:

@@ -26,7 +26,7 @@ from brim.formats.parquet_index import locate_parquet
 from brim.formats.probe import shape_of
 from brim.formats.readable import Readable, ValueFile
 from brim.jobs.published import Published, opened
-from brim.jobs.verify import SHARD_NAME
+from brim.jobs.subsets import SHARD_NAME, missing_numbers
 from brim.plans.cut_shards import shard_name
 from brim.plans.shard_bytes import count_rows
 from brim.sources.features import kind_of_feature
@@ -55,6 +55,7 @@ class SplitInfo:
     rows: int
     shards: int
     bytes: int
+    state: str = ""
 
 
 @dataclass
@@ -87,6 +88,8 @@ def info(
     dataset: str | os.PathLike[str],
     *,
     head: int = 0,
+    from_config: str | None = None,
+    from_split: str | None = None,
     state: str | os.PathLike[str] | None = None,
     endpoint_url: str | None = None,
     anonymous: bool = False,
@@ -94,9 +97,11 @@ def info(
     """What is at a folder, hf://datasets/ORG/NAME[@REVISION] or s3://BUCKET/PREFIX, built by brim or not.
 
     `head` is how many of the first rows to show: files as their type, shape and size, read from their beginnings.
+    `from_config` and `from_split` name the part that is looked at.
     """
     at_least("head", head, 0)
-    with opened(dataset, state, lambda _: None, Access(endpoint_url, anonymous)) as published:
+    access = Access(endpoint_url, anonymous)
+    with opened(dataset, state, lambda _: None, access, from_config, from_split) as published:
         found = _summed(os.fspath(dataset), published)
         first = next((name for name in sorted(published.sizes) if name.endswith(".parquet")), None)
         if head and first is not None:
@@ -167,36 +172,34 @@ def type_words(kind: pa.DataType, feature: Any = None) -> str:
 
 
 def _splits(published: Published, looks: dict[str, _Shard]) -> list[SplitInfo]:
-    """By the names of the shards, as brim and the Hub write them; all in one where names say nothing."""
-    sums: dict[tuple[str, str], list[int]] = {}
-    for name, look in looks.items():
-        match = SHARD_NAME.fullmatch(name)
-        folder = match["folder"] if match else name.rpartition("/")[0]
-        split = match["split"] if match else "train"
-        found = sums.setdefault(("default" if folder in ("data", "") else folder, split), [0, 0, 0])
-        for at, number in enumerate((look.rows, 1, published.sizes[name])):
-            found[at] += number
-    return [SplitInfo(config, split, *numbers) for (config, split), numbers in sums.items()]
+    """As the manifests, the card or the names of the shards tell."""
+    found = []
+    for subset in published.subsets:
+        names = [name for name in subset.names if name in looks]
+        rows, size = sum(looks[name].rows for name in names), sum(published.sizes[name] for name in names)
+        if names:
+            found.append(SplitInfo(subset.config, subset.split, rows, len(names), size, subset.state))
+    return found
 
 
 def incomplete(published: Published) -> Iterator[str]:
     """What should be there and is not, by the receipts or, where there are none, by the names."""
     told = published.told
-    if told.unfinished:
-        yield "the build is not finished: run the same brim command again"
+    for subset in published.subsets:
+        if subset.state == "unfinished":
+            yield f"{subset.name}: {subset.words}"
+    if told.unfinished and not any(subset.state == "unfinished" for subset in published.subsets):
+        yield "unfinished: 0 shards; run the same build to finish"
+    yield from told.damaged
     for name, receipt in told.receipts.items():
         size = published.sizes.get(name)
         if size is None:
             yield f"{name}: is missing"
         elif size != receipt.size:
             yield f"{name}: has {size:,} bytes instead of {receipt.size:,}"
-    seen: dict[tuple[str, str, int], set[int]] = {}
-    for name in published.sizes if not told.receipts else ():
-        if match := SHARD_NAME.fullmatch(name):
-            seen.setdefault((match["folder"], match["split"], int(match["count"])), set()).add(int(match["number"]))
-    for (folder, split, count), numbers in seen.items():
-        for number in sorted(set(range(count)) - numbers):
-            yield f"{shard_name(folder, split, number, count, '.parquet')}: is missing"
+    if not told.receipts and not told.unfinished:
+        for folder, split, number, count, extension in missing_numbers(list(published.sizes)):
+            yield f"{shard_name(folder, split, number, count, extension)}: is missing"
 
 
 def first_rows(shard: Readable, count: int) -> Iterator[dict[str, Any]]:

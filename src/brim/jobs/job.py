@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brim.described import Described
+from brim.errors import SinkFailed
+from brim.formats.card import write_waiting_card
+from brim.jobs.appended import AppendBase, AppendedContent, appended_content
 from brim.jobs.bring import Run, RunOptions, Share
 from brim.jobs.content import Content, PlanContent
-from brim.jobs.open_store import Books, carrying_bytes, open_books, open_store
+from brim.jobs.open_store import Books, carrying_bytes, dataset_there, open_books, open_store
 from brim.jobs.spec import Spec, check_hub_limits, preflight, stop_files
 from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
@@ -25,14 +28,15 @@ from brim.schedule.ray_cluster import Cluster, Sight, sample_of, workplace
 from brim.schedule.unit_work import Outcome
 from brim.sizes import format_size
 from brim.state.ledger import Receipt
-from brim.stores.hub_options import HubAddress
+from brim.stores.hub_options import HubAddress, HubOptions
 from brim.stores.hub_store import HubStore
-from brim.stores.store import SendingRoom
+from brim.stores.store import CardMaker, Moved, SendingRoom
 
 if TYPE_CHECKING:
     from brim.jobs.caches import Kept
     from brim.schedule.ray_tasks import RayBringing
 
+_LOOKS = 5  # at a destination that others append to
 _MOST_SENDERS = 4  # of what was computed: it lies there, and only has to be sent
 ALONE = Share()
 
@@ -120,6 +124,8 @@ class Job:
         with workplace(spec.how.scaling) as cluster:
             executor = self._brought_by(cluster)
             with open_books(spec.layout, spec.how, progress, share) as books:
+                if isinstance(spec.source, PlanContent) and spec.how.append:
+                    return Computed(self._append(spec.source, books, executor))
                 if isinstance(spec.source, PlanContent):
                     if share is ALONE:  # parts write shards before the destination's own ledger knows of a job
                         spec.layout.refuse_strangers(books.ledger, spec.how.fresh)
@@ -127,6 +133,26 @@ class Job:
                 from brim.jobs.compute import Computing  # a build has no use for it, and would hold it
 
                 return Computing(self, spec.source, cluster, books).run(share)
+
+    def _append(self, new: PlanContent, books: Books, executor: RayBringing | None) -> Built:
+        """Bring new rows behind those that are there. What changes meanwhile is looked at again."""
+        layout, hub = self.spec.layout, self.spec.how.hub
+        folder = isinstance(layout.destination, Path)
+        splits = None if hub.split is None or not isinstance(layout.destination, HubAddress) else [hub.split]
+        for _ in range(_LOOKS):
+            with dataset_there(layout, self.spec.how, books) as there:
+                ledger = books.ledger if folder and books.ledger.job is not None else None
+                content = appended_content(there, new.plan, hub.config, hub.folder, ledger, splits)
+            if isinstance(content, AppendedContent) and content.is_there:
+                books.progress.note("these rows are there already: nothing is appended")
+            try:
+                return self.bring(content, books, ALONE, executor)
+            except Moved:
+                books.progress.note("somebody else has changed what is there: looking again")
+        raise SinkFailed(
+            "Others change the destination all the time, so that nothing could be appended.",
+            hint="Run the same command to continue; nothing that was sent is lost.",
+        )
 
     def _brought_by(self, cluster: Cluster | None) -> RayBringing | None:
         """What brings the shards of a build, if that is not this process."""
@@ -155,12 +181,16 @@ class Job:
         replaced = isinstance(spec.layout.place, HubAddress) and (how.hub.replace or fresh)
         replaced = replaced or (spec.layout.apart and fresh)
         room = SendingRoom(free_bytes, workers, self.limit.asked_for)
+        base = content.base if isinstance(content, AppendedContent) else None
+        if isinstance(content, AppendedContent):
+            kept = content.kept
+            share = replace(share, received=lambda ledger: kept)
         with open_store(spec.layout, how, content, room, books, share) as at:
             options = RunOptions(
                 workers,
                 self.limit.bytes,
                 fresh=fresh,
-                update=how.update,
+                update=how.update or base is not None,
                 replace=replaced,
                 split=how.hub.split if at.store.staged else None,
                 config=how.hub.config,
@@ -168,6 +198,8 @@ class Job:
                 manifest_name=at.manifest_name,
                 share=share,
                 executor=executor,
+                waiting_card=None if base is None else _waiting_card(base, how.hub),
+                builds_on=None if base is None else [r.piece for of in base.receipts.values() for r in of],
             )
             run = Run(content, at.store, books.ledger, options, books.progress, books.stop)
             receipts = run.run()
@@ -187,6 +219,11 @@ class Job:
             return forecast.workers, self.limit.bytes - forecast.total
         workers = 1 if self.spec.layout.apart else min(usable_cores() + 1, _MOST_SENDERS)
         return workers, max(self.limit.bytes - tree_bytes(), 0)
+
+
+def _waiting_card(base: AppendBase, hub: HubOptions) -> CardMaker:
+    there = {split: [receipt.name for receipt in of] for split, of in base.receipts.items()}
+    return lambda card, names: write_waiting_card(card, hub.config, hub.folder, there)
 
 
 def built_of(spec: Spec, receipts: Sequence[Receipt], rows: int, written: int = 0) -> Built:

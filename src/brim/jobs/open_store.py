@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,12 @@ from pathlib import Path
 from brim.buckets.bucket_address import BucketAddress
 from brim.errors import DestinationError, Stopped
 from brim.formats.card import CardFacts
+from brim.jobs.appended import AppendedContent
 from brim.jobs.bring import Share, refuse_another
 from brim.jobs.content import Content
 from brim.jobs.layout import Layout
+from brim.jobs.published import Published
+from brim.jobs.published import opened as dataset_at
 from brim.jobs.spec import How, stop_files
 from brim.plans.describe_plan import HUB_BYTES, OBJECTS_BYTES
 from brim.progress import Progress, told_if_slow
@@ -30,7 +33,7 @@ from brim.stores.hub_options import HubAddress, HubOptions
 from brim.stores.hub_session import explained, hub_session
 from brim.stores.hub_store import HubCarrier, HubStore, published_at
 from brim.stores.hub_upload import BASE_BYTES, LANE_BYTES
-from brim.stores.store import Carrier, PublishedThere, SendingRoom, Store
+from brim.stores.store import Carrier, Moved, PublishedThere, SendingRoom, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +121,28 @@ def open_store(
         opened.store.open(content.fingerprint)
         if isinstance(opened.store, HubStore | BucketStore):
             manifests = b"".join(opened.store.manifests())
+            if isinstance(content, AppendedContent):
+                _refuse_moved(content, opened.store.manifests())
             if share.only is None:
                 books.ledger.agree_with(manifests)
             else:
                 _respect(Ledger.of(manifests), content, books.ledger, _hint(layout.destination, how.update))
         elif share.only is not None and isinstance(layout.destination, Path):
             _respect(Ledger(layout.destination / STATE), content, books.ledger, _hint(layout.destination, how.update))
+        if isinstance(content, AppendedContent):
+            books.ledger.know(content.base.names)
         yield opened
     finally:
         opened.store.close()
+
+
+def _refuse_moved(content: AppendedContent, manifests: Iterable[bytes]) -> None:
+    """Moved if what is there is no longer what was looked at, nor what shall be."""
+    known = {*content.base.jobs, content.fingerprint}
+    for data in manifests:
+        job = Ledger.of(data).job
+        if job is not None and job.fingerprint not in known:
+            raise Moved
 
 
 def _store(layout: Layout, how: How, room: SendingRoom, books: Books, mine: frozenset[str] | None) -> OpenStore:
@@ -170,6 +186,21 @@ def _hub_card(facts: CardFacts, destination: HubAddress, hub: HubOptions) -> Car
         keep_splits=hub.split is not None,
         set_default=hub.set_default,
     )
+
+
+@contextmanager
+def dataset_there(layout: Layout, how: How, books: Books) -> Iterator[Published | None]:
+    """What is at a destination already, to be read; None if that is nothing yet."""
+    to = layout.destination
+    if isinstance(to, HubAddress | BucketAddress):
+        there = published(to, how.hub, books)
+    else:
+        there = PublishedThere((), list(FolderStore(to).shards()), unfinished=False)
+    if there is None or not (there.shards or there.manifests or there.unfinished):
+        yield None
+        return
+    with dataset_at(str(to), how.state, books.progress.note, how.access, token=how.hub.token) as found:
+        yield found
 
 
 @contextmanager

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from brim.buckets.bucket_address import Access, BucketAddress
 from brim.buckets.listing import ObjectStat, list_objects, read_small
 from brim.buckets.read_object import ObjectFile, ObjectStream
-from brim.errors import DestinationError, InputError
-from brim.formats.card import BEGIN, CARD, UNFINISHED, card_folders, read_card
+from brim.errors import BrimError, InputError
+from brim.formats.card import BEGIN, CARD, card_folders, read_card
+from brim.formats.card_configs import UNFINISHED, card_entries, is_unfinished
 from brim.formats.readable import LocalFile, Readable
+from brim.jobs.subsets import Key, Subset, chosen_subsets, find_subsets
+from brim.plans.fingerprint import digest_json
 from brim.progress import Advance
 from brim.state.durable import reading, sha256_of
-from brim.state.ledger import JobRecord, Ledger, Receipt
+from brim.state.ledger import LEDGER, STATE, JobRecord, Ledger, Receipt
 from brim.stores.destination import parse_destination, state_folder
 from brim.stores.hub_client import HubClient, Snapshot
 from brim.stores.hub_files import RangeFile, StreamFile
@@ -30,11 +33,16 @@ _SHARDS = (".parquet", ".tar", ".arrow", ".bin", ".npy", ".safetensors")
 
 @dataclass(frozen=True, slots=True)
 class DatasetRecord:
-    """What receipts say. `job` is None without any, or where several builds share the destination."""
+    """What receipts say. `job` is None without any, or where several builds share the destination.
+
+    `listed` are the shards that the manifest of each config and split names; `damaged` says what is wrong with one.
+    """
 
     receipts: Mapping[str, Receipt]
     jobs: tuple[JobRecord, ...]
     unfinished: bool = False
+    listed: Mapping[Key, Sequence[str]] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
 
     @property
     def job(self) -> JobRecord | None:
@@ -50,12 +58,54 @@ def is_computed(job: JobRecord) -> bool:
     return "recipe" not in job.facts
 
 
+def is_foreign(job: JobRecord) -> bool:
+    """Whether a record stands for shards that brim found, and did not write."""
+    return bool(job.facts.get("foreign"))
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPart:
+    """What one source gave: its job, and its shards by split, in order."""
+
+    job: JobRecord
+    names: Mapping[str, Sequence[str]]
+
+
+def parts_of(told: DatasetRecord) -> list[PublishedPart]:
+    """The parts of a dataset, each published from a source of its own: configs, splits, rows that were appended."""
+    found: dict[str, tuple[JobRecord, dict[str, list[str]]]] = {}
+    for job in told.jobs:
+        mine: dict[str, list[str]] = {}
+        for (_, split), names in told.listed.items():
+            own = [name for name in names if len(told.jobs) == 1 or told.receipts[name].job == job.fingerprint[:16]]
+            mine.setdefault(split, []).extend(sorted(own) if own else [])
+        parts = job.facts.get("parts")
+        if not parts:
+            found[job.fingerprint] = (job, {split: names for split, names in mine.items() if names})
+            continue
+        at = dict.fromkeys(mine, 0)
+        for part in parts:
+            of = JobRecord(part["fingerprint"], dict(part["facts"]), dict(part["versions"]), tuple(part["left_out"]))
+            _, known = found.setdefault(of.fingerprint, (of, {}))
+            for split, count in part["shards"].items():
+                start = at.get(split, 0)
+                known.setdefault(split, []).extend(mine.get(split, [])[start : start + count])
+                at[split] = start + count
+    return [PublishedPart(job, names) for job, names in found.values()]
+
+
 class Published(Protocol):
-    """`sha256` without a full read (`deep`) is what the destination says of itself, where it says anything."""
+    """`sha256` without a full read (`deep`) is what the destination says of itself, where it says anything; `listed` is
+    what it says without being asked to read: SHA-256 and ETag, empty where it says nothing.
+
+    `renames`: shards get other names without being moved.
+    """
 
     remote: bool
+    renames: bool
     told: DatasetRecord
     sizes: Mapping[str, int]
+    subsets: Sequence[Subset]
 
     @property
     def unproved(self) -> Sequence[str]: ...
@@ -63,12 +113,13 @@ class Published(Protocol):
     def open(self, name: str) -> Readable: ...
     def stream(self, name: str) -> Readable: ...
     def sha256(self, name: str, deep: bool, advance: Advance) -> str | None: ...
+    def listed(self, name: str) -> tuple[str, str]: ...
 
 
 class PublishedFolder:
     """A folder that was built."""
 
-    remote = False
+    remote = renames = False
     unproved: Sequence[str] = ()
 
     def __init__(self, folder: Path, state: str | os.PathLike[str] | None) -> None:
@@ -81,20 +132,19 @@ class PublishedFolder:
                 f"{str(folder)!r} holds no dataset: it has no folder data/.", hint="Give the folder that brim built."
             )
         ledger = Ledger(state_folder(folder, state))
-        self.told = DatasetRecord(
-            ledger.receipts, () if ledger.job is None else (ledger.job,), ledger.job is not None and not ledger.done
-        )
+        self.told = told_by(ledger)
         with reading(str(folder / "data")):
             listed = [] if others else os.listdir(folder / "data")
         names = others or sorted(f"data/{name}" for name in listed if not name.startswith("."))
         here = {name: folder / name for name in names}
         self.sizes: Mapping[str, int] = {name: p.stat().st_size for name, p in here.items() if p.is_file()}
+        self.subsets: Sequence[Subset] = _subsets(self)
 
     def card(self) -> str | None:
         if not (self._folder / CARD).exists():
             return None
         with reading(CARD):
-            return (self._folder / CARD).read_text(encoding="utf-8")
+            return (self._folder / CARD).read_bytes().decode()
 
     def open(self, name: str) -> Readable:
         return LocalFile(self._folder / name)
@@ -104,6 +154,9 @@ class PublishedFolder:
     def sha256(self, name: str, deep: bool, advance: Advance) -> str | None:
         with reading(name):
             return sha256_of(self._folder / name, advance)
+
+    def listed(self, name: str) -> tuple[str, str]:
+        return "", ""
 
 
 def shards_below(folder: Path) -> list[str]:
@@ -118,28 +171,32 @@ def shards_below(folder: Path) -> list[str]:
 class PublishedRepository:
     """A repository on the Hub at one commit. Nothing of it is kept on disk."""
 
-    remote = True
+    remote = renames = True
     unproved: Sequence[str] = ()
 
     def __init__(self, client: HubClient, snapshot: Snapshot) -> None:
         self._client, self._at = client, snapshot
+        self._card: list[bytes | None] = []
         manifests = [name for name in snapshot.tree if name.startswith(f"{MANIFESTS}/")]
         self.told = read_manifests(manifests, lambda name: client.read(name, snapshot))
         folders = {"data", *(name.rpartition("/")[0] for name in self.told.receipts)}
-        try:
-            folders |= card_folders(read_card(self.card() or ""))
-        except (DestinationError, UnicodeDecodeError):
-            pass  # a broken card is reported as what it is
+        fields = _fields(self)
+        folders |= card_folders(fields)
+        begun = any(map(is_unfinished, card_entries(fields)))
+        folders |= {str(entry["config_name"]) for entry in card_entries(fields) if is_unfinished(entry)}
+        self.told = replace(self.told, unfinished=begun)
         there = {name: file.size for name, file in sorted(snapshot.tree.items()) if name.endswith(_SHARDS)}
         named = {name: size for name, size in there.items() if name.rpartition("/")[0] in folders}
         # Where no card says where its files are, `load_dataset` takes them wherever they are.
         self.sizes: Mapping[str, int] = named or there
-        if not self.sizes and not self.told.receipts:
+        if not self.sizes and not self.told.receipts and not begun:
             raise InputError(f"{client.address} holds no dataset that brim can read: it has no Parquet or tar files.")
+        self.subsets: Sequence[Subset] = _subsets(self)
 
     def card(self) -> str | None:
-        data = self._client.read(CARD, self._at)
-        return None if data is None else data.decode()
+        if not self._card:
+            self._card.append(self._client.read(CARD, self._at))
+        return None if self._card[0] is None else self._card[0].decode()
 
     def open(self, name: str) -> Readable:
         return RangeFile(self._client, self._at, name)
@@ -153,11 +210,14 @@ class PublishedRepository:
             return self._at.tree[name].sha256
         return hash_stream(self.stream(name), advance)
 
+    def listed(self, name: str) -> tuple[str, str]:
+        return self._at.tree[name].sha256 or "", ""
+
 
 class PublishedObjects:
     """A place in a bucket. What is listed there has an ETag, which the manifest notes for every shard."""
 
-    remote = True
+    remote, renames = True, False
 
     def __init__(self, address: BucketAddress, state: str | os.PathLike[str] | None) -> None:
         self._address = address
@@ -167,9 +227,9 @@ class PublishedObjects:
                 self._there[f"{folder}/{name}"] = stat
         told = read_manifests([name for name in self._there if name.startswith(f"{MANIFESTS}/")], self._read)
         if not told.jobs:  # a build that goes on has its ledger on the machine that builds
-            here = Ledger(state_folder(address, state, "default/*"))
-            told = DatasetRecord(here.receipts, () if here.job is None else (here.job,))
-        card = self._read(CARD) or b""
+            told = told_by(Ledger(state_folder(address, state, "default/*")))
+        self._card = self._read(CARD)
+        card = self._card or b""
         # On other machines the card tells that it goes on.
         self.told = replace(told, unfinished=UNFINISHED.encode() in card)
         self.sizes: Mapping[str, int] = {
@@ -181,6 +241,7 @@ class PublishedObjects:
         # A dataset without rows has a card and nothing else.
         if not self.sizes and not self.told.receipts and BEGIN.encode() not in card:
             raise InputError(f"{address} holds no dataset: there is nothing below data/.", hint="Give what brim built.")
+        self.subsets: Sequence[Subset] = _subsets(self)
 
     @property
     def unproved(self) -> Sequence[str]:
@@ -192,8 +253,7 @@ class PublishedObjects:
         return read_small(self._address, name)
 
     def card(self) -> str | None:
-        data = self._read(CARD)
-        return None if data is None else data.decode()
+        return None if self._card is None else self._card.decode()
 
     def open(self, name: str) -> Readable:
         return ObjectFile(self._address, name, self._there[name].st_size, self._there[name].etag)
@@ -208,6 +268,9 @@ class PublishedObjects:
             return receipt.sha256 if receipt and receipt.etag in ("", self._there[name].etag) else None
         return hash_stream(self.stream(name), advance)
 
+    def listed(self, name: str) -> tuple[str, str]:
+        return "", self._there[name].etag
+
 
 def hash_stream(stream: StreamFile | ObjectStream, advance: Advance) -> str:
     """Read all of it."""
@@ -215,17 +278,80 @@ def hash_stream(stream: StreamFile | ObjectStream, advance: Advance) -> str:
         return stream.sha256(advance)
 
 
+def told_by(ledger: Ledger) -> DatasetRecord:
+    """What a ledger of one build says."""
+    listed: dict[Key, list[str]] = {}
+    for name, receipt in ledger.receipts.items():
+        listed.setdefault(("default", receipt.split), []).append(name)
+    begun = ledger.job is not None and not ledger.done
+    damaged = () if (fault := ledger_fault(ledger)) is None else (f"{STATE}/{LEDGER}: {fault}",)
+    return DatasetRecord(ledger.receipts, () if ledger.job is None else (ledger.job,), begun, listed, damaged)
+
+
+def ledger_fault(ledger: Ledger) -> str | None:
+    """What is wrong with a finished ledger: all of its lines count, that of the job too."""
+    if ledger.broken:
+        return f"its line {ledger.broken} is damaged"
+    if not ledger.done:
+        return None
+    if ledger.job is None:
+        return "it has lost the line that says what was built"
+    facts = ledger.job.facts
+    plain = {name: fact for name, fact in facts.items() if name not in ("cut", "recipe")}
+    if ledger.job.fingerprint not in (digest_json(plain), digest_json(facts)):
+        return "what it says was built is not what its fingerprint is of"
+    return None
+
+
 def read_manifests(names: Iterable[str], read: Callable[[str], bytes | None]) -> DatasetRecord:
     """What the published ledgers say, all of them together."""
     receipts: dict[str, Receipt] = {}
     jobs: dict[str, JobRecord] = {}
+    listed: dict[Key, list[str]] = {}
+    damaged = []
     for name in sorted(names):
         if name.endswith(".jsonl"):
             ledger = Ledger.of(read(name) or b"")
             receipts |= ledger.receipts
+            config, _, file = name.partition("/")[2].rpartition("/")
+            listed[config, file.removesuffix(".jsonl")] = list(ledger.receipts)
+            fault = ledger_fault(ledger) or (None if ledger.done else "it ends before its last line")
+            damaged += [f"{name}: {fault}"] if fault else []
             if ledger.job is not None:
                 jobs[ledger.job.fingerprint] = ledger.job
-    return DatasetRecord(receipts, tuple(jobs.values()))
+    return DatasetRecord(receipts, tuple(jobs.values()), listed=listed, damaged=tuple(damaged))
+
+
+def _fields(published: Published) -> dict[str, Any]:
+    """Of the card; none of a broken one, which is reported as what it is."""
+    try:
+        return read_card(published.card() or "")
+    except (BrimError, UnicodeDecodeError):
+        return {}
+
+
+def _subsets(published: Published) -> list[Subset]:
+    told = published.told
+    mine = told.unfinished and not published.remote
+    return find_subsets(published.sizes, told.receipts, told.listed, _fields(published), mine)
+
+
+def narrow(published: Published, config: str | None, split: str | None, address: str) -> None:
+    """Only some configs and splits of a dataset are there from here on."""
+    if config is None and split is None:
+        return
+    chosen = chosen_subsets(published.subsets, config, split, address)
+    keys = {(subset.config, subset.split) for subset in chosen}
+    told = published.told
+    listed = {key: names for key, names in told.listed.items() if key in keys}
+    mine = {name for names in listed.values() for name in names} | {n for subset in chosen for n in subset.names}
+    receipts = {name: receipt for name, receipt in told.receipts.items() if name in mine}
+    marks = {receipt.job for receipt in receipts.values()}
+    jobs = tuple(job for job in told.jobs if job.fingerprint[:16] in marks)
+    unfinished = any(subset.state == "unfinished" for subset in chosen)
+    published.subsets = chosen
+    published.sizes = {name: size for name, size in published.sizes.items() if name in mine}
+    published.told = replace(told, receipts=receipts, jobs=jobs, listed=listed, unfinished=unfinished)
 
 
 @contextmanager
@@ -234,21 +360,26 @@ def opened(
     state: str | os.PathLike[str] | None,
     note: Note,
     access: Access | None = None,
+    config: str | None = None,
+    split: str | None = None,
+    token: str | None = None,
 ) -> Iterator[Published]:
-    """What was built at a destination, to be read."""
+    """What was built at a destination, to be read: all of it, or one config or split."""
     where = parse_destination(destination, access)
-    if isinstance(where, Path):
-        yield PublishedFolder(where, state)
-        return
-    if isinstance(where, BucketAddress):
-        yield PublishedObjects(where, state)
-        return
+    published: Published
     with ExitStack() as stack:
-        stack.enter_context(explained(where.repo, begun=False, reading=True))
-        stack.enter_context(hub_session(note))
-        yield PublishedRepository(*_found(where))
+        if isinstance(where, Path):
+            published = PublishedFolder(where, state)
+        elif isinstance(where, BucketAddress):
+            published = PublishedObjects(where, state)
+        else:
+            stack.enter_context(explained(where.repo, begun=False, reading=True))
+            stack.enter_context(hub_session(note))
+            published = PublishedRepository(*_found(where, token))
+        narrow(published, config, split, os.fspath(destination))
+        yield published
 
 
-def _found(address: HubAddress) -> tuple[HubClient, Snapshot]:
-    client = HubClient(address)
+def _found(address: HubAddress, token: str | None) -> tuple[HubClient, Snapshot]:
+    client = HubClient(address, token)
     return client, client.snapshot(address.revision)

@@ -45,6 +45,7 @@ class How:
     on_error: OnError = "stop"
     fresh: bool = False
     update: bool = False  # what is unchanged of another dataset is kept
+    append: bool = False  # rows come behind those that are there
     keep_done: bool = False  # a changed function continues where the earlier one ended
     state: str | None = None
     stop_file: str | None = None
@@ -61,6 +62,11 @@ class How:
             parse_size(self.memory)
         if self.fresh and self.update:
             raise InputError("Choose one of --fresh (start over) and --update (keep what is unchanged).")
+        for name, other in (("fresh", self.fresh), ("update", self.update)):
+            if self.append and other:
+                raise InputError(f"Choose one of --append (rows come behind those that are there) and --{name}.")
+        if self.append and self.hub.direct:
+            raise InputError("--append is published in one step, so that --direct has no place with it.")
         if self.fresh and self.keep_done:
             raise InputError("Choose one of --fresh (start over) and --keep-done (keep what is done).")
         if self.stop_file:
@@ -166,6 +172,8 @@ def check_options(verb: str, how: How, destination: Destination | None) -> None:
         raise InputError(f"--keep-done is for a function of yours that has changed, and {verb} has none.")
     if how.update and verb != "build":
         raise InputError(f"--update is for brim build: {verb} keeps what is unchanged by itself.")
+    if how.append and verb not in ("build", "select"):
+        raise InputError(f"--append is for brim build and brim select: what {verb} computes is one result.")
     if destination is None or isinstance(destination, HubAddress):
         return
     plain = HubOptions()

@@ -14,9 +14,10 @@ from pathlib import Path
 from brim.buckets.bucket_address import Access, is_web_file
 from brim.described import Described
 from brim.errors import DamageFound, InputError
+from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_type
 from brim.formats.readable import Hashing, Readable, ReadableFile, ShardFile
 from brim.jobs.published import Published, opened
-from brim.jobs.unpack_rows import safe_place, unpack_rows
+from brim.jobs.unpack_rows import safe_place, split_apart, unpack_rows
 from brim.memory.limit import effective_limit
 from brim.plans.shard_bytes import locate
 from brim.progress import Progress, Silent, tell_begin
@@ -65,7 +66,8 @@ def unpack(
 
     No file appears before its shard is proved: one on disk is hashed first, one on the Hub as it streams. With `where`
     or `columns` only the files of these rows and columns are written, and nothing else is fetched; they are not
-    compared with the receipts of their shards, which are of all of them.
+    compared with the receipts of their shards, which are of all of them. `from_config` and `from_split` name the part
+    that is read; of several whose files share names, each gets a folder of its own.
     """
     if "://" in os.fspath(out):
         raise InputError(
@@ -76,27 +78,34 @@ def unpack(
     if target.exists() and not target.is_dir():
         raise InputError(f"{str(target)!r} is a file.", hint="Give a folder.")
     chosen = (columns,) if isinstance(columns, str) else tuple(columns)
-    if where or chosen or from_config or from_split or is_web_file(os.fspath(destination)):
-        access = Access(endpoint_url, anonymous)
+    access = Access(endpoint_url, anonymous)
+    if where or chosen or is_web_file(os.fspath(destination)):
         rows = open_dataset(destination, config=from_config, split=from_split, access=access)
         rows = rows.where(where) if where else rows
         rows = rows.columns([*dict.fromkeys(chosen)]) if chosen else rows
         return _unpack_chosen(rows, target, progress)
-    source = parse_destination(destination, Access(endpoint_url, anonymous))
+    source = parse_destination(destination, access)
     if isinstance(source, Path):
         refuse_source(target, str(source))
         if lies_in(target, source / "data"):
             raise InputError(f"{str(target)!r} lies among the shards of the dataset.", hint="Unpack to another folder.")
-    with opened(destination, state, progress.note, Access(endpoint_url, anonymous)) as published:
+    with opened(destination, state, progress.note, access, from_config, from_split) as published:
         receipts = published.told.receipts
         names = sorted(published.sizes)
+        begun = next((subset for subset in published.subsets if subset.state == "unfinished"), None)
+        if begun is not None or published.told.unfinished:
+            raise DamageFound(
+                f"{os.fspath(destination)!r} is {'unfinished' if begun is None else begun.words}.",
+                hint="Then unpack it. --from-config and --from-split take a part of it that is whole.",
+            )
         if not names:
             raise InputError(f"{os.fspath(destination)!r} holds no shards.")
-        if published.told.unfinished:
-            progress.note("the build is not finished: files of shards that are not there yet are not unpacked")
         missing = [name for name in receipts if name not in published.sizes]
         if missing:
             raise DamageFound(f"{missing[0]} is missing.", hint="brim verify lists everything that is wrong.")
+        places = _places(published)
+        if len(set(places.values())) > 1:
+            progress.note("configs or splits have files of the same name: each goes into a folder of its own")
         progress.start("unpack", sum(published.sizes.values()), len(names), effective_limit().bytes)
         try:
             with failures(target):
@@ -105,12 +114,40 @@ def unpack(
                 try:
                     for name in names:
                         tell_begin(progress, name, published.sizes[name])
-                        work.shard(name, receipts.get(name))
+                        work.shard(name, receipts.get(name), places.get(name, ""))
                 finally:
                     work.clear()
                 return work.finish()
         finally:
             progress.finish()
+
+
+def _places(published: Published) -> dict[str, str]:
+    """The folder of each shard's files: none, unless files of several configs or splits have the same name."""
+    if len(published.subsets) < 2:
+        return {}
+    seen: dict[str, int] = {}
+    shared = False
+    for number, subset in enumerate(published.subsets):
+        for name in subset.names:
+            with closing(published.open(name)) as shard:
+                shared = shared or any(seen.setdefault(path, number) != number for path in paths_in(shard))
+            if shared:
+                return {name: subset.name for subset in published.subsets for name in subset.names}
+    return {}
+
+
+def paths_in(shard: Readable) -> Iterator[str]:
+    """The names of the files in a shard, without their content."""
+    if not shard.name.endswith(".parquet"):
+        yield from (found.path for found in locate(shard) if found.path)
+        return
+    with ParquetColumns(shard) as columns:
+        for column in columns.schema:
+            for group in range(columns.footer.num_row_groups) if is_file_type(column.type) else ():
+                cells = columns.cells(group, column.name)
+                inner = cells.flatten() if is_list_type(cells.type) else cells
+                yield from inner.field("path").drop_null().to_pylist()
 
 
 def _unpack_chosen(rows: Selection, target: Path, progress: Progress) -> Unpacked:
@@ -119,7 +156,11 @@ def _unpack_chosen(rows: Selection, target: Path, progress: Progress) -> Unpacke
         table = rows.table()
         if not table.columns:
             raise InputError("There are no files in these columns.", hint=f"Columns: {', '.join(rows.origin.columns)}.")
-        files, size, there = unpack_rows(table, os.path.realpath(target), progress)
+        root = os.path.realpath(target)
+        files = size = there = 0
+        for place, part in split_apart(table):
+            of = unpack_rows(part, os.path.join(root, place), progress)
+            files, size, there = files + of[0], size + of[1], there + of[2]
     return Unpacked(files, size, there)
 
 
@@ -133,7 +174,8 @@ class _Unpacking:
         self._waiting: dict[str, str] = {}  # by its path, where a file waits
         self.clear()  # what a killed run left
 
-    def shard(self, name: str, receipt: Receipt | None) -> None:
+    def shard(self, name: str, receipt: Receipt | None, place: str) -> None:
+        """Its files, below the folder `place`."""
         if receipt is None:
             self.result.unproved += 1
         elif not self.published.remote:
@@ -141,7 +183,7 @@ class _Unpacking:
         with closing(self.published.stream(name)) as shard, closing(self.published.open(name)) as footer_of:
             for found in locate(shard, footer_of):
                 for file in _members(shard, found) if (found.path or "").endswith("/") else (found,):
-                    self._file(shard, file)
+                    self._file(shard, file, place)
                 self.progress.advance(found.size)
             if isinstance(shard, Hashing) and receipt is not None:
                 self._prove(name, receipt, shard.sha256())
@@ -158,8 +200,8 @@ class _Unpacking:
                 hint="brim verify lists everything that is wrong.",
             )
 
-    def _file(self, shard: Readable, found: ShardFile) -> None:
-        path = _safe_path(found, shard.name, self.root)
+    def _file(self, shard: Readable, found: ShardFile, place: str) -> None:
+        path = _safe_path(found, shard.name, os.path.join(self.root, place) if place else self.root)
         there = self._waiting.get(path, path)
         if os.path.lexists(there):
             if not _holds(there, shard, found):

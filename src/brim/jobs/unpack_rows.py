@@ -15,7 +15,7 @@ from brim.errors import DamageFound, InputError
 from brim.formats.splice import SpliceBuilder
 from brim.memory.limit import effective_limit
 from brim.progress import Progress
-from brim.sources.file_table import FileTable, flat_numbers
+from brim.sources.file_table import FileTable, Split, flat_numbers
 from brim.state.durable import BUFFER_BYTES, write_all
 from brim.state.retry import interrupted_by
 
@@ -60,6 +60,18 @@ def named_files(table: FileTable) -> list[tuple[str, int]]:
     return list(seen.items())
 
 
+def split_apart(table: FileTable) -> list[tuple[str, FileTable]]:
+    """(folder, rows): all rows in none, or each split in one of its own if files of several have the same name."""
+    parts = [(split.name, table.replace(rows=table.rows.slice(split.start, split.stop - split.start),
+             splits=(Split(split.name, 0, split.stop - split.start),))) for split in table.splits]  # fmt: skip
+    seen: dict[str, str] = {}
+    for name, part in parts:
+        for path, _ in named_files(part):
+            if seen.setdefault(path, name) != name:
+                return parts
+    return [("", table)]
+
+
 def _same_place(table: FileTable, one: int, other: int) -> bool:
     places = [[part.tolist() for part in table.files.places(np.array([number]))] for number in (one, other)]
     return places[0] == places[1]
@@ -100,6 +112,7 @@ def unpack_rows(table: FileTable, root: str, progress: Progress) -> tuple[int, i
     """Write the files of a table below a folder: how many, their bytes, and how many were there already."""
     wanted = safe_paths(named_files(table), root)
     total = int(table.files.sizes[np.array(list(wanted.values()), np.int64)].sum()) if wanted else 0
+    os.makedirs(root, exist_ok=True)
     room = os.path.join(root, _WAITING)
     shutil.rmtree(room, ignore_errors=True)
     os.makedirs(room)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -18,18 +18,20 @@ from brim.buckets.bucket_address import Access, is_bucket_address
 from brim.described import Described
 from brim.errors import BrimError, DamageFound, DestinationError, InputError, SourceChanged, Stopped
 from brim.file_set import Ints
-from brim.formats.card import CARD, card_rows, card_splits, read_card
+from brim.formats.card import CARD, card_info, card_rows, card_splits, feature_changes, read_card
 from brim.formats.parquet_columns import ParquetColumns, is_list_type
 from brim.formats.readable import Readable, ShardFile
 from brim.formats.splice import SpliceBuilder
 from brim.jobs.bring import versions
-from brim.jobs.published import Published, is_computed, opened
+from brim.jobs.published import Published, PublishedPart, is_computed, is_foreign, opened, parts_of
+from brim.jobs.subsets import SHARD_NAME, Subset, missing_numbers
 from brim.memory.limit import effective_limit, usable_cores
 from brim.plans.cut_shards import CutOptions, shard_name
 from brim.plans.plan import Plan, make_plan
-from brim.plans.shard_bytes import count_rows, hollow_columns, locate, splice_of
+from brim.plans.shard_bytes import count_rows, hollow_in, locate, splice_of
 from brim.progress import Advance, Progress, Silent, tell_begin, tell_rows
 from brim.sizes import format_size
+from brim.sources.features import as_yaml
 from brim.sources.file_table import FileTable, flat_numbers
 from brim.sources.open_source import columns_beside, read_source
 from brim.sources.selection import Selection
@@ -40,9 +42,6 @@ from brim.state.retry import interrupted_by
 _REQUESTS = 8  # at a time, to the Hub
 _SHOWN_DIFFERENCES = 10
 _STREAMS = 4  # at a time, from the Hub or a bucket: some 20 MB each
-SHARD_NAME = re.compile(
-    r"(?P<folder>.+)/(?P<split>[^/]+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar|arrow)"
-)
 
 
 @dataclass(repr=False)
@@ -55,6 +54,7 @@ class Verified(Described):
     files_compared: int = 0
     unproved: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
+    subsets: dict[str, str] = field(default_factory=dict)  # each config and split: whole, unfinished, not brim's
 
     @property
     def lines(self) -> list[tuple[str, str]]:
@@ -70,6 +70,8 @@ def verify(
     source: str | os.PathLike[str] | FileTable | Selection | None = None,
     *,
     deep: bool = False,
+    from_config: str | None = None,
+    from_split: str | None = None,
     state: str | os.PathLike[str] | None = None,
     root: str | os.PathLike[str] | None = None,
     endpoint_url: str | None = None,
@@ -82,7 +84,8 @@ def verify(
     A folder is read again. Of a repository on the Hub, the sizes and SHA-256 that it lists are compared with
     the manifest, and the footers are read; of a place in a bucket, sizes and ETags. `deep` reads everything
     back. With a source, every source file's bytes are compared with those inside the shards (on the Hub and in a
-    bucket: by the SHA-256 that its shards must have, unless `deep`).
+    bucket: by the SHA-256 that its shards must have, unless `deep`). `from_config` and `from_split` name the part that
+    is looked at; otherwise every config and split is.
 
     `endpoint_url` is the S3 store of buckets, `source_endpoint_url` that of the source if it is another one;
     `anonymous` reads without credentials: the source if it is in another bucket, else the destination too.
@@ -90,8 +93,9 @@ def verify(
     progress = progress or Silent()
     other_store = source_endpoint_url not in (None, endpoint_url)
     nameless = anonymous and not _in_another_bucket(source, destination, other_store)
-    with opened(destination, state, progress.note, Access(endpoint_url, nameless)) as published:
-        check = _Verification(published, deep, progress)
+    access = Access(endpoint_url, nameless)
+    with opened(destination, state, progress.note, access, from_config, from_split) as published:
+        check = _Verification(published, deep, progress, everything=from_config is None and from_split is None)
         if source is not None and published.told.computed:
             raise InputError(
                 f"What is at {os.fspath(destination)!r} was computed, so its source cannot be found inside.",
@@ -108,16 +112,13 @@ def verify(
     if check.result.findings:
         count = len(check.result.findings)
         other = [check.another_source] if check.another_source else []
+        whole = [f"{name}: {words}" for name, words in check.result.subsets.items() if words == "whole"]
+        whole = whole if len(check.result.subsets) > 1 else []
         raise DamageFound(
-            "\n  ".join([*other, f"{count} problem{'s' if count != 1 else ''} found:", *check.lines()]),
-            hint="Give the source that it was built from; or bring the dataset up to date, with the command that built "
-            "it and --update."
-            if other
-            else "Run the command that built it again: it makes what is missing or of another size. With --update it "
-            "takes over what has changed in the source; --fresh starts over."
-            if check.told.jobs or check.told.unfinished
-            else "It was not built by brim. `brim build SOURCE DEST --fresh` replaces it by what the source holds.",
+            "\n  ".join([*other, f"{count} problem{'s' if count != 1 else ''} found:", *check.lines(), *whole]),
+            hint=check.hint,
             findings=check.result.findings,
+            subsets=check.result.subsets,
         )
     return check.result
 
@@ -131,10 +132,12 @@ def _in_another_bucket(source: object, destination: str | os.PathLike[str], othe
 
 
 class _Verification:
-    def __init__(self, published: Published, deep: bool, progress: Progress) -> None:
+    def __init__(self, published: Published, deep: bool, progress: Progress, everything: bool = True) -> None:
         self.published, self.told, self.deep, self.progress = published, published.told, deep, progress
         self.result = Verified()
         self.rows_of: dict[str, int] = {}
+        self.types_of: dict[str, dict[str, Any]] = {}  # the features that the footer of a shard tells
+        self._everything = everything
         self.another_source = ""
         self._own = 0  # how many findings are of the dataset itself
         self._lock = threading.Lock()
@@ -150,17 +153,50 @@ class _Verification:
         rest = len(differences) - _SHOWN_DIFFERENCES
         return [*own, *differences[:_SHOWN_DIFFERENCES], *([f"and {rest:,} more differences"] if rest > 0 else [])]
 
+    @property
+    def hint(self) -> str:
+        """What to do about it."""
+        if self.another_source:
+            return (
+                "Give the source that it was built from; or bring the dataset up to date, with the command that built "
+                "it and --update."
+            )
+        if all("; run the same build to finish" in finding for finding in self.result.findings):
+            return "Run the command that built it again."
+        if self.told.jobs or self.told.unfinished:
+            return (
+                "Run the command that built it again: it makes what is missing or of another size. With --update it "
+                "takes over what has changed in the source; --fresh starts over."
+            )
+        return "It was not built by brim. `brim build SOURCE DEST --fresh` replaces it by what the source holds."
+
     def shards(self) -> None:
         here, receipts = self.published.sizes, self.told.receipts
-        if not self.told.jobs:
+        open_ones = [subset for subset in self.published.subsets if subset.state == "unfinished"]
+        begun = {name for subset in open_ones for name in subset.names}
+        self.result.subsets = {subset.name: subset.words for subset in self.published.subsets}
+        for subset in open_ones:
+            self.found(f"{subset.name}: {subset.words}")
+        if self.told.unfinished and not open_ones:
+            self.found("unfinished: 0 shards; run the same build to finish")
+        for fault in self.told.damaged:
+            self.found(fault)
+        strange = [subset for subset in self.published.subsets if subset.state == "not brim's"]
+        if strange and self.told.jobs:
+            named = ", ".join(subset.name for subset in strange)
+            self.result.unproved.append(f"{named}: not brim's, so there are no checksums to compare with")
+        elif not self.told.jobs and not open_ones:
             self.result.unproved.append("content: there is no ledger, so there are no checksums to compare with")
-            self._complete_by_name(set(here))
-        if self.told.unfinished:
-            self.found("the build is not finished: run the same brim build again")
+        foreign = {name for subset in strange for name in subset.names}
+        for subset in self.published.subsets:
+            if subset.state == "incomplete" and not any(name in receipts for name in subset.names):
+                self._complete_by_name(subset.names)
         if self.told.jobs:
-            for name in sorted(set(here) - set(receipts)):
+            for name in sorted(set(here) - set(receipts) - begun - foreign):
                 self.found(f"{name}: is not part of the dataset")
-        names = sorted(receipts) if self.told.jobs else sorted(here)
+        else:
+            self._odd_names(sorted(set(here) - begun))
+        names = sorted(((set(receipts) if self.told.jobs else set(here)) | foreign) - begun)
         reads = self.deep or not self.published.remote
         self.result.unproved += [] if self.deep else self.published.unproved
         total = sum(here[name] for name in names if name in here) if reads else 0
@@ -183,20 +219,15 @@ class _Verification:
             return _REQUESTS
         return min(usable_cores(), _STREAMS) if self.published.remote else usable_cores()
 
-    def _complete_by_name(self, here: set[str]) -> None:
+    def _complete_by_name(self, names: Sequence[str]) -> None:
         """Without a ledger, the names still say how many shards there should be."""
-        seen: dict[tuple[str, str, int, str], set[int]] = {}
-        for name in sorted(here):
-            match = SHARD_NAME.fullmatch(name)
-            if match is None:
-                if not self.published.remote:
-                    self.found(f"{name}: is not part of the dataset")
-            else:
-                kind = (match["folder"], match["split"], int(match["count"]), Path(name).suffix)
-                seen.setdefault(kind, set()).add(int(match["number"]))
-        for (folder, split, count, extension), numbers in seen.items():
-            for number in sorted(set(range(count)) - numbers):
-                self.found(f"{shard_name(folder, split, number, count, extension)}: is missing")
+        for folder, split, number, count, extension in missing_numbers(names):
+            self.found(f"{shard_name(folder, split, number, count, extension)}: is missing")
+
+    def _odd_names(self, names: Sequence[str]) -> None:
+        for name in names if not self.published.remote else ():
+            if SHARD_NAME.fullmatch(name) is None:
+                self.found(f"{name}: is not part of the dataset")
 
     def _shard(self, name: str) -> tuple[int, int] | None:
         """(rows, size) of a shard that is as its receipt says; None after noting what is wrong."""
@@ -215,14 +246,12 @@ class _Verification:
         try:
             with interrupted_by(self._look):
                 digest = self.published.sha256(name, self.deep, self._advance)
-            if receipt is not None and digest != receipt.sha256:
+            if receipt is not None and receipt.sha256 and digest != receipt.sha256:
                 was, now = receipt.sha256[:12], "is not listed" if digest is None else f"{digest[:12]}…"
                 self.found(f"{name}: its content changed (SHA-256 {now} instead of {was}…)")
                 return None
             with interrupted_by(self._look), closing(self.published.open(name)) as shard:
-                rows = count_rows(shard)
-                hollow = hollow_columns(shard)
-                crooked = self._crooked(shard)
+                rows, hollow, crooked = self._read(name, shard)
         except pa.ArrowException as error:
             self.found(f"{name}: cannot be read as {Path(name).suffix[1:]} ({str(error).splitlines()[0]})")
             return None
@@ -247,17 +276,18 @@ class _Verification:
         what = error.message.removeprefix(f"{name} ").removeprefix(f"{Path(name).name} ")
         self.found(f"{name}: {what.splitlines()[0].rstrip('.')}")
 
-    def _crooked(self, shard: Readable) -> list[str]:
-        """Rows whose lists do not go together, as the recipe that they were built with says."""
-        jobs = [job for job in self.told.jobs if not is_computed(job)]
-        if not shard.name.endswith(".parquet") or not jobs:
-            return []
+    def _read(self, name: str, shard: Readable) -> tuple[int | None, list[str], list[str]]:
+        """Rows, columns whose files are empty, and rows whose lists do not go together; the footer is read once."""
+        if not shard.name.endswith(".parquet"):
+            return count_rows(shard), [], []
         with ParquetColumns(shard) as columns:
+            self.types_of[name] = columns.features()
             pairs: dict[str, str] = {}
-            for job in jobs:
-                pairs |= columns_beside(job.facts["recipe"].get("recipe_text"), columns.schema.names)
-            lists = {name: of for name, of in pairs.items() if _holds_list(columns, of)}
-            return list(columns.crooked(lists))
+            for job in self.told.jobs:
+                if not is_computed(job) and not is_foreign(job):
+                    pairs |= columns_beside(job.facts["recipe"].get("recipe_text"), columns.schema.names)
+            lists = {one: of for one, of in pairs.items() if _holds_list(columns, of)}
+            return columns.rows, hollow_in(columns.footer), list(columns.crooked(lists))
 
     def _look(self) -> None:
         if self._stopped.is_set():
@@ -286,50 +316,72 @@ class _Verification:
             return
         if self.result.findings:
             return  # with shards missing, the card cannot agree
-        rows: dict[str, dict[str, int]] = {} if self.rows_of else {"data": {}}
-        for name, count in self.rows_of.items():
-            match = SHARD_NAME.fullmatch(name)
-            if match:
-                of = rows.setdefault(match["folder"], {})
-                of[match["split"]] = of.get(match["split"], 0) + count
-        for folder, splits in rows.items():
-            config = "default" if folder == "data" else folder
-            named = card_splits(fields, config)
-            if named is not None and named != set(splits):
-                self.found(f"{CARD}: names the splits {_list(named)}, the shards are of {_list(set(splits))}")
-            for name, said in card_rows(fields, config).items():
-                if name in splits and said != splits[name]:
-                    self.found(f"{CARD}: says {said:,} rows of {name}, the shards hold {splits[name]:,}")
+        for config in dict.fromkeys(subset.config for subset in self.published.subsets):
+            of = [subset for subset in self.published.subsets if subset.config == config]
+            self._card_of(fields, config, of)
+
+    def _card_of(self, fields: dict[str, Any], config: str, subsets: Sequence[Subset]) -> None:
+        """What the card says of a config, against its shards: splits, rows, bytes, features."""
+        rows = {subset.split: sum(self.rows_of.get(name, 0) for name in subset.names) for subset in subsets}
+        named = card_splits(fields, config)
+        if named is not None and (named != set(rows) if self._everything else not set(rows) <= named):
+            self.found(f"{CARD}: names the splits {_list(named)}, the shards are of {_list(set(rows))}")
+        told = card_info(fields, config)
+        for name, said in card_rows(fields, config).items():
+            if name in rows and said != rows[name]:
+                self.found(f"{CARD}: says {said:,} rows of {name}, the shards hold {rows[name]:,}")
+        if all(name in self.told.receipts for subset in subsets for name in subset.names):
+            self._bytes_of(told, config, subsets)
+        features = told.get("features")
+        first = next((n for subset in subsets for n in subset.names if self.types_of.get(n)), None)
+        if features is not None and first is not None:
+            wanted = as_yaml(self.types_of[first])
+            for line in feature_changes(features, wanted):
+                self.found(f"{CARD}: {line}")
+
+    def _bytes_of(self, told: dict[str, Any], config: str, subsets: Sequence[Subset]) -> None:
+        there = {subset.split: sum(self.published.sizes[name] for name in subset.names) for subset in subsets}
+        said = {str(one["name"]): one.get("num_bytes") for one in told.get("splits") or () if "name" in one}
+        size, total = told.get("download_size"), sum(there.values())
+        if isinstance(size, int) and size != total and self._everything:
+            self.found(f"{CARD}: says {size:,} bytes to download of {config}, the shards have {total:,}")
+        elif size == told.get("dataset_size"):  # else `datasets` told it, by what it takes in memory
+            for split, count in said.items():
+                if split in there and count != there[split]:
+                    self.found(f"{CARD}: says {count} bytes of {split}, the shards have {there[split]:,}")
 
     def source(self, source: str | os.PathLike[str] | FileTable | Selection, root: str | None, access: Access) -> None:
         """Every source file is inside as often as the source names it, byte for byte."""
         self._own = len(self.result.findings)
-        if len(self.told.jobs) <= 1:
-            self._with_source(self._table(source, root, self.told.job, access), self.told.job)
+        parts = parts_of(self.told)
+        if len(parts) <= 1:
+            part = parts[0] if parts else None
+            job = None if part is None else part.job
+            self._with_source(self._table(source, root, job, access), job, part)
             return
-        # Several configs or splits, each published from a source of its own: prove those that this one gives.
+        # Several configs, splits or rows that were appended, each from a source of its own: prove what this one gives.
         given = False
-        for job in self.told.jobs:
-            if is_computed(job):
+        for part in parts:
+            if is_computed(part.job) or is_foreign(part.job):
                 continue
             try:
-                table = self._table(source, root, job, access)
-                same = not table.refused and self._plan(table, job).facts["content"] == job.facts["content"]
+                table = self._table(source, root, part.job, access)
+                same = not table.refused and self._plan(table, part.job).facts["content"] == part.job.facts["content"]
             except BrimError:
                 continue  # read as another part was, it may be no source at all
             if same:
-                self._with_source(table, job)
+                self._with_source(table, part.job, part)
             given |= same
-        if not given and any(job.left_out for job in self.told.jobs):
+        if not given and any(part.job.left_out for part in parts):
             self.result.unproved.append("source: it was not compared, because a part was published with files left out")
         elif not given:
-            self.found(f"the source is not what any of the {len(self.told.jobs)} parts here was published from")
+            self.found(f"the source is not what any of the {len(parts)} parts here was published from")
 
-    def _with_source(self, table: FileTable, job: JobRecord | None) -> None:
+    def _with_source(self, table: FileTable, job: JobRecord | None, part: PublishedPart | None) -> None:
         for refused in table.refused:
             self.found(f"source {refused.path}: is {refused.reason}")
         if (self.published.remote and not self.deep) or table.files.ranges is not None:
-            self._by_hash(table, job)
+            self._by_hash(table, job, part)
             return
         number_of: dict[str, int] = {path.as_py(): number for number, path in enumerate(table.files.paths)}
         expected = np.zeros(len(table.files), np.int64)
@@ -337,7 +389,7 @@ class _Verification:
             np.add.at(expected, flat_numbers(table.rows.column(name)), 1)
         seen = np.zeros(len(table.files), np.int64)
         left_out = set(job.left_out) if job else set()
-        names = self._names(job)
+        names = self._names(part)
         self.progress.start("compare", int((expected * table.files.sizes).sum()), len(names), effective_limit().bytes)
         compared = 0
         for name in names:
@@ -364,23 +416,22 @@ class _Verification:
                 )
         self._metadata(table, job)
 
-    def _names(self, job: JobRecord | None) -> list[str]:
-        """The whole shards of a build; of the only one, all that are here."""
-        several = job is not None and len(self.told.jobs) > 1
-        mark = job.fingerprint[:16] if several and job else None
-        return sorted(name for name in self.rows_of if mark is None or self.told.receipts[name].job == mark)
+    def _names(self, part: PublishedPart | None) -> list[str]:
+        """The whole shards of a part; of the only one, all that are here."""
+        if part is None or len(parts_of(self.told)) == 1:
+            return sorted(self.rows_of)
+        return [name for names in part.names.values() for name in names if name in self.rows_of]
 
     def _plan(self, table: FileTable, job: JobRecord, folder: str = "data") -> Plan:
         """What a build of this source would be, done as that one was."""
         return make_plan(table, job.facts["format"].split()[0], CutOptions(**job.facts["cut"]), folder)
 
-    def _by_hash(self, table: FileTable, job: JobRecord | None) -> None:
+    def _by_hash(self, table: FileTable, job: JobRecord | None, part: PublishedPart | None) -> None:
         """Without a download: the shards that this source gives must have the SHA-256 that the Hub lists."""
-        if job is None or job.left_out or table.refused:
+        if job is None or part is None or job.left_out or table.refused:
             self.result.unproved.append("source: it was not compared; --deep reads the shards back and compares files")
             return
-        mine = [name for name, receipt in self.told.receipts.items() if receipt.job == job.fingerprint[:16]]
-        plan = self._plan(table, job, next(iter(mine or self.told.receipts)).rpartition("/")[0])
+        plan = self._plan(table, job)
         if plan.facts["content"] != job.facts["content"]:
             self.another_source = "This is another source, or it has changed since."
             self.found("the source's files or the values of its table are not those that were published")
@@ -388,15 +439,18 @@ class _Verification:
         self.progress.start(
             "compare", sum(s.file_bytes for s in plan.shards), len(plan.shards), effective_limit().bytes
         )
+        left = {split: iter(names) for split, names in part.names.items()}
         for shard in plan.shards:
-            receipt = self.told.receipts.get(shard.name)
-            tell_begin(self.progress, shard.name, shard.file_bytes)
+            name = next(left.get(shard.split, iter(())), shard.name)
+            receipt = self.told.receipts.get(name)
+            tell_begin(self.progress, name, shard.file_bytes)
             with splice_of(plan, shard) as splice:
                 sha256 = splice.sha256(self.progress.advance)
             if receipt is None or receipt.sha256 != sha256:
-                why = "" if job.versions == versions() else f" (published with {_versions(job.versions)}: try --deep)"
-                self.found(f"{shard.name}: the source gives other bytes{why}")
-            self.progress.shard(shard.name, 0, sha256, "compared")
+                same = not job.versions or job.versions == versions()
+                why = "" if same else f" (published with {_versions(job.versions)}: try --deep)"
+                self.found(f"{name}: the source gives other bytes{why}")
+            self.progress.shard(name, 0, sha256, "compared")
         self.result.files_compared += table.file_count()
 
     def _metadata(self, table: FileTable, job: JobRecord | None) -> None:

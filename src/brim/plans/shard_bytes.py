@@ -116,9 +116,11 @@ def count_rows(shard: Readable) -> int | None:
 
 def hollow_columns(shard: Readable) -> list[str]:
     """File columns of a Parquet shard in which no file has any content: only paths were uploaded."""
-    if not shard.name.endswith(".parquet"):
-        return []
-    footer = pq.read_metadata(ReadableFile(shard))
+    return hollow_in(pq.read_metadata(ReadableFile(shard))) if shard.name.endswith(".parquet") else []
+
+
+def hollow_in(footer: pq.FileMetaData) -> list[str]:
+    """The same, by a footer that was read."""
     content: dict[str, bool] = {}
     for group in range(footer.num_row_groups):
         row_group = footer.row_group(group)

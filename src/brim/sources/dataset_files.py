@@ -25,6 +25,7 @@ from brim.buckets.read_object import Changed, ObjectPiece, ahead
 from brim.errors import DestinationError, InputError, SourceChanged, SourceError
 from brim.file_set import RemoteObject, Stat
 from brim.formats.card import CARD, read_card
+from brim.formats.card_configs import card_entries, fits, patterns_of
 from brim.formats.source_reader import join_ranges
 from brim.remote_file import WindowFile
 
@@ -236,23 +237,22 @@ def _split_of(name: str) -> str:
 
 def _of_config(found: DatasetFiles, config: str | None, text: str) -> DatasetFiles:
     """The files of one config, as the card names them; else of a folder of that name."""
-    listed = found.card.get("configs")
-    entries = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    by_name = {str(one.get("config_name", "default")): one.get("data_files") for one in entries}
+    entries = card_entries(dict(found.card))
+    by_name = {str(one["config_name"]): patterns_of(one) for one in entries}
     if config is None and by_name:
-        usual = [str(one.get("config_name", "default")) for one in entries if one.get("default")]
+        usual = [str(one["config_name"]) for one in entries if one.get("default")]
         config = next(iter([*usual, *(["default"] if "default" in by_name else []), *by_name]))
         if len(by_name) > 1 and not usual and "default" not in by_name:
             raise InputError(
                 f"{text!r} has several configs.", hint=f"Name one with --from-config: {', '.join(by_name)}."
             )
     if config in by_name:
-        patterns = list(_patterns(by_name[config]))
+        patterns = by_name[config]
         files = [
             replace(file, split=split)
             for split, pattern in patterns
             for file in found.files
-            if _fits(file.shown, pattern)
+            if fits(file.shown, pattern)
         ]
         if files:
             return replace(found, files=tuple(files), config=config)
@@ -269,19 +269,6 @@ def _of_config(found: DatasetFiles, config: str | None, text: str) -> DatasetFil
         )
         raise InputError(f"{text!r} has no config {config!r}.", hint=f"It has: {known or 'none'}.")
     return replace(found, files=tuple(own), config=config)
-
-
-def _patterns(said: Any) -> Iterator[tuple[str, str]]:
-    for entry in said if isinstance(said, list) else [said]:
-        split = str(entry.get("split", "train")) if isinstance(entry, dict) else "train"
-        paths = entry.get("path") if isinstance(entry, dict) else entry
-        for path in paths if isinstance(paths, list) else [paths]:
-            if isinstance(path, str):
-                yield split, path
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatch.fnmatch(name, pattern.replace("**/", "*"))
 
 
 def _of_split(found: DatasetFiles, split: str | None, text: str) -> DatasetFiles:

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from brim.errors import DestinationError
 from brim.state.durable import reason, record_line, write_whole
-from brim.state.record_log import RecordLog, records_of
+from brim.state.record_log import RecordLog, broken_line, records_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,8 @@ class JobRecord:
 
 
 class Ledger:
-    """The receipts of one destination. `job` is the last one begun, `done` whether it was finished.
+    """The receipts of one destination. `job` is the last one begun, `done` whether it was finished; `broken` is the
+    number of a line that is damaged, where none can be (a finished ledger is written anew).
 
     Threads may add to it at the same time.
     """
@@ -187,8 +188,10 @@ class Ledger:
         self.path = folder / LEDGER
         self._log = RecordLog(self.path)
         self._lock = threading.Lock()
+        self.broken = 0
         try:
             self._read(self._log.replay())
+            self.broken = self._log.broken if self.done else 0
         except (FileNotFoundError, NotADirectoryError):
             self._read(())
         except OSError as error:  # it belongs to somebody else, or is a folder
@@ -202,6 +205,7 @@ class Ledger:
         """A ledger that was published, to read from."""
         ledger = cls(Path(os.devnull))
         ledger._read(records_of(io.BytesIO(data)))
+        ledger.broken = broken_line(io.BytesIO(data))
         return ledger
 
     def _read(self, records: Iterable[dict[str, Any]]) -> None:

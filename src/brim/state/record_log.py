@@ -28,6 +28,12 @@ class RecordLog:
         with open(self.path, "rb") as file:
             yield from records_of(file)
 
+    @property
+    def broken(self) -> int:
+        """The number of the first line that is not whole; 0 if all are."""
+        with open(self.path, "rb") as file:
+            return broken_line(file)
+
     def lock(self, what: str, busy: str) -> None:
         """For this writer alone until it is closed. `busy` says what it means that somebody has it."""
         lock_file(
@@ -73,3 +79,11 @@ def records_of(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             continue  # a checksum that is right over what is no JSON
         if record is not None:
             yield record
+
+
+def broken_line(lines: Iterable[bytes]) -> int:
+    """The number of the first line that is not whole, from 1; 0 if all are."""
+    for number, line in enumerate(lines, 1):
+        if line.strip() and next(records_of([line]), None) is None:
+            return number
+    return 0

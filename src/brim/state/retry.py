@@ -1,7 +1,8 @@
 """The one way in which brim asks again: what may pass, after waits that a stop ends, until waits or patience are over.
 
-What may pass is for whoever asks to say (`passing`): a store's errors are known where that store is. What a library
-tries again by itself is not counted here.
+How the answer of a server is found in an error is for whoever asks to say (`passing`): a store's errors are known where
+that store is. Whether such an answer may pass is said here, for the Hub and for buckets (`may_pass`): what may not is
+an error that ends a run for good. What a library tries again by itself is not counted here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,40 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _CHECK_S = 0.2
+_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529})
+CONFLICTS = frozenset({409, 412})  # somebody else was quicker: whoever looks again may go on
+_PASSING_CODES = frozenset(
+    {
+        "RequestTimeout",  # a 400
+        "RequestTimeoutException",
+        "SlowDown",
+        "InternalError",
+        "ServiceUnavailable",
+        "ServerBusy",
+        "OperationTimedOut",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+        "RequestLimitExceeded",
+        "BandwidthLimitExceeded",
+        "OperationAborted",
+        "ConditionalRequestConflict",
+        "BadDigest",
+        "XAmzContentSHA256Mismatch",
+        "IncompleteBody",
+    }
+)
+_LASTING_CODES = frozenset(
+    {"AccessDenied", "InsufficientStorage", "NotImplemented", "QuotaExceeded", "XMinioStorageFull"}
+)
+
+
+def may_pass(status: int | None, code: str = "") -> bool:
+    """Whether a request that was answered like this may be answered otherwise later. The code says more than the
+    status; without either there was no answer, and there may be one."""
+    if code in _PASSING_CODES:
+        return True
+    return code not in _LASTING_CODES and (status is None or status in _PASSING or status in CONFLICTS)
 
 
 class _Here(threading.local):

@@ -20,7 +20,8 @@ from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_obje
 from brim.buckets.send_object import PART_BYTES, copy_object, delete_objects, part_bytes, send_parts, send_small
 from brim.buckets.uploads import CannotTell, abort_uploads
 from brim.errors import BrimError, DestinationError, SinkFailed
-from brim.formats.card import CARD, UNFINISHED
+from brim.formats.card import CARD
+from brim.formats.card_configs import UNFINISHED
 from brim.formats.source_reader import Buffers
 from brim.formats.splice import Splice
 from brim.progress import told_if_slow
@@ -281,7 +282,7 @@ class BucketStore:
     def _card(self, maker: CardMaker) -> bytes:
         existing = read_small(self.address, CARD, reading=False)
         try:
-            return maker(None if existing is None else existing.decode()).encode()
+            return maker(None if existing is None else existing.decode(), ()).encode()
         except UnicodeDecodeError as error:
             raise DestinationError(f"The {CARD} at {self.address} is not UTF-8.", hint="Mend it there.") from error
 

@@ -201,11 +201,11 @@ class FolderStore:
 
     def _write_card(self, maker: CardMaker) -> None:
         with failures(self.root):
-            write_whole(self.root / CARD, maker(self._read_card()).encode(), self._own)
+            write_whole(self.root / CARD, maker(self._read_card(), ()).encode(), self._own)
 
     def _read_card(self) -> str | None:
         try:
-            return (self.root / CARD).read_text(encoding="utf-8")
+            return (self.root / CARD).read_bytes().decode()
         except FileNotFoundError:
             return None
         except UnicodeDecodeError as error:

@@ -17,6 +17,7 @@ from brim.stores.hub_session import is_passing, persistently
 
 _READ_BYTES = 1 << 18
 _TRIES = 6
+_HOPS = 4  # to the storage, and once more if its address is too old
 
 
 class _Source:
@@ -29,34 +30,29 @@ class _Source:
         self._place: str | None = None
 
     def ask(self, start: int, stop: int) -> Any:
-        """An open response with these bytes; close it."""
+        """An open response with these bytes; close it. The token goes to the Hub alone."""
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
-        for attempt in range(2):
-            place = self._place or self._find_place()
+        for attempt in range(_HOPS):
+            place = self._place or self._url
             own = place == self._url
             headers = {**(self.client.headers() if own else {}), "Range": f"bytes={start}-{stop - 1}"}
             request = get_session().build_request("GET", place, headers=headers)
-            response = get_session().send(request, stream=True)
-            if response.status_code in (401, 403) and not own and attempt == 0:
+            response = get_session().send(request, stream=True, follow_redirects=False)
+            where = response.headers.get("Location")
+            if response.status_code in (301, 302, 303, 307, 308) and where:
                 response.close()
-                self._place = None
+                self._place = str(response.url.join(where))
+                continue
+            if response.status_code in (401, 403) and not own and attempt < _HOPS - 2:
+                response.close()
+                self._place = None  # its time is over: the Hub gives another one
                 continue
             if response.status_code >= 300:
                 response.read()
             hf_raise_for_status(response)
             return response
-        raise AssertionError("the second try returns or raises")
-
-    def _find_place(self) -> str:
-        """Where the bytes are; the token goes to the Hub alone."""
-        from huggingface_hub.utils import get_session, hf_raise_for_status
-
-        response = get_session().head(self._url, headers=self.client.headers(), follow_redirects=False)
-        hf_raise_for_status(response)
-        where = response.headers.get("Location")
-        self._place = str(response.url.join(where)) if where else self._url
-        return self._place
+        raise SinkFailed(f"The Hub sends whoever asks for {self.name} from one address to another without end.")
 
 
 class RangeFile(WindowFile):

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from brim.errors import BrimError, DestinationError, InputError, SinkFailed
-from brim.state.retry import Retry, pause
+from brim.state.retry import CONFLICTS, Retry, may_pass, pause
 from brim.stores.hub_private import client_factory
 
 T = TypeVar("T")
@@ -28,8 +29,9 @@ _CONNECT_S, _STALL_S, _ANSWER_S = 30.0, 60.0, 300.0  # an answer may take long: 
 _MOST_STALL_S = 7 * 86400.0
 _WAITS_S = (1.0, 2.0, 4.0, 8.0, 8.0)
 _RATE_LIMITED = 429
-_PASSING = (408, 429, 500, 502, 503, 504)
 _URL = re.compile(r"(https?://[^\s/'\"]+)[^\s'\"]*")
+_CODE = re.compile(r"<Code>([^<]{1,60})</Code>")
+_ROOM = re.compile(r"storage|quota|billing|upgrade|payment|subscri", re.IGNORECASE)
 _TOKEN = re.compile(r"\bhf_\w+|Bearer \S+")
 
 
@@ -135,7 +137,7 @@ def _change_library(stall_s: float) -> None:
 
 def _wait_as_asked(response: Any) -> None:
     """Wait here as long as an answer asks for: the library would sleep where no request to stop reaches it."""
-    asked_s = _asked_s(response) if response.status_code in _PASSING else 0.0
+    asked_s = _asked_s(response) if response.status_code >= 400 and may_pass(response.status_code) else 0.0
     if asked_s > max(_WAITS_S):
         response.read()
         logging.getLogger(_LOGGER).warning("%s; waiting %g s, as it asks", response.status_code, asked_s)
@@ -159,6 +161,41 @@ def status_of(error: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
+@dataclass(frozen=True, slots=True)
+class HubAnswer:
+    """A refusal: by the Hub, whose codes are words of its own, or by the storage that it sends us to (`by_hub`)."""
+
+    status: int
+    code: str
+    said: str
+    by_hub: bool
+
+
+def answer_of(error: BaseException) -> HubAnswer | None:
+    """The answer that an error is about, if there was one."""
+    status = status_of(error)
+    if status is None:
+        return None
+    response: Any = error.response  # type: ignore[attr-defined]
+    code = str(response.headers.get("X-Error-Code") or "")
+    try:
+        text = str(response.text)
+    except Exception:  # noqa: BLE001  a stream that was never read: its status says what there is to say
+        text = ""
+    if not code and (found := _CODE.search(text)):
+        code = found[1]
+    said = scrubbed(getattr(error, "server_message", None) or response.headers.get("X-Error-Message") or "")
+    said = code if "<Code>" in said else said  # and not a page of XML
+    return HubAnswer(status, code, said, _is_hub(str(getattr(response, "url", ""))))
+
+
+def _is_hub(url: str) -> bool:
+    from huggingface_hub import constants
+
+    endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+    return urlsplit(url).netloc == urlsplit(endpoint).netloc
+
+
 def is_transport(error: BaseException) -> bool:
     """Whether an error is about the connection: cut, stalled, refused."""
     from huggingface_hub.errors import HfHubHTTPError
@@ -168,8 +205,11 @@ def is_transport(error: BaseException) -> bool:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same request may succeed later."""
-    return is_transport(error) or status_of(error) in _PASSING
+    """Whether the same request may succeed later. After a conflict it is another one: whoever made it looks again."""
+    answer = answer_of(error)
+    if answer is None:
+        return is_transport(error)
+    return answer.status not in CONFLICTS and may_pass(answer.status, answer.code)
 
 
 def hub_tries() -> Retry:
@@ -233,11 +273,11 @@ def _explained_reading(error: Exception, repo: str) -> BrimError | None:
     """What only whoever reads is told. Without a token, the Hub answers 401 to what it does not show."""
     from huggingface_hub import get_token
 
-    status = status_of(error)
-    if status == 403 or (status == 401 and get_token() is None):
-        who = "this token" if status == 403 else "anyone without a token"
+    answer = answer_of(error)
+    if answer is not None and (answer.status == 403 or (answer.status == 401 and get_token() is None)):
+        who = "this token" if answer.status == 403 else "anyone without a token"
         return DestinationError(
-            f"The Hub does not let {who} read {repo} ({status}).",
+            f"The Hub does not let {who} read {repo} ({answer.status}).",
             hint="Check its name, log in with `hf auth login`, and if it is gated, ask for access on its page.",
         )
     if is_transport(error):
@@ -248,33 +288,12 @@ def _explained_reading(error: Exception, repo: str) -> BrimError | None:
 
 
 def _explained(error: Exception, repo: str, begun: bool) -> BrimError | None:
-    status = status_of(error)
-    kind = SinkFailed if begun else DestinationError
-    again = "then run the same command to continue" if begun else "then run it again"
-    if status == 401:
-        return kind(
-            f"The Hub does not accept the token (401){'; nothing that was sent is lost' if begun else ''}.",
-            hint=f"Log in with `hf auth login`, or set HF_TOKEN to a valid token, {again}.",
-        )
-    if status == 403:
-        return kind(
-            f"The token has no right to write to {repo} (403).",
-            hint=f"Use a token with write access to {repo}, {again}.",
-        )
-    if status == 404 and not begun:
-        return DestinationError(
-            f"There is no dataset {repo} on the Hub, or the token may not see it (404).",
-            hint="Check its name and the token's rights.",
-        )
+    answer = answer_of(error)
+    if answer is not None:
+        return explained_answer(answer, repo, begun)
     if is_transport(error):
         return SinkFailed(
             f"The connection to the Hub failed: {scrubbed(str(error)) or type(error).__name__}.",
-            hint="Run the same command to continue; nothing that was sent is lost.",
-        )
-    if status is not None:
-        said = scrubbed(getattr(error, "server_message", None) or "") or "no reason given"
-        return SinkFailed(
-            f"The Hub answered {status}: {said}.",
             hint="Run the same command to continue; nothing that was sent is lost.",
         )
     if type(error).__name__ == "UnsupportedProtocol":
@@ -282,3 +301,62 @@ def _explained(error: Exception, repo: str, begun: bool) -> BrimError | None:
     if isinstance(error, ValueError) and "README" in str(error):
         return DestinationError(f"The Hub refuses the card: {scrubbed(str(error))}", hint="Mend its YAML at the top.")
     return None
+
+
+def explained_answer(answer: HubAnswer, repo: str, begun: bool = True) -> BrimError:
+    """What an answer means: exit 5 for what may pass, exit 2 with what to change for all others."""
+    status, said = answer.status, answer.said.rstrip(".") or answer.code or "no reason given"
+    kept = "; nothing that was sent is lost" if begun else ""
+    if may_pass(status, answer.code):
+        return SinkFailed(
+            f"The Hub answered {status}: {said}.",
+            hint="Run the same command to continue; nothing that was sent is lost.",
+        )
+    if status == 404:
+        return _not_found(answer, repo)
+    if not answer.by_hub:
+        why = "Set this machine's clock." if answer.code == "RequestTimeTooSkewed" else _SLOW
+        return DestinationError(
+            f"The Hub's storage refuses what is sent to {repo} ({status}: {said}), with new addresses too{kept}.",
+            hint=why,
+        )
+    if status == 401:
+        return DestinationError(
+            f"The Hub does not accept the token (401){kept}.",
+            hint="Log in with `hf auth login`, or set HF_TOKEN to a valid token.",
+        )
+    if status == 402 or (status == 403 and _ROOM.search(said)):
+        return DestinationError(
+            f"The Hub has no room for more in {repo} ({status}: {said}){kept}.",
+            hint="Make room there, have its owner get more, or publish to another owner.",
+        )
+    if status == 403:
+        told = "" if answer.said in ("", "no reason given") else f": {said}"
+        return DestinationError(
+            f"The token has no right to write to {repo} (403{told}){kept}.",
+            hint=f"Use a token with write access to {repo}.",
+        )
+    return DestinationError(f"The Hub refuses the request for {repo} ({status}: {said}){kept}.")
+
+
+_SLOW = "If a shard takes longer to send than its address lasts, cut smaller ones with --shard-size, or use --via=xet."
+
+
+def _not_found(answer: HubAnswer, repo: str) -> BrimError:
+    """What was not found, as far as the Hub tells: there are other things than datasets that may be missing."""
+    if answer.code == "RepoNotFound":
+        return DestinationError(
+            f"There is no dataset {repo} on the Hub, or the token may not see it (404).",
+            hint="Check its name and the token's rights.",
+        )
+    if answer.code == "RevisionNotFound":
+        return DestinationError(
+            f"{repo} has no such branch or commit (404: {answer.said or 'RevisionNotFound'}).",
+            hint="Check what follows the @ of the address.",
+        )
+    if answer.code == "EntryNotFound":
+        return DestinationError(f"{repo} no longer has a file that it listed (404: {answer.said or 'EntryNotFound'}).")
+    return DestinationError(
+        f"The server does not know what it was asked for {repo} (404: {answer.said or 'no reason given'}).",
+        hint="Is HF_ENDPOINT the address of a Hub, and of one that has this?",
+    )

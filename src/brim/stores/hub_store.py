@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from brim.errors import DestinationError, SinkFailed
-from brim.formats.card import CARD, UNFINISHED
+from brim.formats.card import CARD
+from brim.formats.card_configs import UNFINISHED
 from brim.formats.splice import Splice
 from brim.state.ledger import Piece
 from brim.stores import hub_private
@@ -29,6 +30,7 @@ from brim.stores.store import (
     Announcement,
     CardMaker,
     Listener,
+    Moved,
     Publication,
     PublishedThere,
     Put,
@@ -353,11 +355,24 @@ class HubStore:
         def operations_at(at: Snapshot) -> list[Any]:
             # The prose is the target's: it may have been edited since the pull request was opened.
             base = at if at.revision == self.address.revision else self.client.snapshot(self.address.revision)
+            self._still(base, publication)
             wanted = {CARD: self._card(base, publication.card), **publication.manifests}
             gone = [hub_private.deletion(name) for name in self._gone(publication) if name in at.tree]
             return [*pointers(at, publication.pieces), *gone, *texts(at, wanted)]
 
         return operations_at
+
+    def _still(self, base: Snapshot, publication: Publication) -> None:
+        """Moved if readers have something else than what this comes behind, or than this."""
+        if publication.builds_on is None:
+            return
+        there = set(_shards(base, self.options))
+        for pieces in (publication.builds_on, publication.pieces):
+            if there == {piece.name for piece in pieces} and all(map(base.holds, pieces)):
+                return
+        if self.pull:
+            self.client.set_pull_status(self.pull, "closed")
+        raise Moved
 
     def _gone(self, publication: Publication) -> list[str]:
         """Shards that are no longer part, and what was said of splits that are not; never another file."""
@@ -369,7 +384,7 @@ class HubStore:
     def _card(self, at: Snapshot, maker: CardMaker) -> bytes:
         existing = self.client.read(CARD, at)
         try:
-            return maker(None if existing is None else existing.decode()).encode()
+            return maker(None if existing is None else existing.decode(), at.tree.keys()).encode()
         except UnicodeDecodeError as error:
             raise DestinationError(f"The {CARD} on the Hub is not UTF-8.", hint="Mend it there.") from error
 

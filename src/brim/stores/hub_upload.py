@@ -7,25 +7,28 @@ it works in lanes, a shard and a block each, as many as fit the memory that is l
 from __future__ import annotations
 
 import io
+import itertools
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from brim.errors import BrimError, DoesNotFit, SinkFailed
+from brim.errors import BrimError, DestinationError, DoesNotFit, SinkFailed
 from brim.formats.seekable import Seekable
 from brim.formats.splice import Splice
 from brim.memory.release import give_back_heap, keep_heap_small
 from brim.sizes import format_size
 from brim.state.ledger import Piece
+from brim.state.retry import may_pass
 from brim.stores.hub_options import HubAddress
 from brim.stores.hub_private import addition, upload_info
-from brim.stores.hub_session import scrubbed, status_of
+from brim.stores.hub_session import HubAnswer, answer_of, explained_answer, hub_tries, scrubbed, status_of
 from brim.stores.store import Put, PutWatcher, SendingRoom
 
+_TOLD_BY_CODE = (400, 403, 409)
 _EXPIRED = 403  # how storage answers to a pre-signed URL whose time is over
-_TRIES = 4
 
 
 class Lfs:
@@ -42,8 +45,9 @@ class Lfs:
 
         piece = Piece(name, splice.size, sha256 or splice.sha256(watcher.hashed))
         content = _Content(splice, watcher)
-        refusal: Exception | None = None
-        for attempt in range(_TRIES):
+        renewed = False
+        retry = hub_tries()
+        for attempt in itertools.count():
             action = self.asked([piece]).get(piece.sha256)
             if action is None:
                 watcher.sent(0 if attempt else piece.size)  # a try that failed late has counted its bytes
@@ -52,15 +56,16 @@ class Lfs:
             try:
                 lfs_upload(addition(piece, content), action, token=self._token, endpoint=self._endpoint)
             except Exception as error:
-                if status_of(error) != _EXPIRED:
+                answer = answer_of(error)
+                expired = answer is not None and answer.status == _EXPIRED and not answer.by_hub
+                # The library has tried again what its status says may pass; it does not know codes of storage.
+                told = answer is not None and answer.status in _TOLD_BY_CODE
+                if not (expired and not renewed) and not (told and retry.again(error)):
                     raise
-                refusal = error
-                continue  # with new URLs
+                renewed = renewed or expired  # the next round asks for new addresses
+                continue
             return Put(piece.sha256, sent=True)
-        raise SinkFailed(
-            f"The Hub's storage refuses {name} (403), with {_TRIES} different URLs.",
-            hint="The line may be too slow for them: try smaller shards, or --via=xet. Other shards are kept.",
-        ) from refusal
+        raise AssertionError("counting does not end")
 
     def asked(self, pieces: list[Piece]) -> dict[str, dict[str, object]]:
         """What the Hub wants of these objects, by SHA-256; those it has are left out."""
@@ -76,7 +81,10 @@ class Lfs:
                 endpoint=self._endpoint,
             )
             if errors:
-                raise SinkFailed(f"The Hub refuses an object: {errors[0]['error']['message']}.")
+                told = errors[0]["error"]
+                code = told.get("code")
+                answer = HubAnswer(code if isinstance(code, int) else 422, "", scrubbed(str(told["message"])), True)
+                raise explained_answer(answer, self._address.repo)
             wanted |= {action["oid"]: action for action in actions if action.get("actions")}
         return wanted
 
@@ -129,6 +137,9 @@ _TRIM_BYTES = 32 << 20
 _PATIENCE_S = 5.0
 
 
+_STATUS = re.compile(r"\b(?:status|error)\D{0,40}\(?([45]\d\d)\b", re.IGNORECASE)
+
+
 class NoXet(Exception):
     """There is no Xet here: no library, or no storage of that kind on the server."""
 
@@ -160,9 +171,12 @@ class Xet:
             try:
                 return self._send(name, splice, sha256, watcher)
             except ConnectionError as error:  # what the library makes of every answer that it does not try again
-                raise SinkFailed(
+                status = _STATUS.search(str(error))
+                lasts = status is not None and not may_pass(int(status[1]))
+                raise (DestinationError if lasts else SinkFailed)(
                     f"Sending {name} by Xet failed: {scrubbed(str(error))}.",
-                    hint="Run the same command to continue; with --via=lfs the bytes go another way.",
+                    hint=("" if lasts else "Run the same command to continue. ")
+                    + "With --via=lfs the bytes go another way.",
                 ) from error
             finally:
                 give_back_heap()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from brim.formats.splice import Splice
 from brim.state.ledger import Piece
 
-CardMaker = Callable[[str | None], str]  # from the card that is there to the one that shall be
+# From the card that is there, and the names of the files there as far as they are known, to the card that shall be.
+CardMaker = Callable[[str | None, Collection[str]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Publication:
     gone: frozenset[str]
     card: CardMaker
     manifests: Mapping[str, bytes]  # the ledger of each split, for whoever verifies without this machine's
+    builds_on: Sequence[Piece] | None = None  # the shards that must still be there, where others come behind them
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,10 @@ class PublishedThere:
     manifests: Sequence[bytes]
     shards: Sequence[str]
     unfinished: bool
+
+
+class Moved(Exception):
+    """Somebody else has changed what this publication builds upon: plan it anew. Never leaves the engine."""
 
 
 class ObjectsGone(Exception):

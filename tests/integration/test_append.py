@@ -1,0 +1,281 @@
+"""`--append`: new rows behind those of a dataset that is there, without its source."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import brim as api
+from brim.errors import InputError
+from brim.progress import Silent
+from tests.conftest import random_bytes, write_files
+from tests.forked import brim
+from tests.hub import TestHub
+from tests.publishing import DEST, REPO, Listing, Machine, shards
+
+ROWS = ("--rows-per-shard", "2")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[TestHub]:
+    with TestHub(tmp_path / "hub") as hub:
+        yield hub
+
+
+@pytest.fixture
+def machine(hub: TestHub, tmp_path: Path) -> Machine:
+    return Machine(hub, tmp_path / "machine")
+
+
+def files(folder: Path, start: int, stop: int) -> Path:
+    return write_files(folder, {f"f{i:03d}.bin": random_bytes(2000 + i, i) for i in range(start, stop)})
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """Four rows, three more, and all of them."""
+    return files(tmp_path / "old", 0, 4), files(tmp_path / "new", 4, 7), files(tmp_path / "all", 0, 7)
+
+
+def rows(folder: Path) -> list[str]:
+    tables = [pq.read_table(path) for path in sorted((folder / "data").iterdir())]
+    return [str(cell["path"]) for table in tables for cell in table.column("file").to_pylist()]
+
+
+def fields(text: str) -> dict[str, object]:
+    found = yaml.safe_load(text.split("---\n")[1])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_folder(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Old shards keep their names and inodes, numbers go on; rows, order and card are those of a build of all; each
+    source proves its rows; again, nothing is appended twice."""
+    old, new, every = sources
+    out = tmp_path / "out"
+    brim("build", old, out, *ROWS, "--quiet")
+    before = {path.name: path.stat().st_ino for path in (out / "data").iterdir()}
+    shutil.rmtree(old)
+    brim("build", new, out, *ROWS, "--append", "--quiet")
+    names = sorted(path.name for path in (out / "data").iterdir())
+    assert names == [
+        *sorted(before),
+        "train-00002-of-00004.parquet",
+        "train-00003-of-00004.parquet",
+    ]
+    assert all((out / "data" / name).stat().st_ino == inode for name, inode in before.items())
+    brim("build", every, tmp_path / "whole", *ROWS, "--quiet")
+    assert rows(out) == rows(tmp_path / "whole")
+    assert (out / "README.md").read_text() == (tmp_path / "whole" / "README.md").read_text()
+    assert "3 files are inside" in brim("verify", out, new).stdout
+    assert "4 files are inside" in brim("verify", out, files(tmp_path / "old", 0, 4)).stdout
+    again = brim("build", new, out, *ROWS, "--append")
+    assert "these rows are there already" in again.stderr
+    assert sorted(path.name for path in (out / "data").iterdir()) == names
+    brim("build", files(tmp_path / "third", 7, 8), out, "--append", "--quiet")
+    assert rows(out)[-1] == "f007.bin"
+    assert brim("verify", out).returncode == 0
+    assert api.unpack(out, tmp_path / "files").files == 8
+
+
+def test_on_the_hub(hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """From another machine and without the old source: only new shards are sent, no old byte is read but footers, and
+    one commit gives all shards the names of a build of everything."""
+    old, new, every = sources
+    machine.publish(old, *ROWS)
+    put_other = Machine(hub, tmp_path / "other")
+    received, sent, asked = hub.counters.bytes_received, hub.counters.bytes_sent, len(hub.log)
+    done = put_other.publish(new, *ROWS, "--append")
+    assert "4 (2 sent" in done.stdout
+    assert len(hub.history(REPO)) == 3
+    whole = Machine(hub, tmp_path / "whole")
+    new_bytes = sum(size for name, (size, _) in shards(hub).items() if name > "data/train-00002")
+    assert hub.counters.bytes_received - received <= new_bytes * 1.01
+    assert len([line for line in hub.log[asked:] if "/object/" in line]) <= 1
+    assert hub.counters.bytes_sent - sent < 40_000
+    found, card = shards(hub), hub.read(REPO, "README.md").decode()
+    whole.publish(every, *ROWS, to="hf://datasets/ada/whole")
+    wanted = {n: told for n, told in hub.files("ada/whole").items() if n.startswith("data/")}
+    assert found == wanted
+    assert fields(card) == fields(hub.read("ada/whole", "README.md").decode())
+    assert card.replace(REPO, "ada/whole") == hub.read("ada/whole", "README.md").decode()
+    assert "3 files are inside" in put_other.run("verify", DEST, str(new)).stdout
+    assert "4 files are inside" in put_other.run("verify", DEST, str(old), "--deep").stdout
+    again = put_other.publish(new, *ROWS, "--append")
+    assert "in 0 commits" in again.stdout
+
+
+def test_two_writers(hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Of two that append at once one wins; the other is told, looks again and comes behind: no row is lost."""
+    old, new, _ = sources
+    machine.publish(old, *ROWS)
+    third = files(tmp_path / "third", 7, 10)  # as many shards, so that the names alone would tell nothing
+    other = Machine(hub, tmp_path / "other")
+    hub.commit_as_someone_else = lambda groups: other.publish(third, *ROWS, "--append")  # type: ignore[method-assign]
+    hub.faults.add("commit", action="conflict")
+    done = machine.publish(new, *ROWS, "--append")
+    assert "somebody else has changed what is there: looking again" in done.stderr
+    found = machine.python("""
+        from datasets import load_dataset
+        print(*[cell["path"] for cell in load_dataset("ada/data", split="train")["file"]])
+    """).stdout.split()
+    assert found == [f"f{i:03d}.bin" for i in (0, 1, 2, 3, 7, 8, 9, 4, 5, 6)]
+    assert machine.run("verify", DEST).returncode == 0
+
+
+def test_readers_of_the_hub(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
+    """Whoever polls during an append of many shards, by a pull request, sees the old rows or the new ones."""
+    machine.publish(files(tmp_path / "old", 0, 30), "--rows-per-shard", "1")
+    seen: list[Listing] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.append(shards(hub))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    machine.publish(files(tmp_path / "new", 30, 110), "--rows-per-shard", "1", "--append")
+    done.set()
+    reader.join()
+    assert {len(listing) for listing in seen} <= {30, 110}
+    assert len(shards(hub)) == 110
+    assert machine.run("verify", DEST).returncode == 0
+
+
+def test_readers_of_a_folder(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """While shards come, the card names those that were there, each by its name; the new card comes last."""
+    old, new, _ = sources
+    out = tmp_path / "out"
+    brim("build", old, out, *ROWS, "--quiet")
+    seen = []
+
+    class Watch(Silent):
+        def shard(self, name: str, size: int, sha256: str, how: str) -> None:
+            listed = fields((out / "README.md").read_text())["configs"][0]["data_files"]  # type: ignore[index]
+            seen.append(listed)
+
+    api.build(new, out, rows_per_shard=2, append=True, progress=Watch())
+    there = ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]
+    assert seen == [[{"split": "train", "path": there}]] * 2
+    assert fields((out / "README.md").read_text())["configs"] == [
+        {"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}
+    ]
+
+
+def test_it_goes_on(hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """An append that was interrupted goes on with the same command, and is unfinished until then; in a folder too."""
+    old, new, _ = sources
+    machine.publish(old, *ROWS)
+    hub.faults.add("batch", nth=2, status=401)
+    machine.publish(new, *ROWS, "--append", "--workers", "1", check=2)
+    assert len(shards(hub)) == 2
+    hub.faults.clear()
+    assert "4 (1 sent" in machine.publish(new, *ROWS, "--append").stdout
+    assert len(shards(hub)) == 4
+    out = tmp_path / "out"
+    brim("build", old, out, *ROWS, "--quiet")
+    ledger = out / ".brim" / "ledger.jsonl"
+    whole = ledger.read_bytes()
+    brim("build", new, out, *ROWS, "--append", "--quiet")
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(whole + lines[0] + b"".join(lines[1:4]))  # killed after its first shard
+    (out / "data" / "train-00003-of-00004.parquet").unlink()
+    assert "unfinished: 3 of 4 shards" in brim("verify", out, check=3).stderr
+    brim("build", files(tmp_path / "third", 7, 8), out, "--append", "--quiet")  # another one takes its place
+    assert rows(out) == ["f000.bin", "f001.bin", "f002.bin", "f003.bin", "f007.bin"]
+    brim("build", new, out, *ROWS, "--append", "--quiet")
+    assert len(rows(out)) == 8
+    brim("verify", out)
+
+
+def test_rows_that_do_not_go_with_those_there(tmp_path: Path) -> None:
+    """Other columns, types or labels are an error with the difference, before anything is written."""
+    write_files(tmp_path / "a", {"cat/x.bin": b"1", "dog/y.bin": b"2"})
+    write_files(tmp_path / "b", {"dog/z.bin": b"3"})
+    api.build(tmp_path / "a", tmp_path / "out", label_from="parent")
+    with pytest.raises(InputError, match=r"'label' is .*dog.* instead of .*cat"):
+        api.build(tmp_path / "b", tmp_path / "out", label_from="parent", append=True)
+    with pytest.raises(InputError, match="'label' is missing"):
+        api.build(tmp_path / "b", tmp_path / "out", append=True)
+    assert len(list((tmp_path / "out" / "data").iterdir())) == 1
+    api.verify(tmp_path / "out")
+
+
+@pytest.mark.parametrize("more", [("--fresh",), ("--update",)])
+def test_words_that_do_not_go_together(sources: tuple[Path, Path, Path], tmp_path: Path, more: tuple[str]) -> None:
+    _, new, _ = sources
+    assert "Choose one of --append" in brim("build", new, tmp_path / "out", "--append", *more, check=2).stderr
+
+
+def test_nothing_there(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Where nothing is, the rows are the first ones; the same command again appends nothing."""
+    old, _, _ = sources
+    for _ in range(2):
+        brim("build", old, tmp_path / "out", "--append", "--quiet")
+    assert len(rows(tmp_path / "out")) == 4
+
+
+def test_a_dataset_of_others(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
+    """What `datasets` published is known from its listing and footers; brim.push_to_hub(append=True) comes behind."""
+    code = """
+        import datasets, brim
+        ds = datasets.Dataset.from_dict({"n": list(range(10)), "t": [str(i) for i in range(10)]})
+        {0}
+        brim.push_to_hub(datasets.Dataset.from_dict({{"n": [10, 11], "t": ["x", "y"]}}), "ada/data", append=True)
+        assert datasets.load_dataset("ada/data", split="train")["n"] == list(range(12))
+    """
+    code = code.replace("{0}", 'ds.push_to_hub("ada/data", num_shards=2)').replace("{{", "{").replace("}}", "}")
+    machine.python(code)
+    assert sorted(shards(hub)) == [f"data/train-0000{i}-of-00003.parquet" for i in range(3)]
+    done = machine.run("verify", DEST)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "folder" / "data"
+    folder.mkdir(parents=True)
+    for number in range(2):
+        pq.write_table(pa.table({"n": [number]}), folder / f"train-0000{number}-of-00002.parquet")
+    out = io.BytesIO()
+    pq.write_table(pa.table({"n": [2]}), out)
+    api.build(api.dataset(write_files(tmp_path / "more", {"x.parquet": out.getvalue()})), folder.parent, append=True)
+    assert len(list(folder.iterdir())) == 3
+    assert api.verify(folder.parent).rows == 3
+
+
+def test_other_splits_stay(hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path]) -> None:
+    """Rows for one split leave the others as they are, manifest and all; a split that is not there is made."""
+    old, new, _ = sources
+    machine.publish(old, "--split", "train")
+    machine.publish(old, "--split", "test")
+    before = hub.files(REPO)
+    machine.publish(new, "--split", "test", "--append")
+    machine.publish(new, "--split", "more", "--append")
+    after = hub.files(REPO)
+    assert {n for n in before if "train" in n and before[n] != after.get(n)} == set()
+    infos = fields(hub.read(REPO, "README.md").decode())["dataset_info"]["splits"]  # type: ignore[index]
+    assert {info["name"]: info["num_examples"] for info in infos} == {"train": 4, "test": 7, "more": 3}
+    assert machine.run("verify", DEST).returncode == 0
+
+
+def test_plan(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    old, new, _ = sources
+    brim("build", old, tmp_path / "out", *ROWS, "--quiet")
+    assert "holds 4 rows in 2 shards; these come behind" in brim("plan", new, tmp_path / "out", "--append").stdout
+    assert "cannot append" in brim("plan", new, tmp_path / "out", "--append", "--save", tmp_path / "p", check=2).stderr
+
+
+def test_select_appends(sources: tuple[Path, Path, Path], tmp_path: Path, many_files: Callable[..., Path]) -> None:
+    """Rows of one dataset come behind those of another."""
+    old, new, _ = sources
+    for source in (old, new):
+        brim("build", source, tmp_path / f"{source.name}-out", *ROWS, "--quiet")
+    brim("select", tmp_path / "new-out", tmp_path / "old-out", "--append", "--quiet")
+    assert rows(tmp_path / "old-out") == [f"f{i:03d}.bin" for i in range(7)]
+    brim("verify", tmp_path / "old-out")

@@ -1,0 +1,209 @@
+"""What is said of a dataset that is there: which configs and splits are whole, unfinished or not brim's; its parts."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import brim as api
+from brim.errors import DamageFound
+from brim.state.durable import record_line, record_of
+from tests.conftest import random_bytes, write_files
+from tests.forked import brim
+from tests.hub import TestHub
+from tests.hub.store import Entry
+from tests.publishing import DEST, REPO, Machine
+
+EACH = ("--rows-per-shard", "1")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[TestHub]:
+    with TestHub(tmp_path / "hub") as hub:
+        yield hub
+
+
+@pytest.fixture
+def machine(hub: TestHub, tmp_path: Path) -> Machine:
+    return Machine(hub, tmp_path / "machine")
+
+
+@pytest.fixture
+def source(many_files: Callable[..., Path]) -> Path:
+    return many_files(5, 3000)
+
+
+def put_by_hand(hub: TestHub, files: dict[str, bytes]) -> None:
+    entries = {name: Entry.regular(data) for name, data in files.items()}
+    hub.repos.get("datasets", REPO).commit("main", lambda tree: tree.update(entries), title="by hand")
+
+
+def test_unfinished_by_direct(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
+    """Of what `--direct` left unfinished, verify, unpack and info say how much is there and what to do: exit 3."""
+    many = write_files(tmp_path / "many", {f"f{i:03d}.bin": random_bytes(300, i) for i in range(200)})
+    small = write_files(tmp_path / "small", {"s.bin": random_bytes(300, 500)})
+    machine.publish(small, "--config", "small")
+    hub.faults.add("commit", nth=3, times=None, status=413)
+    machine.publish(many, *EACH, "--direct", check=2)
+    hub.faults.clear()
+    words = "unfinished: 100 of 200 shards; run the same build to finish"
+    told = machine.run("verify", DEST)
+    assert (told.returncode, f"train: {words}" in told.stderr) == (3, True), told.stderr
+    assert "small/train: whole" in told.stderr
+    assert "not built by brim" not in told.stderr
+    told = machine.run("unpack", DEST, str(tmp_path / "files"))
+    assert (told.returncode, words in told.stderr) == (3, True), told.stderr
+    assert not list((tmp_path / "files").rglob("*.bin"))
+    assert words in machine.run("info", DEST).stdout
+    done = machine.run("unpack", DEST, str(tmp_path / "files"), "--from-config", "small")
+    assert (done.returncode, [path.name for path in (tmp_path / "files").iterdir()]) == (0, ["s.bin"]), done.stderr
+    assert machine.run("verify", DEST, "--from-config", "small").returncode == 0
+    machine.publish(many, *EACH, "--direct")
+    assert machine.run("verify", DEST).returncode == 0
+
+
+def test_begun_and_nothing_there(hub: TestHub, machine: Machine, source: Path) -> None:
+    """A build that has only begun is unfinished too, and not "no dataset"."""
+    hub.create(REPO)
+    hub.faults.add("batch", times=None, status=413)
+    machine.publish(source, *EACH, "--direct", check=2)
+    hub.faults.clear()
+    told = machine.run("verify", DEST)
+    assert (told.returncode, "unfinished: 0 shards; run the same build" in told.stderr) == (3, True), told.stderr
+
+
+def test_unfinished_folder(source: Path, tmp_path: Path) -> None:
+    """A folder whose build was stopped is unfinished for verify and unpack alike."""
+    out = tmp_path / "out"
+    brim("build", source, out, *EACH, "--quiet")
+    ledger = out / ".brim" / "ledger.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(lines[:4]))
+    for left in sorted((out / "data").iterdir())[3:]:
+        left.unlink()
+    words = "unfinished: 3 of 5 shards; run the same build to finish"
+    assert f"train: {words}" in brim("verify", out, check=3).stderr
+    assert words in brim("unpack", out, tmp_path / "files", check=3).stderr
+
+
+def parquet(rows: int) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"n": list(range(rows))}), out)
+    return out.getvalue()
+
+
+def test_states_of_all_parts(hub: TestHub, machine: Machine, source: Path) -> None:
+    """verify says of each config and split whether it is whole or not brim's, and info lists the same."""
+    machine.publish(source)
+    put_by_hand(hub, {"other/train-00000-of-00001.parquet": parquet(3)})
+    done = machine.run("verify", DEST)
+    assert done.returncode == 0, done.stderr
+    assert "whole  1 shard, 5 rows" in done.stdout  # what no card names is no part of it
+    card = hub.read(REPO, "README.md").decode()
+    entry = "configs:\n- config_name: other\n  data_files:\n  - split: train\n    path: other/*.parquet\n"
+    put_by_hand(hub, {"README.md": card.replace("configs:\n", entry, 1).encode()})
+    done = machine.run("verify", DEST)
+    assert done.returncode == 0, done.stderr
+    assert "other/train  not brim's" in done.stdout
+    events = [json.loads(line) for line in machine.run("verify", DEST, "--json").stdout.splitlines()]
+    assert events[-1]["subsets"] == {"train": "whole", "other/train": "not brim's"}
+    splits = json.loads(machine.run("info", DEST, "--json").stdout)["splits"]
+    assert {(s["config"], s["state"]) for s in splits} == {("default", "whole"), ("other", "not brim's")}
+    put_by_hand(hub, {"other/train-00000-of-00001.parquet": b"PAR1"})
+    assert "other/train-00000-of-00001.parquet: cannot be read" in machine.run("verify", DEST).stderr
+
+
+def test_requests_of_a_verification(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
+    """Without --deep, 64 KB of each shard or its footer are read, with two requests: to the Hub and to its storage."""
+    source = write_files(tmp_path / "files", {f"f{i:02d}.bin": random_bytes(200_000, i) for i in range(12)})
+    machine.publish(source, *EACH)
+    before, sent = len(hub.log), hub.counters.bytes_sent
+    assert machine.run("verify", DEST).returncode == 0
+    asked = [line for line in hub.log[before:] if ".parquet" in line or "/object/" in line]
+    assert len(asked) <= 2 * 12, asked
+    assert hub.counters.bytes_sent - sent <= 12 * (64 << 10) + 20_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("dtype: string", "dtype: int64", "says .*int64.* of the column 'file', the shards .*string"),
+        ("num_examples: 5", "num_examples: 6", "says 6 rows of train, the shards hold 5"),
+        ("split: train", "split: test", "names the splits test, the shards are of train"),
+        ("- name: file", "- name: lost", "does not name the column 'file' of the shards"),
+    ],
+)
+def test_the_card_is_proved(source: Path, tmp_path: Path, old: str, new: str, words: str) -> None:
+    """A card that says other types, rows, splits, columns or bytes than the shards is found out."""
+    out = tmp_path / "out"
+    brim("build", source, out, "--quiet")
+    card = out / "README.md"
+    text = card.read_text()
+    assert old in text, text
+    card.write_text(text.replace(old, new))
+    with pytest.raises(DamageFound, match=words):
+        api.verify(out)
+
+
+def test_the_bytes_of_the_card(source: Path, tmp_path: Path) -> None:
+    brim("build", source, tmp_path / "out", "--quiet")
+    card = tmp_path / "out" / "README.md"
+    size = yaml.safe_load(card.read_text().split("---\n")[1])["dataset_info"]["download_size"]
+    card.write_text(card.read_text().replace(f"download_size: {size}", f"download_size: {size + 1}"))
+    with pytest.raises(DamageFound, match="bytes to download of default"):
+        api.verify(tmp_path / "out")
+
+
+def test_the_line_of_the_job(source: Path, tmp_path: Path) -> None:
+    """Damage to what a finished ledger says was built is found, also where the line is whole in itself."""
+    out = tmp_path / "out"
+    brim("build", source, out, "--quiet")
+    ledger = out / ".brim" / "ledger.jsonl"
+    good = ledger.read_bytes()
+    job, _, rest = good.partition(b"\n")
+    record = record_of(job)
+    assert record is not None
+    record["facts"]["rows"] += 1
+    for bad, words in (
+        (job.replace(b'"rows"', b'"sowr"') + b"\n" + rest, "its line 1 is damaged"),
+        (rest, "it has lost the line that says what was built"),
+        (record_line(record) + rest, "is not what its fingerprint is of"),
+    ):
+        ledger.write_bytes(bad)
+        with pytest.raises(DamageFound, match=words):
+            api.verify(out)
+    ledger.write_bytes(good)
+    assert api.verify(out).subsets == {"train": "whole"}
+
+
+def test_splits_whose_files_share_names(tmp_path: Path) -> None:
+    """Of splits (or configs) whose files have the same names, each is unpacked into a folder of its own."""
+    write_files(tmp_path / "in", {f"{name}.bin": name.encode() for name in "abc"})
+    (tmp_path / "in" / "t.csv").write_text("file,part\na.bin,train\nb.bin,train\na.bin,test\nc.bin,test\n")
+    brim("build", tmp_path / "in" / "t.csv", tmp_path / "both", "--files", "file", "--split-by", "part", "--quiet")
+    done = api.unpack(tmp_path / "both", tmp_path / "files")
+    found = {str(path.relative_to(tmp_path / "files")) for path in (tmp_path / "files").rglob("*.bin")}
+    assert (done.files, found) == (4, {"train/a.bin", "train/b.bin", "test/a.bin", "test/c.bin"})
+    assert api.unpack(tmp_path / "both", tmp_path / "one", from_split="test").files == 2
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["a.bin", "c.bin"]
+    chosen = api.unpack(tmp_path / "both", tmp_path / "some", columns="file")
+    assert (chosen.files, (tmp_path / "some" / "test" / "a.bin").read_bytes()) == (4, b"a")
+
+
+@pytest.mark.parametrize("verb", ["verify", "check", "info", "unpack"])
+def test_parts_that_are_not_there(source: Path, tmp_path: Path, verb: str) -> None:
+    """A config or split that a dataset does not have is an error that lists those that it has."""
+    brim("build", source, tmp_path / "out", "--quiet")
+    more = [tmp_path / "files"] if verb == "unpack" else []
+    done = brim(verb, tmp_path / "out", *more, "--from-split", "tset", check=2)
+    assert "has no split 'tset'" in done.stderr
+    assert "It has: train." in done.stderr
+    assert "has no config" in brim(verb, tmp_path / "out", *more, "--from-config", "x", check=2).stderr
+    brim(verb, tmp_path / "out", *more, "--from-config", "default", "--from-split", "train")
