@@ -26,6 +26,8 @@ def verify(
     source: Place | FileTable | Selection | None = None,
     *,
     deep: bool = False,
+    from_config: str | None = None,
+    from_split: str | None = None,
     state: Place | None = None,
     root: Place | None = None,
     endpoint_url: str | None = None,
@@ -34,8 +36,8 @@ def verify(
     progress: Progress | bool | None = None,
 ) -> Verified:
     return verify_job.verify(
-        destination, source, deep=deep, state=state, root=root, endpoint_url=endpoint_url,
-        source_endpoint_url=source_endpoint_url, anonymous=anonymous, progress=shown(progress),
+        destination, source, deep=deep, from_config=from_config, from_split=from_split, state=state, root=root,
+        endpoint_url=endpoint_url, source_endpoint_url=source_endpoint_url, anonymous=anonymous, progress=shown(progress),
     )  # fmt: skip
 
 
@@ -71,6 +73,8 @@ def check(
     strict: bool = False,
     tolerance: float | None = None,
     extra: Sequence[Check] = (),
+    from_config: str | None = None,
+    from_split: str | None = None,
     state: Place | None = None,
     endpoint_url: str | None = None,
     anonymous: bool = False,
@@ -79,7 +83,7 @@ def check(
     return check_dataset_job.check(
         source, recipe=recipe, sample_size=sample_size, everything=everything, deep=deep,
         max_cell_bytes=max_cell_bytes, oversize=oversize, allow_empty=allow_empty, strict=strict, tolerance=tolerance,
-        extra=extra, state=state, endpoint_url=endpoint_url, anonymous=anonymous, progress=shown(progress),
+        extra=extra, from_config=from_config, from_split=from_split, state=state, endpoint_url=endpoint_url, anonymous=anonymous, progress=shown(progress),
     )  # fmt: skip
 
 
