@@ -37,7 +37,8 @@ def verify(
 ) -> Verified:
     return verify_job.verify(
         destination, source, deep=deep, from_config=from_config, from_split=from_split, state=state, root=root,
-        endpoint_url=endpoint_url, source_endpoint_url=source_endpoint_url, anonymous=anonymous, progress=shown(progress),
+        endpoint_url=endpoint_url, source_endpoint_url=source_endpoint_url, anonymous=anonymous,
+        progress=shown(progress),
     )  # fmt: skip
 
 
@@ -83,7 +84,8 @@ def check(
     return check_dataset_job.check(
         source, recipe=recipe, sample_size=sample_size, everything=everything, deep=deep,
         max_cell_bytes=max_cell_bytes, oversize=oversize, allow_empty=allow_empty, strict=strict, tolerance=tolerance,
-        extra=extra, from_config=from_config, from_split=from_split, state=state, endpoint_url=endpoint_url, anonymous=anonymous, progress=shown(progress),
+        extra=extra, from_config=from_config, from_split=from_split, state=state, endpoint_url=endpoint_url,
+        anonymous=anonymous, progress=shown(progress),
     )  # fmt: skip
 
 

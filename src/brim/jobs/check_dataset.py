@@ -115,9 +115,8 @@ def check(
             )  # fmt: skip
         access = Access(endpoint_url, anonymous)
         if from_config or from_split:
-            raise InputError(
-                f"--{'from-config' if from_config else 'from-split'} is for a dataset that is published, and this is a source."
-            )
+            named = "from-config" if from_config else "from-split"
+            raise InputError(f"--{named} is for a dataset that is published, and this is a source.")
         options = SourceOptions(recipe_text=recipe_text(text), lenient=True, tolerance=tolerance, access=access)
         source = read_source(source, options)
     elif recipe is not None:
