@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,19 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import brim
+from tests.small_disk import small_disk
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("a full disk is not proved here: mounting a small tmpfs takes root")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], check=False)
-    if mounted.returncode != 0:
-        pytest.skip("a full disk is not proved here: this system does not let root mount a tmpfs")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+@pytest.fixture(name="small_disk")
+def _small_disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk") as disk:
+        yield disk
 
 
 def grow(disk: Path, megabytes: int) -> None:

@@ -17,18 +17,9 @@ import pytest
 from tests.conftest import random_bytes, write_files
 from tests.faults.injection import Fault, Job, Outcome, Shim, every_fault
 from tests.forked import brim
+from tests.generators.small_jobs import MODEL, STEPS, TOKENIZER
 
-STEPS = """
-def length(row):
-    return {"length": len(row["text"])}
-"""
-MODEL = """
-import numpy as np
-
-def factory():
-    return lambda batch: np.array([[len(text), 1.0] for text in batch["text"]], "float32")
-"""
-WRITER = """
+WRITER = b"""
 import sys
 import numpy as np
 import brim
@@ -55,31 +46,12 @@ def _make_source(folder: Path) -> None:
     for part in range(2):
         lines = [json.dumps(row) for row in rows[part * 60 : part * 60 + 60]]
         (folder / "rows" / f"part{part}.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "steps.py").write_text(STEPS)
-    (folder / "model.py").write_text(MODEL)
-    (folder / "writer.py").write_text(WRITER)
-    (folder / "model").mkdir()
-    vocabulary = {"row": 0, "word": 1, "[UNK]": 2}
-    (folder / "model" / "tokenizer.json").write_text(
-        json.dumps(
-            {
-                "version": "1.0",
-                "truncation": None,
-                "padding": None,
-                "added_tokens": [],
-                "normalizer": None,
-                "pre_tokenizer": {"type": "Whitespace"},
-                "post_processor": None,
-                "decoder": None,
-                "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
-            }
-        )
-    )
+    write_files(folder, {"steps.py": STEPS, "model.py": MODEL, "writer.py": WRITER, "tokenizer.json": TOKENIZER})
 
 
 def make_jobs(folder: Path) -> dict[str, Job]:
     _make_source(folder)
-    files, rows, tokenizer = folder / "files", folder / "rows", folder / "model" / "tokenizer.json"
+    files, rows, tokenizer = folder / "files", folder / "rows", folder / "tokenizer.json"
     built = folder / "built"
     brim("build", files, built, "--rows-per-shard", "2", "--quiet")
     limits = ["--memory", "600MB", "--workers", "1", "--quiet"]

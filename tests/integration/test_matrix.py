@@ -10,9 +10,7 @@ The suite runs some cells; `make test-matrix` all, those on Ray if it is install
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,33 +23,13 @@ from tests.clusters import TestCluster, cluster_of
 from tests.conftest import random_bytes, write_files
 from tests.faults.injection import Fault, Shim
 from tests.forked import Process, brim, start
+from tests.generators.small_jobs import MODEL, STEPS, TOKENIZER
 from tests.hub import TestHub
 from tests.matrix import CELLS, PAGE, Cell, block, table
 from tests.places import BucketPlace, FolderPlace, HubPlace, Place
 from tests.s3 import S3Server
+from tests.small_disk import fill, small_disk
 
-STEPS = """
-def length(row):
-    return {"length": len(row["text"])}
-"""
-MODEL = """
-import numpy as np
-
-def factory():
-    return lambda batch: np.array([[len(text), 1.0] for text in batch["text"]], "float32")
-"""
-TOKENIZER = {
-    "version": "1.0",
-    "truncation": None,
-    "padding": None,
-    "added_tokens": [],
-    "normalizer": None,
-    "pre_tokenizer": {"type": "Whitespace"},
-    "post_processor": None,
-    "decoder": None,
-    "model": {"type": "WordLevel", "vocab": {"row": 0, "word": 1, "[UNK]": 2}, "unk_token": "[UNK]"},
-}
-DISK_MB = 8
 # The receipt at which a run is caught: one is there, more are to come.
 RECEIPT = 3
 Made = dict[tuple[str, str], dict[str, bytes]]
@@ -141,7 +119,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [json.dumps({"id": n, "text": f"row {n} " + "word " * (n % 9)}) for n in range(240)]
     write_files(folder, {
         "rows/a.jsonl": "\n".join(rows[:120]).encode(), "rows/b.jsonl": "\n".join(rows[120:]).encode(),
-        "steps.py": STEPS.encode(), "model.py": MODEL.encode(), "tokenizer.json": json.dumps(TOKENIZER).encode(),
+        "steps.py": STEPS, "model.py": MODEL, "tokenizer.json": TOKENIZER,
     })  # fmt: skip
     return folder
 
@@ -186,17 +164,12 @@ def cell(request: pytest.FixtureRequest) -> Cell:
 def disk(cell: Cell, tmp_path: Path) -> Iterator[Path]:
     """Where the job writes on this machine; small, if it is to be full."""
     disk = tmp_path / "disk"
-    disk.mkdir()
-    if cell.event != "full disk":
-        yield disk
+    if cell.event == "full disk":
+        with small_disk(disk):
+            yield disk
         return
-    if os.geteuid() != 0:
-        pytest.skip("a full disk is not proved here: mounting a small tmpfs takes root")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(disk)], check=False)
-    if mounted.returncode != 0:
-        pytest.skip("a full disk is not proved here: this system does not let root mount a tmpfs")
+    disk.mkdir()
     yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.fixture
@@ -281,18 +254,7 @@ class TestEveryCell:
     def test_full_disk(self, trial: Trial) -> None:
         """Others fill the disk meanwhile: exit 5 and words about it, no bug; with room again, it goes on."""
         process = trial.caught()
-        ballast = trial.disk / "ballast"
-        with open(ballast, "wb", buffering=0) as file:
-            try:
-                while file.write(bytes(1 << 16)):
-                    pass
-            except OSError:
-                pass
-            try:
-                while file.write(b"0"):
-                    pass
-            except OSError:
-                pass
+        ballast = fill(trial.disk)
         assert trial.goes_on(process) == 5, trial.said
         assert "full" in trial.said or "No space" in trial.said, trial.said
         assert "bug" not in trial.said

@@ -1,0 +1,39 @@
+"""A small disk that can really be full: a tmpfs, which takes root to mount."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def small_disk(disk: Path, megabytes: int = 8) -> Iterator[Path]:
+    """A folder that is made and is a disk of its own; where that cannot be, the test is skipped by name."""
+    if os.geteuid() != 0:
+        pytest.skip("a full disk is not proved here: mounting a small tmpfs takes root")
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(disk)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("a full disk is not proved here: this system does not let root mount a tmpfs")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all the room there is; without it, there is room again."""
+    ballast = disk / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        for size in (1 << 16, 1):
+            try:
+                while file.write(bytes(size)):
+                    pass
+            except OSError:
+                continue
+    return ballast
