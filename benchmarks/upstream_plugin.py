@@ -68,7 +68,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _seen[report.nodeid] |= {"outcome": report.outcome, "why": _last_line(report)}
 
 
-def pytest_sessionfinish() -> None:
+def pytest_runtest_logfinish() -> None:
+    """After each test, so that one that hangs loses nothing."""
     with open(os.environ["BRIM_UPSTREAM_OUT"], "w") as file:
         json.dump(_seen, file)
 

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -17,7 +18,7 @@ from brim.api.compute_api import map_job, run_job
 from brim.api.job_options import MapGiven, MapKeywords, refuse_without_place, spelled_out
 from brim.api.recorded_run import Together, shown
 from brim.errors import InputError, named
-from brim.jobs.caches import CacheLayout, cache_home, cache_key, open_dataset, remove_folder, trim_caches
+from brim.jobs.caches import CacheLayout, cache_home, cache_key, cache_max, open_dataset, remove_folder, trim_caches
 from brim.jobs.job import Computed, Job
 from brim.jobs.spec import How, computed_facts, computed_spec
 from brim.jobs.units import without_function
@@ -223,7 +224,7 @@ def map(
         settings = replace(mapped, **_format_of(part), side_effects=_is_rows(part))
         return make_step(own, settings) if isinstance(own, str) else MapStep(own, settings)
 
-    return call.run(dataset, step_of, _mapped)
+    return call.run(dataset, step_of, _mapped, removed=mapped.remove_columns or ())
 
 
 @spelled_out(MapGiven)
@@ -343,16 +344,31 @@ class _Call:
                 hint="It has up to 64 characters that may be part of a file's name.",
             )
 
-    def run(self, dataset: Any, step_of: Callable[[Any, str | None], MapStep], opened: Opened) -> Any:
+    def run(
+        self,
+        dataset: Any,
+        step_of: Callable[[Any, str | None], MapStep],
+        opened: Opened,
+        removed: Sequence[str] = (),
+    ) -> Any:
+        """What comes of a dataset, or of each split. One without rows has nothing `removed` but columns."""
         with self.named():
             # What was said is looked at before the source is. What this process holds already is the caller's.
             how = self.given.how(process_bytes(os.getpid()))
-            if not _is_dict(dataset):
-                return self._one(dataset, None, self._job(dataset, None, how, step_of), self.watched, opened)
-            jobs = {split: self._job(part, split, how, step_of) for split, part in dataset.items()}
-            with Together(self.watched, self.label, [source.total_bytes for source, _ in jobs.values()]) as together:
-                made = {split: self._one(dataset[split], split, job, together, opened) for split, job in jobs.items()}
-        return import_datasets("several splits").DatasetDict(made)
+            cache_max()
+            parts = dict(dataset.items()) if _is_dict(dataset) else {None: dataset}
+            jobs = {split: self._job(part, split, how, step_of) for split, part in parts.items()}
+            with self._bar([source.total_bytes for source, _ in jobs.values()]) as watched:
+                made = {
+                    split: _emptied(part, removed)
+                    if _is_empty(part)
+                    else self._one(part, jobs[split][1], watched, opened)
+                    for split, part in parts.items()
+                }
+        return import_datasets("several splits").DatasetDict(made) if _is_dict(dataset) else made[None]
+
+    def _bar(self, total_bytes: list[int | None]) -> AbstractContextManager[Progress]:
+        return nullcontext(self.watched) if len(total_bytes) == 1 else Together(self.watched, self.label, total_bytes)
 
     def _job(
         self, part: Any, split: str | None, how: How, step_of: Callable[[Any, str | None], MapStep]
@@ -367,8 +383,7 @@ class _Call:
             )
         return source, _cached_job(source, step, how, cache_home(self.cache_dir), self.label)
 
-    def _one(self, part: Any, split: str | None, work: Any, watched: Progress, opened: Opened) -> Any:
-        _, job = work
+    def _one(self, part: Any, job: Job, watched: Progress, opened: Opened) -> Any:
         kept = run_job(job, watched, self.report).kept
         assert kept is not None
         made = opened(part, kept, self.new_fingerprint)
@@ -423,6 +438,15 @@ def _is_dict(dataset: Any) -> bool:
 def _is_rows(part: Any) -> bool:
     """Whether it is a Dataset: rows that are there, and can be given back as they are."""
     return type(part).__module__.split(".")[0] == "datasets" and not is_stream(part)
+
+
+def _is_empty(part: Any) -> bool:
+    return _is_rows(part) and not len(part)
+
+
+def _emptied(part: Any, removed: Sequence[str]) -> Any:
+    """What the original makes of a Dataset without rows, whatever the function."""
+    return part.remove_columns(list(removed)) if removed else part
 
 
 def _cached_job(source: RowSource, step: MapStep, how: How, home: Path, label: str) -> Job:

@@ -92,7 +92,8 @@ def trim_caches(home: Path) -> None:
             return
         if used is None:
             used = _mapped_files()
-        if not any(path.startswith(f"{one.folder}{os.sep}") for path in used) and remove_cache(one):
+        own = os.path.realpath(one.folder) + os.sep
+        if not any(path.startswith(own) for path in used) and remove_cache(one):
             total -= one.bytes
 
 
