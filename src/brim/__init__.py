@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from brim.api.source_api import files as files
     from brim.api.source_api import recipes as recipes
     from brim.api.source_api import table as table
+    from brim.errors import ArgumentError as ArgumentError
     from brim.errors import BrimError as BrimError
     from brim.errors import CommandNotStarted as CommandNotStarted
     from brim.errors import DamageFound as DamageFound
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from brim.watching.watching import watch as watch
 
 _HOMES = {
+    "ArgumentError": "brim.errors",
     "BrimError": "brim.errors",
     "Build": "brim.jobs.build_job",
     "Built": "brim.jobs.job",
@@ -167,6 +169,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ArgumentError",
     "BrimError",
     "Build",
     "Built",

@@ -9,37 +9,37 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from brim.errors import InputError
+from brim.errors import ArgumentError
 
 
 def one_of(option: str, value: Any, allowed: Collection[Any]) -> None:
-    """InputError unless the value is among those allowed."""
+    """ArgumentError unless the value is among those allowed."""
     if value in allowed:
         return
     words = [str(word) for word in allowed if word is not None]
     listed = " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-    raise InputError(f"--{option} takes {listed}, not {value!r}.", hint="", option=option)
+    raise ArgumentError(f"--{option} takes {listed}, not {value!r}.", hint="", option=option)
 
 
 def at_least(option: str, value: Any, least: int, most: int = 2**62) -> None:
-    """InputError unless the value is a whole number from `least` on; None is an option that was not given."""
+    """ArgumentError unless the value is a whole number from `least` on; None is an option that was not given."""
     if value is None:
         return
     whole = hasattr(value, "__index__") and not isinstance(value, bool)
     if not whole or not least <= value.__index__() < most:
         what = "a number above zero" if least == 1 else f"a number of at least {least}"
-        raise InputError(f"--{option} takes {what}, not {value!r}.", option=option)
+        raise ArgumentError(f"--{option} takes {what}, not {value!r}.", option=option)
 
 
 def seconds(option: str, value: Any) -> None:
-    """InputError unless the value is a number of seconds that will pass."""
+    """ArgumentError unless the value is a number of seconds that will pass."""
     if not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise InputError(f"--{option} takes seconds, not {value!r}.", option=option)
+        raise ArgumentError(f"--{option} takes seconds, not {value!r}.", option=option)
 
 
 def whole(option: str, value: Any) -> int:
-    """The value as a whole number, or an InputError."""
+    """The value as a whole number, or an ArgumentError."""
     try:
         return int(value)
     except (TypeError, ValueError) as error:
-        raise InputError(f"--{option} takes a whole number, not {value!r}.", option=option) from error
+        raise ArgumentError(f"--{option} takes a whole number, not {value!r}.", option=option) from error

@@ -2,6 +2,7 @@
 
 BrimError                      1  a bug in brim, or a base for `except`
 ├── InputError                 2  the command or its input is wrong: change it
+│   ├── ArgumentError             an option has a value that cannot be; a ValueError too
 │   ├── SourceError               the source cannot be read as rows
 │   ├── FilesRefused              files are missing, empty, pointers, unreadable or too large
 │   ├── SourceChanged             a source file is not what it was when the job was planned
@@ -80,6 +81,10 @@ class InputError(BrimError):
     """The command or its input is wrong."""
 
     exit_code = 2
+
+
+class ArgumentError(InputError, ValueError):
+    """An option has a value that cannot be."""
 
 
 class SourceError(InputError):

@@ -130,6 +130,7 @@ def test_importing_brim_is_light() -> None:
 def test_public_names() -> None:
     """The public interface is this and nothing else."""
     assert brim.__all__ == [
+        "ArgumentError",
         "BrimError",
         "Build",
         "Built",

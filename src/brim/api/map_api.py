@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +18,7 @@ import pyarrow as pa
 from brim.api.compute_api import map_job, run_job
 from brim.api.job_options import MapGiven, MapKeywords, refuse_without_place, spelled_out
 from brim.api.recorded_run import Together, shown
-from brim.errors import InputError, named
+from brim.errors import ArgumentError, InputError, named
 from brim.jobs.caches import CacheLayout, cache_home, cache_key, cache_max, open_dataset, remove_folder, trim_caches
 from brim.jobs.job import Computed, Job
 from brim.jobs.spec import How, computed_facts, computed_spec
@@ -332,14 +333,17 @@ class _Call:
             "cache_file_names": cache_file_names is not None,
             "suffix_template": suffix_template != _SUFFIX,
         }
+        fields = {field for _, field, _, _ in string.Formatter().parse(suffix_template) if field}
+        if fields != {"rank", "num_proc"}:
+            raise ArgumentError("suffix_template has not exactly the fields rank and num_proc.")
         if keep_in_memory and (cache_file_name is not None or cache_file_names is not None):
-            raise InputError("keep_in_memory and cache_file_name exclude each other.", hint="Leave one of them out.")
+            raise ArgumentError("keep_in_memory and cache_file_name exclude each other.", hint="Leave one of them out.")
         if useless := [word for word, was_said in said.items() if was_said]:
             one = len(useless) == 1
             words = f"{' and '.join(useless)} {'has' if one else 'have'} no effect"
             self.watched.note(f"{words}: the result is mapped from brim's cache (cache_dir=)")
         if self.new_fingerprint is not None and not re.fullmatch(r"[^<>:/\\|?*\0]{1,64}", self.new_fingerprint):
-            raise InputError(
+            raise ArgumentError(
                 f"new_fingerprint={self.new_fingerprint!r} cannot be one.",
                 hint="It has up to 64 characters that may be part of a file's name.",
             )

@@ -57,10 +57,13 @@ def frames_of(error: BaseException, ours: str) -> tuple[tuple[str, int, str], ..
 @contextmanager
 def users_own() -> Iterator[None]:
     """FunctionFailed from here is of the type that the function raised, too."""
+    raised: BaseException
     try:
         yield
     except FunctionFailed as failed:
         raised = own_error(failed)
+        if isinstance(raised.__cause__, KeyboardInterrupt):
+            raised = raised.__cause__  # who raises it means the program
         if raised is failed:
             raise
     else:

@@ -203,7 +203,7 @@ class Worker:
         try:
             return list(self.setup.step.apply(batch, small))
         except BadRow as error:
-            if self.setup.on_error == "stop":
+            if self.setup.on_error == "stop" or isinstance(error.__cause__, KeyboardInterrupt):
                 raise self._explained(error, batch, unit) from error
             start, stop = error.row, error.row + error.rows
             if self.setup.on_error == "quarantine":

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from brim.choices import at_least, one_of
-from brim.errors import InputError
+from brim.errors import ArgumentError, InputError
 
 InputKind = Literal["python", "arrow", "numpy"]
 ALL_ROWS = 2**62  # a batch as long as the dataset
@@ -77,7 +77,7 @@ class MapOptions:
         for option in ("input_columns", "remove_columns"):
             missing = [name for name in getattr(self, option) or () if name not in schema.names]
             if missing:
-                raise InputError(
+                raise ArgumentError(
                     f"{option} names {missing[0]!r}, which is not a column.",
                     hint=f"The columns are: {', '.join(schema.names)}.",
                 )

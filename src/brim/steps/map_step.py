@@ -203,7 +203,7 @@ class _Open:
                 raise
         except BrimError:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise blamed(error, start, rows) from error
         else:
             if made is not None:
@@ -236,7 +236,7 @@ class _Open:
             return table, said.to_pylist() if isinstance(said, pa.Array | pa.ChunkedArray) else list(said)
         except (MemoryError, BrimError):
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise blamed(error, 0, table.num_rows) from error
 
     def unchanged(self, table: pa.Table) -> pa.Table:
@@ -261,7 +261,7 @@ class _Open:
                 calls.append(call)
         except (MemoryError, BrimError):
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise blamed(error, start + len(results), 1) from error
         return calls, results
 
@@ -272,7 +272,7 @@ class _Open:
         work = (self._function(*call.args, **self._kwargs) for call in calls)
         results = await asyncio.gather(*work, return_exceptions=True)
         for row, result in enumerate(results):
-            if isinstance(result, MemoryError | KeyboardInterrupt):
+            if isinstance(result, MemoryError):
                 raise result
             if isinstance(result, BaseException):
                 raise blamed(result, start + row, 1) from result
