@@ -1,6 +1,7 @@
 """The tests that `datasets` has of map, filter and push_to_hub, with brim in their place: `make bench-upstream`.
 
-    python benchmarks/upstream.py CHECKOUT [--only map,filter,stream,push_to_hub] [-k EXPRESSION] [--json FILE]
+    python benchmarks/upstream.py CHECKOUT [--only map,filter,stream,push_to_hub] [-k EXPRESSION]
+        [--json FILE] [--baseline FILE]
 
 CHECKOUT is a clone of github.com/huggingface/datasets at the version that is installed, or near it. Nothing of it is
 copied: its tests run where they are, first as they are and then with brim's functions in the place of the methods
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(GROUPS))
     parser.add_argument("-k", default="")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--baseline", type=Path, help="a --json of before: the tests as they are do not run again")
     arguments = parser.parse_args()
     if not (arguments.checkout / "tests" / "test_arrow_dataset.py").is_file():
         sys.exit(f"{arguments.checkout} is no checkout of datasets: it has no tests/test_arrow_dataset.py.")
@@ -59,7 +61,11 @@ def main() -> None:
     if unknown := set(wanted) - set(GROUPS):
         sys.exit(f"--only takes {', '.join(GROUPS)}, not {', '.join(sorted(unknown))}.")
     with tempfile.TemporaryDirectory(prefix="upstream-") as folder:
-        original, replaced = (run(arguments.checkout, Path(folder), way, wanted, arguments.k) for way in WAYS)
+        if arguments.baseline:
+            original = json.loads(arguments.baseline.read_text())["original"]
+        else:
+            original = run(arguments.checkout, Path(folder), "original", wanted, arguments.k)
+        replaced = run(arguments.checkout, Path(folder), "brim", wanted, arguments.k)
     parts = {name: compare(name, original, replaced, reasons()) for name in wanted}
     for part in parts.values():
         print_part(part)
@@ -67,9 +73,6 @@ def main() -> None:
     print_machine(machine(HERE, ["datasets", "pyarrow", "huggingface_hub"]))
     if arguments.json:
         arguments.json.write_text(json.dumps({"original": original, "brim": replaced}, indent=1))
-
-
-WAYS = ("original", "brim")
 
 
 def run(checkout: Path, folder: Path, way: str, wanted: list[str], expression: str) -> Results:

@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         source = inspect.getsource(item.function)  # type: ignore[attr-defined]
         if CALLS.search(source):
-            _seen[item.nodeid] = {"inside": sorted(set(INSIDE.findall(source))), "outcome": "passed", "why": ""}
+            _seen[item.nodeid] = {"inside": sorted(set(INSIDE.findall(source))), "outcome": "", "why": "it did not run"}
             kept.append(item)
     items[:] = kept
 
@@ -64,8 +64,11 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.outcome != "passed" and _seen[report.nodeid]["outcome"] == "passed":
-        _seen[report.nodeid] |= {"outcome": report.outcome, "why": _last_line(report)}
+    seen = _seen[report.nodeid]
+    if report.outcome != "passed":
+        seen |= {"outcome": report.outcome, "why": _last_line(report)}
+    elif report.when == "call":
+        seen |= {"outcome": "passed", "why": ""}
 
 
 def pytest_runtest_logfinish() -> None:
