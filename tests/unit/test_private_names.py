@@ -126,6 +126,7 @@ NAMES: dict[str, dict[str, Callable[[], Any]]] = {
         "_fingerprint": dataset,
         "_token_per_repo_id": stream,
         "_resolve_features": stream,
+        "_formatting": stream,
         "_ex_iterable": stream,
         "_info": stream,
         "_features": formatted,

@@ -29,7 +29,7 @@ from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
 from brim.rows.open_rows import open_rows
 from brim.rows.unit import RowSource
-from brim.sources.datasets_private import is_stream, with_rows
+from brim.sources.datasets_private import format_of_stream, is_stream, with_rows
 from brim.steps.filter_step import INDICES, FilterStep
 from brim.steps.functions import AtEnd
 from brim.steps.map_options import NO_COLUMNS, UNCHANGED, InputKind, MapOptions
@@ -336,6 +336,8 @@ class _Call:
         fields = {field for _, field, _, _ in string.Formatter().parse(suffix_template) if field}
         if fields != {"rank", "num_proc"}:
             raise ArgumentError("suffix_template has not exactly the fields rank and num_proc.")
+        if cache_file_name is not None and not os.path.splitext(cache_file_name)[1]:
+            raise ArgumentError(f"cache_file_name={cache_file_name!r} has no extension.", hint="Leave it out.")
         if keep_in_memory and (cache_file_name is not None or cache_file_names is not None):
             raise ArgumentError("keep_in_memory and cache_file_name exclude each other.", hint="Leave one of them out.")
         if useless := [word for word, was_said in said.items() if was_said]:
@@ -444,6 +446,10 @@ def _is_rows(part: Any) -> bool:
     return type(part).__module__.split(".")[0] == "datasets" and not is_stream(part)
 
 
+def _is_stream(part: Any) -> bool:
+    return type(part).__module__.split(".")[0] == "datasets" and is_stream(part)
+
+
 def _is_empty(part: Any) -> bool:
     return _is_rows(part) and not len(part)
 
@@ -471,6 +477,8 @@ def _names(columns: Columns) -> tuple[str, ...] | None:
 
 def _format_of(dataset: Any) -> dict[str, Any]:
     """The format that a dataset of `datasets` gives its rows in."""
+    if _is_stream(dataset):
+        return {"format_type": format_of_stream(dataset)}
     format = getattr(dataset, "format", None)
     if not isinstance(format, dict) or format.get("type") is None:
         return {}
@@ -483,6 +491,8 @@ def _format_of(dataset: Any) -> dict[str, Any]:
 
 def _with_format_of(dataset: Any, made: Any) -> Any:
     """What was made of a dataset gives its rows as the dataset does; new columns too."""
+    if _is_stream(dataset):
+        return made.with_format(format_of_stream(dataset))
     format = getattr(dataset, "format", None)
     if not isinstance(format, dict):
         return made

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import mmap
 import os
 import pickle
@@ -77,6 +78,7 @@ class Worker:
     def __init__(self, setup: Any, connection: Connection) -> None:
         self.setup, self.connection = setup, connection
         self._told = 0.0
+        self._begun: tuple[Any, int, _Bad, Iterator[Any]] | None = None  # a unit whose first batch was looked at
         with open(Path(sys.argv[2]).parent / setup.gate, "rb") as file:
             self._gate = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
 
@@ -128,9 +130,9 @@ class Worker:
         folder = Path(sys.argv[2]).parent / self.setup.folder
         target = folder / f"{order.unit.number:08d}{EXTENSIONS[self.setup.writing.format]}"
         out = UnitFile(target, self.setup.writing)
-        bad = _Bad(target.with_name(f"{target.stem}.bad.arrow"), order.unit.number, order.unit.first_row)
+        bad, tables = self._begin(order)
         try:
-            for table in self._results(order, bad):
+            for table in tables:
                 with failures(target.parent):
                     out.write(table)
             with failures(target.parent):
@@ -155,16 +157,27 @@ class Worker:
         self.connection.send(Done(rows, size, sha256, held, bad.rows, *told))
 
     def _probe(self, order: Any) -> None:
-        """The types of the first batch. What it gives is not kept: the unit is done from its beginning after this."""
+        """The types of the first batch. It is not done twice: the unit goes on from there."""
         from brim.schedule.messages import Failed, Probed
 
+        bad, tables = self._begin(order)
         try:
-            table = next(self._results(order, _Bad(Path(), 0, None)), None)
+            table = next(tables, None)
         except BaseException as error:  # noqa: BLE001  whatever it is, the parent has to know
             self.connection.send(Failed("memory") if _is_memory(error) else Failed("error", _travelling(error)))
             return
         types = b"" if table is None or not table.num_rows else table.schema.serialize().to_pybytes()
+        self._begun = (order.unit, order.pieces, bad, tables if table is None else itertools.chain([table], tables))
         self.connection.send(Probed(types))
+
+    def _begin(self, order: Any) -> tuple[_Bad, Iterator[Any]]:
+        """The results of a unit, from where a look at its first batch left them."""
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[:2] == (order.unit, order.pieces):
+            return begun[2:]
+        path = Path(self.setup.folder) / f"{order.unit.number:08d}.bad.arrow"
+        bad = _Bad(path, order.unit.number, order.unit.first_row)
+        return bad, self._results(order, bad)
 
     def _settle(self, types: bytes) -> None:
         import pyarrow as pa

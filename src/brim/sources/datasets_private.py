@@ -51,6 +51,11 @@ def with_rows(dataset: Any, numbers: Any) -> Any:
     return made
 
 
+def format_of_stream(stream: Any) -> str | None:
+    """The format that a stream gives its rows in."""
+    return None if stream._formatting is None else stream._formatting.format_type
+
+
 def tokens_of(stream: Any) -> Any:
     """The tokens that its files are read with, by repository."""
     return stream._token_per_repo_id

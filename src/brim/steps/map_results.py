@@ -162,9 +162,10 @@ class Results:
         if len(set(lengths.values())) > 1:
             first, *others = lengths
             other = next(name for name in others if lengths[name] != lengths[first])
-            raise ValueError(
-                f"The columns differ in length: {first!r} has {lengths[first]} rows, {other!r} has {lengths[other]}. "
-                "A batch may become more or fewer rows only if all columns do: remove the others with remove_columns."
+            raise pa.ArrowInvalid(  # as the original does
+                f"Column lengths mismatch: {first!r} has {lengths[first]} rows, and {other!r} has {lengths[other]}, not "
+                "the expected length. A batch may become more or fewer rows only if all columns do: remove the others "
+                "with remove_columns."
             )
         if not columns and self._tells_of_none:
             return _without_columns()
