@@ -163,7 +163,7 @@ class Results:
             first, *others = lengths
             other = next(name for name in others if lengths[name] != lengths[first])
             raise pa.ArrowInvalid(  # as the original does
-                f"Column lengths mismatch: {first!r} has {lengths[first]} rows, and {other!r} has {lengths[other]}, not "
+                f"Column lengths mismatch: {first!r} has {lengths[first]} rows, {other!r} has {lengths[other]}, not "
                 "the expected length. A batch may become more or fewer rows only if all columns do: remove the others "
                 "with remove_columns."
             )
