@@ -71,7 +71,7 @@ def check(
     from brim.jobs.check_files import check as check_table
 
     columns = split_names(choosing.columns)
-    steps = [("where", {"expression": choosing.where})] if choosing.where else []
+    steps = [("where", {"expression": choosing.where})] if choosing.where is not None else []
     steps += [("columns", {"names": list(columns)})] if columns else []  # type: ignore[dict-item]
     if not steps and is_published(source, storing.source.endpoint, storing.anonymous, bids.recipe):
         refuse_for_sources(_given(reading, bids, validator))

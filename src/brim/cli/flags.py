@@ -157,7 +157,10 @@ class SelectingFlags(ChoosingFlags):
 
 def split_names(said: Many) -> tuple[str, ...]:
     """Names that were separated by commas, given by several options, or both."""
-    return tuple(name.strip() for text in said or () for name in text.split(",") if name.strip())
+    names = tuple(name.strip() for text in said or () for name in text.split(",") if name.strip())
+    if said and not names:
+        raise InputError("An option that takes names of columns was given none.", hint="Leave it out, or name some.")
+    return names
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class Leaf:
     max_definition: int
     repeated: int
     optional: bool  # whether the value itself may be null inside of what is around it
+    is_raw: bool  # bytes that nobody said to be text or anything else
 
 
 def leaves_of(footer: Struct) -> list[Leaf]:
@@ -87,7 +88,8 @@ def leaves_of(footer: Struct) -> list[Leaf]:
             raise Damaged("the schema is broken")
         if not children:
             is_bytes = 1 in element and element[1][1] == _BYTE_ARRAY
-            found.append(Leaf(len(found), path, is_bytes, repetition, definition, repeated, kind == 1))
+            raw = is_bytes and 6 not in element and 10 not in element
+            found.append(Leaf(len(found), path, is_bytes, repetition, definition, repeated, kind == 1, raw))
         for _ in range(children):
             walk(path, repetition, definition, repeated)
 

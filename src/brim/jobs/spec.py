@@ -29,7 +29,7 @@ from brim.sizes import parse_size
 from brim.state.stop import Stop
 from brim.state.stop_file import stop_file_lies
 from brim.steps.step import Step
-from brim.stores.destination import Destination, refuse_holder, refuse_source
+from brim.stores.destination import Destination, refuse_holder, refuse_source, refuse_within
 from brim.stores.hub_options import HubAddress, HubOptions, check_shards
 
 _VERSION = 1  # raise it when the same computed job would give other rows or bytes
@@ -189,6 +189,8 @@ def refuse_own_source(source: PlanContent | RowSource, layout: Layout) -> None:
     if isinstance(source, PlanContent):
         files = source.plan.table.files
         refuse_source(layout.destination, files.root, None, files, layout.taken)
+        for folder in source.plan.table.within:
+            refuse_within(layout.destination, folder)
         # Values may have been taken from far away already, to a spool.
         for path in (*source.plan.table.far, *map(files.on_disk.full_path, files.on_disk.remotes)):
             refuse_holder(layout.destination, path)

@@ -17,7 +17,7 @@ from brim.errors import DamageFound, InputError
 from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_type
 from brim.formats.readable import Hashing, Readable, ReadableFile, ShardFile
 from brim.jobs.published import Published, opened
-from brim.jobs.unpack_rows import safe_place, split_apart, unpack_rows
+from brim.jobs.unpack_rows import WAITING, safe_place, split_apart, unpack_rows
 from brim.memory.limit import effective_limit
 from brim.plans.shard_bytes import locate
 from brim.progress import Progress, Silent, tell_begin
@@ -27,8 +27,6 @@ from brim.sources.selection import Selection
 from brim.state.durable import BUFFER_BYTES, failures
 from brim.state.ledger import Receipt
 from brim.stores.destination import lies_in, parse_destination, refuse_source
-
-_WAITING = ".brim-unpack"
 
 
 @dataclass(repr=False)
@@ -79,9 +77,9 @@ def unpack(
         raise InputError(f"{str(target)!r} is a file.", hint="Give a folder.")
     chosen = (columns,) if isinstance(columns, str) else tuple(columns)
     access = Access(endpoint_url, anonymous)
-    if where or chosen or is_web_file(os.fspath(destination)):
+    if where is not None or chosen or is_web_file(os.fspath(destination)):
         rows = open_dataset(destination, config=from_config, split=from_split, access=access)
-        rows = rows.where(where) if where else rows
+        rows = rows.where(where) if where is not None else rows
         rows = rows.columns([*dict.fromkeys(chosen)]) if chosen else rows
         return _unpack_chosen(rows, target, progress)
     source = parse_destination(destination, access)
@@ -100,6 +98,9 @@ def unpack(
             )
         if not names:
             raise InputError(f"{os.fspath(destination)!r} holds no shards.")
+        if not receipts and not published.told.computed:  # somebody else wrote it
+            rows = open_dataset(destination, config=from_config, split=from_split, access=access)
+            return _unpack_chosen(rows, target, progress, len(names))
         missing = [name for name in receipts if name not in published.sizes]
         if missing:
             raise DamageFound(f"{missing[0]} is missing.", hint="brim verify lists everything that is wrong.")
@@ -150,7 +151,7 @@ def paths_in(shard: Readable) -> Iterator[str]:
                 yield from inner.field("path").drop_null().to_pylist()
 
 
-def _unpack_chosen(rows: Selection, target: Path, progress: Progress) -> Unpacked:
+def _unpack_chosen(rows: Selection, target: Path, progress: Progress, unproved: int = 0) -> Unpacked:
     with failures(target):
         target.mkdir(parents=True, exist_ok=True)
         table = rows.table()
@@ -161,7 +162,7 @@ def _unpack_chosen(rows: Selection, target: Path, progress: Progress) -> Unpacke
         for place, part in split_apart(table):
             of = unpack_rows(part, os.path.join(root, place), progress)
             files, size, there = files + of[0], size + of[1], there + of[2]
-    return Unpacked(files, size, there)
+    return Unpacked(files, size, there, unproved)
 
 
 class _Unpacking:
@@ -170,7 +171,7 @@ class _Unpacking:
     def __init__(self, published: Published, root: str, progress: Progress) -> None:
         self.published, self.root, self.progress = published, root, progress
         self.result = Unpacked()
-        self._waiting_room = os.path.join(root, _WAITING)
+        self._waiting_room = os.path.join(root, WAITING)
         self._waiting: dict[str, str] = {}  # by its path, where a file waits
         self.clear()  # what a killed run left
 

@@ -19,7 +19,12 @@ from brim.sources.file_table import FileTable, Split, flat_numbers
 from brim.state.durable import BUFFER_BYTES, write_all
 from brim.state.retry import interrupted_by
 
-_WAITING = ".brim-unpack"
+WAITING = ".brim-unpack"  # where files are until they are whole
+
+
+_MOST_NAME_BYTES = 255
+_CHOOSE = "Choose rows or columns in which it comes once, with --where or --columns."
+_CASE = "Unpack to a file system that tells capital letters from small ones, or choose one of them."
 
 
 def safe_place(name: str, where: str, root: str) -> str:
@@ -30,6 +35,10 @@ def safe_place(name: str, where: str, root: str) -> str:
             f"{where} names {name!r}, which would leave the folder.",
             hint="Nothing was written there; do not trust this dataset.",
         )
+    if parts[0].casefold() == WAITING:
+        raise InputError(f"{where} names {name!r}, which is where brim keeps files that are not whole yet.")
+    if any(len(os.fsencode(part)) > _MOST_NAME_BYTES for part in parts):
+        raise InputError(f"{where} names {name[:60] + '…'!r}, which is longer than a file's name can be.")
     path = os.path.join(root, *parts)
     parent = os.path.realpath(os.path.dirname(path))
     if parent != root and not parent.startswith(root + os.sep):
@@ -54,7 +63,7 @@ def named_files(table: FileTable) -> list[tuple[str, int]]:
             if other != number and not _same_place(table, other, number):
                 raise InputError(
                     f"{path!r} names two different files of the dataset, and one would take the place of the other.",
-                    hint="Choose rows or columns in which it comes once, with --where or --columns.",
+                    hint=_CHOOSE,
                     path=path,
                 )
     return list(seen.items())
@@ -88,20 +97,26 @@ def safe_paths(files: Sequence[tuple[str, int]], root: str) -> dict[str, int]:
         if key in folded:
             raise InputError(
                 f"{path!r} and {folded[key]!r} would be the same file here.",
-                hint="Unpack to a file system that tells capital letters from small ones, or choose one of them.",
+                hint=_CHOOSE if place in found else _CASE,
             )
         folded[key] = path
         found[place] = number
+    for key, path in folded.items():
+        above = os.path.dirname(key)
+        while len(above) > len(root):
+            if above in folded:
+                raise InputError(f"{folded[above]!r} is a file, and {path!r} would lie in it.", hint=_CHOOSE)
+            above = os.path.dirname(above)
     return found
 
 
 def _ignores_case(folder: str) -> bool:
-    probe = os.path.join(folder, f"{_WAITING}-Case")
+    probe = os.path.join(folder, f"{WAITING}-Case")
     try:
         with open(probe, "x"):
             pass
         try:
-            return os.path.exists(os.path.join(folder, f"{_WAITING}-cASE"))
+            return os.path.exists(os.path.join(folder, f"{WAITING}-cASE"))
         finally:
             os.unlink(probe)
     except OSError:
@@ -113,7 +128,7 @@ def unpack_rows(table: FileTable, root: str, progress: Progress) -> tuple[int, i
     wanted = safe_paths(named_files(table), root)
     total = int(table.files.sizes[np.array(list(wanted.values()), np.int64)].sum()) if wanted else 0
     os.makedirs(root, exist_ok=True)
-    room = os.path.join(root, _WAITING)
+    room = os.path.join(root, WAITING)
     shutil.rmtree(room, ignore_errors=True)
     os.makedirs(room)
     files = size = there = 0
@@ -144,12 +159,15 @@ def _contents(table: FileTable, place: str, number: int) -> Iterator[tuple[str, 
         if not table.files.path(number).endswith("/"):
             yield place, splice.chunks()
             return
-        with tarfile.open(fileobj=splice.open(), mode="r:") as archive:
-            while (member := archive.next()) is not None:
-                body = archive.extractfile(member)
-                if body is None or ".." in member.name.split("/") or member.name.startswith("/"):
-                    raise DamageFound(f"{member.name!r} would be written outside of the folder.")
-                yield os.path.join(place, member.name), _blocks(body)
+        try:
+            with tarfile.open(fileobj=splice.open(), mode="r:") as archive:
+                while (member := archive.next()) is not None:
+                    body = archive.extractfile(member)
+                    if body is None or ".." in member.name.split("/") or member.name.startswith("/"):
+                        raise DamageFound(f"{member.name!r} would be written outside of the folder.")
+                    yield os.path.join(place, member.name), _blocks(body)
+        except tarfile.TarError as error:
+            raise DamageFound(f"{table.files.path(number)!r} is not a folder that brim packed: {error}.") from error
 
 
 def _blocks(body: IO[bytes]) -> Iterator[bytes]:

@@ -169,6 +169,78 @@ def _yaml(feature: Any) -> dict[str, Any]:
     return {"dtype": {name: rest} if rest else name}
 
 
+def features_in(card: Mapping[str, Any], config: str) -> dict[str, Any] | None:
+    """The features that a card's `dataset_info` has for a config; None if it has none, or none that can be read."""
+    said = card.get("dataset_info")
+    entries = [entry for entry in (said if isinstance(said, list) else [said]) if isinstance(entry, Mapping)]
+    named = [entry for entry in entries if entry.get("config_name", "default") == config]
+    for entry in named or (entries if len(entries) == 1 else []):
+        if isinstance(entry.get("features"), list):
+            try:
+                found = _from_yaml(entry["features"])
+            except (KeyError, TypeError, ValueError, AttributeError, StopIteration, RecursionError):
+                return None
+            return dict(found)
+    return None
+
+
+def _from_yaml(said: Any) -> Any:
+    """What `as_yaml` wrote, or `datasets`: a list of named features, or one feature."""
+    if isinstance(said, list):
+        return {str(entry["name"]): _from_yaml({k: v for k, v in entry.items() if k != "name"}) for entry in said}
+    if not said:
+        return {}
+    kind = next(iter(said))
+    rest = {key: value for key, value in said.items() if key != kind}
+    inner = said[kind]
+    if kind in ("list", "large_list", "sequence"):
+        feature = _from_yaml({"dtype": inner} if isinstance(inner, str) else inner)
+        if kind == "sequence" and isinstance(inner, list):  # which was a struct of lists
+            return {name: {"feature": one, **rest, "_type": "List"} for name, one in feature.items()}
+        return {"feature": feature, **rest, "_type": "LargeList" if kind == "large_list" else "List"}
+    if kind == "struct":
+        return _from_yaml(inner)
+    if kind != "dtype":
+        names = inner.get("names")
+        named = {"names": [names[key] for key in sorted(names, key=int)]} if isinstance(names, Mapping) else {}
+        return {"_type": _camel(kind), **inner, **named}
+    if not isinstance(inner, str):
+        return _from_yaml(inner)
+    try:
+        _arrow_type(inner)
+    except (ValueError, KeyError, IndexError):
+        return {"_type": _camel(inner)}
+    return {**said, "_type": "Value"}
+
+
+def _camel(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def fits_type(feature: Any, kind: pa.DataType) -> bool:
+    """Whether a column of this type is what a feature says, as far as brim knows: a card may be of other files."""
+    if isinstance(feature, Mapping) and not isinstance(feature.get("_type"), str):
+        parts = {part.name: part.type for part in kind} if pa.types.is_struct(kind) else None
+        return parts is not None and set(parts) == set(feature) and all(fits_type(feature[n], parts[n]) for n in parts)
+    if not isinstance(feature, Mapping):
+        return False
+    name = feature["_type"]
+    if name in ("List", "LargeList"):
+        listed = pa.types.is_large_list(kind) if name == "LargeList" else pa.types.is_list(kind)
+        listed = listed or (pa.types.is_fixed_size_list(kind) and feature.get("length") == kind.list_size)
+        return bool(listed and fits_type(feature.get("feature"), kind.value_type))
+    if name == "Value":
+        try:
+            return bool(_arrow_type(str(feature.get("dtype"))) == kind)
+        except (ValueError, KeyError, IndexError):
+            return False
+    if name == "ClassLabel":
+        return bool(pa.types.is_int64(kind))
+    return (
+        pa.types.is_struct(kind) and name.lower() in _EXTENSIONS and {part.name for part in kind} == {"bytes", "path"}
+    )
+
+
 def _snake(name: str) -> str:
     return "".join("_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name))
 

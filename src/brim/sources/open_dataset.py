@@ -17,10 +17,12 @@ from brim.buckets.bucket_address import Access, is_web_address
 from brim.errors import InputError
 from brim.formats.scratch import scratch_folder
 from brim.sources.dataset_files import CITATION, DatasetFiles, find_files
+from brim.sources.dataset_shard import content_column
 from brim.sources.dataset_source import dataset_source
+from brim.sources.features import features_in
 from brim.sources.file_table import FileTable
-from brim.sources.parquet_source import ParquetOrigin, content_column
-from brim.sources.selection import Selection, TableOrigin
+from brim.sources.parquet_source import ParquetOrigin
+from brim.sources.selection import Origin, Selection, TableOrigin
 from brim.sources.webdataset_source import webdataset_table
 from brim.sources.where import need_duckdb
 
@@ -40,10 +42,13 @@ def open_dataset(
     reading = {key: value for key, value in (("from_config", config), ("from_split", split)) if value}
     reading["dataset"] = True  # type: ignore[assignment]
     about = _about(found)
+    text = os.fspath(source)
+    within = (os.path.abspath(text),) if os.path.isdir(text) else ()
     if found.format == ".tar":
-        return Selection(TableOrigin(webdataset_table(found.files, about), name), name=name, reading=reading)
-    origin = ParquetOrigin(name, found.files, about, None)
-    return Selection(origin, name=name, reading=reading)
+        origin: Origin = TableOrigin(webdataset_table(found.files, about), name)
+    else:
+        origin = ParquetOrigin(name, found.files, about, features_in(found.card, found.config))
+    return Selection(origin, name=name, reading=reading, within=within)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class Query:
             raise InputError("Choose one of --sort-by and --shuffle.")
         if self.group_by and not self.split_into:
             raise InputError("--group-by goes with --split-into.")
-        if self.where and self.sql:
+        if self.where is not None and self.sql is not None:
             raise InputError("Choose one of --where and --sql.")
         if self.sql:
             need_duckdb()
@@ -79,6 +84,8 @@ class Query:
         found: dict[str, float] = {}
         for part in (self.split_into or "").split(","):
             name, equals, share = part.partition("=")
+            if name.strip() in found:
+                raise InputError(f"--split-into names {name.strip()!r} twice.")
             try:
                 found[name.strip()] = float(share)
             except ValueError:
@@ -89,9 +96,9 @@ class Query:
 
     def choose(self, rows: Selection) -> Selection:
         """The rows that are asked for. Columns are left out last, so that others can decide."""
-        if self.where:
+        if self.where is not None:
             rows = rows.where(self.where)
-        if self.sql:
+        if self.sql is not None:
             rows = rows.sql(self.sql)
         if self.unique:
             rows = rows.unique(self.unique)

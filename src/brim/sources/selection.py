@@ -53,6 +53,10 @@ class Origin(Protocol):
     @property
     def notes(self) -> Sequence[str]: ...
 
+    @property
+    def partial(self) -> Sequence[str]:
+        """Columns of which `small` gives only a part, or nothing."""
+
     def __len__(self) -> int: ...
 
     def small(self, names: Sequence[str]) -> pa.Table: ...
@@ -66,6 +70,7 @@ class TableOrigin:
     def __init__(self, table: FileTable, name: str = "the table") -> None:
         self.table, self.name = table, name
         self.columns, self.file_columns = table.rows.column_names, list(table.columns)
+        self.partial = self.file_columns
         self.features, self.splits, self.about, self.notes = table.features, table.splits, table.about, ()
 
     def __len__(self) -> int:
@@ -116,6 +121,7 @@ class JoinedOrigin:
         first = parts[0]
         self.name = " + ".join(part.name for part in parts)
         self.columns, self.file_columns = first.column_names, first.file_columns
+        self.partial = list(dict.fromkeys(name for part in parts for name in part.origin.partial))
         self.features = first.features
         for part in parts[1:]:
             _must_agree(first, part)
@@ -170,6 +176,7 @@ class JoinedOrigin:
         return tables[0].replace(
             rows=whole, files=join_sets([table.files for table in tables]), splits=splits, held=held, far=far,
             about=self.about, verbatim=verbatim, warnings=tuple(w for table in tables for w in table.warnings),
+            within=tuple(folder for table in tables for folder in table.within),
         )  # fmt: skip
 
 
@@ -212,6 +219,7 @@ class Selection:
     steps: tuple[Step, ...] = ()
     name: str = ""
     reading: Mapping[str, Any] = field(default_factory=dict)  # how the source was read, for the ledger
+    within: tuple[str, ...] = ()  # the folder here that was read, if it is one
 
     def _with(self, name: str, **arguments: Any) -> Selection:
         return replace(self, steps=(*self.steps, (name, arguments)))
@@ -342,17 +350,22 @@ class Selection:
             table = self.origin.locate(chosen.rows, names)
             edges = np.cumsum([0, *(len(rows) for _, rows in chosen.parts)]).tolist()
             splits = [Split(n, a, b) for (n, _), (a, b) in zip(chosen.parts, itertools.pairwise(edges), strict=True)]
-            table = table.replace(splits=tuple(s for s in splits if s.stop > s.start) or tuple(splits[:1]))
+            empty = [s.name for s in splits if s.stop == s.start] if len(table) else []
+            table = table.replace(
+                splits=tuple(s for s in splits if s.stop > s.start) or tuple(splits[:1]),
+                warnings=(*table.warnings, *(f"no row is left for the split {name!r}" for name in empty)),
+            )
         table = table.replace(rows=table.rows.select(names))
         if table.features is not None:
             table = table.replace(features={name: table.features[name] for name in names})
         steps = json.loads(json.dumps([[name, dict(a)] for name, a in self.steps], default=_as_json))
         recipe = {**self.reading, **({"steps": steps} if steps else {})}
         about = {**self.about, "Selected": "; ".join(f"{label} {text}" for label, text in self.lines)}
-        warnings = (*table.warnings, *self.notes)
+        warnings = tuple(dict.fromkeys((*table.warnings, *self.notes)))
         if self.about.get("LicensesDiffer"):
             warnings = (*warnings, f"the sources have different licenses: {self.about['License']}")
-        return table.replace(recipe=recipe, about=about, query=tuple(self.lines), warnings=warnings)
+        within = (*table.within, *self.within)
+        return table.replace(recipe=recipe, about=about, query=tuple(self.lines), warnings=warnings, within=within)
 
 
 def _as_json(value: Any) -> Any:
@@ -408,7 +421,7 @@ class _Chosen:
         table = self._small(names_in(expression, self.names))
         if not table.num_columns:  # a condition on nothing, or on a column that is not there
             table = self._small(self.names)
-        self._keep(where_mask(expression, table, _labels(self._origin.features)))
+        self._keep(where_mask(expression, table, _labels(self._origin.features), self.names))
 
     def sql(self, expression: str) -> None:
         self._keep(sql_mask(expression, self._small(self.names)))
@@ -486,6 +499,8 @@ class _Chosen:
                 raise InputError("--unique content needs a single file column.", hint=f"Name one: {', '.join(files)}.")
             column = files[0]
         self._check(column)
+        if column in self._origin.partial and column not in files:
+            raise InputError(f"--unique cannot compare {column!r}, which holds bytes inside.")
         keys = self._contents(column) if column in files else _values(self._small([column]).column(0))
         _, first = np.unique(keys, return_index=True)
         mask = np.zeros(len(keys), bool)
@@ -512,7 +527,7 @@ class _Chosen:
         shares = {str(name): float(share) for name, share in parts.items()}
         for name in shares:
             check_split(name)
-        if not shares or min(shares.values()) <= 0 or abs(sum(shares.values()) - 1) > 1e-6:
+        if not shares or not min(shares.values()) > 0 or not abs(sum(shares.values()) - 1) <= 1e-6:
             raise InputError("The shares of --split-into are above zero and add up to 1.", hint="train=0.9,test=0.1")
         rows = self.rows
         edges = np.rint(np.cumsum(list(shares.values())) * len(rows)).astype(np.int64)
@@ -524,6 +539,8 @@ class _Chosen:
             )
         else:
             self._check(group_by)
+            if group_by in self._origin.partial:
+                raise InputError(f"Rows cannot be grouped by the files of {group_by!r}.")
             which = _by_group(self._small([group_by]).column(0), edges, seed)
         self.parts = [(name, rows[which == number]) for number, name in enumerate(shares)]
         self.untouched = False

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,17 @@ _COMPARE = {
     ast.Gt: pc.greater, ast.GtE: pc.greater_equal, ast.Lt: pc.less, ast.LtE: pc.less_equal,
     ast.Eq: pc.equal, ast.NotEq: pc.not_equal,
 }  # fmt: skip
-_COUNT = {ast.Add: pc.add_checked, ast.Sub: pc.subtract_checked, ast.Mult: pc.multiply_checked, ast.Div: pc.divide}
+
+
+def _divide(one: Any, other: Any) -> Any:
+    """As Python does: two whole numbers give a fraction. By zero it is null, as in SQL."""
+    low = other.cast(pa.float64())
+    return pc.divide(one.cast(pa.float64()), pc.if_else(pc.equal(low, 0.0), pa.scalar(None, pa.float64()), low))
+
+
+_COUNT: dict[type[ast.operator], Callable[..., Any]] = {
+    ast.Add: pc.add_checked, ast.Sub: pc.subtract_checked, ast.Mult: pc.multiply_checked, ast.Div: _divide,
+}  # fmt: skip
 _TEXT: dict[str, Callable[..., Any]] = {
     "lower": pc.utf8_lower,
     "upper": pc.utf8_upper,
@@ -43,9 +53,12 @@ _TEXT: dict[str, Callable[..., Any]] = {
 _OF_DATE = {"year": pc.year, "month": pc.month, "day": pc.day, "hour": pc.hour}
 
 
-def where_mask(text: str, table: pa.Table, labels: Mapping[str, list[str]] | None = None) -> Bools:
-    """Which rows of a table a text chooses. `labels` has the names of the columns that are class labels."""
-    found = _Evaluation(text, table, labels or {}).run()
+def where_mask(
+    text: str, table: pa.Table, labels: Mapping[str, list[str]] | None = None, known: Sequence[str] = ()
+) -> Bools:
+    """Which rows of a table a text chooses. `labels` has the names of the columns that are class labels, `known` the
+    columns there are, if the table holds only some of them."""
+    found = _Evaluation(text, table, labels or {}, known).run()
     mask = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
     return np.asarray(pc.fill_null(mask, False).to_numpy(zero_copy_only=False), bool)
 
@@ -60,16 +73,19 @@ def names_in(text: str, known: list[str]) -> list[str]:
 
 
 class _Evaluation:
-    def __init__(self, text: str, table: pa.Table, labels: Mapping[str, list[str]]) -> None:
+    def __init__(self, text: str, table: pa.Table, labels: Mapping[str, list[str]], known: Sequence[str]) -> None:
         self.text, self.table, self.labels = text.strip(), table, labels
+        self.known = known or table.column_names
 
     def run(self) -> Any:
+        if not self.text:
+            raise InputError("The expression of --where is empty.", hint="Leave --where out to take all rows.")
         if len(self.text) > MOST_CHARACTERS:
             raise InputError(f"The expression of --where is longer than {MOST_CHARACTERS:,} characters.")
         try:
             tree = ast.parse(self.text, mode="eval").body
         except SyntaxError as error:
-            place = max((error.offset or 1) - 1, 0)
+            place = min(error.offset - 1 if error.offset else len(self.text), len(self.text))
             hint = "Equality is written ==." if "=" in self.text.replace("==", "") else ""
             raise self._wrong(f"is not an expression: {error.msg}", place, hint) from None
         except (ValueError, RecursionError, MemoryError):
@@ -95,7 +111,9 @@ class _Evaluation:
     def _value(self, node: ast.AST) -> Any:
         try:
             return self._known(node)
-        except (pa.ArrowException, TypeError, OverflowError) as error:
+        except OverflowError:
+            raise self._wrong("holds a number that is too large to compare with", node) from None
+        except (pa.ArrowException, TypeError) as error:
             reason = str(error).split("\n")[0][:200]
             raise self._wrong(f"cannot be computed ({reason})", node, "Are the types those of the columns?") from None
 
@@ -143,11 +161,12 @@ class _Evaluation:
         if names.count(node.id) == 1:
             column = self.table.column(node.id)
             return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-        near = difflib.get_close_matches(node.id, names, 1)
+        if node.id in self.known:
+            raise self._wrong(f"names the column {node.id!r}, whose bytes are not read to choose rows", node)
+        near = difflib.get_close_matches(node.id, self.known, 1)
         meant = f"Did you mean {near[0]}? " if near else ""
-        raise self._wrong(
-            f"names the column {node.id!r}, which is not there", node, f"{meant}Columns: {', '.join(names[:30])}."
-        )
+        hint = f"{meant}Columns: {', '.join(self.known[:30])}."
+        raise self._wrong(f"names the column {node.id!r}, which is not there", node, hint)
 
     def _attribute(self, node: ast.Attribute) -> Any:
         value = self._value(node.value)
@@ -229,12 +248,11 @@ class _Evaluation:
             column = self._value(left)
             constants = [self._constant(element) for element in right.elts]
             values = [self._fitted(pa.scalar(c), column, left, right) for c in constants if c is not None]
-            try:
-                among = pa.array([value.as_py() for value in values]).cast(column.type)
-            except pa.ArrowException:
-                among = pa.array([value.as_py() for value in values])
-            found = pc.is_in(column, value_set=among)
-            return pc.if_else(pc.is_null(column), pa.scalar(None, pa.bool_()), found)
+            # Each is compared as == compares it: a text is no number, and 2.0 is the number 2.
+            found = pc.if_else(pc.is_null(column), pa.scalar(None, pa.bool_()), pa.scalar(False))
+            for value in self._several(values, column, node=right):
+                found = pc.or_kleene(found, value)
+            return pc.or_kleene(found, pa.scalar(None, pa.bool_())) if None in constants else found
         column = self._value(right)
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             text = self._constant(left)
@@ -250,6 +268,26 @@ class _Evaluation:
         mask = np.zeros(len(array), bool)
         mask[rows] = True
         return pa.array(mask, mask=np.asarray(array.is_null().to_numpy(zero_copy_only=False), bool))
+
+    def _several(self, values: list[Any], column: Any, node: ast.AST) -> Iterator[Any]:
+        """Where a column is one of some values: those of its own type are looked up at once."""
+        own, others = [], []
+        for value in values:
+            try:
+                pc.equal(pa.scalar(None, column.type), value)
+            except pa.ArrowException:
+                raise self._wrong(f"looks for {value.as_py()!r} in a column of {column.type}", node) from None
+            try:
+                fitted = value.cast(column.type)
+            except pa.ArrowException:
+                others.append(value)
+            else:
+                same = fitted.cast(value.type).equals(value)
+                own += [fitted] if same else []
+                others += [] if same else [value]
+        if own:
+            yield pc.is_in(column, value_set=pa.array([value.as_py() for value in own], column.type))
+        yield from (pc.equal(column, value) for value in others)
 
     def _constant(self, node: ast.expr) -> Any:
         try:
@@ -283,6 +321,8 @@ def sql_mask(text: str, table: pa.Table) -> Bools:
     duckdb = need_duckdb()
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"The expression of --sql is longer than {MOST_CHARACTERS:,} characters.")
+    if not text.strip():
+        raise InputError("The expression of --sql is empty.", hint="Leave --sql out to take all rows.")
     folded = [name.lower() for name in table.column_names]
     twins = [name for name in table.column_names if folded.count(name.lower()) > 1]
     if twins:
@@ -290,10 +330,11 @@ def sql_mask(text: str, table: pa.Table) -> Bools:
             f"--sql cannot tell the columns {twins[0]!r} and {twins[1]!r} apart.", hint="Use --where, which can."
         )
     try:
-        parsed = duckdb.extract_statements(f"SELECT ({text}\n) FROM rows")
+        # What closes the bracket that it stands in does not parse in a bracket of the other kind.
+        parsed = [duckdb.extract_statements(f"SELECT {a}{text}\n{b} FROM rows") for a, b in ("()", "[]")]
     except duckdb.Error as error:
         raise _sql_wrong(error) from None
-    if len(parsed) != 1:
+    if [len(statements) for statements in parsed] != [1, 1]:
         raise InputError("--sql takes one expression, not several statements.")
     settings: dict[str, Any] = {"threads": 1, "memory_limit": _SQL_MEMORY}
     with duckdb.connect(config=settings) as connection:
@@ -305,10 +346,13 @@ def sql_mask(text: str, table: pa.Table) -> Bools:
         ):  # fmt: skip
             connection.execute(f"SET {setting}")
         try:
-            query = f'SELECT "__brim_row" FROM rows WHERE ({text}\n) IS TRUE'
-            if len(duckdb.extract_statements(query)) != 1:
-                raise InputError("--sql takes one expression, not several statements.")
-            chosen = connection.sql(query).to_arrow_table().column(0)
+            kind = str(connection.sql(f"SELECT ({text}\n) FROM rows LIMIT 0").types[0])
+            if kind != "BOOLEAN":
+                raise InputError(f"--sql takes a condition that is true or not, and this is a {kind}.")
+            connection.execute(
+                "SELECT setseed(0)"
+            ).fetchall()  # random() chooses the same rows when the command is run again
+            chosen = connection.sql(f'SELECT "__brim_row" FROM rows WHERE ({text}\n)').to_arrow_table().column(0)
         except duckdb.Error as error:
             raise _sql_wrong(error) from None
     mask = np.zeros(table.num_rows, bool)

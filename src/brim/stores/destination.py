@@ -134,6 +134,14 @@ def _files_at(place: Path) -> Iterator[str]:
         yield from (path for name in names if os.path.isfile(path := os.path.join(folder, name)))
 
 
+def refuse_within(destination: Destination, folder: str) -> None:
+    """A dataset is not built in the folder that its rows are read from: the next reading would find its shards too."""
+    if isinstance(destination, Path) and lies_in(destination, Path(folder)):
+        raise DestinationError(
+            "The destination is the source itself, or lies in it.", hint="Give a place beside it.", path=folder
+        )
+
+
 def refuse_holder(destination: Destination, path: str) -> None:
     """A dataset is not built where the shards lie that its values are taken from: they would be replaced meanwhile."""
     if isinstance(destination, Path):

@@ -1,0 +1,150 @@
+"""One Parquet file of a dataset: its footer, which of its columns are read, and which are left where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from brim.errors import BrimError, DamageFound
+from brim.formats import thrift
+from brim.formats.parquet_index import read_footer
+from brim.formats.parquet_values import Leaf, PageSpan, leaves_of, page_spans
+from brim.formats.readable import Readable, ReadableFile
+from brim.formats.thrift import Struct
+from brim.sources.dataset_files import DatasetFile
+from brim.sources.file_table import is_list
+
+BROKEN = (
+    thrift.ThriftError, ValueError, KeyError, IndexError, TypeError, OverflowError, OSError, UnicodeDecodeError,
+    RecursionError, MemoryError, AttributeError, pa.ArrowException,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ContentColumn:
+    """A column whose values are found and not read: files, or plain bytes, alone or in lists."""
+
+    name: str
+    kind: pa.DataType
+    is_list: bool
+    bare: bool
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The same type without views, which pyarrow cannot take rows of."""
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([part.with_type(plain_type(part.type)) for part in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)), kind.list_size)
+    return kind
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_type(plain_type(field.type)) for field in schema], schema.metadata)
+
+
+def content_column(field: pa.Field) -> ContentColumn | None:
+    """What of an Arrow field is left where it lies; None for a column that is read."""
+    kind, many = field.type, is_list(field.type)
+    inner = kind.value_type if many else kind
+    if pa.types.is_binary(inner) or pa.types.is_large_binary(inner):
+        return ContentColumn(field.name, kind, many, bare=True)
+    if pa.types.is_struct(inner) and {part.name for part in inner} == {"bytes", "path"} and len(inner) == 2:
+        types = {part.name: part.type for part in inner}
+        texts = pa.types.is_string(types["path"]) or pa.types.is_large_string(types["path"])
+        if texts and (pa.types.is_binary(types["bytes"]) or pa.types.is_large_binary(types["bytes"])):
+            return ContentColumn(field.name, kind, many, bare=False)
+    return None
+
+
+class DatasetShard:
+    """One Parquet file: its footer, and what is found in it."""
+
+    def __init__(self, file: DatasetFile, opened: Readable) -> None:
+        self.file = file
+        try:
+            self.footer: Struct = read_footer(opened)
+            self.leaves = leaves_of(self.footer)
+            with pq.ParquetFile(ReadableFile(opened), pre_buffer=False) as parquet:
+                self.schema: pa.Schema = plain_schema(parquet.schema_arrow)
+                self.rows = int(parquet.metadata.num_rows)
+            self.groups: list[Struct] = self.footer[4][1].items if 4 in self.footer else []
+            counts = [int(group[3][1]) for group in self.groups]
+            if sum(counts) != self.rows or min(counts, default=0) < 0:
+                raise ValueError("its row groups have other rows than it says")
+            self.edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(counts, np.int64))])
+            for group in self.groups:
+                if len(group[1][1].items) != len(self.leaves):
+                    raise ValueError("a row group has other columns than the file")
+            self.content = {c.name: c for field in self.schema if (c := content_column(field)) is not None}
+            self.leaf_of = {name: self._leaf(column) for name, column in self.content.items()}
+            # Bytes deeper than a column or a list in one: they are decoded, and only for rows that were chosen.
+            raw = [leaf.number for leaf in self.leaves if leaf.is_raw and leaf.path[0] not in self.content]
+            self._left = {*raw, *(leaf.number for leaf in self.leaf_of.values())}
+            self.deep = list(dict.fromkeys(self.leaves[number].path[0] for number in raw))
+        except BrimError:
+            raise
+        except BROKEN as error:
+            raise broken(file, error) from error
+
+    def _leaf(self, column: ContentColumn) -> Leaf:
+        for leaf in self.leaves:
+            if leaf.path[0] == column.name and leaf.is_bytes and (column.bare or leaf.path[-1] == "bytes"):
+                return leaf
+        raise ValueError(f"the column {column.name!r} has no bytes")
+
+    def small_leaves(self, names: Iterable[str]) -> list[int]:
+        """The numbers of the leaves of some columns, without those that hold bytes."""
+        wanted = set(names)
+        return [leaf.number for leaf in self.leaves if leaf.path[0] in wanted and leaf.number not in self._left]
+
+    def all_leaves(self, names: Iterable[str]) -> list[int]:
+        wanted = set(names)
+        return [leaf.number for leaf in self.leaves if leaf.path[0] in wanted]
+
+    def meta(self, group: int, leaf: int) -> Struct:
+        entry = self.groups[group][1][1].items[leaf]
+        return dict(entry[3][1])
+
+    def ranges_of(self, leaves: Sequence[int]) -> list[tuple[int, int]]:
+        """Where the chunks of some leaves lie."""
+        found = []
+        for group in range(len(self.groups)):
+            for leaf in leaves:
+                meta = self.meta(group, leaf)
+                start = min(int(meta[n][1]) for n in (9, 11) if n in meta and meta[n][1])
+                found.append((start, start + int(meta[7][1])))
+        return found
+
+    def index_ranges(self, leaves: Sequence[int]) -> list[tuple[int, int]]:
+        entries = [group[1][1].items[leaf] for group in self.groups for leaf in leaves]
+        return [(int(e[4][1]), int(e[4][1]) + int(e[5][1])) for e in entries if 4 in e and 5 in e]
+
+    def pages(self, opened: Readable, group: int, leaf: int) -> list[PageSpan] | None:
+        """By the page index, if the file has one."""
+        entry = self.groups[group][1][1].items[leaf]
+        if 4 not in entry or 5 not in entry:
+            return None
+        start, size = int(entry[4][1]), int(entry[5][1])
+        if not 0 < size <= opened.size - start:
+            raise ValueError("the page index is broken")
+        return page_spans(opened.read_at(start, size), int(self.groups[group][3][1]))
+
+
+def broken(file: DatasetFile, error: BaseException) -> DamageFound:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return DamageFound(
+        f"{file.shown} is not a Parquet file that brim can read: {reason[:300]}.", hint="Get or write the file again."
+    )

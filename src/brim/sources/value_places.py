@@ -1,0 +1,252 @@
+"""Where the chosen values of a dataset's shards lie: in the shards, in a spool, or in a copy of what is far away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.errors import BrimError
+from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, RangeSetBuilder
+from brim.formats.parquet_values import ChunkReader, FoundValues, Leaf, NotLocated, PageSpan
+from brim.formats.readable import Readable
+from brim.formats.source_reader import join_ranges
+from brim.formats.value_spool import ValueSpool
+from brim.sources.dataset_files import RemoteShard
+from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, broken
+from brim.sources.file_table import one_array
+
+FETCHED_BYTES = 256_000_000  # of chosen values that are far away: so many are fetched at once and kept on disk
+
+
+def numbers_type(kind: pa.DataType) -> pa.DataType:
+    return pa.large_list(pa.int64()) if pa.types.is_large_list(kind) else pa.list_(pa.int64())
+
+
+class Places:
+    """Where values lie: in shards, in a spool of what was decoded, in a copy of what was far away."""
+
+    def __init__(self) -> None:
+        self.ranges = RangeSetBuilder()
+        self.spool, self.copy = ValueSpool(), ValueSpool()
+        self.in_spool, self.in_copy = self.ranges.promised(), self.ranges.promised()
+        self.newest_ns = 0
+
+    def finish(self, held: list[object]) -> FileSet:
+        for spool, promise in ((self.spool, self.in_spool), (self.copy, self.in_copy)):
+            if spool.size:
+                self.ranges.keep(promise, spool.path, spool.stat(self.newest_ns))
+                held.append(spool)
+            else:
+                spool.close()
+        return self.ranges.finish()
+
+
+class _Copied:
+    """The copy of a shard far away: what was fetched of it, at its own places behind `base`."""
+
+    def __init__(self, spool: ValueSpool, base: int, name: str, size: int) -> None:
+        self._spool, self._base, self.name, self.size = spool, base, name, size
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        return self._spool.read_at(self._base + offset, min(size, self.size - offset))
+
+    def copy_to(self, descriptor: int, offset: int, size: int) -> None:
+        raise NotImplementedError  # values of a copy go into splices
+
+    def close(self) -> None:
+        return None
+
+
+class Finder:
+    """Finds the values of one shard, of all rows or of some (`rows`, in order)."""
+
+    def __init__(
+        self, open_shard: Callable[[], Readable], note: Callable[[str], None], shard: DatasetShard, places: Places,
+        rows: Ints | None, names: Iterable[str],
+    ) -> None:  # fmt: skip
+        self._open, self._note = open_shard, note
+        self._shard, self._places, self._rows = shard, places, rows
+        self._names = set(names)
+        self._opened = open_shard()
+        self._spool = places.spool
+        self._base: int | None = None  # of the copy of this shard
+        self._holder: int | None = None
+        places.newest_ns = max(places.newest_ns, shard.file.stat.st_mtime_ns)
+        if isinstance(self._opened, RemoteShard):
+            self._fetch(self._opened)
+
+    def _fetch(self, opened: RemoteShard) -> None:
+        """Of a shard far away, few chosen values are fetched with their pages: their lengths come along."""
+        shard = self._shard
+        leaves = [leaf.number for name, leaf in shard.leaf_of.items() if name in self._names]
+        opened.fetch(shard.index_ranges(leaves))
+        needed: list[tuple[int, int]] = []
+        for group in range(len(shard.groups)):
+            rows = self._in_group(group)
+            if rows is not None and not len(rows):
+                continue
+            for leaf in leaves:
+                needed += self._page_ranges(opened, group, leaf, rows)
+        if sum(stop - start for start, stop in needed) > FETCHED_BYTES:
+            return
+        copy = self._places.copy
+        self._base = copy.size
+        copy.extend(self._base + opened.size)
+        for start, data in opened.kept():
+            copy.write_at(self._base + start, data)
+        for start, data in opened.blocks(join_ranges(needed)):
+            copy.write_at(self._base + start, data)
+        self._opened = _Copied(copy, self._base, opened.name, opened.size)
+
+    def _page_ranges(self, opened: Readable, group: int, leaf: int, rows: Ints | None) -> list[tuple[int, int]]:
+        pages = self._shard.pages(opened, group, leaf)
+        meta = self._shard.meta(group, leaf)
+        start = min(int(meta[n][1]) for n in (9, 11) if n in meta and meta[n][1])
+        if pages is None or rows is None:
+            return [(start, start + int(meta[7][1]))]
+        chosen = [(page.offset, page.offset + page.size) for page in _with_rows(pages, rows)]
+        first = min((page.offset for page in pages), default=start)
+        return [(start, first), *chosen] if start < first and chosen else chosen
+
+    def _in_group(self, group: int) -> Ints | None:
+        """The chosen rows of a row group, counted in it; None for all."""
+        if self._rows is None:
+            return None
+        start, stop = self._shard.edges[group : group + 2]
+        low, high = np.searchsorted(self._rows, [start, stop])
+        rows: Ints = self._rows[low:high] - start
+        return rows
+
+    def column(self, column: ContentColumn, paths: pa.ChunkedArray | None) -> pa.Array:
+        """The numbers of a column's values."""
+        shard, leaf = self._shard, self._shard.leaf_of[column.name]
+        names = None
+        if paths is not None:
+            names = one_array(paths if self._rows is None else paths.take(pa.array(self._rows)))
+            names = names.flatten() if column.is_list else names
+            names = pc.struct_field(names, "path")
+        parts, before = [], 0
+        try:
+            for group in range(len(shard.groups)):
+                rows = self._in_group(group)
+                count = int(self._shard.groups[group][3][1]) if rows is None else len(rows)
+                if not count:
+                    continue
+                found = self._chunk(group, leaf, rows)
+                part, used = self._cells(found, leaf, column, rows, count, names, before)
+                parts.append(part)
+                before += used
+        except BrimError:
+            raise
+        except BROKEN as error:
+            raise broken(shard.file, error) from error
+        kind = numbers_type(column.kind) if column.is_list else pa.int64()
+        return pa.concat_arrays([pa.array([], kind), *parts])
+
+    def _chunk(self, group: int, leaf: Leaf, rows: Ints | None) -> FoundValues:
+        meta = self._shard.meta(group, leaf.number)
+        total = int(self._shard.groups[group][3][1])
+        spooled = self._spool.size
+        try:
+            reader = ChunkReader(self._opened, meta, leaf, total, self._spool)
+            pages = None if rows is None else self._shard.pages(self._opened, group, leaf.number)
+            if pages is None or rows is None:
+                found = reader.find()
+            else:
+                found = reader.find(_with_rows(pages, rows), min((page.offset for page in pages), default=0))
+        except NotLocated as error:
+            self._note(f"values of {leaf.path[0]!r} are decoded to disk: {error} needs it")
+            return self._decoded(group, leaf)
+        if self._spool.size > spooled:
+            self._note(f"compressed values of {leaf.path[0]!r} are decoded to disk")
+        return found
+
+    def _decoded(self, group: int, leaf: Leaf) -> FoundValues:
+        """By pyarrow, a few rows at a time."""
+        from brim.formats.parquet_decode import decode_chunk
+
+        source = self._open()
+        try:
+            return decode_chunk(source, group, leaf, self._spool)
+        finally:
+            if self._shard.file.remote is None:
+                source.close()
+
+    def _cells(
+        self, found: FoundValues, leaf: Leaf, column: ContentColumn, rows: Ints | None, count: int,
+        names: Any, before: int,
+    ) -> tuple[pa.Array, int]:  # fmt: skip
+        """The numbers of the values of a row group, and how many names they took."""
+        definition, slot_rows = found.definition, found.rows
+        value_of = np.cumsum(definition == leaf.max_definition) - 1
+        if rows is not None:
+            kept = np.isin(slot_rows, rows)
+            definition, slot_rows, value_of = definition[kept], slot_rows[kept], value_of[kept]
+        if np.count_nonzero(np.diff(slot_rows, prepend=-1)) != count:
+            raise ValueError("a column has other rows than its row group")
+        element = definition >= leaf.repeated  # a place in a list, or the row itself
+        inside = definition[element]
+        full = inside == leaf.max_definition
+        exists = full if column.bare else inside >= leaf.max_definition - leaf.optional
+        numbers = self._numbers(found, value_of[element][full], full[exists], exists, names, before)
+        values = np.zeros(len(inside), np.int64)
+        values[exists] = numbers
+        cells = pa.array(values, mask=~exists)
+        used = len(inside)
+        if not column.is_list:
+            return cells, used
+        starts = np.flatnonzero(np.diff(slot_rows, prepend=-1))
+        lengths = np.add.reduceat(element.astype(np.int64), starts)
+        there = definition[starts] >= leaf.repeated - 1
+        large = pa.types.is_large_list(column.kind)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64() if large else pa.int32())
+        absent = pa.array(~there) if not there.all() else None
+        return (pa.LargeListArray if large else pa.ListArray).from_arrays(offsets, cells, mask=absent), used
+
+    def _numbers(self, found: FoundValues, values: Ints, full: Bools, exists: Bools, names: Any, before: int) -> Ints:
+        total = int(exists.sum())
+        holders, starts, sizes = (
+            np.full(total, NO_CONTENT, np.int64),
+            np.zeros(total, np.int64),
+            np.zeros(total, np.int64),
+        )
+        spooled = found.spooled[values]
+        starts[full], sizes[full] = found.starts[values], found.sizes[values]
+        pieces, starts = found.pieces.take(starts) if (starts < 0).any() else (None, starts)
+        own = np.flatnonzero(full)[~spooled]
+        holders[np.flatnonzero(full)[spooled]] = self._places.in_spool
+        if len(own):
+            holders[own] = self._own_holder()
+            if self._base is not None:
+                starts[own] = np.where(starts[own] < 0, starts[own], starts[own] + self._base)
+                pieces = None if pieces is None else replace(pieces, starts=pieces.starts + self._base)
+        if names is None:
+            paths = pa.nulls(total, pa.large_string())
+        else:
+            if before + len(exists) > len(names):
+                raise ValueError("a column has fewer paths than values")
+            paths = names.slice(before, len(exists)).filter(pa.array(exists))
+        return self._places.ranges.add(paths, holders, starts, sizes, pieces)
+
+    def _own_holder(self) -> int:
+        if self._base is not None:
+            return self._places.in_copy
+        if self._holder is None:
+            file = self._shard.file
+            self._holder = self._places.ranges.container(file.path, file.stat, file.remote)
+        return self._holder
+
+    def close(self) -> None:
+        if self._shard.file.remote is None:
+            self._opened.close()
+
+
+def _with_rows(pages: list[PageSpan], rows: Ints) -> list[PageSpan]:
+    firsts = np.array([page.first for page in pages], np.int64)
+    chosen = np.unique(np.searchsorted(firsts, rows, side="right") - 1)
+    return [pages[number] for number in chosen.tolist() if number >= 0]
