@@ -31,6 +31,7 @@ class ObjectStat:
     st_size: int
     etag: str
     st_ino: int = 0
+    sha256: str = ""  # where the store tells it
 
     @property
     def st_mtime_ns(self) -> int:
@@ -75,9 +76,9 @@ def _listed(address: BucketAddress, retry: Retry) -> Iterator[tuple[str, ObjectS
 def _listed_web(address: BucketAddress) -> Iterator[tuple[str, ObjectStat]]:
     skip = len(address.prefix) + 1 if address.prefix else 0
     commit = web_objects.commit_of(address)
-    for path, size in list(web_objects.listing(address)):
+    for path, size, sha256 in list(web_objects.listing(address)):
         if path[skip:]:
-            yield path[skip:], ObjectStat(size, commit)
+            yield path[skip:], ObjectStat(size, commit, sha256=sha256)
 
 
 def _asked_web(address: BucketAddress, key: str) -> ObjectStat | None:

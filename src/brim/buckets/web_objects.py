@@ -121,7 +121,7 @@ def get_range(
 def head(address: BucketAddress, key: str) -> tuple[int, str] | None:
     """The size of an object and its ETag; None if it is not there."""
     if address.scheme == "hf":
-        listed = dict(listing(address))
+        listed = {path: size for path, size, _ in listing(address)}
         return (listed[key], commit_of(address)) if key in listed else None
     answer, _ = _ask("HEAD", url_of(address, key, None), {"Accept-Encoding": "identity"})
     if answer.status_code in (404, 410):
@@ -132,8 +132,8 @@ def head(address: BucketAddress, key: str) -> tuple[int, str] | None:
     return int(size), answer.headers.get("ETag") or f"modified {answer.headers.get('Last-Modified')}"
 
 
-def listing(address: BucketAddress) -> Iterator[tuple[str, int]]:
-    """(path, size) of every file below an address, at its commit."""
+def listing(address: BucketAddress) -> Iterator[tuple[str, int, str]]:
+    """(path, size, SHA-256 if the Hub has it) of every file below an address, at its commit."""
     repo, _ = _repo(address)
     below = f"/{quote(address.prefix)}" if address.prefix else ""
     url: str | None = f"{_endpoint()}/api/datasets/{repo}/tree/{commit_of(address)}{below}?recursive=true"
@@ -145,12 +145,12 @@ def listing(address: BucketAddress) -> Iterator[tuple[str, int]]:
         for entry in _checked(answer).json():
             if entry.get("type") == "file":
                 lfs = entry.get("lfs") or {}
-                yield str(entry["path"]), int(lfs.get("size", entry["size"]))
+                yield str(entry["path"]), int(lfs.get("size", entry["size"])), str(lfs.get("oid", ""))
         following = answer.links.get("next", {}).get("url")
         url = following if following and _origin(following) == _origin(_endpoint()) else None
 
 
-def _one_file(address: BucketAddress) -> Iterator[tuple[str, int]]:
+def _one_file(address: BucketAddress) -> Iterator[tuple[str, int, str]]:
     folder, _, _ = address.prefix.rpartition("/")
     parent = BucketAddress(address.scheme, address.bucket, folder, address.access)
-    yield from ((path, size) for path, size in listing(parent) if path == address.prefix)
+    yield from (found for found in listing(parent) if found[0] == address.prefix)

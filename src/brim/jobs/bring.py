@@ -15,10 +15,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from brim.errors import DestinationError, PlanChanged, SinkFailed
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
+from brim.formats.shard_listing import MOST_LISTING_BYTES
 from brim.jobs.content import Content
 from brim.plans.cut_shards import Shard
 from brim.progress import Progress, tell_rows
@@ -340,8 +341,20 @@ class Run:
         if self.options.manifest_name is not None and self.ledger.job is not None:
             for split in self.content.splits:
                 of = (replace(receipt, mtimes="") for receipt in receipts if receipt.split == split)
-                manifests[self.options.manifest_name(split)] = finished_ledger(self.ledger.job, of)
+                listings = self._listings(split)
+                manifests[self.options.manifest_name(split)] = finished_ledger(self.ledger.job, of, listings)
         return manifests
+
+    def _listings(self, split: str) -> list[dict[str, Any]]:
+        """What is told of each shard of a split, for those who choose rows from afar; nothing if it is too much."""
+        listings, size = [], 0
+        for shard in self.content.shards:
+            if shard.split == split and (listing := self.content.listing(shard)) is not None:
+                size += sum(len(str(value)) for value in listing.values())
+                if size > MOST_LISTING_BYTES:
+                    return []
+                listings.append(listing)
+        return listings
 
 
 def refuse_another(content: Content, previous: JobRecord, hint: str) -> None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from brim.formats.card import CardFacts, SplitFacts
+from brim.formats.shard_listing import MOST_LISTING_BYTES, listing_record
 from brim.outputs.output import MadeShard
 from brim.plans.cut_shards import Shard
 from brim.plans.fingerprint import changes_between, digest_json
@@ -101,6 +102,9 @@ class Content(Protocol):
     def sha256(self, shard: Shard) -> str | None:
         """The hash of a shard, where it is known already."""
 
+    def listing(self, shard: Shard) -> dict[str, Any] | None:
+        """What a manifest tells of a shard beside its receipt: its small columns, and the sizes of its values."""
+
     def card(self, receipts: Iterable[Receipt]) -> CardFacts: ...
 
 
@@ -164,6 +168,13 @@ class PlanContent:
 
     def sha256(self, shard: Shard) -> str | None:
         return None
+
+    def listing(self, shard: Shard) -> dict[str, Any] | None:
+        plan = self.plan
+        if plan.format != "parquet" or not plan.table.columns or shard.value_bytes > MOST_LISTING_BYTES:
+            return None
+        table, numbers = plan.shard_table(shard)
+        return listing_record(shard.name, table, {name: plan.table.files.sizes[of] for name, of in numbers.items()})
 
     def card(self, receipts: Iterable[Receipt]) -> CardFacts:
         return card_facts(self.plan, receipts)
@@ -236,6 +247,9 @@ class ComputedContent:
 
     def sha256(self, shard: Shard) -> str | None:
         return self.made[shard.name].sha256
+
+    def listing(self, shard: Shard) -> dict[str, Any] | None:
+        return None
 
     def card(self, receipts: Iterable[Receipt]) -> CardFacts:
         splits, found = [], totals(receipts)

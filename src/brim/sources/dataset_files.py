@@ -7,27 +7,36 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
+
 from brim.buckets.bucket_address import (
     Access,
+    BucketAddress,
     is_bucket_address,
     is_web_address,
     parse_bucket_address,
     parse_web_address,
 )
-from brim.buckets.listing import list_objects, read_small, stat_object
+from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_object
 from brim.buckets.read_object import Changed, ObjectPiece, ahead
 from brim.errors import DestinationError, InputError, SourceChanged, SourceError
 from brim.file_set import RemoteObject, Stat
 from brim.formats.card import CARD, read_card
 from brim.formats.card_configs import card_entries, fits, patterns_of
+from brim.formats.shard_listing import LISTING, ShardListing
 from brim.formats.source_reader import join_ranges
 from brim.remote_file import WindowFile
+from brim.state.durable import record_line
+from brim.state.ledger import STATE, Ledger, Receipt
+from brim.state.record_log import records_of
 
 EXTENSIONS = (".parquet", ".tar")
 _WILD = re.compile(r"[*?\[]")
@@ -38,6 +47,8 @@ _KEYWORDS = (
     ("test", ("test", "testing", "eval", "evaluation")),
 )
 _TAIL_BYTES = 1 << 16
+_MOST_MANIFEST_BYTES = 16_000_000  # of a larger one only receipts would be wanted, by nobody here
+Range = tuple[int, int]
 _BIBTEX = re.compile(r"```bibtex\s*\n(.*?)```", re.DOTALL)
 CITATION = "__citation__"  # where the BibTeX of a card is kept beside its fields
 
@@ -51,6 +62,7 @@ class DatasetFile:
     stat: Stat
     split: str = "train"
     remote: RemoteObject | None = None
+    listing: ShardListing | None = None  # what a manifest tells of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,7 @@ class DatasetFiles:
     card: Mapping[str, Any] = field(default_factory=dict)
     revision: str | None = None
     config: str = "default"
+    manifests: tuple[tuple[BucketAddress, str], ...] = ()  # by where they are and what they are called there
 
     @property
     def format(self) -> str:
@@ -84,28 +97,24 @@ class RemoteShard(WindowFile):
         assert file.remote is not None
         self._file, self._remote = file, file.remote
         self._kept: list[tuple[int, bytes]] = []
-        self.fetch([(max(self.size - _TAIL_BYTES, 0), self.size)])
-        tail = self.read_at(self.size - 8, 8)
-        length = int.from_bytes(tail[:4], "little")
-        if tail[4:] == b"PAR1" and _TAIL_BYTES < length + 8 <= self.size:
-            self.fetch([(self.size - 8 - length, self.size - _TAIL_BYTES)])
 
-    def blocks(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-        """The bytes of ranges, asked for ahead."""
-        wanted = [(max(start, 0), min(stop, self.size)) for start, stop in ranges]
-        pieces = [
-            ObjectPiece(self._remote.key, start, stop, self._remote.etag) for start, stop in wanted if start < stop
+    @property
+    def address(self) -> BucketAddress:
+        return self._remote.address
+
+    def pieces(self, ranges: Iterable[Range]) -> list[ObjectPiece]:
+        """What is asked for to have these ranges, apart from what is here."""
+        missing = [
+            (max(start, 0), min(stop, self.size))
+            for start, stop in ranges
+            if self._find(start, min(stop, self.size) - start) is None
         ]
-        try:
-            for piece, data in ahead(self._remote.address, pieces):
-                yield piece.start, data
-        except Changed:
-            raise changed(self._file) from None
+        joined = join_ranges((start, stop) for start, stop in missing if start < stop)
+        return [ObjectPiece(self._remote.key, start, stop, self._remote.etag) for start, stop in joined]
 
-    def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Have these ranges here: what is read of them later takes no request."""
-        missing = [(start, stop) for start, stop in ranges if self._find(start, stop - start) is None]
-        self._kept += list(self.blocks(join_ranges(missing)))
+    def keep(self, start: int, data: bytes) -> None:
+        """What is read of these bytes later takes no request."""
+        self._kept.append((start, data))
 
     def kept(self) -> list[tuple[int, bytes]]:
         return self._kept
@@ -122,11 +131,51 @@ class RemoteShard(WindowFile):
         return super().read_at(offset, size) if found is None else found
 
     def _fetch(self, start: int, stop: int) -> bytes:
-        return b"".join(data for _, data in self.blocks([(start, stop)]))
+        piece = ObjectPiece(self._remote.key, start, stop, self._remote.etag)
+        try:
+            return b"".join(data for _, data in ahead(self.address, [piece]))
+        except Changed:
+            raise changed(self._file) from None
+
+    def changed(self) -> SourceChanged:
+        return changed(self._file)
 
     def close(self) -> None:
         super().close()
         self._kept = []
+
+
+def fetched(wanted: Sequence[tuple[RemoteShard, Iterable[Range]]]) -> Iterator[tuple[RemoteShard, int, bytes]]:
+    """Ranges of several shards, on their way together: (shard, start, bytes), in order."""
+    asked = [(shard, piece) for shard, ranges in wanted for piece in shard.pieces(ranges)]
+    for address in dict.fromkeys(shard.address for shard, _ in asked):
+        own = [(shard, piece) for shard, piece in asked if shard.address == address]
+        coming = ahead(address, [piece for _, piece in own])
+        for shard, piece in own:
+            try:
+                yield shard, piece.start, next(coming)[1]
+            except Changed:
+                raise shard.changed() from None
+
+
+def fetch_together(wanted: Sequence[tuple[RemoteShard, Iterable[Range]]]) -> None:
+    """Have ranges of several shards here."""
+    for shard, start, data in fetched(wanted):
+        shard.keep(start, data)
+
+
+def open_together(files: Sequence[DatasetFile]) -> list[RemoteShard]:
+    """Parquet files far away, with their footers: those of many are on their way together."""
+    shards = [RemoteShard(file) for file in files]
+    fetch_together([(shard, [(max(shard.size - _TAIL_BYTES, 0), shard.size)]) for shard in shards])
+    longer = []
+    for shard in shards:
+        tail = shard.read_at(shard.size - 8, 8)
+        length = int.from_bytes(tail[:4], "little") + 8
+        if tail[4:] == b"PAR1" and _TAIL_BYTES < length <= shard.size:
+            longer.append((shard, [(shard.size - length, shard.size - _TAIL_BYTES)]))
+    fetch_together(longer)
+    return shards
 
 
 def find_files(
@@ -148,7 +197,37 @@ def find_files(
             f"There are no Parquet or tar files at {text!r}.",
             hint="Give a folder or a glob of shards, or a repository.",
         )
-    return _of_split(_of_config(found, config, text), split, text)
+    return _listed(_of_split(_of_config(found, config, text), split, text))
+
+
+def _listed(found: DatasetFiles) -> DatasetFiles:
+    """With what the manifests tell of the shards, if they are of these shards, all of them."""
+    wanted = {f"{STATE}/{found.config}/{split}.jsonl" for split in {file.split for file in found.files}}
+    receipts: dict[str, Receipt] = {}
+    listings: dict[str, ShardListing] = {}
+    try:
+        for address, name in found.manifests:
+            if name in wanted:
+                records = list(records_of(io.BytesIO(read_small(address, name) or b"")))
+                ledger = Ledger.of(b"".join(record_line(record) for record in records if record["type"] != LISTING))
+                receipts |= ledger.receipts
+                for record in records:
+                    if record["type"] == LISTING:
+                        listing = ShardListing(receipts[record["name"]].rows, record)
+                        listings[record["name"]] = listing
+                        assert listing.small is not None  # what is wrong with it is found now
+    except (KeyError, TypeError, ValueError, zlib.error, pa.ArrowException):
+        return found
+    if not all(file.shown in listings and _is_told(file.stat, receipts[file.shown]) for file in found.files):
+        return found
+    return replace(found, files=tuple(replace(file, listing=listings[file.shown]) for file in found.files))
+
+
+def _is_told(stat: Stat, receipt: Receipt) -> bool:
+    """Whether a shard is the one that a receipt is of, as far as the store tells."""
+    if stat.st_size != receipt.size or not isinstance(stat, ObjectStat):
+        return False
+    return stat.sha256 in ("", receipt.sha256) and receipt.etag in ("", stat.etag)
 
 
 def _local_files(text: str) -> DatasetFiles:
@@ -193,6 +272,7 @@ def _remote_files(text: str, access: Access) -> DatasetFiles:
     own = None if address.scheme == "hf" and not address.prefix else stat_object(address)
     card: Mapping[str, Any] = {}
     revision = None
+    manifests: tuple[tuple[BucketAddress, str], ...] = ()
     if own is not None and (own.st_size or address.prefix.endswith(EXTENSIONS)):
         folder, _, name = address.prefix.rpartition("/")
         root, listed = replace(address, prefix=folder), [(name, own)]
@@ -205,6 +285,11 @@ def _remote_files(text: str, access: Access) -> DatasetFiles:
         found = list(list_objects(root))
         listed = [(name, stat) for name, stat in found if _is_shard(name.rpartition("/")[2])]
         listed = [one for one in listed if fnmatch.fnmatch(one[0], pattern) and "/." not in f"/{one[0]}"]
+        manifests = tuple(
+            (root, name)
+            for name, stat in found
+            if name.startswith(f"{STATE}/") and name.endswith(".jsonl") and stat.st_size <= _MOST_MANIFEST_BYTES
+        )
         if any(name == CARD for name, _ in found):
             card = _card((read_small(root, CARD) or b"").decode("utf-8", "replace"))
     files = []
@@ -212,7 +297,7 @@ def _remote_files(text: str, access: Access) -> DatasetFiles:
         remote = RemoteObject(root, root.key(name), stat.etag)
         files.append(DatasetFile(f"{root}/{name}", name, stat, _split_of(name), remote))
         revision = stat.etag if address.scheme == "hf" else None
-    return DatasetFiles(text, tuple(files), card, revision)
+    return DatasetFiles(text, tuple(files), card, revision, manifests=manifests)
 
 
 def _card(text: str) -> Mapping[str, Any]:

@@ -20,12 +20,13 @@ import pyarrow.parquet as pq
 from brim.errors import BrimError, SourceError
 from brim.file_set import Ints
 from brim.formats.readable import LocalFile, Readable, ReadableFile
+from brim.formats.shard_listing import ShardListing
 from brim.formats.value_spool import ValueSpool
-from brim.sources.dataset_files import DatasetFile, RemoteShard
+from brim.sources.dataset_files import DatasetFile, RemoteShard, fetch_together, open_together
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, broken, plain_schema
 from brim.sources.features import NoFeature, feature_of, feature_of_type, fits_type, kind_of, kind_of_feature
 from brim.sources.file_table import FileColumn, FileTable, Split, is_list, one_array
-from brim.sources.value_places import Finder, Places, numbers_type
+from brim.sources.value_places import Finder, Places, fetch_chosen, numbers_type
 
 HELD_BYTES = 64_000_000  # of small columns; more goes to disk
 _BATCH_ROWS = 1024
@@ -41,11 +42,18 @@ class ParquetOrigin:
         self.name, self.files, self.about = name, files, about
         self._card_features = features
         self._opened: dict[int, Readable] = {}
-        self._shards = [DatasetShard(file, self._open(number)) for number, file in enumerate(files)]
-        if not self._shards:
+        self._known: dict[int, DatasetShard] = {}
+        if not files:
             raise SourceError(f"{name} holds no Parquet files.")
+        self._first = self._shard(0)
+        # With what a manifest tells, shards are asked for when values are taken from them.
+        self._listed = all(file.listing is not None and self._fits(file.listing) for file in files)
+        if self._listed:
+            counts = [0 if file.listing is None else file.listing.rows for file in files]
+        else:
+            counts = [shard.rows for shard in self._shards(range(len(files)))]
         self.schema = self._one_schema()
-        self.edges = np.cumsum([0, *(shard.rows for shard in self._shards)]).astype(np.int64)
+        self.edges = np.cumsum([0, *counts]).astype(np.int64)
         self.held: list[object] = []
         self.notes: list[str] = []
 
@@ -53,17 +61,44 @@ class ParquetOrigin:
         return int(self.edges[-1])
 
     def _open(self, number: int) -> Readable:
-        """The shard; of one far away its end is asked for at once, and kept."""
-        if number not in self._opened:
-            file = self.files[number]
+        """The shard; one far away stays open."""
+        file = self.files[number]
+        if number in self._opened:
+            return self._opened[number]
+        if file.remote is not None:
+            (self._opened[number],) = open_together([file])
+            return self._opened[number]
+        try:
+            return LocalFile(file.path)
+        except OSError as error:
+            raise SourceError(f"{file.shown!r} cannot be read: {error.strerror}.", path=file.shown) from error
+
+    def _shard(self, number: int) -> DatasetShard:
+        if number not in self._known:
+            file, opened = self.files[number], self._open(number)
             try:
-                opened: Readable = LocalFile(file.path) if file.remote is None else RemoteShard(file)
-            except OSError as error:
-                raise SourceError(f"{file.shown!r} cannot be read: {error.strerror}.", path=file.shown) from error
-            if file.remote is None:
-                return opened
-            self._opened[number] = opened
-        return self._opened[number]
+                shard = DatasetShard(file, opened)
+            finally:
+                if file.remote is None:
+                    opened.close()
+            if file.listing is not None and file.listing.rows != shard.rows:
+                raise broken(file, ValueError("it has other rows than its manifest tells"))
+            self._known[number] = shard
+        return self._known[number]
+
+    def _shards(self, numbers: Iterable[int]) -> list[DatasetShard]:
+        """Some shards; what is asked for of those far away is on its way together."""
+        numbers = list(numbers)
+        far = [n for n in numbers if n not in self._opened and self.files[n].remote is not None]
+        self._opened |= dict(zip(far, open_together([self.files[n] for n in far]), strict=True))
+        return [self._shard(number) for number in numbers]
+
+    def _fits(self, listing: ShardListing) -> bool:
+        """Whether what a manifest lists are columns of the shards."""
+        known = {field.name: field.type for field in self._first.schema}
+        return all(
+            field.name in self._first.content or known.get(field.name) == field.type for field in listing.small.schema
+        )
 
     def close(self) -> None:
         for opened in self._opened.values():
@@ -71,8 +106,8 @@ class ParquetOrigin:
         self._opened.clear()
 
     def _one_schema(self) -> pa.Schema:
-        first = self._shards[0]
-        for shard in self._shards[1:]:
+        first = self._first
+        for shard in self._known.values():
             if shard.schema.remove_metadata() != first.schema.remove_metadata():
                 names = {*first.schema.names} ^ {*shard.schema.names}
                 differs = sorted(names) or [
@@ -94,7 +129,7 @@ class ParquetOrigin:
 
     @property
     def content(self) -> Mapping[str, ContentColumn]:
-        return self._shards[0].content
+        return self._first.content
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -149,14 +184,14 @@ class ParquetOrigin:
     @cached_property
     def readable(self) -> list[str]:
         """The columns that `small` gives: of files their paths, of others what is not bytes, nothing of bytes alone."""
-        first = self._shards[0]
+        first = self._first
         left = {name for name in (*first.content, *first.deep) if not first.small_leaves([name])}
         return [name for name in self.schema.names if name not in left]
 
     @property
     def partial(self) -> list[str]:
         """The columns of which `small` gives only a part, or nothing."""
-        return [*self.content, *self._shards[0].deep]
+        return [*self.content, *self._first.deep]
 
     def small(self, names: Iterable[str] | None = None) -> pa.Table:
         """Columns without their content. What is large in sum is mapped from disk."""
@@ -172,17 +207,27 @@ class ParquetOrigin:
         return pa.table({name: self._read[name] for name in names})
 
     def _read_small(self, names: list[str]) -> pa.Table:
+        listings = [file.listing.small for file in self.files if file.listing is not None]
+        if self._listed and all(name in listings[0].column_names for name in names):
+            return pa.concat_tables([table.select(names) for table in listings])
         total, leaves = 0, []
-        for shard in self._shards:
+        shards = self._shards(range(len(self.files)))
+        for shard in shards:
             leaves.append(shard.small_leaves(names))
             for group in range(len(shard.groups)):
                 total += sum(int(shard.meta(group, leaf)[6][1]) for leaf in leaves[-1])
-        self._fetch_small(leaves)
+        fetch_together(
+            [
+                (opened, shard.ranges_of(of))
+                for number, (shard, of) in enumerate(zip(shards, leaves, strict=True))
+                if isinstance(opened := self._opened.get(number), RemoteShard)
+            ]
+        )
         spool = ValueSpool() if total > HELD_BYTES else None
         tables: list[pa.Table] = []
         writer: Any = None
         sink = None
-        for number, shard in enumerate(self._shards):
+        for number, shard in enumerate(shards):
             try:
                 for table in self._tables(number, shard, leaves[number], spool is not None):
                     if spool is None:
@@ -203,13 +248,6 @@ class ParquetOrigin:
             self._note("large columns of text are kept on disk while rows are chosen")
             return pa.ipc.open_stream(pa.memory_map(spool.path)).read_all()
         return pa.concat_tables(tables)
-
-    def _fetch_small(self, leaves: list[list[int]]) -> None:
-        """Of shards far away, the small columns of all by few requests."""
-        for number, shard in enumerate(self._shards):
-            opened = self._opened.get(number)
-            if isinstance(opened, RemoteShard):
-                opened.fetch(shard.ranges_of(leaves[number]))
 
     def _tables(self, number: int, shard: DatasetShard, leaves: list[int], in_batches: bool) -> Iterable[pa.Table]:
         opened = self._open(number)
@@ -237,22 +275,17 @@ class ParquetOrigin:
         places = Places()
         found = {name: self.content[name] for name in names if name in self.content}
         cells: dict[str, list[pa.Array]] = {name: [] for name in found}
-        deep = [name for name in names if name in self._shards[0].deep]
+        deep = [name for name in names if name in self._first.deep]
         small = self.small([name for name in names if name not in deep and not (name in found and found[name].bare)])
         paths = {name: small.column(name) for name in found if not found[name].bare}
         held: list[object] = list(self.held)
         if found:
-            for number, shard in enumerate(self._shards):
-                low, high = np.searchsorted(wanted, self.edges[number : number + 2])
-                if low == high and rows is not None:
-                    continue
-                own = wanted[low:high] - self.edges[number]
-                finder = Finder(
-                    functools.partial(self._open, number), self._note, shard, places,
-                    None if rows is None else own, found,
-                )  # fmt: skip
+            finders = self._finders(wanted, rows is None, places, found)
+            fetch_chosen([finder for _, finder in finders], places)
+            for number, finder in finders:
                 for name, column in found.items():
-                    of = paths[name].slice(int(self.edges[number]), shard.rows) if name in paths else None
+                    count = int(self.edges[number + 1] - self.edges[number])
+                    of = paths[name].slice(int(self.edges[number]), count) if name in paths else None
                     cells[name].append(finder.column(column, of))
                 finder.close()
         columns: dict[str, Any] = {}
@@ -282,6 +315,17 @@ class ParquetOrigin:
             held=tuple(held),
         )
 
+    def _finders(self, wanted: Ints, every: bool, places: Places, names: Iterable[str]) -> list[tuple[int, Finder]]:
+        """By the number of the shard: those with a row that is wanted, or all."""
+        cuts = np.searchsorted(wanted, self.edges)
+        numbers = [n for n in range(len(self.files)) if every or cuts[n] < cuts[n + 1]]
+        found = []
+        for number, shard in zip(numbers, self._shards(numbers), strict=True):
+            own = None if every else wanted[cuts[number] : cuts[number + 1]] - self.edges[number]
+            opening = functools.partial(self._open, number)
+            found.append((number, Finder(opening, self._note, shard, places, own, names)))
+        return found
+
     def _decoded(self, names: Sequence[str], wanted: Ints, held: list[object]) -> pa.Table:
         """Columns with bytes deep inside, of some rows in the order of the source: decoded a few at a time, to disk.
 
@@ -292,9 +336,10 @@ class ParquetOrigin:
             open(spool.descriptor, "wb", closefd=False) as sink,
             pa.ipc.new_stream(sink, schema.remove_metadata()) as writer,
         ):
-            for number, shard in enumerate(self._shards):
+            for number in range(len(self.files)):
                 low, high = np.searchsorted(wanted, self.edges[number : number + 2])
                 if low < high:
+                    shard = self._shard(number)
                     try:
                         for table in self._deep_rows(number, shard, names, wanted[low:high] - self.edges[number]):
                             writer.write_table(table.select(list(names)).cast(schema.remove_metadata()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.errors import BrimError
-from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, RangeSetBuilder
+from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, Pieces, RangeSetBuilder
 from brim.formats.parquet_values import ChunkReader, FoundValues, Leaf, NotLocated, PageSpan
 from brim.formats.readable import Readable
-from brim.formats.source_reader import join_ranges
+from brim.formats.shard_listing import places_in_pages
 from brim.formats.value_spool import ValueSpool
-from brim.sources.dataset_files import RemoteShard
+from brim.sources.dataset_files import RemoteShard, fetch_together, fetched
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, broken
 from brim.sources.file_table import one_array
 
 FETCHED_BYTES = 256_000_000  # of chosen values that are far away: so many are fetched at once and kept on disk
+COPIED_BYTES = 4_000_000_000  # of those that can be found in no other way
 
 
 def numbers_type(kind: pa.DataType) -> pa.DataType:
@@ -77,31 +78,63 @@ class Finder:
         self._base: int | None = None  # of the copy of this shard
         self._holder: int | None = None
         places.newest_ns = max(places.newest_ns, shard.file.stat.st_mtime_ns)
-        if isinstance(self._opened, RemoteShard):
-            self._fetch(self._opened)
+        listing = shard.file.listing
+        self._listed = {} if listing is None else {name: listing.values(shard.leaf_of[name]) for name in self._names}
 
-    def _fetch(self, opened: RemoteShard) -> None:
-        """Of a shard far away, few chosen values are fetched with their pages: their lengths come along."""
-        shard = self._shard
-        leaves = [leaf.number for name, leaf in shard.leaf_of.items() if name in self._names]
-        opened.fetch(shard.index_ranges(leaves))
-        needed: list[tuple[int, int]] = []
-        for group in range(len(shard.groups)):
+    @property
+    def told(self) -> bool:
+        """Whether values are found without a look at their pages."""
+        return bool(self._listed) and None not in self._listed.values()
+
+    @property
+    def remote(self) -> RemoteShard | None:
+        return self._opened if isinstance(self._opened, RemoteShard) else None
+
+    def index_ranges(self) -> list[tuple[int, int]]:
+        leaves = [leaf.number for name, leaf in self._shard.leaf_of.items() if name in self._names]
+        return self._shard.index_ranges(leaves)
+
+    def needed(self) -> list[tuple[int, int]]:
+        """Of a shard far away: the chosen values, if a manifest tells where they are; else their pages, in which their
+        lengths are."""
+        found: list[tuple[int, int]] = []
+        for group in range(len(self._shard.groups)):
             rows = self._in_group(group)
             if rows is not None and not len(rows):
                 continue
-            for leaf in leaves:
-                needed += self._page_ranges(opened, group, leaf, rows)
-        if sum(stop - start for start, stop in needed) > FETCHED_BYTES:
-            return
-        copy = self._places.copy
-        self._base = copy.size
-        copy.extend(self._base + opened.size)
-        for start, data in opened.kept():
-            copy.write_at(self._base + start, data)
-        for start, data in opened.blocks(join_ranges(needed)):
-            copy.write_at(self._base + start, data)
-        self._opened = _Copied(copy, self._base, opened.name, opened.size)
+            for name, leaf in self._shard.leaf_of.items():
+                if name in self._names:
+                    places = self._told(group, leaf)
+                    if places is None:
+                        found += self._page_ranges(self._opened, group, leaf.number, rows)
+                        continue
+                    starts, sizes = places.starts, places.sizes
+                    if rows is not None:
+                        chosen = np.isin(places.rows[places.definition == leaf.max_definition], rows)
+                        starts, sizes = starts[chosen], sizes[chosen]
+                    found += zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+        return found
+
+    def _told(self, group: int, leaf: Leaf) -> FoundValues | None:
+        """The values of a row group as a manifest and the page index tell, without a look at the pages."""
+        listed = self._listed.get(leaf.path[0])
+        meta = self._shard.meta(group, leaf.number)
+        if listed is None or meta[4][1] != 0 or 11 in meta:
+            return None
+        pages = self._shard.pages(self._opened, group, leaf.number)
+        first, last = self._shard.edges[group : group + 2].tolist()
+        found = None if pages is None else places_in_pages(listed, leaf.max_definition, pages, first, last)
+        if found is None:
+            return None
+        none = np.zeros(0, np.int64)
+        pieces = Pieces(np.zeros(1, np.int64), none, none)
+        spooled = np.zeros(len(found.sizes), bool)
+        return FoundValues(found.rows, found.definition, spooled, found.starts, found.sizes, pieces)
+
+    def copied(self, base: int) -> None:
+        """What is needed lies in the copy now, from `base` on."""
+        self._base = base
+        self._opened = _Copied(self._places.copy, base, self._opened.name, self._opened.size)
 
     def _page_ranges(self, opened: Readable, group: int, leaf: int, rows: Ints | None) -> list[tuple[int, int]]:
         pages = self._shard.pages(opened, group, leaf)
@@ -149,6 +182,9 @@ class Finder:
         return pa.concat_arrays([pa.array([], kind), *parts])
 
     def _chunk(self, group: int, leaf: Leaf, rows: Ints | None) -> FoundValues:
+        told = self._told(group, leaf)
+        if told is not None:
+            return told
         meta = self._shard.meta(group, leaf.number)
         total = int(self._shard.groups[group][3][1])
         spooled = self._spool.size
@@ -244,6 +280,29 @@ class Finder:
     def close(self) -> None:
         if self._shard.file.remote is None:
             self._opened.close()
+
+
+def fetch_chosen(finders: Sequence[Finder], places: Places) -> None:
+    """Of shards far away, few chosen values are fetched at once, several shards together, and kept on disk."""
+    far = [(finder, remote) for finder in finders if (remote := finder.remote) is not None]
+    fetch_together([(remote, finder.index_ranges()) for finder, remote in far])
+    copy, left = places.copy, {True: FETCHED_BYTES, False: COPIED_BYTES}
+    wanted: list[tuple[RemoteShard, list[tuple[int, int]]]] = []
+    bases: dict[int, int] = {}
+    for finder, remote in far:
+        needed = finder.needed()
+        size = sum(stop - start for start, stop in needed)
+        left[finder.told] -= size
+        if left[finder.told] < 0 or size > FETCHED_BYTES:
+            continue  # it is read where it is
+        base = bases[id(remote)] = copy.size
+        copy.extend(base + remote.size)
+        for start, data in remote.kept():
+            copy.write_at(base + start, data)
+        finder.copied(base)
+        wanted.append((remote, needed))
+    for remote, start, data in fetched(wanted):
+        copy.write_at(bases[id(remote)] + start, data)
 
 
 def _with_rows(pages: list[PageSpan], rows: Ints) -> list[PageSpan]:

@@ -322,15 +322,17 @@ def _stays_inside(receipt: Receipt) -> bool:
     return not name.startswith("/") and ".." not in name.split("/") and "/" not in str(receipt.sha256)
 
 
-def finished_ledger(job: JobRecord, receipts: Iterable[Receipt]) -> bytes:
-    """A ledger that depends on what was built alone: the job, its receipts in order, and that it is done."""
-    return b"".join(finished_lines(job, receipts))
+def finished_ledger(job: JobRecord, receipts: Iterable[Receipt], more: Iterable[dict[str, Any]] = ()) -> bytes:
+    """A ledger that depends on what was built alone: the job, its receipts in order, what `more` is told of its shards,
+    and that it is done."""
+    return b"".join(finished_lines(job, receipts, more))
 
 
-def finished_lines(job: JobRecord, receipts: Iterable[Receipt]) -> Iterator[bytes]:
+def finished_lines(job: JobRecord, receipts: Iterable[Receipt], more: Iterable[dict[str, Any]] = ()) -> Iterator[bytes]:
     yield _encode({"type": "job", **asdict(job)})
     for receipt in receipts:
         yield _encode({**_record_of(receipt), "staged_at": 0})
+    yield from map(_encode, more)
     yield _encode({"type": "done"})
 
 
