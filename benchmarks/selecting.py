@@ -1,39 +1,45 @@
 """What choosing rows costs: brim select beside a plain copy, and beside DuckDB, Polars, datasets and pyarrow.
 
-Parts. *large*: values of 5 MB written by brim; filter, split, join, re-shard, shuffle and sort against `cp`, sync and
-`sha256sum` of the bytes that were written, in the same run. *small*: 100,000 values of 10 kB, *snappy* and *zstd*:
-1 GB of images that do not compress in row groups of 100 MB; half of the rows, shuffled, beside the peers. *remote*: a
-shard 20 ms away, by requests and bytes.
+Parts. *large*: 10 GB of values of 5 MB in shards of brim; filter, split, join, re-shard, shuffle and sort against `cp`,
+sync and `sha256sum` of the bytes that were written, in the same run. *small*: 100,000 values of 10 kB; *snappy* and
+*zstd*: 1 GB of images that do not compress, in row groups of 100 MB; half of the rows, shuffled, beside the peers.
+*decode*: the same images by gzip, which have to be decoded. *remote* (selecting_far.py): rows from a Hub and a bucket
+20 ms away, by requests and bytes, beside the peers.
 
-Not called select.py: a script of that name would hide the standard library's module. Memory is that of the process
-tree, as peak.py has it. Sizes are smaller with --scale; the machine should be idle, and the page cache holds what fits.
+The shards of *large* are sparse: their footers, page headers and lengths are there, their values are holes. Memory is
+that of the process tree, as peak.py has it. Not called select.py: a script of that name would hide the standard
+library's module. Sizes are smaller with --scale; the machine should be idle, and the page cache holds what fits.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
-import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from peak import Measured, measure
+from selecting_far import remote
+from tables import MB, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress
 
 HERE = Path(__file__).parent
 BRIM = [sys.executable, "-m", "brim", "select"]
 PEERS = str(HERE / "selecting_peers.py")
+PEER_NAMES = ("duckdb-200MB", "duckdb-1GB", "polars", "datasets", "pyarrow")
 FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-MB = 1_000_000
+LARGE_BYTES = 5 * MB
+IMAGE_BYTES = 330_000
+PACKAGES = ("brim", "pyarrow", "duckdb", "polars", "datasets", "numpy")
 
 
 def write(path: Path, rows: int, size: int, **options: object) -> Path:
@@ -45,11 +51,38 @@ def write(path: Path, rows: int, size: int, **options: object) -> Path:
             count = min(step, rows - start)
             data = rng.bytes(count * size)
             files = [{"bytes": data[n * size : (n + 1) * size], "path": f"{start + n}.jpg"} for n in range(count)]
-            numbers = np.arange(start, start + count)
             keys = rng.permutation(count) + start
-            table = pa.table({"n": numbers, "key": keys, "image": pa.array(files, FILE)}, schema=schema)
-            writer.write_table(table, row_group_size=step)
+            columns = {"n": np.arange(start, start + count), "key": keys, "image": pa.array(files, FILE)}
+            writer.write_table(pa.table(columns, schema=schema), row_group_size=step)
     return path
+
+
+def write_sparse(folder: Path, rows: int) -> Path:
+    """The shards that brim build makes of files of 5 MB, without the content of these files."""
+    import brim
+    from brim.formats.splice import _LITERAL
+    from brim.plans.shard_bytes import splice_of
+
+    files = folder / "files"
+    files.mkdir()
+    for row in range(rows):
+        with open(files / f"{row}.jpg", "wb") as file:
+            file.truncate(LARGE_BYTES)
+    keys = np.random.default_rng(rows).permutation(rows)
+    table = pa.table({"n": np.arange(rows), "key": keys, "image": [f"{row}.jpg" for row in range(rows)]})
+    job = brim.plan(brim.table(table, files={"image": "image"}, root=files), folder / "unused")
+    out = folder / "in"
+    (out / "data").mkdir(parents=True)
+    for shard in job.plan.shards:
+        with splice_of(job.plan, shard) as splice, open(out / shard.name, "wb") as target:
+            at = 0
+            for source, start, size in splice._segments(0, splice.size):
+                if source == _LITERAL:
+                    os.pwrite(target.fileno(), splice._literals[start : start + size], at)
+                at += size
+            target.truncate(splice.size)
+    shutil.rmtree(files)
+    return out
 
 
 def took(name: str, command: list[str], out: Path | None = None) -> Measured:
@@ -58,7 +91,10 @@ def took(name: str, command: list[str], out: Path | None = None) -> Measured:
     os.sync()
     done = measure(command)
     if done.exit_code:
-        print(f"  {name}: failed ({done.output.strip().splitlines()[-1][:150] if done.output.strip() else 'killed'})")
+        last = done.output.strip().splitlines()[-1][:150] if done.output.strip() else "killed"
+        progress(f"{name} failed: {last}")
+    else:
+        progress(f"{name}: {done.seconds:.1f} s, {done.peak_bytes / MB:.0f} MB")
     return done
 
 
@@ -67,7 +103,7 @@ def copied(files: list[Path], folder: Path) -> float:
     os.sync()
     begin = time.monotonic()
     folder.mkdir()
-    subprocess.run(["cp", *map(str, files), str(folder)], check=True)
+    subprocess.run(["cp", "--sparse=never", *map(str, files), str(folder)], check=True)
     subprocess.run(["sync", *(str(folder / file.name) for file in files)], check=True)
     subprocess.run(["sha256sum", *(str(folder / file.name) for file in files)], check=True, stdout=subprocess.DEVNULL)
     seconds = time.monotonic() - begin
@@ -75,132 +111,152 @@ def copied(files: list[Path], folder: Path) -> float:
     return seconds
 
 
-def large(work: Path, rows: int, found: dict[str, object]) -> None:
+def large(work: Path, arguments: argparse.Namespace) -> Part:
     """Values of 5 MB: each operation against a copy of what it wrote."""
-    write(work / "raw.parquet", rows, 5 * MB, compression="none", write_page_index=True)
-    subprocess.run(
-        [*BRIM, str(work / "raw.parquet"), str(work / "in"), "--quiet"], check=True, stdout=subprocess.DEVNULL
-    )
-    (work / "raw.parquet").unlink()
-    ways = {
-        "filter": ["--where", f"key < {rows // 2}"],
-        "split": ["--split-into", "train=0.9,test=0.1"],
-        "join": ["--also", str(work / "in")],
-        "re-shard": ["--shard-size", "200MB"],
-        "shuffle": ["--shuffle", "7"],
-        "sort": ["--sort-by", "key"],
+    rows = max(int(2000 * arguments.scale), 8)
+    source = write_sparse(work, rows)
+    shards = sorted((source / "data").iterdir())
+    halves = [work / "first", work / "second"]
+    middle = len(shards) // 2
+    for half, own in zip(halves, (shards[:middle] or shards, shards[middle:]), strict=True):
+        half.mkdir()
+        for number, shard in enumerate(own):
+            os.link(shard, half / f"train-{number:05d}-of-{len(own):05d}.parquet")
+    ways: dict[str, list[str]] = {
+        "filter": [str(source), "--where", f"key < {rows // 2}"],
+        "split": [str(source), "--split-into", "train=0.9,test=0.1"],
+        "join": [str(halves[0]), "--also", str(halves[1])],
+        "re-shard": [str(source), "--shard-size", "200MB"],
+        "shuffle": [str(source), "--shuffle", "7"],
+        "sort": [str(source), "--sort-by", "key"],
     }
-    for name, options in ways.items():
+    total = sum(shard.stat().st_size for shard in shards) / 1e9
+    part = Part(
+        f"large: {rows:,} values of 5 MB, {total:.1f} GB in {len(shards)} shards",
+        ("what", "written GB", "brim s", "cp + sync + sha256sum s", "brim / copy", "peak MB"),
+    )
+    for name in arguments.ways.split(",") if arguments.ways else ways:
+        first, *options = ways[name]
         out = work / "out"
-        done = took(name, [*BRIM, str(work / "in"), str(out), "--quiet", *options], out)
-        seconds = copied(sorted((out / "data").iterdir()), work / "copy")
+        done = took(name, [*BRIM, first, str(out), "--quiet", *options], out)
+        if done.exit_code:
+            raise SystemExit(done.output[-2000:])
+        made = sorted((out / "data").iterdir())
+        size = sum(file.stat().st_size for file in made)
+        seconds = copied(made, work / "copy")
         shutil.rmtree(out)
         ratio = done.seconds / seconds
-        found[f"large {name}"] = {"s": done.seconds, "copy_s": seconds, "ratio": ratio, "peak": done.peak_bytes}
-        print(
-            f"  {name:9} {done.seconds:7.1f} s  copy {seconds:6.1f} s  {ratio:5.2f} ×  {done.peak_bytes / MB:6.0f} MB"
+        part.runs[name] = [
+            {"seconds": done.seconds, "copy_seconds": seconds, "bytes": size, "peak_bytes": done.peak_bytes}
+        ]
+        part.rows.append(
+            (
+                name,
+                f"{size / 1e9:.1f}",
+                f"{done.seconds:.1f}",
+                f"{seconds:.1f}",
+                f"{ratio:.2f}×",
+                f"{done.peak_bytes / MB:.0f}",
+            )
         )
-    shutil.rmtree(work / "in")
+        part.goals.append(at_most(f"{name}, time against a copy", ratio, 1.3, "×"))
+    return part
 
 
-def beside(part: str, source: Path, rows: int, values: int, work: Path, found: dict[str, object]) -> None:
-    """Half of the rows, shuffled, beside the peers."""
+def pieces_of(source: Path) -> tuple[int, int]:
+    """How many values there are, and in how many pieces they lie."""
+    from brim.sources.open_dataset import open_dataset
+
+    ranges = open_dataset(source).table().files.ranges
+    assert ranges is not None
+    return len(ranges.holders), 0 if ranges.pieces is None else len(ranges.pieces.starts)
+
+
+def beside(part: Part, source: Path, rows: int, work: Path) -> dict[str, Measured]:
+    """Half of the rows, shuffled, beside the peers: those that finish."""
     out = work / "out"
-    where = f"key < {rows // 2}"
-    contenders = {"brim": [*BRIM, str(source), str(out), "--quiet", "--where", where, "--shuffle", "7"]}
-    for peer in ("duckdb-200MB", "duckdb-1GB", "polars", "datasets", "pyarrow"):
-        contenders[peer] = [sys.executable, PEERS, peer, str(source), str(out), str(rows // 2)]
-    best = None
+    brim = [*BRIM, str(source), str(out), "--quiet", "--where", f"key < {rows // 2}", "--shuffle", "7"]
+    contenders = {"brim": brim}
+    contenders |= {name: [sys.executable, PEERS, name, str(source), str(out), str(rows // 2)] for name in PEER_NAMES}
+    finished = {}
     for name, command in contenders.items():
         done = took(name, command, out)
         shutil.rmtree(out, ignore_errors=True)
-        if done.exit_code:
-            found[f"{part} {name}"] = {"failed": True, "peak": done.peak_bytes}
-            continue
-        found[f"{part} {name}"] = {"s": done.seconds, "peak": done.peak_bytes}
-        print(f"  {name:13} {done.seconds:6.1f} s  {done.peak_bytes / MB:6.0f} MB")
-        if name != "brim":
-            best = min(done.seconds, best or done.seconds)
-    own = found[f"{part} brim"]
-    if best is not None and isinstance(own, dict) and "s" in own:
-        allowed = 120 * MB + 500 * values
-        print(f"  best peer / brim: {best / own['s']:.2f}; memory allowed {allowed / MB:.0f} MB")
+        part.runs[name] = [{"seconds": done.seconds, "peak_bytes": done.peak_bytes, "exit_code": done.exit_code}]
+        shown = "does not finish" if done.exit_code else f"{done.seconds:.1f}"
+        part.rows.append((name, shown, f"{done.peak_bytes / MB:.0f}"))
+        if not done.exit_code:
+            finished[name] = done
+    return finished
 
 
-class _Far(http.server.SimpleHTTPRequestHandler):
-    """A server of files 20 ms away, which counts what is asked for."""
+def shuffled(kind: str) -> Callable[[Path, argparse.Namespace], Part]:
+    def run(work: Path, arguments: argparse.Namespace) -> Part:
+        rows, size = int(100_000 * arguments.scale), 10_000
+        if kind != "small":
+            rows, size = int(3030 * arguments.scale), IMAGE_BYTES
+        codec = "none" if kind == "small" else kind
+        source = write(work / "in.parquet", rows, size, compression=codec, write_page_index=True)
+        what = f"{rows:,} values of {size // 1000} kB, {codec}: half of them, shuffled"
+        part = Part(f"{kind}: {what}", ("what", "s", "peak MB"))
+        values, pieces = pieces_of(source)
+        done = beside(part, source, rows, work)
+        own = done.pop("brim")
+        best = min(done, key=lambda name: done[name].seconds)
+        allowed = 120 + (0.5 * values + 0.2 * pieces) / 1000
+        part.notes.append(f"{values:,} values in {pieces:,} pieces")
+        part.goals = [
+            at_least(f"faster than the best peer that finishes ({best})", done[best].seconds / own.seconds, 2, "×"),
+            at_most("peak anonymous memory", own.peak_bytes / MB, round(allowed), " MB"),
+        ]
+        source.unlink()
+        return part
 
-    protocol_version = "HTTP/1.1"
-    requests = sent = 0
-
-    def do_GET(self) -> None:
-        time.sleep(0.02)
-        path = self.translate_path(self.path)
-        size = os.path.getsize(path)
-        first, _, last = (self.headers.get("Range") or f"bytes=0-{size - 1}").removeprefix("bytes=").partition("-")
-        length = int(last) + 1 - int(first)
-        _Far.requests, _Far.sent = _Far.requests + 1, _Far.sent + length
-        self.send_response(206)
-        self.send_header("ETag", f'"{size}"')
-        self.send_header("Content-Length", str(length))
-        self.end_headers()
-        with open(path, "rb") as file:
-            file.seek(int(first))
-            self.wfile.write(file.read(length))
-
-    def log_message(self, *_: object) -> None:
-        return None
+    return run
 
 
-def remote(work: Path, rows: int, found: dict[str, object]) -> None:
-    """One shard of 300 kB values, written by brim, 20 ms away: its rows, twenty of them, twenty scattered ones."""
-    write(work / "raw.parquet", rows, 300_000, compression="none")
-    subprocess.run([*BRIM, str(work / "raw.parquet"), str(work / "in"), "--num-shards", "1", "--quiet"], check=True)
-    name = next((work / "in" / "data").iterdir()).name
-    handler = functools.partial(_Far, directory=str(work / "in" / "data"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/{name}"
-        scattered = list(range(7, 7 + 20 * 41, 41))
-        ways = {
-            "list": f"print(len(brim.dataset({address!r}).where('key < 0')))",
-            "one subject": f"brim.unpack({address!r}, {str(work / 'a')!r}, where='n >= 400 and n < 420')",
-            "scattered": f"brim.unpack({address!r}, {str(work / 'b')!r}, where='n in {scattered}')",
-        }
-        for way, code in ways.items():
-            _Far.requests = _Far.sent = 0
-            done = took(way, [sys.executable, "-c", f"import brim; {code}"])
-            found[f"remote {way}"] = {"s": done.seconds, "requests": _Far.requests, "bytes": _Far.sent}
-            print(f"  {way:12} {done.seconds:5.1f} s  {_Far.requests:4} requests  {_Far.sent / MB:8.3f} MB")
-        server.shutdown()
+def decode(work: Path, arguments: argparse.Namespace) -> Part:
+    """Images that have to be decoded page by page. pyarrow looks at the size of a page every 1,024 rows only."""
+    rows = int(3030 * arguments.scale)
+    source = write(work / "in.parquet", rows, IMAGE_BYTES, compression="gzip")
+    page = min(rows, 100 * MB // IMAGE_BYTES) * IMAGE_BYTES / MB
+    out = work / "out"
+    done = took("brim", [*BRIM, str(source), str(out), "--quiet", "--where", f"key < {rows // 2}"], out)
+    shutil.rmtree(out)
+    source.unlink()
+    part = Part(f"decode: {rows:,} images by gzip, pages of {page:.0f} MB", ("what", "s", "peak MB"))
+    part.rows.append(("brim", f"{done.seconds:.1f}", f"{done.peak_bytes / MB:.0f}"))
+    part.runs["brim"] = [{"seconds": done.seconds, "peak_bytes": done.peak_bytes}]
+    part.goals.append(at_most("peak anonymous memory", done.peak_bytes / MB, round(2 * page + 100), " MB"))
+    return part
+
+
+PARTS: dict[str, Callable[[Path, argparse.Namespace], Part]] = {
+    "large": large, "small": shuffled("small"), "snappy": shuffled("snappy"), "zstd": shuffled("zstd"),
+    "decode": decode, "remote": remote,
+}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--scale", type=float, default=1.0, help="of the 10 GB and 1 GB")
-    parser.add_argument("--parts", default="large,small,snappy,zstd,remote")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--ways", help="of large: some of filter,split,join,re-shard,shuffle,sort")
     parser.add_argument("--work", type=Path, help="a folder on the disk to measure")
-    parser.add_argument("--json", type=Path, help="write all numbers there")
+    parser.add_argument("--json", type=Path, help="write every single run there")
     arguments = parser.parse_args()
-    found: dict[str, object] = {}
+    parts = {}
     with tempfile.TemporaryDirectory(prefix="brim-select-", dir=arguments.work) as folder:
-        work = Path(folder)
-        for part in arguments.parts.split(","):
-            print(part)
-            if part == "remote":
-                remote(work, 1000, found)
-                continue
-            if part == "large":
-                large(work, max(int(2000 * arguments.scale), 8), found)
-                continue
-            rows, size = (int(100_000 * arguments.scale), 10_000)
-            if part != "small":
-                rows, size = int(3000 * arguments.scale), 330_000
-            codec = "none" if part == "small" else part
-            source = write(work / "in.parquet", rows, size, compression=codec, write_page_index=True)
-            beside(part, source, rows, rows, work, found)
-            source.unlink()
+        facts = machine(Path(folder), PACKAGES)
+        for name in arguments.only:
+            progress(name)
+            with tempfile.TemporaryDirectory(dir=folder) as work:
+                parts[name] = PARTS[name](Path(work), arguments)
+            print_part(parts[name])
+    print_goals(parts)
+    print_machine(facts)
     if arguments.json:
+        found = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
         arguments.json.write_text(json.dumps(found, indent=1))
 
 

@@ -98,6 +98,8 @@ class FaultProxy(Rules):
         parts = urlsplit(target)
         self.target = (parts.hostname or "", parts.port or 80)
         self.requests: list[Exchange] = []
+        self.delay_s = 0.0
+        """How far away the server is: every request waits so long before it is passed on."""
         self.at_once = self.most_at_once = 0
         """Requests under way: now, and the most there ever were."""
         self._stopping = threading.Event()
@@ -201,6 +203,7 @@ class _Connection:
             exchange = Exchange(method, path, query, fault=rule.action if rule else "")
             self.proxy._begin(exchange)
             start = time.monotonic()
+            time.sleep(self.proxy.delay_s)
             try:
                 if not self._exchange(head, exchange, rule):
                     return

@@ -1,0 +1,181 @@
+"""The remote part of selecting.py: rows of a dataset on a local Hub and in a bucket, every request 20 ms away.
+
+Two shards of 1,000 values of 300 kB, written by brim. Counted are the requests for shards and the bytes that came of
+them; what is asked once for a dataset (commit, tree, card, manifest) is beside it. Peers read the same shards: Polars
+and pyarrow from the bucket, pyarrow and `datasets` streaming from the Hub.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import unquote
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tables import MB, Part, at_most, progress
+
+from tests.hub import TestHub
+from tests.s3 import FaultProxy, S3Server
+
+HERE = Path(__file__).parent
+REPO, BUCKET = "ada/far", "far"
+DELAY_S = 0.02
+VALUE_BYTES, VALUES, SHARDS = 300_000, 1000, 2
+FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+SUBJECT = "n >= 400 and n < 420"
+SCATTERED = list(range(7, 7 + 20 * 41, 41))
+
+
+class FarHub(TestHub):
+    """A Hub whose own addresses are those of proxies in front of it."""
+
+    fronts: tuple[str, str] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return super().endpoint if self.fronts is None else self.fronts[0]
+
+    @property
+    def storage(self) -> str:
+        return super().storage if self.fronts is None else self.fronts[1]
+
+
+def remote(work: Path, arguments: argparse.Namespace) -> Part:
+    source = work / "raw.parquet"
+    _write(source)
+    part = Part(
+        f"remote: {SHARDS} shards of {VALUES:,} values of {VALUE_BYTES // 1000} kB, {DELAY_S * 1000:.0f} ms a request",
+        (
+            "where",
+            "what",
+            "who",
+            "s",
+            "requests for shards",
+            "other requests",
+            "MB of shards",
+            "other MB",
+            "× its bytes",
+        ),
+    )
+    with FarHub(work / "hub", keep=True) as hub, S3Server(work / "s3") as s3:
+        _from_the_hub(part, hub, source, work)
+        s3.create_bucket(BUCKET)
+        _from_a_bucket(part, s3, source, work)
+    return part
+
+
+def _write(path: Path) -> None:
+    rng, step = np.random.default_rng(1), 300
+    schema = pa.schema([("n", pa.int64()), ("key", pa.int64()), ("image", FILE)])
+    with pq.ParquetWriter(path, schema, compression="none") as writer:
+        for start in range(0, VALUES * SHARDS, step):
+            rows = range(start, min(start + step, VALUES * SHARDS))
+            files = [{"bytes": rng.bytes(VALUE_BYTES), "path": f"{row}.jpg"} for row in rows]
+            columns = {"n": list(rows), "key": list(rows), "image": pa.array(files, FILE)}
+            writer.write_table(pa.table(columns, schema=schema))
+
+
+def _from_the_hub(part: Part, hub: FarHub, source: Path, work: Path) -> None:
+    place = f"hf://datasets/{REPO}"
+    own = {"HF_TOKEN": "hf_write", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
+    own |= {"HF_HOME": str(work / "hf"), "XDG_STATE_HOME": str(work / "state")}
+    _publish(source, place, own | {"HF_ENDPOINT": hub.endpoint})
+    with FaultProxy(TestHub.endpoint.fget(hub)) as front, FaultProxy(TestHub.storage.fget(hub)) as storage:  # type: ignore[attr-defined]
+        front.delay_s = storage.delay_s = DELAY_S
+        hub.fronts = (front.endpoint, storage.endpoint)
+        far = _Far(part, "Hub", [front, storage], own | {"HF_ENDPOINT": front.endpoint}, work)
+        far.brim(place)
+        for peer in ("datasets", "pyarrow-hub"):
+            far.peer(peer, REPO)
+        hub.fronts = None
+
+
+def _from_a_bucket(part: Part, s3: S3Server, source: Path, work: Path) -> None:
+    place = f"s3://{BUCKET}/far"
+    _publish(source, place, {**s3.environment, "XDG_STATE_HOME": str(work / "state")})
+    with FaultProxy(s3.endpoint) as front:
+        front.delay_s = DELAY_S
+        far = _Far(part, "bucket", [front], s3.environment_at(front.endpoint), work)
+        far.brim(place)
+        for peer in ("polars", "pyarrow"):
+            far.peer(peer, f"{BUCKET}/far/data")
+
+
+def _publish(source: Path, place: str, env: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "brim", "select", str(source), place, "--num-shards", str(SHARDS), "--quiet"]
+    subprocess.run(command, env={**os.environ, **env}, check=True, stdout=subprocess.DEVNULL)
+
+
+class _Far:
+    """Runs something against a place, and tells what went over its line."""
+
+    def __init__(self, part: Part, where: str, fronts: list[FaultProxy], env: dict[str, str], work: Path) -> None:
+        self._part, self._where, self._fronts, self._work = part, where, fronts, work
+        self._env = {**os.environ, **env}
+        self._count = 0
+
+    def brim(self, place: str) -> None:
+        folder = f"{self._work}/{self._where}"
+        listing = f"print(len(brim.dataset({place!r}).where('key < 0')))"
+        requests, size = self._run("list all rows", "brim", ["-c", f"import brim; {listing}"], 0)
+        self._goal("list, requests a shard", requests / SHARDS, 3, "")
+        self._goal("list, kB a shard", size / SHARDS / 1000, 300, "")
+        one = f"import brim; brim.unpack({place!r}, {folder + '-a'!r}, where={SUBJECT!r})"
+        wanted = 20 * VALUE_BYTES
+        requests, size = self._run("one subject", "brim", ["-c", one], wanted)
+        self._goal("one subject, against its bytes", size / wanted, 1.1, "×")
+        self._goal("one subject, requests a shard", requests / SHARDS, 10, "")
+        some = f"import brim; brim.unpack({place!r}, {folder + '-b'!r}, where='n in {SCATTERED}')"
+        requests, size = self._run("20 scattered rows", "brim", ["-c", some], wanted)
+        self._goal("scattered rows, against their bytes", size / wanted, 1.1, "×")
+
+    def peer(self, name: str, place: str) -> None:
+        for what, rows in (("one subject", "subject"), ("20 scattered rows", "scattered")):
+            numbers = list(range(400, 420)) if rows == "subject" else SCATTERED
+            command = [str(HERE / "selecting_peers.py"), f"far-{name}", place, ",".join(map(str, numbers)), "0"]
+            self._run(what, name, command, 20 * VALUE_BYTES)
+
+    def _goal(self, text: str, value: float, limit: float, unit: str) -> None:
+        self._part.goals.append(at_most(f"{self._where}: {text}", value, limit, unit))
+
+    def _run(self, what: str, who: str, command: list[str], wanted: int) -> tuple[int, int]:
+        """How many requests for shards there were, and their bytes; those of everything for a listing."""
+        for front in self._fronts:
+            front.requests.clear()
+        begin = time.monotonic()
+        done = subprocess.run([sys.executable, *command], env=self._env, capture_output=True, text=True, check=False)
+        seconds = time.monotonic() - begin
+        if done.returncode:
+            raise SystemExit(f"{who} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        asked = [one for front in self._fronts for one in front.requests]
+        shards = [one for one in asked if _of_a_shard(unquote(one.path))]
+        size = sum(one.received_bytes for one in shards)
+        times = f"{size / wanted:.2f}×" if wanted else ""
+        others = len(asked) - len(shards)
+        beside = sum(one.received_bytes for one in asked) - size
+        counted = (str(len(shards)), str(others), f"{size / MB:.3f}", f"{beside / MB:.3f}", times)
+        row = (self._where, what, who, f"{seconds:.1f}", *counted)
+        self._part.rows.append(row)
+        run = {
+            "seconds": seconds,
+            "requests": len(shards),
+            "bytes": size,
+            "other_requests": others,
+            "other_bytes": beside,
+        }
+        self._part.runs.setdefault(f"{self._where}, {what}, {who}", []).append(run)
+        progress(" | ".join(row))
+        return len(shards), size + (0 if wanted else beside)
+
+
+def _of_a_shard(path: str) -> bool:
+    """The Hub sends whoever asks for a shard on to its storage, where objects are called by their hash."""
+    return path.endswith(".parquet") or path.startswith("/object/")
