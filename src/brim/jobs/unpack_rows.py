@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import IO
 
@@ -135,39 +135,74 @@ def unpack_rows(table: FileTable, root: str, progress: Progress) -> tuple[int, i
     progress.start("unpack", total, 0, effective_limit().bytes)
     try:
         with interrupted_by(lambda: progress.advance(0)):
-            for place, number in wanted.items():
-                temporary = os.path.join(room, "file")
-                for path, chunks in _contents(table, place, number):
-                    written = _write(temporary, chunks, progress)
-                    if _is_there(path, temporary):
-                        there += 1
-                        continue
-                    os.makedirs(os.path.dirname(path), exist_ok=True)
-                    os.rename(temporary, path)
-                    files, size = files + 1, size + written
+            temporary = os.path.join(room, "file")
+            for path, chunks in _contents(table, wanted):
+                written = _write(temporary, chunks, progress)
+                if _is_there(path, temporary):
+                    there += 1
+                    continue
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                os.rename(temporary, path)
+                files, size = files + 1, size + written
     finally:
         progress.finish()
         shutil.rmtree(room, ignore_errors=True)
     return files, size, there
 
 
-def _contents(table: FileTable, place: str, number: int) -> Iterator[tuple[str, Iterator[memoryview | bytes]]]:
-    """A file; or those of a folder that is packed as one value."""
+Content = tuple[str, Iterator[memoryview | bytes]]
+
+
+def _contents(table: FileTable, wanted: Mapping[str, int]) -> Iterator[Content]:
+    """Each file and its bytes, in the order in which they lie: what is near each other far away is one request."""
+    numbers = np.array(list(wanted.values()), np.int64)
+    places = list(wanted)
+    ranges = table.files.ranges
+    order = (
+        np.argsort(numbers) if ranges is None else np.lexsort((ranges.first_bytes(numbers), ranges.holders[numbers]))
+    )
+    plain = SpliceBuilder(table.files)
+    after = []
+    for at in order.tolist():
+        if table.files.path(int(numbers[at])).endswith("/"):
+            yield from _folder(table, places[at], int(numbers[at]))
+        else:
+            plain.value(int(numbers[at]))
+            after.append((places[at], int(table.files.sizes[numbers[at]])))
+    with plain.finish() as splice:
+        chunks = _Chunks(splice.chunks())
+        for place, size in after:
+            yield place, chunks.take(size)
+
+
+def _folder(table: FileTable, place: str, number: int) -> Iterator[Content]:
+    """The files of a folder that is packed as one value."""
     value = SpliceBuilder(table.files)
     value.value(number)
-    with value.finish() as splice:
-        if not table.files.path(number).endswith("/"):
-            yield place, splice.chunks()
-            return
-        try:
-            with tarfile.open(fileobj=splice.open(), mode="r:") as archive:
-                while (member := archive.next()) is not None:
-                    body = archive.extractfile(member)
-                    if body is None or ".." in member.name.split("/") or member.name.startswith("/"):
-                        raise DamageFound(f"{member.name!r} would be written outside of the folder.")
-                    yield os.path.join(place, member.name), _blocks(body)
-        except tarfile.TarError as error:
-            raise DamageFound(f"{table.files.path(number)!r} is not a folder that brim packed: {error}.") from error
+    try:
+        with value.finish() as splice, tarfile.open(fileobj=splice.open(), mode="r:") as archive:
+            while (member := archive.next()) is not None:
+                body = archive.extractfile(member)
+                if body is None or ".." in member.name.split("/") or member.name.startswith("/"):
+                    raise DamageFound(f"{member.name!r} would be written outside of the folder.")
+                yield os.path.join(place, member.name), _blocks(body)
+    except tarfile.TarError as error:
+        raise DamageFound(f"{table.files.path(number)!r} is not a folder that brim packed: {error}.") from error
+
+
+class _Chunks:
+    """Bytes that come in pieces, given out in others."""
+
+    def __init__(self, chunks: Iterator[memoryview]) -> None:
+        self._chunks, self._rest = chunks, memoryview(b"")
+
+    def take(self, size: int) -> Iterator[memoryview]:
+        while size:
+            if not self._rest:
+                self._rest = next(self._chunks)
+            step, self._rest = self._rest[:size], self._rest[size:]
+            size -= len(step)
+            yield step
 
 
 def _blocks(body: IO[bytes]) -> Iterator[bytes]:

@@ -221,7 +221,7 @@ def plan_lines(plan: Plan, forecast: BuildForecast, limit: Limit, remote: bool =
     if facts["reads"] is not None and table.query:
         reads = facts["reads"]
         far = f", at most {reads['requests']:,} requests" if reads["requests"] else ""
-        lines.append(("reads", f"{format_size(reads['bytes'])} of {reads['shards']:,} file(s){far}"))
+        lines.append(("reads", f"{format_size(reads['bytes'])} of {reads['shards']:,} shard(s){far}"))
     spread = f"{format_size(shards['min_bytes'])} / {format_size(shards['median_bytes'])} / "
     spread += format_size(shards["max_bytes"])
     lines.append(("shards", f"{shards['count']:,} {plan.format} ({shards['why']})"))
@@ -281,10 +281,10 @@ def _reads(plan: Plan) -> dict[str, int] | None:
     if files.ranges is None:
         return None
     _, holders, _, sizes = files.places(np.arange(len(files), dtype=np.int64))
-    used = np.unique(holders[holders >= 0])
+    shards = plan.table.shards_read or len(np.unique(holders[holders >= 0]))
     far = np.isin(holders, np.array(list(files.on_disk.remotes), np.int64))
     requests = int(np.maximum(sizes[far] // READ_BYTES, 1).sum()) if far.any() else 0
-    return {"bytes": int(sizes.sum()), "shards": len(used), "requests": requests}
+    return {"bytes": int(sizes.sum()), "shards": shards, "requests": requests}
 
 
 def _splits(splits: dict[str, int]) -> str:

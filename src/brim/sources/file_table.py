@@ -101,6 +101,7 @@ class FileTable:
     far: tuple[str, ...] = ()  # addresses of the shards that its rows were read from, if they are not here
     borrowed: frozenset[str] = frozenset()  # columns that lie in memory-mapped files, or in the caller's memory
     held: tuple[object, ...] = ()  # what must live as long as the table: spools that hold its values
+    shards_read: int = 0  # of a dataset: how many hold a chosen row
     within: tuple[str, ...] = ()  # folders here of which all shards are read: no job writes there
     query: tuple[tuple[str, str], ...] = ()  # how its rows were chosen, as (label, text) for people
 

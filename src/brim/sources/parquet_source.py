@@ -313,6 +313,7 @@ class ParquetOrigin:
             about=self.about,
             verbatim=True,
             held=tuple(held),
+            shards_read=int(np.count_nonzero(np.diff(np.searchsorted(wanted, self.edges)))),
         )
 
     def _finders(self, wanted: Ints, every: bool, places: Places, names: Iterable[str]) -> list[tuple[int, Finder]]:

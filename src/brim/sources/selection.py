@@ -177,6 +177,7 @@ class JoinedOrigin:
             rows=whole, files=join_sets([table.files for table in tables]), splits=splits, held=held, far=far,
             about=self.about, verbatim=verbatim, warnings=tuple(w for table in tables for w in table.warnings),
             within=tuple(folder for table in tables for folder in table.within),
+            shards_read=sum(table.shards_read for table in tables),
         )  # fmt: skip
 
 

@@ -20,8 +20,8 @@ from brim.sources.dataset_files import RemoteShard, fetch_together, fetched
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, broken
 from brim.sources.file_table import one_array
 
-FETCHED_BYTES = 256_000_000  # of chosen values that are far away: so many are fetched at once and kept on disk
-COPIED_BYTES = 4_000_000_000  # of those that can be found in no other way
+FETCHED_BYTES = 256_000_000  # of the chosen pages of a shard that is far away: so many are fetched and kept on disk
+COPIED_BYTES = 4_000_000_000  # of all of them
 
 
 def numbers_type(kind: pa.DataType) -> pa.DataType:
@@ -95,8 +95,7 @@ class Finder:
         return self._shard.index_ranges(leaves)
 
     def needed(self) -> list[tuple[int, int]]:
-        """Of a shard far away: the chosen values, if a manifest tells where they are; else their pages, in which their
-        lengths are."""
+        """Of a shard far away, the pages with chosen values: their lengths are in there."""
         found: list[tuple[int, int]] = []
         for group in range(len(self._shard.groups)):
             rows = self._in_group(group)
@@ -104,15 +103,7 @@ class Finder:
                 continue
             for name, leaf in self._shard.leaf_of.items():
                 if name in self._names:
-                    places = self._told(group, leaf)
-                    if places is None:
-                        found += self._page_ranges(self._opened, group, leaf.number, rows)
-                        continue
-                    starts, sizes = places.starts, places.sizes
-                    if rows is not None:
-                        chosen = np.isin(places.rows[places.definition == leaf.max_definition], rows)
-                        starts, sizes = starts[chosen], sizes[chosen]
-                    found += zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+                    found += self._page_ranges(self._opened, group, leaf.number, rows)
         return found
 
     def _told(self, group: int, leaf: Leaf) -> FoundValues | None:
@@ -283,17 +274,20 @@ class Finder:
 
 
 def fetch_chosen(finders: Sequence[Finder], places: Places) -> None:
-    """Of shards far away, few chosen values are fetched at once, several shards together, and kept on disk."""
+    """Of shards far away of which no manifest tells where values lie, these are found by a look at their pages: few
+    are fetched at once, several shards together, and kept on disk."""
     far = [(finder, remote) for finder in finders if (remote := finder.remote) is not None]
     fetch_together([(remote, finder.index_ranges()) for finder, remote in far])
-    copy, left = places.copy, {True: FETCHED_BYTES, False: COPIED_BYTES}
+    copy, left = places.copy, COPIED_BYTES
     wanted: list[tuple[RemoteShard, list[tuple[int, int]]]] = []
     bases: dict[int, int] = {}
     for finder, remote in far:
+        if finder.told:
+            continue
         needed = finder.needed()
         size = sum(stop - start for start, stop in needed)
-        left[finder.told] -= size
-        if left[finder.told] < 0 or size > FETCHED_BYTES:
+        left -= size
+        if left < 0 or size > FETCHED_BYTES:
             continue  # it is read where it is
         base = bases[id(remote)] = copy.size
         copy.extend(base + remote.size)
