@@ -124,6 +124,17 @@ def test_join_sort_unique(tmp_path: Path) -> None:
         (["--shuffle", "1", "--sort-by", "age"], "Choose one of"),
         (["--sample", "many"], "number of rows or a percentage"),
         (["--from-split", "test"], "no split 'test'"),
+        (["--where", "sex == 'F' and nothing > 1"], "Columns: subject, age, sex, scan"),
+        (["--where", " "], "--where is empty"),
+        (["--sql", ""], "--sql is empty"),
+        (["--columns", ","], "was given none"),
+        (["--where", "age in ['old']"], "looks for 'old' in a column of int64"),
+        (["--where", "age > 1000"], "No row was chosen"),
+        (["--sql", "age > 1) or (1 = 1"], "is refused by DuckDB"),
+        (["--sql", "age"], "a condition that is true or not"),
+        (["--split-into", "a=nan,b=0.5"], "add up to 1"),
+        (["--split-into", "a=0.5,a=0.5"], "names 'a' twice"),
+        (["--split-into", "a=0.5,b=0.5", "--group-by", "scan"], "cannot be grouped by the files"),
     ],
 )
 def test_what_is_wrong_is_said_before(tmp_path: Path, options: list[str], words: str) -> None:
@@ -141,6 +152,17 @@ def test_the_source_is_never_the_destination(tmp_path: Path) -> None:
     assert "is the source itself" in brim("select", tmp_path / "out", tmp_path / "in/../out", check=2).stderr
     brim("select", tmp_path / "out", check=2)
     assert sorted((tmp_path / "out" / "data").iterdir()) == before
+    for inside in (".", "data", "new/one"):
+        assert "is the source itself" in brim("select", tmp_path / "in", tmp_path / "in" / inside, check=2).stderr
+    assert len(list((tmp_path / "in").iterdir())) == 1
+
+
+def test_a_split_without_rows_is_told(tmp_path: Path) -> None:
+    """A part for which no row is left is not silently missing."""
+    source = shards(tmp_path / "in", people(9), 1)
+    done = brim("select", source, tmp_path / "out", "--split-into", "train=0.99,test=0.01", "--limit", "3")
+    assert "no row is left for the split 'test'" in done.stderr
+    assert len(read(tmp_path / "out")) == 3
 
 
 def test_unpack_of_one_subject(tmp_path: Path) -> None:
@@ -151,7 +173,9 @@ def test_unpack_of_one_subject(tmp_path: Path) -> None:
     found = {str(path.relative_to(tmp_path / "files")) for path in (tmp_path / "files").rglob("*") if path.is_file()}
     assert found == {"s3/scan.png", "s4/scan.png", "s5/scan.png"}
     assert (tmp_path / "files/s4/scan.png").read_bytes() == table["scan"][4].as_py()["bytes"]
-    for path, error in (("../out.png", DamageFound), ("/etc/x", DamageFound), ("a.png", InputError)):
+    refused = [("../out.png", DamageFound), ("/etc/x", DamageFound), ("a/", DamageFound)]
+    refused += [(path, InputError) for path in ("a.png", "./a.png", "a.png/b", ".brim-unpack/file", "x" * 300)]
+    for path, error in refused:
         bad = pa.table(
             {"n": [1, 2], "f": pa.array([{"bytes": b"1", "path": path}, {"bytes": b"2", "path": "a.png"}], FILE)}
         )
@@ -159,6 +183,98 @@ def test_unpack_of_one_subject(tmp_path: Path) -> None:
         with pytest.raises(error):
             library.unpack(tmp_path / "bad.parquet", tmp_path / "bad", where="n > 0")
         assert not list((tmp_path / "bad").iterdir())
+
+
+def test_unpack_of_somebody_elses_dataset(tmp_path: Path) -> None:
+    """Without a condition too: all files, of shards that brim did not write."""
+    table = people(9)
+    done = brim("unpack", shards(tmp_path / "in", table, 2), tmp_path / "files")
+    assert "9 files" in done.stdout
+    assert "without a receipt" in done.stdout
+    found = {path.parent.name: path.read_bytes() for path in (tmp_path / "files").rglob("*.png")}
+    assert found == {f"s{n}": row["bytes"] for n, row in enumerate(table["scan"].to_pylist())}
+
+
+def test_bytes_deep_inside(tmp_path: Path) -> None:
+    """Files in structs and in lists of lists: only the rows that were chosen are decoded, and it says so."""
+    rng = random.Random(3)
+    deep = [{"image": {"bytes": rng.randbytes(3000), "path": f"{n}.png"}, "site": "ab"[n % 2]} for n in range(40)]
+    lists = [[[rng.randbytes(50)], []] if n % 3 else None for n in range(40)]
+    table = pa.table({"n": range(40), "sample": pa.array(deep), "more": pa.array(lists)})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=7)
+    done = brim("select", tmp_path / "in.parquet", tmp_path / "out", "--where", "sample.site == 'b'", "--shuffle", "1")
+    assert "bytes inside of 'sample', 'more' are decoded to disk" in done.stderr
+    assert read(tmp_path / "out").sort_by("n").to_pylist() == [row for row in table.to_pylist() if row["n"] % 2]
+    with pytest.raises(InputError, match="holds bytes inside"):
+        library.dataset(tmp_path / "in.parquet").unique("sample").table()
+
+
+def test_views_are_read(tmp_path: Path) -> None:
+    """Types that pyarrow cannot take rows of."""
+    texts = pa.array(["a", None, "b" * 50], pa.string_view())
+    raw = pa.array([b"1", b"2" * 99, None], pa.binary_view())
+    pq.write_table(pa.table({"text": texts, "raw": raw}), tmp_path / "in.parquet")
+    library.select(tmp_path / "in.parquet", tmp_path / "out", sort_by="-text")
+    assert read(tmp_path / "out").to_pylist() == [
+        {"text": "b" * 50, "raw": None}, {"text": "a", "raw": b"1"}, {"text": None, "raw": b"2" * 99},
+    ]  # fmt: skip
+
+
+def test_features_of_the_card(tmp_path: Path) -> None:
+    """What the files do not say is taken from the card, where it fits them; a card is read as `datasets` reads it."""
+    import datasets
+    import yaml
+
+    from brim.sources.features import features_in
+
+    features = datasets.Features(
+        {
+            "label": datasets.ClassLabel(names=["cat", "dog"]),
+            "scan": datasets.Image(),
+            "age": datasets.Value("int32"),
+            "tags": datasets.List(datasets.Value("string")),
+            "more": {"a": datasets.Value("timestamp[us, tz=UTC]")},
+            "big": datasets.LargeList({"x": datasets.Value("float32")}),
+            "pair": datasets.List(datasets.Value("int8"), 2),
+        }
+    )
+    said = {"dataset_info": {"features": yaml.safe_load(yaml.safe_dump(features._to_yaml_list()))}}
+    read_back = features_in(said, "default")
+    assert read_back is not None
+    assert datasets.Features.from_dict(read_back) == features
+    table = people(4).select(["age", "scan"]).append_column("label", pa.array([0, 1, 1, 0]))
+    source = shards(tmp_path / "in", table, 1)
+    (source / "README.md").write_text(f"---\n{yaml.safe_dump(said)}---\n")
+    found = library.dataset(source)
+    assert found.features is not None
+    assert found.features["label"]["names"] == ["cat", "dog"]
+    assert found.features["age"] == {"dtype": "int64", "_type": "Value"}  # which the card has otherwise
+    assert len(found.where("label == 'dog'")) == 2
+
+
+def test_licences_and_citations(tmp_path: Path) -> None:
+    """Of joined datasets both are named; where licences differ the card says other, and a warning is given."""
+    for name, licence in (("one", "mit"), ("two", "cc-by-4.0")):
+        cited = "```bibtex\n@misc{" + name + ", title={T}}\n```\n"
+        (shards(tmp_path / name, people(6), 1) / "README.md").write_text(f"---\nlicense: {licence}\n---\n{cited}")
+    done = brim("select", tmp_path / "one", tmp_path / "out", "--also", tmp_path / "two", "--where", "age > 21")
+    assert "the sources have different licenses: mit; cc-by-4.0" in done.stderr
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "license: other" in card
+    assert "@misc{one" in card
+    assert "@misc{two" in card
+    assert "one + two" in card
+    assert "of 12 rows" in card
+
+
+def test_joined_features_must_agree(tmp_path: Path) -> None:
+    """Columns of other types are refused by name, and can be left out."""
+    other = people(6).set_column(1, "age", pa.array(["old"] * 6))
+    one, two = shards(tmp_path / "one", people(6), 1), shards(tmp_path / "two", other, 1)
+    done = brim("select", one, tmp_path / "out", "--also", two, check=2)
+    assert "'age' is not of the same type in two as in one" in done.stderr
+    brim("select", one, tmp_path / "out", "--also", two, "--columns", "subject,scan")
+    assert len(read(tmp_path / "out")) == 12
 
 
 def test_webdataset(tmp_path: Path) -> None:

@@ -197,6 +197,16 @@ def _zigzag(value: int) -> int:
     return (value >> 1) ^ -(value & 1)
 
 
+def delta_bytes(head: bytes, count: int) -> int:
+    """The most that `count` numbers of DELTA_BINARY_PACKED take, by their first bytes: parts of a block are whole."""
+    block, at = _read_varint(head, 0)
+    parts, _ = _read_varint(head, at)
+    if not 0 < parts <= 512 or not 0 < block <= 1 << 20:
+        raise Damaged("the lengths of a page are broken")
+    in_part = block // parts
+    return 64 + (count // max(in_part, 1) + 1) * in_part * 8 + (count // block + 1) * (10 + parts)
+
+
 def delta_ints(data: bytes, count: int) -> tuple[Ints, int]:
     """`count` numbers of DELTA_BINARY_PACKED, and how many bytes they took."""
     block, at = _read_varint(data, 0)

@@ -22,7 +22,16 @@ import pyarrow as pa
 from brim.file_set import Ints, Pieces
 from brim.formats import thrift
 from brim.formats.parquet_levels import decode_levels
-from brim.formats.parquet_pages import Damaged, PageBody, delta_ints, plain_body, runs, snappy_body, zstd_body
+from brim.formats.parquet_pages import (
+    Damaged,
+    PageBody,
+    delta_bytes,
+    delta_ints,
+    plain_body,
+    runs,
+    snappy_body,
+    zstd_body,
+)
 from brim.formats.readable import Readable
 from brim.formats.thrift import Struct
 
@@ -36,6 +45,7 @@ _WHOLE_PAGE_BYTES = 4 << 20  # of larger pages that are not compressed, only len
 _BLOCK_BYTES = 1 << 20
 _MOST_SLOTS = 1 << 22  # of a page: its levels take 64 MB at most while they are decoded
 _SMALL_BYTES = 32 << 10
+_DELTA_HEAD_BYTES = 40
 _LENGTH = struct.Struct("<I")
 
 
@@ -406,7 +416,7 @@ class ChunkReader:
         out.spooled.append(np.full(len(sizes), spooled))
 
     def _delta(self, body: PageBody, position: int, count: int) -> tuple[Ints, int]:
-        return delta_ints(body.read(position, 256 + 9 * count), count)
+        return delta_ints(body.read(position, delta_bytes(body.read(position, _DELTA_HEAD_BYTES), count)), count)
 
     def _rebuilt(self, body: PageBody, position: int, count: int) -> tuple[Ints, Ints]:
         """Values that share their beginnings with the one before: they go to the spool, each whole."""

@@ -1,0 +1,217 @@
+"""Rows of datasets that are far away: what is asked for, what a manifest tells, tokens, and changes meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import brim as library
+from brim.errors import SourceChanged
+from brim.state.durable import record_line
+from brim.state.record_log import records_of
+from tests.forked import brim
+from tests.hub import TestHub
+from tests.integration.test_select import FILE, people, read, shards
+from tests.publishing import DEST, REPO, Machine
+from tests.s3 import FaultProxy, S3Server
+from tests.s3.server import PRIVATE
+
+MANIFEST = ".brim/default/train.jsonl"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[TestHub]:
+    with TestHub(tmp_path / "hub", regular_bytes=1000) as running:
+        yield running
+
+
+def everything(rows: int = 120) -> pa.Table:
+    """Null rows, files without content, empty files, lists, plain bytes."""
+    rng = random.Random(rows)
+
+    def file(n: int, size: int) -> dict[str, Any] | None:
+        return None if n % 17 == 5 else {"bytes": None if n % 19 == 3 else rng.randbytes(size), "path": f"{n}.png"}
+
+    lists = [None if n % 13 == 2 else [file(n + k, 40 * k) for k in range(n % 4)] for n in range(rows)]
+    return pa.table(
+        {
+            "n": range(rows),
+            "kind": pa.array(["a", "b", "c"] * (rows // 3)).dictionary_encode(),
+            "scan": pa.array([file(n, 20_000) for n in range(rows)], FILE),
+            "more": pa.array(lists, pa.list_(FILE)),
+            "raw": pa.array([None if n % 5 == 0 else rng.randbytes(n) for n in range(rows)]),
+        }
+    )
+
+
+def test_a_manifest_lists_the_rows(hub: TestHub, tmp_path: Path) -> None:
+    """Rows of a dataset of brim are chosen without a request for shards that hold none, values by their own ranges."""
+    table = everything()
+    pq.write_table(table, tmp_path / "in.parquet")
+    machine = Machine(hub, tmp_path)
+    brim("select", tmp_path / "in.parquet", DEST, "--shard-size", "300KB", env=machine.environment)
+    names = [name for name in hub.files(REPO) if name.endswith(".parquet")]
+    assert len(names) > 5
+    hub.log.clear()
+    brim("select", DEST, tmp_path / "out", "--where", "n >= 60 and n < 63", env=machine.environment)
+    assert read(tmp_path / "out").to_pylist() == table.slice(60, 3).to_pylist()
+    asked = {name for name in names if any(line.endswith(name) for line in hub.log)}
+    assert len(asked) <= 3  # the first, for its columns, and those with the rows
+    brim("select", DEST, tmp_path / "all", "--shuffle", "3", "--num-shards", "1", env=machine.environment)
+    assert read(tmp_path / "all").sort_by("n").to_pylist() == table.to_pylist()
+    brim("verify", DEST, "--deep", env=machine.environment)
+
+
+@pytest.mark.parametrize("damage", ["other rows", "no listing", "not base64", "a bomb", "another shard"])
+def test_a_manifest_that_does_not_fit_is_left_alone(
+    s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """Whatever a manifest says: the rows are those of the shards, or it is an error."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    place, table = f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}", people(30, 3000)
+    brim("select", shards(tmp_path / "in", table, 1), place, "--rows-per-shard", "10")
+    key = f"{s3_prefix.rstrip('/')}/{MANIFEST}"
+    records = list(records_of(s3.read(PRIVATE, key).splitlines(keepends=True)))
+    listings = [record for record in records if record["type"] == "listing"]
+    assert len(listings) == 3
+    if damage == "other rows":
+        listings[0]["rows"] = listings[1]["rows"][: len(listings[1]["rows"]) // 2]
+    elif damage == "no listing":
+        records.remove(listings[0])
+    elif damage == "not base64":
+        listings[1]["rows"] = "***"
+    elif damage == "a bomb":
+        import base64
+        import zlib
+
+        listings[1]["rows"] = base64.b64encode(zlib.compress(bytes(200_000_000), 9)).decode()
+    else:
+        next(record for record in records if record["type"] == "shard")["etag"] = '"another"'
+    s3.write(PRIVATE, key, b"".join(map(record_line, records)))
+    found = library.dataset(place).where("age > 40")
+    expected = [row for row in table.to_pylist() if row["age"] is not None and row["age"] > 40]
+    assert found.small(["subject", "age"]).to_pylist() == [
+        {"subject": row["subject"], "age": row["age"]} for row in expected
+    ]
+
+
+def test_changed_in_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that becomes another one after the plan is SourceChanged, and nothing is published."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    place = f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}"
+    brim("select", shards(tmp_path / "in", people(30, 3000), 1), place, "--rows-per-shard", "10")
+    plan = library.plan(library.dataset(place).where("age > 40"), tmp_path / "out")
+    for key in s3.objects(PRIVATE, s3_prefix):
+        if key.endswith(".parquet"):
+            s3.write(PRIVATE, key, s3.read(PRIVATE, key)[::-1])
+    with pytest.raises(SourceChanged):
+        plan.run()
+    assert not list((tmp_path / "out").glob("data/train*"))
+
+
+def test_changed_on_the_hub(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository that gets another commit meanwhile: what was opened is read at its own commit, to its end."""
+    machine = Machine(hub, tmp_path)
+    first, second = people(30, 3000), people(60, 3000)
+    brim("select", shards(tmp_path / "one", first, 1), DEST, env=machine.environment)
+    again = [sys.executable, "-m", "brim", "select", str(tmp_path / "two"), DEST, "--fresh"]
+    code = f"""
+import brim, subprocess
+rows = brim.dataset({DEST!r}).where('age > 21')
+subprocess.run({again!r}, check=True)
+brim.plan(rows, {str(tmp_path / "out")!r}).run()
+"""
+    shards(tmp_path / "two", second, 1)
+    subprocess.run([sys.executable, "-c", code], env=machine.environment, check=True, capture_output=True)
+    expected = [row for row in first.to_pylist() if row["age"] is not None and row["age"] > 21]
+    assert read(tmp_path / "out").to_pylist() == expected
+
+
+class _Sends(http.server.BaseHTTPRequestHandler):
+    """Sends everybody on to another server."""
+
+    to = ""
+
+    def do_GET(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", f"{self.to}{self.path}")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+class _Listens(http.server.SimpleHTTPRequestHandler):
+    """A server that writes down what it was told, and serves ranges."""
+
+    told: list[str] = []  # noqa: RUF012 - shared by all requests of a test
+
+    def do_GET(self) -> None:
+        data = Path(self.translate_path(self.path)).read_bytes()
+        self.told.append(json.dumps(dict(self.headers.items())))
+        first, _, last = (self.headers.get("Range") or f"bytes=0-{len(data) - 1}").removeprefix("bytes=").partition("-")
+        part = data[int(first) : int(last) + 1]
+        self.send_response(206)
+        self.send_header("ETag", f'"{len(data)}"')
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+def test_no_token_follows_a_redirect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token is for the Hub's own address: whoever is sent elsewhere from there does not take it along."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    pq.write_table(people(6), tmp_path / "a.parquet")
+    listens = functools.partial(_Listens, directory=str(tmp_path))
+    _Listens.told.clear()
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), listens) as far,
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Sends) as near,
+    ):
+        _Sends.to = f"http://127.0.0.1:{far.server_port}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{near.server_port}")
+        for server in (far, near):
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        found = library.dataset(f"http://127.0.0.1:{near.server_port}/a.parquet").where("age > 21")
+        assert found.table().rows.num_rows == 4
+        far.shutdown()
+        near.shutdown()
+    assert _Listens.told
+    assert not any("hf_secret" in line or "uthorization" in line for line in _Listens.told)
+
+
+def test_several_shards_at_once(s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards that somebody else wrote: their footers, small columns and pages are on their way together."""
+    table = people(120, 2000)
+    folder = shards(tmp_path / "in", table, 12, write_page_index=True)
+    for file in folder.iterdir():
+        s3.write(PRIVATE, f"{s3_prefix}{file.name}", file.read_bytes())
+    with FaultProxy(s3.endpoint) as proxy:
+        proxy.delay_s = 0.05
+        for name, value in s3.environment_at(proxy.endpoint).items():
+            monkeypatch.setenv(name, value)
+        brim("select", f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}", tmp_path / "out", "--where", "age > 50", "--quiet")
+        assert proxy.most_at_once >= 6
+    expected = [row for row in table.to_pylist() if row["age"] is not None and row["age"] > 50]
+    assert read(tmp_path / "out").to_pylist() == expected

@@ -1,0 +1,179 @@
+"""Random tables, written by every writer, chosen from by random queries: the rows are those that pyarrow gives."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import brim as library
+from brim.sources.open_dataset import open_dataset
+from brim.sources.selection import Selection, keyed
+from tests.integration.test_parquet_source import FILE, rows_of
+
+Writer = Callable[[pa.Table, Path, random.Random], None]
+
+
+def random_table(rng: random.Random, rows: int) -> pa.Table:
+    """Columns that decide, files and plain bytes: null, empty, repeated, small and larger than a page."""
+
+    def content() -> bytes | None:
+        kind = rng.randrange(6)
+        size = rng.choice([0, 1, 40, 3000, 90_000])
+        return None if kind == 0 else b"again" * 9 if kind == 1 else b"\0" * size if kind == 2 else rng.randbytes(size)
+
+    def file(n: int) -> dict[str, Any] | None:
+        return None if rng.random() < 0.1 else {"bytes": content(), "path": rng.choice([None, f"{n}.png"])}
+
+    return pa.table(
+        {
+            "n": pa.array(range(rows), pa.int64()),
+            "age": pa.array([rng.choice([None, rng.randrange(90)]) for _ in range(rows)], pa.int64()),
+            "name": pa.array([rng.choice([None, "ada", "Bo", "cé"]) for _ in range(rows)], pa.string()),
+            "image": pa.array([file(n) for n in range(rows)], FILE),
+            "raw": pa.array([content() for _ in range(rows)], pa.binary()),
+        }
+    )
+
+
+def by_pyarrow(table: pa.Table, path: Path, rng: random.Random) -> None:
+    pq.write_table(
+        table, path, compression=rng.choice(["none", "snappy", "zstd", "gzip", "brotli", "lz4"]),
+        data_page_version=rng.choice(["1.0", "2.0"]), use_dictionary=rng.choice([True, False]),
+        row_group_size=rng.randrange(1, 40), data_page_size=rng.choice([100, 10_000, 1 << 20]),
+        write_page_index=rng.choice([True, False]), write_page_checksum=rng.choice([True, False]),
+        version=rng.choice(["1.0", "2.4", "2.6"]),
+    )  # fmt: skip
+
+
+def by_polars(table: pa.Table, path: Path, rng: random.Random) -> None:
+    import polars
+
+    codec = rng.choice(["zstd", "snappy", "uncompressed", "lz4", "gzip"])
+    polars.from_arrow(table).write_parquet(path, row_group_size=rng.randrange(5, 40), compression=codec)
+
+
+def by_duckdb(table: pa.Table, path: Path, rng: random.Random) -> None:
+    import duckdb
+
+    rows = table  # noqa: F841 - DuckDB finds it by its name
+    version, codec = rng.choice(["v1", "v2"]), rng.choice(["snappy", "zstd", "uncompressed"])
+    duckdb.sql(f"COPY (SELECT * FROM rows ORDER BY n) TO '{path}' (PARQUET_VERSION {version}, CODEC {codec})")
+
+
+def by_datafusion(table: pa.Table, path: Path, rng: random.Random) -> None:
+    import datafusion
+
+    context = datafusion.SessionContext()
+    frame = context.create_dataframe([table.combine_chunks().to_batches()]).sort(datafusion.col("n"))
+    frame.write_parquet(str(path), compression=rng.choice(["zstd", "snappy", "uncompressed", "lz4_raw"]))
+    if path.is_dir():
+        (part,) = path.glob("*.parquet")
+        moved = path.with_suffix(".moved")
+        part.rename(moved)
+        shutil.rmtree(path)
+        moved.rename(path)
+
+
+def by_datasets(table: pa.Table, path: Path, rng: random.Random) -> None:
+    import datasets
+
+    whole = [row for row in table.to_pylist() if row["image"] is None or row["image"]["bytes"] is not None]
+    columns = {"n": "int64", "age": "int64", "name": "string", "raw": "binary"}
+    features = {name: datasets.Value(kind) for name, kind in columns.items()} | {"image": datasets.Image()}
+    datasets.Dataset.from_list(whole, datasets.Features(features)).to_parquet(str(path))
+
+
+def by_fastparquet(table: pa.Table, path: Path, rng: random.Random) -> None:
+    import fastparquet
+
+    frame = table.select(["n", "raw"]).to_pandas()
+    codec = rng.choice(["UNCOMPRESSED", "SNAPPY", "GZIP", "ZSTD", "BROTLI", "LZ4"])
+    options = {"object_encoding": {"raw": "bytes"}, "has_nulls": True}
+    fastparquet.write(str(path), frame, compression=codec, row_group_offsets=rng.randrange(5, 40), **options)
+
+
+WRITERS: list[Writer] = [by_pyarrow, by_polars, by_duckdb, by_datafusion, by_datasets, by_fastparquet]
+Query = tuple[Callable[[Selection], Selection], Callable[[pa.Table], pa.Table]]
+
+
+def steps_of(names: list[str]) -> list[Query]:
+    """Steps of a selection, each beside what pyarrow makes of it. The row's number in the source is `__row`."""
+
+    def kept(expression: pc.Expression) -> Callable[[pa.Table], pa.Table]:
+        return lambda table: table.filter(expression)
+
+    def shuffled(seed: int) -> Callable[[pa.Table], pa.Table]:
+        return lambda table: table.take(
+            pa.array(np.argsort(keyed(table["__row"].to_numpy().astype(np.int64), seed, "shuffle"), kind="stable"))
+        )
+
+    def by_two(table: pa.Table) -> pa.Table:
+        keys = [("name", "ascending"), ("age", "descending"), ("__at", "ascending")]
+        return table.append_column("__at", pa.array(range(len(table)))).sort_by(keys).drop_columns(["__at"])
+
+    age, lowered = pc.field("age"), pc.utf8_lower(pc.field("name"))
+    steps: list[Query] = [
+        (lambda rows: rows.where("n > 3 and n < 40"), kept((pc.field("n") > 3) & (pc.field("n") < 40))),
+        (lambda rows: rows.shuffle(5), shuffled(5)),
+        (lambda rows: rows.sort("n", descending=True), lambda table: table.sort_by([("n", "descending")])),
+        (lambda rows: rows.limit(9), lambda table: table.slice(0, 9)),
+        (lambda rows: rows.columns(["raw", "n"]), lambda table: table.select(["raw", "n", "__row"])),
+        (lambda rows: rows.where("n in [1, 5, 7, 50]"), kept(pc.field("n").isin([1, 5, 7, 50]))),
+    ]
+    if "age" in names:
+        steps += [
+            (lambda rows: rows.where("age is None or age >= 30"), kept(pc.is_null(age) | (age >= 30))),
+            (lambda rows: rows.where("not age < 50"), kept(~(age < 50))),
+            (lambda rows: rows.where("name.lower() in ['ada', 'bo']"), kept(lowered.isin(["ada", "bo"]))),
+            (lambda rows: rows.sort(["name", "-age"]), by_two),
+        ]
+    return steps
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), seed=st.integers(0, 10**6), writer=st.sampled_from(WRITERS), rows=st.integers(1, 60))
+def test_random_queries(tmp_path: Path, data: st.DataObject, seed: int, writer: Writer, rows: int) -> None:
+    """Whoever wrote the shards and whatever is asked of them: the rows and values of pyarrow, in its order."""
+    rng = random.Random(seed)
+    folder = tmp_path / "in"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    table = random_table(rng, rows)
+    cut = rng.randrange(rows + 1)
+    parts = [part for part in (table.slice(0, cut), table.slice(cut)) if len(part)]
+    for number, part in enumerate(parts):
+        writer(part, folder / f"train-{number:05d}-of-{len(parts):05d}.parquet", rng)
+    read = [pq.read_table(file, use_threads=False) for file in sorted(folder.iterdir())]
+    expected = pa.concat_tables([one.replace_schema_metadata(None) for one in read])
+    expected = expected.append_column("__row", pa.array(range(len(expected)), pa.int64()))
+    found = open_dataset(folder)
+    for _ in range(data.draw(st.integers(0, 3))):
+        names = [name for name in expected.column_names if name != "__row"]
+        mine, its = data.draw(st.sampled_from(steps_of(names)))
+        found, expected = mine(found), its(expected)
+        if "raw" not in found.column_names or len(found.column_names) < 3:
+            break
+    assert rows_of(found.table()) == expected.drop_columns(["__row"]).to_pylist()
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_built_and_read_by_others(tmp_path: Path, writer: Writer) -> None:
+    """What is selected and written again holds the values and the types that pyarrow reads from the source."""
+    rng = random.Random(8)
+    writer(random_table(rng, 50), tmp_path / "in.parquet", rng)
+    library.select(tmp_path / "in.parquet", tmp_path / "out", where="n >= 10", num_shards=2)
+    expected = pq.read_table(tmp_path / "in.parquet", use_threads=False).filter(pc.field("n") >= 10)
+    made = [pq.read_table(file) for file in sorted((tmp_path / "out" / "data").iterdir())]
+    assert pa.concat_tables(made).to_pylist() == expected.to_pylist()
+    assert [field.name for field in made[0].schema] == [field.name for field in expected.schema]
