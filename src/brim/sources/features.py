@@ -190,7 +190,7 @@ def _from_yaml(said: Any) -> Any:
         return {str(entry["name"]): _from_yaml({k: v for k, v in entry.items() if k != "name"}) for entry in said}
     if not said:
         return {}
-    kind = next(iter(said))
+    kind = next((key for key in ("list", "large_list", "sequence", "struct", "dtype") if key in said), next(iter(said)))
     rest = {key: value for key, value in said.items() if key != kind}
     inner = said[kind]
     if kind in ("list", "large_list", "sequence"):
