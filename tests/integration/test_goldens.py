@@ -207,7 +207,8 @@ def assert_is_published(hub: TestHub, left: Path) -> None:
     if SAME_ARROW:
         assert published(hub) == {name: sha256 for name, sha256 in expected.items() if not name.startswith(".brim/")}
         for name, found in manifests(hub).items():
-            assert found == list(cases.records(whole / name))
+            # What is told of shards beside their receipts came later, and is passed over by who does not know it.
+            assert [record for record in found if record["type"] != "listing"] == list(cases.records(whole / name))
 
 
 def test_published(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ class RunOptions:
     card: Callable[[CardFacts], CardFacts] = field(default=lambda facts: facts)
     config: str = "default"
     manifest_name: Callable[[str], str] | None = None  # of a split, where a ledger is published with the shards
+    manifests: Sequence[bytes] = ()  # that are there
     share: Share = field(default_factory=Share)
     executor: RayBringing | None = None  # None: threads of this process
     waiting_card: CardMaker | None = None  # while it goes on, instead of one that says that it is unfinished
@@ -340,9 +341,15 @@ class Run:
         manifests: dict[str, bytes] = {}
         if self.options.manifest_name is not None and self.ledger.job is not None:
             for split in self.content.splits:
-                of = (replace(receipt, mtimes="") for receipt in receipts if receipt.split == split)
-                listings = self._listings(split)
-                manifests[self.options.manifest_name(split)] = finished_ledger(self.ledger.job, of, listings)
+
+                def of(split: str = split) -> Iterator[Receipt]:
+                    return (replace(receipt, mtimes="") for receipt in receipts if receipt.split == split)
+
+                data = finished_ledger(self.ledger.job, of())
+                # One that an earlier version published, without listings, is left as it is.
+                if data not in self.options.manifests and (listings := self._listings(split)):
+                    data = finished_ledger(self.ledger.job, of(), listings)
+                manifests[self.options.manifest_name(split)] = data
         return manifests
 
     def _listings(self, split: str) -> list[dict[str, Any]]:

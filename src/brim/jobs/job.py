@@ -196,6 +196,7 @@ class Job:
                 config=how.hub.config,
                 card=at.card,
                 manifest_name=at.manifest_name,
+                manifests=at.manifests,
                 share=share,
                 executor=executor,
                 waiting_card=None if base is None else _waiting_card(base, how.hub),

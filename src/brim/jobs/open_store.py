@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +109,7 @@ class OpenStore:
     store: Store
     card: Callable[[CardFacts], CardFacts] = lambda facts: facts  # into the card of this destination
     manifest_name: Callable[[str], str] | None = None  # of a split, where a ledger is published with the shards
+    manifests: Sequence[bytes] = ()  # that are there
 
 
 @contextmanager
@@ -120,9 +121,10 @@ def open_store(
     try:
         opened.store.open(content.fingerprint)
         if isinstance(opened.store, HubStore | BucketStore):
-            manifests = b"".join(opened.store.manifests())
+            opened = dataclasses.replace(opened, manifests=opened.store.manifests())
+            manifests = b"".join(opened.manifests)
             if isinstance(content, AppendedContent):
-                _refuse_moved(content, opened.store.manifests())
+                _refuse_moved(content, opened.manifests)
             if share.only is None:
                 books.ledger.agree_with(manifests)
             else:

@@ -26,7 +26,7 @@ from brim.sources.dataset_files import DatasetFile, RemoteShard, fetch_together,
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, broken, plain_schema
 from brim.sources.features import NoFeature, feature_of, feature_of_type, fits_type, kind_of, kind_of_feature
 from brim.sources.file_table import FileColumn, FileTable, Split, is_list, one_array
-from brim.sources.value_places import Finder, Places, fetch_chosen, numbers_type
+from brim.sources.value_places import Finder, ValuePlaces, fetch_chosen, numbers_type
 
 HELD_BYTES = 64_000_000  # of small columns; more goes to disk
 _BATCH_ROWS = 1024
@@ -272,7 +272,7 @@ class ParquetOrigin:
         """The file table of some rows, in their order, and of some columns: their values found, none of them read."""
         names = [name for name in self.schema.names if names is None or name in set(names)]
         wanted = np.arange(len(self), dtype=np.int64) if rows is None else np.unique(rows)
-        places = Places()
+        places = ValuePlaces()
         found = {name: self.content[name] for name in names if name in self.content}
         cells: dict[str, list[pa.Array]] = {name: [] for name in found}
         deep = [name for name in names if name in self._first.deep]
@@ -316,7 +316,9 @@ class ParquetOrigin:
             shards_read=int(np.count_nonzero(np.diff(np.searchsorted(wanted, self.edges)))),
         )
 
-    def _finders(self, wanted: Ints, every: bool, places: Places, names: Iterable[str]) -> list[tuple[int, Finder]]:
+    def _finders(
+        self, wanted: Ints, every: bool, places: ValuePlaces, names: Iterable[str]
+    ) -> list[tuple[int, Finder]]:
         """By the number of the shard: those with a row that is wanted, or all."""
         cuts = np.searchsorted(wanted, self.edges)
         numbers = [n for n in range(len(self.files)) if every or cuts[n] < cuts[n + 1]]

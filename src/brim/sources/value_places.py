@@ -28,7 +28,7 @@ def numbers_type(kind: pa.DataType) -> pa.DataType:
     return pa.large_list(pa.int64()) if pa.types.is_large_list(kind) else pa.list_(pa.int64())
 
 
-class Places:
+class ValuePlaces:
     """Where values lie: in shards, in a spool of what was decoded, in a copy of what was far away."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Finder:
     """Finds the values of one shard, of all rows or of some (`rows`, in order)."""
 
     def __init__(
-        self, open_shard: Callable[[], Readable], note: Callable[[str], None], shard: DatasetShard, places: Places,
+        self, open_shard: Callable[[], Readable], note: Callable[[str], None], shard: DatasetShard, places: ValuePlaces,
         rows: Ints | None, names: Iterable[str],
     ) -> None:  # fmt: skip
         self._open, self._note = open_shard, note
@@ -273,7 +273,7 @@ class Finder:
             self._opened.close()
 
 
-def fetch_chosen(finders: Sequence[Finder], places: Places) -> None:
+def fetch_chosen(finders: Sequence[Finder], places: ValuePlaces) -> None:
     """Of shards far away of which no manifest tells where values lie, these are found by a look at their pages: few
     are fetched at once, several shards together, and kept on disk."""
     far = [(finder, remote) for finder in finders if (remote := finder.remote) is not None]
