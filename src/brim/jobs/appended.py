@@ -292,6 +292,11 @@ class AppendedContent:
         receipt = self._names[1].get(shard.name)
         return None if receipt is None else receipt.sha256
 
+    def listing(self, shard: Shard) -> dict[str, Any] | None:
+        own = self._names[2].get(shard.name)
+        found = None if own is None else self.own.listing(own)
+        return None if found is None else {**found, "name": shard.name}
+
     def card(self, receipts: Iterable[Receipt]) -> CardFacts:
         found = totals(receipts)
         rows: dict[str, int] = {}

@@ -7,6 +7,7 @@ comes last. Running the same build again does what is missing and nothing else.
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from brim.errors import DestinationError, PlanChanged, SinkFailed
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
-from brim.formats.shard_listing import MOST_LISTING_BYTES
+from brim.formats.shard_listing import LISTING, MOST_LISTING_BYTES
 from brim.jobs.content import Content
 from brim.plans.cut_shards import Shard
 from brim.progress import Progress, tell_rows
@@ -27,6 +28,7 @@ from brim.schedule.scheduler import Bring, Listed, Retries, Task, TaskQueue, run
 from brim.schedule.threads import Dropped, ThreadBackend
 from brim.sizes import format_size
 from brim.state.ledger import JobRecord, Lazy, Ledger, Piece, Receipt, finished_ledger
+from brim.state.record_log import records_of
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop
 from brim.stores.store import Announcement, CardMaker, ObjectsGone, Publication, Put, Store
@@ -354,14 +356,29 @@ class Run:
 
     def _listings(self, split: str) -> list[dict[str, Any]]:
         """What is told of each shard of a split, for those who choose rows from afar; nothing if it is too much."""
-        listings, size = [], 0
+        listings, size, before = [], 0, self._listed_before()
         for shard in self.content.shards:
-            if shard.split == split and (listing := self.content.listing(shard)) is not None:
+            if shard.split != split:
+                continue
+            listing = self.content.listing(shard) or before.get(self.ledger.receipts[shard.name].sha256)
+            if listing is not None:
+                listing = {**listing, "name": shard.name}
                 size += sum(len(str(value)) for value in listing.values())
                 if size > MOST_LISTING_BYTES:
                     return []
                 listings.append(listing)
         return listings
+
+    def _listed_before(self) -> dict[str, dict[str, Any]]:
+        """What the manifests that are there tell of shards, by their content: of those that stay it is kept."""
+        found: dict[str, dict[str, Any]] = {}
+        for data in self.options.manifests:
+            records = list(records_of(io.BytesIO(data)))
+            content = {record["name"]: record["sha256"] for record in records if record.get("type") == "shard"}
+            for record in records:
+                if record.get("type") == LISTING and record.get("name") in content:
+                    found[content[record["name"]]] = record
+        return found
 
 
 def refuse_another(content: Content, previous: JobRecord, hint: str) -> None:
