@@ -28,8 +28,8 @@ class Bucket:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store, self.now, self.slept = MemoryStore(), 1000.0, []  # type: ignore[var-annotated]
         self.while_asleep: list[Callable[[], None]] = []
-        monkeypatch.setattr(send_object, "store_of", lambda address: self.store)
-        monkeypatch.setattr(listing, "store_of", lambda address: self.store)
+        monkeypatch.setattr(send_object, "store_of", {PLACE: self.store}.__getitem__)
+        monkeypatch.setattr(listing, "store_of", {PLACE: self.store}.__getitem__)
         clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep, time_ns=lambda: int(self.now * 1e9))
         monkeypatch.setattr(bucket_lease, "time", clock)
         self.notes: list[str] = []
@@ -146,6 +146,37 @@ def test_an_object_of_somebody_else_is_waited_for(bucket: Bucket, data: bytes) -
     lease.release()
 
 
+def test_an_object_that_changes_before_it_is_taken_over(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it is looked at once more."""
+    bucket.put(b'{"owner": "me"}')
+    plain, reads = bucket_lease.read_small, [0]
+
+    def read(*arguments: Any, **options: Any) -> Any:
+        found = plain(*arguments, **options)
+        reads[0] += 1
+        if reads[0] == 1:
+            bucket.put(b'{"owner": "me", "again": 1}')
+        return found
+
+    monkeypatch.setattr(bucket_lease, "read_small", read)
+    lease = bucket.lease()
+    lease.take(bucket.check)
+    assert reads == [2]
+    assert bucket.body()["count"] == 4
+    lease.release()
+
+
+def test_a_store_that_says_it_is_not_there(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of that a condition does not hold: the place is lost as well."""
+    lease = bucket.lease()
+    lease.take(bucket.check)
+    obstore.delete(bucket.store, KEY)
+    monkeypatch.setattr(bucket_lease, "send_instead", Broken(object_error("NotFoundError", "not there")))
+    with pytest.raises(SinkFailed, match="took over"):
+        lease.renew()
+    lease.release()
+
+
 def test_a_stop_ends_the_waiting(bucket: Bucket) -> None:
     bucket.put(b"{}")
 
@@ -218,7 +249,7 @@ def test_a_store_without_conditions_is_used_unguarded(
     monkeypatch.setattr(bucket_lease, "send_instead", Broken(error))
     lease = bucket.lease()
     lease.take(bucket.check)
-    assert "this store knows no conditional writes" in bucket.notes[0]
+    assert "two runs at once are not kept apart here" in bucket.notes[0]
     assert lease._thread is None
     lease.renew()
     lease.release()
@@ -230,7 +261,7 @@ def test_a_store_without_conditions_is_used_unguarded(
     [
         (object_error("GenericError", "status code: 500 Internal"), Exception),
         (object_error("PermissionDeniedError", "status code: 403 Forbidden"), DestinationError),
-        (ZeroDivisionError("ours"), ZeroDivisionError),
+        (ZeroDivisionError("status code: 501"), ZeroDivisionError),
     ],
 )
 def test_other_failures_are_said(

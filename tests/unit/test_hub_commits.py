@@ -41,6 +41,7 @@ class Client:
         self.trees.append(self.trees[-1] | {p.name: HubEntry(p.size, p.sha256, "") for p in pieces})
 
     def snapshot(self, revision: str) -> Snapshot:
+        assert revision == "main"
         self.looks += 1
         return Snapshot(revision, self.head, self.trees[-1])
 
@@ -74,7 +75,12 @@ class Asked:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    monkeypatch.setattr(hub_commits, "wait_after", lambda error, wait_s: found.append(wait_s))
+
+    def wait_after(error: BaseException, wait_s: float) -> None:
+        assert isinstance(error, HubError)
+        found.append(wait_s)
+
+    monkeypatch.setattr(hub_commits, "wait_after", wait_after)
     return found
 
 

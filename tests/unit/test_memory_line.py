@@ -39,7 +39,12 @@ def test_the_margin_is_the_larger_of_the_two() -> None:
 @pytest.mark.parametrize(
     ("parent", "worker", "smallest"),
     # Parent, worker and 24 MiB of work; then 32 MiB or 3 % more, rounded up to ten megabytes.
-    [(60 * MB, 40 * MB, 160 * MB), (100 * MB, 1_474_834_176, 1_650 * MB), (0, 1_000 * MB, 1_060 * MB)],
+    [
+        (60 * MB, 40 * MB, 160 * MB),
+        (25 * MB, 30 * MB, 120 * MB),
+        (100 * MB, 1_474_834_176, 1_650 * MB),
+        (0, 1_000 * MB, 1_060 * MB),
+    ],
 )
 def test_the_smallest_limit(parent: int, worker: int, smallest: int) -> None:
     room = WorkerRoom(10**9, parent, worker)
@@ -156,11 +161,18 @@ def test_the_largest_is_ended(machine: Machine) -> None:
     assert (gone[0].killed, gone[0].over_line_bytes) == (1, 1)
 
 
+def test_of_two_that_hold_the_same_one_is_ended(machine: Machine) -> None:
+    workers = [Worker(1, 50), Worker(2, 50)]
+    machine.line(workers)._end_one()
+    assert [worker.killed for worker in workers] == [1, 0]
+
+
 def test_nobody_left_to_end(machine: Machine) -> None:
     """Then it is this process that holds too much, and how much is kept."""
     ended = Worker(1, 30, over_line_bytes=30)
     line = machine.line([ended])
     line._meter = SimpleNamespace(read=lambda *_: SimpleNamespace(usage=SimpleNamespace(total_bytes=77)))  # type: ignore[assignment]
+    assert (line.own_bytes, line.peak_bytes, line.tight) == (0, 0, False)
     line._end_one()
     assert (ended.killed, line.own_bytes) == (0, 77)
 
@@ -220,14 +232,60 @@ def test_processes_of_a_function_are_counted_by_pages(machine: Machine) -> None:
 
 def test_what_a_dead_worker_left_is_still_its_own(machine: Machine) -> None:
     """Its children are remembered, so that they can be ended with it."""
-    worker = Worker(1, children=(11,))
+    worker = Worker(1, children=(11, 12))
     line = machine.line([worker])
     machine.below |= {machine.here: [1, 11], 1: []}
     machine.held |= {11: 5 * MB}
     line._meter = SimpleNamespace(read=lambda *_: SimpleNamespace(usage=SimpleNamespace(total_bytes=15 * MB)))  # type: ignore[assignment]
     line._read()
-    assert worker.children == (11,)
+    assert worker.children == (11, 12)
     assert worker.peak_bytes == 5 * MB
+
+
+class Ended:
+    """An event that ends the watch after so many waits."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks, self.waits = looks, list[float]()
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        return len(self.waits) >= self.looks
+
+
+@pytest.mark.parametrize(("pause", "waited"), [(0.01, 0.01), (0.2, 0.2), (5.0, 0.2)])
+def test_it_looks_five_times_a_second_at_least(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, pause: float, waited: float
+) -> None:
+    """More often as the pace says, which is told how much there is, how far it may go, and what looking took."""
+    asked: list[Any] = []
+
+    class Paced:
+        def __init__(self, shortest_s: float) -> None:
+            assert shortest_s == 0.004
+
+        def pause_s(self, *told: float) -> float:
+            asked.append(told)
+            return pause
+
+    monkeypatch.setattr(memory_line, "Pace", Paced)
+    line = machine.line([])
+    line._ended = Ended(3)  # type: ignore[assignment]
+    line._watch()
+    assert line._ended.waits == [waited] * 3  # type: ignore[attr-defined]
+    assert all(used == 10 * MB and hard == line._room.hard_bytes and 0 <= took < 10 for _, used, hard, took in asked)
+
+
+def test_crossing_the_hard_line_again_counts_again(machine: Machine) -> None:
+    """However little it was below it meanwhile."""
+    line = machine.line([])
+    hard = line._room.hard_bytes
+    told = [
+        bool(line._guard.observe(at, used)) for at, used in ((0, hard - 1), (1, hard), (1.01, hard - 1), (1.02, hard))
+    ]
+    assert told == [False, True, False, True]
+    assert [bool(line._guard.observe(at, hard)) for at in (1.1, 1.25, 1.3)] == [False, True, False]
+    assert (line._thread.name, line._thread.daemon) == ("line", True)
 
 
 def until(true: Callable[[], object]) -> None:

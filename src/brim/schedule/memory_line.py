@@ -91,13 +91,10 @@ class HeldLine:
     def __init__(self, room: WorkerRoom, workers: Callable[[], Sequence[WorkerProcess]], gate: Gate) -> None:
         self._room, self._workers, self._gate = room, workers, gate
         self._meter = TreeMeter(lambda: [os.getpid()])
-        lines = [
-            Line("soft", Level(bytes=room.soft_bytes), repeat_s=None),
-            Line("hard", Level(bytes=room.hard_bytes), repeat_s=_AGAIN_S, hysteresis=0.0),
-        ]
+        hard = Line("hard", Level(bytes=room.hard_bytes), repeat_s=_AGAIN_S, hysteresis=0.0)
         self._tree: set[int] = set()
         self._walk_at = 0.0
-        self._guard = Guard(room.limit_bytes, lines, horizon_s=0.0)
+        self._guard = Guard(room.limit_bytes, [hard], horizon_s=0.0)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="line", daemon=True)
         self.tight = False
@@ -118,8 +115,7 @@ class HeldLine:
             begin = time.thread_time()
             used, now = self._read(), time.monotonic()
             self.peak_bytes = max(self.peak_bytes, used)
-            kinds = {alarm.kind for alarm in self._guard.observe(now, used)}
-            if "hard" in kinds:
+            if self._guard.observe(now, used):
                 self._end_one()
             self.tight = used >= self._room.soft_bytes
             self._gate.close_for_now(self.tight and sum(w.attempt is not None for w in self._workers()) > 1)
