@@ -217,8 +217,9 @@ def drawn(module: Module, count: int | None) -> tuple[list[Mutant], int]:
     everything = all_mutants(module.path.read_text())
     if count is None or count >= len(everything):
         return everything, len(everything)
-    chosen = random.Random(module.name).sample(everything, count)
-    return sorted(chosen, key=lambda mutant: mutant.number), len(everything)
+    chosen = everything[:]
+    random.Random(module.name).shuffle(chosen)  # fewer are the first of more
+    return sorted(chosen[:count], key=lambda mutant: mutant.number), len(everything)
 
 
 def try_module(module: Module, count: int | None, pool: _Pool, again: bool, verbose: bool) -> Result:

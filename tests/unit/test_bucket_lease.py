@@ -326,3 +326,17 @@ def test_a_renewal_waits_for_the_one_before(bucket: Bucket) -> None:
     thread.join(10)
     assert bucket.body()["count"] == 2
     lease.release()
+
+
+def test_a_store_that_heeds_no_conditions_is_found_out(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took the object and would take anybody's: the place is given back, and it is said."""
+    asked: list[Any] = []
+    monkeypatch.setattr(bucket_lease, "heeds_conditions", lambda *told: asked.append(told))
+    lease = bucket.lease()
+    lease.take(bucket.check)
+    assert asked == [(PLACE, KEY)]
+    assert bucket.empty()
+    assert "two runs at once are not kept apart here" in bucket.notes[0]
+    assert lease._thread is None
+    lease.renew()
+    lease.release()
