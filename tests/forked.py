@@ -87,7 +87,9 @@ class Process:
 
     def __init__(self, answers: int) -> None:
         self._answers = open(answers, "rb", buffering=0)  # noqa: SIM115  for as long as this is
-        self.pid = self._answer(_TIMEOUT_S) or 0
+        pid = self._answer(_TIMEOUT_S)
+        assert pid, "the command does not start"  # signals to process 0 would reach the tests themselves
+        self.pid = pid
         self.returncode: int | None = None
 
     def _answer(self, seconds: float) -> int | None:
@@ -176,8 +178,7 @@ def _wait_for(body: bytes, descriptors: list[int]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
     if child == 0:
-        _become(*json.loads(body), descriptors[:3])
-    os.write(descriptors[3], f"{child:>{_HEADER}}".encode())
+        _become(*json.loads(body), descriptors)
     _, status = os.waitpid(child, 0)
     os.write(descriptors[3], f"{os.waitstatus_to_exitcode(status):>{_HEADER}}".encode())
     os._exit(0)
@@ -207,9 +208,13 @@ def _become(words: list[str], environment: dict[str, str], folder: str, before: 
     """The command itself; does not return."""
     code = 1
     try:
-        for number, descriptor in enumerate(descriptors):
+        *streams, answers = descriptors
+        for number, descriptor in enumerate(streams):
             os.dup2(descriptor, number)
-        os.closerange(3, 256)
+        os.closerange(3, answers)
+        os.closerange(answers + 1, 256)
+        os.write(answers, f"{os.getpid():>{_HEADER}}".encode())  # now that it is a process like any other
+        os.close(answers)
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)

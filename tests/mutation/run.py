@@ -27,7 +27,6 @@ import select
 import signal
 import sys
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +36,10 @@ from tests.mutation.mutants import Mutant, all_mutants, mutated
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "mutation.md"
-REASONS = Path(__file__).with_name("survivors.toml")
+REASONS = Path(__file__).with_name("survivors.json")
 MOST, GOAL = 100, 0.85
 _SURVIVED, _KILLED = 0, 1
-_SECONDS = 20.0  # of the processor, of which tests of one module take one or two
+_SECONDS = 10.0  # of the processor, of which tests of one module take one or two
 _WALL_S = 300.0
 _BYTES = 6 << 30
 _KEPT = ROOT / ".mutation"
@@ -253,7 +252,7 @@ def try_module(module: Module, count: int | None, pool: _Pool, again: bool, verb
 
 def page(results: Sequence[Result]) -> str:
     """docs/mutation.md."""
-    reasons = tomllib.loads(REASONS.read_text()) if REASONS.exists() else {}
+    reasons = json.loads(REASONS.read_text()) if REASONS.exists() else {}
     lines = [
         "# Mutation testing",
         "",

@@ -139,6 +139,21 @@ def test_the_lock_says_whose_it_is(tmp_path: Path) -> None:
     second.close()
 
 
+def test_a_disk_that_cannot_lock_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import errno
+    import fcntl
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    log = RecordLog(tmp_path / "log")
+    with pytest.raises(DestinationError, match="the log") as caught:
+        log.lock("the log", "Busy.")
+    assert "Write to another disk" in caught.value.hint
+    log.close()
+
+
 def test_a_line_without_its_newline_counts() -> None:
     """Its checksum says that it is whole."""
     from brim.state.durable import record_line

@@ -79,6 +79,7 @@ def test_a_real_footer_is_kept_to_the_byte() -> None:
     ("fields", "wire"),
     [
         ({}, b"\x00"),
+        ({0: (BYTE, 7)}, b"\x03\x00\x07\x00"),
         # Fifteen items and more have their number behind the head.
         ({1: (LIST, List(BYTE, [7] * 14))}, b"\x19\xe3" + b"\x07" * 14 + b"\x00"),
         ({1: (LIST, List(BYTE, [7] * 15))}, b"\x19\xf3\x0f" + b"\x07" * 15 + b"\x00"),
