@@ -12,6 +12,7 @@ import pytest
 from brim.errors import DoesNotFit, InputError, Stopped
 from brim.progress import Silent
 from brim.rows.unit import Unit
+from brim.schedule import scheduler
 from brim.schedule.scheduler import (
     Attempt,
     Compute,
@@ -208,9 +209,18 @@ def test_tasks_are_made_when_it_is_their_turn() -> None:
     assert len(made) == backend.at_a_time
 
 
+@pytest.fixture
+def needed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which libraries were asked for, as if they were there."""
+    found: list[str] = []
+    monkeypatch.setattr(scheduler, "need_extra", lambda name, words: found.append(name))
+    return found
+
+
 @pytest.mark.parametrize("address", ["auto", "head:6379", "10.0.0.1:1", "h:65535", "[::1]:10001"])
-def test_addresses_of_a_cluster(address: str) -> None:
+def test_addresses_of_a_cluster(address: str, needed: list[str]) -> None:
     assert Scaling("ray", address).address == address
+    assert needed == ["ray"]
     with pytest.raises(InputError, match="is for"):
         Scaling("local", address)
 
@@ -218,15 +228,19 @@ def test_addresses_of_a_cluster(address: str) -> None:
 @pytest.mark.parametrize(
     "address", ["", "head", ":6379", "head:", "head:0", "head:65536", "head:x", "ray://head:10001"]
 )
-def test_what_is_no_address(address: str) -> None:
+def test_what_is_no_address(address: str, needed: list[str]) -> None:
     with pytest.raises(InputError, match="takes auto or HOST:PORT") as caught:
         Scaling("ray", address)
     assert "ray start --head" in caught.value.hint
 
 
-def test_engines() -> None:
+def test_engines(needed: list[str]) -> None:
     """Local without a word; another one is an error."""
-    assert Scaling() == Scaling("local", None)
+    assert Scaling() == Scaling("local", None, None)
+    assert not needed
+    with pytest.raises(InputError, match="workspace"):
+        Scaling("local", workspace="s3://bucket/place")
+    assert Scaling("ray", workspace="s3://bucket/place").workspace == "s3://bucket/place"
     assert Scaling("ray").address is None
     with pytest.raises(InputError, match="engine"):
         Scaling("dask")  # type: ignore[arg-type]
