@@ -102,6 +102,8 @@ def run(
         tell(f"brim: watching under {limit}, {_hold(enforced)}{refused}; log {log}")
         for text in blind_spots():
             tell(f"brim: {text}")
+    elif limit.warning and not json_line:
+        tell(f"brim: {limit.warning}")
     with shown_live(log, live.port, live.open_page, tell) as aside:
         try:
             outcome = supervise(command, replace(orders, aside=aside), group if isinstance(group, Cgroup) else None)
