@@ -223,7 +223,7 @@ while True:
     time.sleep(0.01)
 """
     done = brim(
-        *("run", "--memory", "210MB", "--no-cgroup", "--alert-after", "0.2", "--stop-after", "0.5", "--grace", "0.6"),
+        *("run", "--memory", "210MB", "--no-cgroup", "--alert-after", "0.2", "--stop-after", "2", "--grace", "0.6"),
         *("--stop-file", stop, "--log", log, "--on-alert", f"env > {tmp_path}/hook-$BRIM_ALERT"),
         *("--", PYTHON, "-c", script, stop),
         env={**os.environ, "MY_API_TOKEN": "sesame"},
