@@ -112,10 +112,10 @@ EVERYTHING = os.environ.get("BRIM_FAULTS") == "all"
 PARTS = 4 if EVERYTHING else 1  # of a job's faults, for processes that do them beside each other
 # How many faults of each job are drawn. A worker takes a second to start, so computed jobs get fewer.
 DRAWN = {
-    **{"build": 8, "tar": 4, "verify": 8, "unpack": 8},
-    **{"tensors.safetensors": 4, "tensors.npy": 3, "tensors.parquet": 3},
-    **{"map": 4, "tokenize": 2, "bin": 2},
-    **{"embed": 2, "embed.safetensors": 3, "embed.npy": 1, "embed.parquet": 1},
+    **{"build": 5, "tar": 2, "verify": 4, "unpack": 4},
+    **{"tensors.safetensors": 2, "tensors.npy": 2, "tensors.parquet": 1},
+    **{"map": 3, "tokenize": 1, "bin": 1},
+    **{"embed": 1, "embed.safetensors": 2, "embed.npy": 1, "embed.parquet": 1},
 }
 
 
