@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import pyarrow.parquet as pq
 import pytest
+import typer
 
 pytest.importorskip("tokenizers")
 # Each of these costs a worker 10 to 300 ms and up to 85 MB.
@@ -109,12 +112,11 @@ def test_a_function_may_use_pandas(tmp_path: Path, source: Path) -> None:
     assert set(pq.read_table(made)["nulls"].to_pylist()) == {1}
 
 
-@pytest.mark.parametrize("verb", ["--help", "build", "tokenize"])
-def test_the_command_imports_only_its_verb(verb: str) -> None:
-    """The help needs neither pyarrow nor rich; a verb's help does not import other verbs."""
+def command_modules(*arguments: str) -> set[str]:
+    """The modules of a command at its end."""
     code = (
         "import contextlib, io, json, os, sys\n"
-        f"sys.argv = ['brim', *{[verb] if verb.startswith('-') else [verb, '--help']}]\n"
+        f"sys.argv = ['brim', *{list(arguments)}]\n"
         "from brim.cli import main\n"
         "with contextlib.suppress(SystemExit):\n    main()\n"
         "os.write(3, json.dumps(sorted(sys.modules)).encode())\n"
@@ -124,7 +126,61 @@ def test_the_command_imports_only_its_verb(verb: str) -> None:
     subprocess.run([sys.executable, "-c", bound], check=True, stdout=subprocess.DEVNULL, pass_fds=(write,))
     os.close(write)
     with open(read) as file:
-        modules = set(json.load(file))
+        return set(json.load(file))
+
+
+def test_a_small_build(tmp_path: Path) -> None:
+    """What a folder of files has nothing to do with is not loaded: pages, recipes, BIDS, HTTP, what typer checks."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "one.bin").write_bytes(b"1")
+    modules = command_modules("build", str(tmp_path / "files"), str(tmp_path / "out"), "--quiet", "--workers", "1")
+    assert (tmp_path / "out" / "data").is_dir()
+    pages = ("brim.report.live_server", "brim.report.page", "http.client", "http.server", "xml.etree.ElementTree")
+    others = ("brim.sources.recipe", "brim.sources.bids_source", "brim.sources.parquet_source", "brim.rows.read_unit")
+    assert not [
+        name for name in (*HEAVY, *pages, *others, "psutil") if name in modules and name not in ("typer", "yaml")
+    ]
+
+
+def test_the_help_lists_what_verbs_say_of_themselves() -> None:
+    """The list is written down once more, so that showing it loads no verb: the words are those of each verb."""
+    from brim.cli.verbs import VERBS
+
+    for verb, words in VERBS.items():
+        told = importlib.import_module(f"brim.cli.{verb}_command").HELP
+        assert " ".join(told.split("\n\n")[0].split()) == words
+
+
+def test_values_of_the_command_line() -> None:
+    """What is no number is refused in typer's own words, and what looks like one is one."""
+    from brim.cli.plain_values import take_plain_values
+
+    take_plain_values()
+    app, seen = typer.Typer(), []
+
+    @app.command()
+    def verb(
+        name: str,
+        count: int = 1,
+        share: float | None = None,
+        many: list[str] | None = None,
+        on: bool = False,
+        bounded: Annotated[int, typer.Option(min=3)] = 5,
+    ) -> None:
+        seen.append((name, count, share, many, on, bounded))
+
+    app(["é", "--count", "7", "--share", "0.5", "--many", "a", "--many", "b", "--on"], standalone_mode=False)
+    app(["x", "--bounded", "4"], standalone_mode=False)
+    assert seen == [("é", 7, 0.5, ["a", "b"], True, 5), ("x", 1, None, None, False, 4)]
+    for wrong in (["x", "--count", "seven"], ["x", "--share", "much"], ["x", "--bounded", "2"]):
+        with pytest.raises(Exception, match="Input should be"):
+            app(wrong, standalone_mode=False)
+
+
+@pytest.mark.parametrize("verb", ["--help", "build", "tokenize"])
+def test_the_command_imports_only_its_verb(verb: str) -> None:
+    """The help needs neither pyarrow nor rich; a verb's help does not import other verbs."""
+    modules = command_modules(*([verb] if verb.startswith("-") else [verb, "--help"]))
     assert not [
         name for name in ("numpy", "pyarrow", "datasets", "huggingface_hub", "psutil", "yaml") if name in modules
     ]

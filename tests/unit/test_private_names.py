@@ -19,6 +19,7 @@ ADAPTERS = {
     "datasets": "sources/datasets_private.py",
     "ray": "schedule/ray_private.py",
     "pyarrow": "no_pandas.py",
+    "typer": "cli/plain_values.py",
 }
 STANDARD = {"_exit", "_Hash", "_typeshed"}  # private names of Python's own library
 ASKING = {"getattr", "setattr", "hasattr", "delattr"}
@@ -133,6 +134,7 @@ NAMES: dict[str, dict[str, Callable[[], Any]]] = {
     },
     "ray": {"_private": module("ray")},
     "pyarrow": {"_pandas_api": module("pyarrow.lib")},
+    "typer": {},
 }
 # Names without an underscore that are reached through a private one, or compared with.
 BEHIND = {
@@ -146,6 +148,7 @@ BEHIND = {
         ("ray._private.worker", "print_to_stdstream"),
     ],
     "pyarrow": [],
+    "typer": [("typer.core", "build_runtime_param")],
 }
 
 

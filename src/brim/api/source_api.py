@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from brim.api.job_options import Names, SourceGiven, many
 from brim.buckets.bucket_address import Access
@@ -12,10 +12,12 @@ from brim.sources.file_table import FileTable
 from brim.sources.folder_source import folder_source
 from brim.sources.open_dataset import Query, open_dataset, selected
 from brim.sources.open_source import read_source
-from brim.sources.recipe import Recipe, builtin_recipes, load_recipe
 from brim.sources.selection import Selection
 from brim.sources.source_options import RowsOf, Sidecars
 from brim.sources.table_source import table_source
+
+if TYPE_CHECKING:
+    from brim.sources.recipe import Recipe
 
 Source = str | os.PathLike[str] | FileTable | Selection
 
@@ -176,4 +178,6 @@ def chosen(
 
 def recipes(name: str | os.PathLike[str] | None = None) -> list[Recipe]:
     """The built-in recipes; or the one of this name, or of a file that ends in .toml. `toml` is its text."""
+    from brim.sources.recipe import builtin_recipes, load_recipe
+
     return list(builtin_recipes()) if name is None else [load_recipe(os.fspath(name))]

@@ -2,90 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
+import shutil
 import sys
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
-import typer
-from typer.core import TyperCommand, TyperGroup
-
-from brim.cli.completion import complete_words
-from brim.cli.flags import flat, help_text
 from brim.cli.show import Escaped, Printed, fail
+from brim.cli.verbs import VERBS, help_lines, version_line
 from brim.errors import BrimError, SinkFailed, Stopped
 from brim.no_pandas import do_without_pandas
 from brim.state.durable import reason
 from brim.state.stop import hear_all_signals
 from brim.wording import speak_of_flags
 
-HELP = """Datasets bigger than memory, built under a memory limit that you set.
-
-brim packages files into shards without holding them: a shard is a recipe of what lies where. So a 300 GB
-dataset takes as much memory as a small one, a killed run continues where it was, and what was written is
-proved. `brim help VERB` has examples, `brim doctor` says what is here and what is missing.
-"""
-
-# In the order of the help. Each is a module of its name, which is imported when it is wanted.
-_VERBS = (
-    "plan", "check", "info", "build", "select", "verify", "unpack", "map", "tokenize", "embed", "clean", "recipes",
-    "run", "watch", "why", "forecast", "lab", "report", "doctor",
-)  # fmt: skip
-
-
-def _without_bool(parameters: list[Any]) -> list[Any]:
-    """A flag takes no value, and its help does not name the type of one."""
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
-            parameter.metavar = ""
-    return parameters
-
-
-class _Command(TyperCommand):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_bool(super().get_params(ctx))
-
-
-class _Group(TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_bool(super().get_params(ctx))
-
-
-def _app(verbs: Iterable[str], markup: Literal["rich"] | None = "rich") -> typer.Typer:
-    made = typer.Typer(
-        name="brim",
-        no_args_is_help=True,
-        add_completion=True,
-        cls=_Group,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=markup,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    made.callback(help=help_text(HELP))(_brim)
-    for verb in verbs:
-        module = importlib.import_module(f"brim.cli.{verb}_command")
-        if hasattr(module, "app"):
-            made.add_typer(module.app, name=verb, help=help_text(module.HELP), cls=_Group)
-            for command in module.app.registered_commands:
-                command.cls = _Command
-            continue
-        settings = {"allow_interspersed_args": False} if verb == "run" else None
-        made.command(verb, help=help_text(module.HELP), context_settings=settings, cls=_Command)(
-            flat(getattr(module, verb))
-        )
-    made.command("help", help="Show how a verb is used: `brim help build` is `brim build --help`.", cls=_Command)(_help)
-    return made
-
-
-def _help(
-    verb: Annotated[
-        str | None,
-        typer.Argument(metavar="VERB", help="Without one: all verbs.", autocompletion=complete_words(_VERBS)),
-    ] = None,
-) -> None:
-    """Only for the list of verbs and for completion: `main` turns `help VERB` into `VERB --help`."""
+if TYPE_CHECKING:
+    import typer
 
 
 def _as_asked(arguments: list[str]) -> list[str]:
@@ -97,36 +29,36 @@ def _as_asked(arguments: list[str]) -> list[str]:
 
 def _app_for(arguments: list[str]) -> typer.Typer:
     """Only the verb that is called: the others would be imported for nothing. Without one, all, as plain text."""
+    from brim.cli.parser import make_app
+
     if "_BRIM_COMPLETE" in os.environ:  # the words of the line are in the environment, as the shell has them
         typed = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
         arguments = typed.split()[1:]
-        return _app([verb for verb in arguments[:1] if verb in _VERBS] or _VERBS)
+        return make_app([verb for verb in arguments[:1] if verb in VERBS] or VERBS)
     verb = next((argument for argument in arguments if not argument.startswith("-")), None)
-    if verb in _VERBS:
-        return _app([verb])
-    return _app(_VERBS, "rich" if verb is not None else None)
+    if verb in VERBS:
+        return make_app([verb])
+    return make_app(VERBS, "rich" if verb is not None else None)
 
 
 def __getattr__(name: str) -> typer.Typer:
     """`app`, with all verbs."""
     if name != "app":
         raise AttributeError(name)
-    return _app(_VERBS)
+    from brim.cli.parser import make_app
+
+    return make_app()
 
 
-def _version(show: bool) -> None:
-    if show:
-        from brim import __version__
-
-        print(f"brim {__version__}")
-        raise typer.Exit
-
-
-def _brim(
-    version: bool = typer.Option(False, "--version", "-V", help="Show the version.", callback=_version, is_eager=True),
-    debug: bool = typer.Option(False, "--debug", help="Show tracebacks (anywhere on the line)."),
-) -> None:
-    pass
+def _answered(arguments: list[str]) -> bool:
+    """Whether all that was asked for is the help or the version, which need no parser."""
+    if arguments in (["--help"], ["-h"]):
+        print("\n".join(help_lines(shutil.get_terminal_size().columns)))
+    elif arguments in (["--version"], ["-V"]):
+        print(version_line())
+    else:
+        return False
+    return True
 
 
 _INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -178,13 +110,17 @@ def main() -> None:
     arguments = _as_asked([argument for argument in arguments if argument != "--debug"])
     as_json = "--json" in arguments
     try:
+        if "_BRIM_COMPLETE" not in os.environ and _answered(arguments + command):
+            _end(0)
         code = _app_for(arguments)(arguments + command, standalone_mode=False)
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         _end(code if isinstance(code, int) else 0)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         _end(fail(Stopped("Stopped by Ctrl-C.", hint="Run it again."), as_json))
     except Exception as error:  # the last place: nobody should see a traceback unasked
+        if type(error).__name__ == "Abort":  # the parser's word for Ctrl-C
+            _end(fail(Stopped("Stopped by Ctrl-C.", hint="Run it again."), as_json))
         if hasattr(error, "show"):  # a usage error: the parser knows how to show it
             error.show()
             _end(2)

@@ -24,8 +24,6 @@ from brim.memory.limit import Limit
 from brim.memory.machine import blind_spots, boot_id, machine_facts, machine_now, versions
 from brim.memory.tree_meter import TreeMeter
 from brim.progress import Progress, tell_rows
-from brim.report.live_server import shown_live
-from brim.report.page import write_page
 from brim.report.work_table import WorkTally
 from brim.sizes import format_size
 from brim.state.durable import reason
@@ -223,6 +221,10 @@ def recorded(
     if html is None and live_port is None:
         yield inner
         return
+    # Most runs have neither, and need not wait for them.
+    from brim.report.live_server import shown_live
+    from brim.report.page import write_page
+
     log = _log_beside(html) if html is not None else new_log_path("-".join(command[:2]))
     recording = Recording(inner, log, command, limit, forecast, stop_file)
     exit_code, error = 1, None

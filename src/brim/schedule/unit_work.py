@@ -24,7 +24,6 @@ from brim.progress import Progress, tell_rows
 from brim.rows.unit import Reading, RowSource, Unit
 from brim.schedule.messages import At, Done, OnError
 from brim.schedule.scheduler import Attempt, Backend, Compute, Retries, Task, TaskQueue, run
-from brim.schedule.work_failures import does_not_fit
 from brim.state.ledger import Ledger, Receipt
 from brim.state.stop import Stop
 from brim.steps.step import Step
@@ -105,6 +104,8 @@ class UnitWork:
         return reading if self.step.columns is None else replace(reading, columns=self.step.columns)
 
     def does_not_fit(self, attempt: Attempt, at: At | None, held_bytes: int, by_kernel: bool = False) -> DoesNotFit:
+        from brim.schedule.work_failures import does_not_fit  # reads units, which most who import this do not
+
         limit, reading = self.options.limit_bytes, self.source.reading
         return does_not_fit(attempt, at, held_bytes, self.step, reading, limit, by_kernel=by_kernel)
 

@@ -17,13 +17,9 @@ from brim.buckets.bucket_address import Access, is_web_address
 from brim.errors import InputError
 from brim.formats.scratch import scratch_folder
 from brim.sources.dataset_files import CITATION, DatasetFiles, find_files
-from brim.sources.dataset_shard import content_column
-from brim.sources.dataset_source import dataset_source
 from brim.sources.features import features_in
 from brim.sources.file_table import FileTable
-from brim.sources.parquet_source import ParquetOrigin
 from brim.sources.selection import Origin, Selection, TableOrigin
-from brim.sources.webdataset_source import webdataset_table
 from brim.sources.where import need_duckdb
 
 
@@ -45,8 +41,12 @@ def open_dataset(
     text = os.fspath(source)
     within = (os.path.abspath(text),) if os.path.isdir(text) else ()
     if found.format == ".tar":
+        from brim.sources.webdataset_source import webdataset_table
+
         origin: Origin = TableOrigin(webdataset_table(found.files, about), name)
     else:
+        from brim.sources.parquet_source import ParquetOrigin  # folders of files are asked whether they are one too
+
         origin = ParquetOrigin(name, found.files, about, features_in(found.card, found.config))
     return Selection(origin, name=name, reading=reading, within=within)
 
@@ -161,6 +161,8 @@ def _about(found: DatasetFiles) -> Mapping[str, Any]:
 
 
 def _of_datasets(dataset: Any, split: str | None) -> Selection:
+    from brim.sources.dataset_source import dataset_source
+
     spill = tempfile.mkdtemp(prefix="brim-spill-", dir=scratch_folder())
     table = dataset_source(dataset, split=split, spill=Path(spill))
     keeper = _Keeper(spill)
@@ -211,4 +213,6 @@ def _has_content(path: str) -> bool:
         if error.errno:  # the disk's, and no matter of what is in the file
             raise
         return False
+    from brim.sources.dataset_shard import content_column
+
     return any(content_column(field) is not None for field in schema)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from brim.buckets.bucket_address import is_bucket_address, is_web_address, parse_bucket_address
 from brim.errors import InputError, SourceError
-from brim.sources.bids_columns import SCHEMA_KIND, read_schema
-from brim.sources.bids_source import bids_source, is_bids
 from brim.sources.bucket_tree import ObjectTree
 from brim.sources.file_table import FileTable
 from brim.sources.folder_source import folder_source
 from brim.sources.folder_tree import LocalTree, Tree
 from brim.sources.open_dataset import is_dataset, open_dataset
-from brim.sources.recipe import Recipe, load_recipe, parse_recipe
-from brim.sources.recipe_rows import recipe_source
 from brim.sources.source_options import BidsOptions, SourceOptions
 from brim.sources.table_source import table_source
 from brim.state.durable import reason, refuse_more_files
 
+if TYPE_CHECKING:  # BIDS and recipes are loaded for folders that have to do with them
+    from brim.sources.recipe import Recipe
+
+_SCHEMA = "bids"  # the recipe that finds the columns itself
 _PLAIN = "files"  # the recipe that takes a folder as it is
 
 
@@ -90,7 +90,9 @@ def _read_table(path: str, options: SourceOptions) -> FileTable:
 
 def _read_folder(folder: Tree, options: SourceOptions) -> FileTable:
     recipe = options.recipe_text
-    if (recipe is None and is_bids(folder)) or recipe == SCHEMA_KIND:
+    if (recipe is None and _is_bids(folder)) or recipe == _SCHEMA:
+        from brim.sources.bids_source import bids_source
+
         return bids_source(folder, options)
     if recipe is not None and recipe != _PLAIN:
         return _read_by_recipe(folder, recipe, options)
@@ -99,22 +101,38 @@ def _read_folder(folder: Tree, options: SourceOptions) -> FileTable:
     return folder_source(folder, options)
 
 
+def _is_bids(folder: Tree) -> bool:
+    if not folder.is_file("dataset_description.json") and not any(n.startswith("sub-") for n in folder.names("")):
+        return False
+    from brim.sources.bids_source import is_bids
+
+    return is_bids(folder)
+
+
 def _read_by_recipe(folder: Tree, recipe: str, options: SourceOptions) -> FileTable:
+    from brim.sources.bids_columns import read_schema
+    from brim.sources.bids_source import bids_source
+    from brim.sources.recipe_rows import recipe_source
+
     found = find_recipe(recipe)
     return bids_source(folder, options, read_schema(recipe)) if found is None else recipe_source(folder, found, options)
 
 
 def find_recipe(text: str | None) -> Recipe | None:
     """The recipe of that name or TOML; None for those that only say how to read: files, bids, saved columns."""
-    if text is None or text in (_PLAIN, SCHEMA_KIND):
+    if text is None or text in (_PLAIN, _SCHEMA):
         return None
+    import tomllib
+
+    from brim.sources.recipe import load_recipe, parse_recipe
+
     if "\n" not in text:
         return load_recipe(text)
     try:
         kind = tomllib.loads(text).get("kind")
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"The recipe is not TOML: {error}.") from error
-    return None if kind == SCHEMA_KIND else parse_recipe(text)
+    return None if kind == _SCHEMA else parse_recipe(text)
 
 
 _BIDS_EXTRAS = ("json", "events", "bval", "bvec", "entities", "scans")

@@ -18,7 +18,6 @@ from brim.buckets.bucket_client import patience_s
 from brim.buckets.bucket_errors import explain, explained, is_object_error, is_passing
 from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_object
 from brim.buckets.send_object import PART_BYTES, copy_object, delete_objects, part_bytes, send_parts, send_small
-from brim.buckets.uploads import CannotTell, abort_uploads
 from brim.errors import BrimError, DestinationError, SinkFailed
 from brim.formats.card import CARD
 from brim.formats.card_configs import UNFINISHED
@@ -109,6 +108,8 @@ class BucketCarrier:
 
     def drop(self, name: str) -> None:
         """What was begun and will not be finished."""
+        from brim.buckets.uploads import CannotTell, abort_uploads
+
         key = self.address.key(name)
         try:
             abort_uploads(self.address, key, lambda found: found == key)
@@ -176,6 +177,8 @@ class BucketStore:
 
     def _abort_left(self) -> None:
         """Uploads that a killed run has begun. Whoever holds the lease is the only one to have any."""
+        from brim.buckets.uploads import CannotTell, abort_uploads  # which speaks HTTP and XML
+
         start = self.address.key(f"{self.folder}/")
         keys = None if self._mine is None else {self.address.key(name) for name in self._mine}
         try:
