@@ -43,6 +43,7 @@ from brim.rows.open_rows import open_rows
 from brim.rows.row_options import RowOptions
 from brim.rows.unit import RowSource
 from brim.schedule.function_errors import users_own
+from brim.schedule.spare_worker import kept_workers, start_spare
 from brim.steps.embed_options import EmbedOptions, ModelOptions
 from brim.steps.embed_rows import open_source
 from brim.steps.embed_step import EmbedStep
@@ -309,13 +310,14 @@ def tokenize(
     `brim tokenize` does. Without one, the ids are a Dataset (with `split`, a DatasetDict) that is mapped from
     `cache_dir`, and found there when the same is asked for again. An iterator is known again by `name`.
     """
-    watched = shown(progress)
+    watched, given = shown(progress), TokenizeGiven(**options)
+    start_worker(TokenizeStep, given.engine, given.workers)
     job, _ = tokenize_job(
         source,
         tokenizer,
         destination,
         column,
-        TokenizeGiven(**options),
+        given,
         note=watched.note,
         held_bytes=process_bytes(os.getpid()),
         name=name,
@@ -372,6 +374,7 @@ def embed(
     """
     given = EmbedGiven(**options)
     watched = shown(progress)
+    start_worker(EmbedStep, given.engine, given.workers)
     held_bytes = process_bytes(os.getpid())
     job = embed_job(source, model, destination, column, image, given, held_bytes=held_bytes, cache_dir=cache_dir)
     computed = run_job(job, watched, report)
@@ -382,9 +385,19 @@ def embed(
     return Vectors(job.spec.layout.destination, computed)
 
 
+def start_worker(step: type[Step], engine: str, workers: int | None) -> None:
+    """One that loads what it needs while the source is looked at, or until the next call."""
+    if engine == "local":
+        start_spare(step.__module__, workers or (1 if step is EmbedStep else None))
+
+
 def run_job(job: Job, progress: Progress, report: Place | None) -> Computed:
-    with recorded_run(progress, report, job.limit) as watched, users_own():
-        return job.run(watched)
+    """With a worker that is ready for the next call, if this one needed any."""
+    with kept_workers(), recorded_run(progress, report, job.limit) as watched, users_own():
+        computed = job.run(watched)
+    if computed.outcome.workers and job.spec.step is not None:
+        start_worker(type(job.spec.step), job.spec.how.scaling.engine, job.spec.how.workers)
+    return computed
 
 
 def _opened(job: Job) -> Any:

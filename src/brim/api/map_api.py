@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import pyarrow as pa
 
-from brim.api.compute_api import map_job, run_job
+from brim.api.compute_api import map_job, run_job, start_worker
 from brim.api.job_options import MapGiven, MapKeywords, refuse_without_place, spelled_out
 from brim.api.recorded_run import Together, shown
 from brim.errors import ArgumentError, InputError, named
@@ -205,6 +205,7 @@ def map(
         try_original_type=try_original_type is not False,
         on_mixed_types=on_mixed_types,
     )
+    start_worker(MapStep, call.given.engine, call.given.workers)
     if destination is not None:
         if with_rank and call.given.engine != "local":
             raise InputError("with_rank= is for the workers of one machine.", hint="Leave it out, or --engine=ray.")
@@ -295,6 +296,7 @@ def filter(
             raise InputError("brim.filter takes a function, not its name.", hint="Import it and give it.")
         return FilterStep(function, settings, numbers=_is_rows(part))
 
+    start_worker(FilterStep, call.given.engine, call.given.workers)
     made: Dataset | DatasetDict = call.run(dataset, step_of, _filtered)
     return made
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from brim.cli.flags import ComputingFlags, LiveFlags, PartFlags, ShowingFlags, WatchingFlags, split_names
+from brim.cli.flags import ComputingFlags, LiveFlags, PartFlags, ScalingFlags, ShowingFlags, WatchingFlags, split_names
 from brim.cli.show import count, emit, followed, memory_held, print_lines
 from brim.errors import InputError
 from brim.progress import Progress
@@ -18,6 +18,14 @@ _WITH_PLAN = (
     "memory", "workers", "state", "stop_file", "report", "endpoint_url", "json", "quiet", "live", "live_port", "open",
     "plan", "part", "finish",
 )  # fmt: skip
+
+
+def start_worker(step: str, workers: int | None, scaling: ScalingFlags) -> None:
+    """The first one loads what it needs while this process does, and looks at the source."""
+    from brim.schedule.spare_worker import start_spare
+
+    if scaling.engine == "local":
+        start_spare(step, workers)
 
 
 def words_of(*groups: Any) -> dict[str, Any]:

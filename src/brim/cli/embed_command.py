@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.compute_flags import is_saved, need, run_job, run_saved, tell, tell_saved, words_of
+from brim.cli.compute_flags import is_saved, need, run_job, run_saved, start_worker, tell, tell_saved, words_of
 from brim.cli.flags import (
     ComputingFlags,
     KeepingFlags,
@@ -103,6 +103,7 @@ def embed(
     ] = None,
     split: Annotated[str, _vectors("--split", metavar="NAME", help="The split that shards become.")] = "train",
 ) -> None:
+    start_worker("brim.steps.embed_step", running.workers or 1, scaling)
     from brim.api.compute_api import embed_job
     from brim.api.job_options import EmbedGiven
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.compute_flags import is_saved, need, run_job, run_saved, tell, tell_saved, words_of
+from brim.cli.compute_flags import is_saved, need, run_job, run_saved, start_worker, tell, tell_saved, words_of
 from brim.cli.flags import (
     ComputingFlags,
     KeepingFlags,
@@ -88,6 +88,7 @@ def map(
     ] = None,
     split: Annotated[str, typer.Option("--split", metavar="NAME", help="The split that the rows become.")] = "train",
 ) -> None:
+    start_worker("brim.steps.map_step", running.workers, scaling)
     from brim.api.compute_api import map_job
     from brim.api.job_options import MapGiven
     from brim.steps.map_options import MapOptions

@@ -1,4 +1,4 @@
-"""The parser, made with typer: each verb is imported when it is wanted. Loading it takes longer than showing the help."""
+"""The parser, made with typer: each verb is imported when it is wanted. Who only asks for the help needs none."""
 
 from __future__ import annotations
 

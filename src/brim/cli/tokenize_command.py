@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.compute_flags import is_saved, need, run_job, run_saved, tell, tell_saved, words_of
+from brim.cli.compute_flags import is_saved, need, run_job, run_saved, start_worker, tell, tell_saved, words_of
 from brim.cli.flags import (
     ComputingFlags,
     KeepingFlags,
@@ -119,6 +119,7 @@ def tokenize(
         int | None, _output("--rows-per-shard", metavar="N", help="(default: about 256 MB of ids)")
     ] = None,
 ) -> None:
+    start_worker("brim.steps.tokenize_step", running.workers, scaling)
     from brim.api.compute_api import tokenize_job
     from brim.api.job_options import TokenizeGiven
 

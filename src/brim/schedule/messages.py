@@ -6,11 +6,12 @@ Rows never travel here: a worker reads its unit and writes a file, and what come
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from brim.outputs.rows_file import Writing
-from brim.rows.unit import Reading, Unit
-from brim.steps.step import Step
+if TYPE_CHECKING:  # whoever only starts a worker needs none of them
+    from brim.outputs.rows_file import Writing
+    from brim.rows.unit import Reading, Unit
+    from brim.steps.step import Step
 
 OnError = Literal["stop", "skip", "quarantine"]
 
@@ -29,6 +30,14 @@ class Setup:
     gate: str
     on_error: OnError = "stop"
     threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """To a worker that was started without a job: its setup is in this file, and what it prints belongs to that one."""
+
+    setup: str
+    log: str
 
 
 @dataclass(frozen=True, slots=True)

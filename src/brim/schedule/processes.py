@@ -9,7 +9,6 @@ import functools
 import os
 import pickle
 import signal
-import time
 from collections import deque
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -22,12 +21,13 @@ from brim.memory.meter import process_bytes
 from brim.schedule.memory_line import Gate, HeldLine, WorkerRoom
 from brim.schedule.messages import At, Done, Failed, Order, Probed, Ready, Setup
 from brim.schedule.scheduler import Attempt, Event, TaskDone, TaskFailed, TaskLost, TaskQueue
+from brim.schedule.spare_worker import ANYTHING, keep_worker, take_spares, threads_of
 from brim.schedule.unit_work import UnitReceipts, UnitWork
 from brim.schedule.work_failures import aborted_for_memory, crashed, does_not_start, exit_words, too_small
 from brim.schedule.worker_process import WorkerProcess
 from brim.steps.step import Encodes, Settles
 
-_LISTEN_S, _FIRST_S = 0.1, 0.01
+_SHOW_S = 0.1  # how often the gauge moves while nothing happens
 _END_S = 5.0
 _PYTHON_BYTES, _UNSEEN_BYTES = 50 << 20, 80 << 20  # a worker with pyarrow and nothing else; with some imports
 _KEPT_BYTES = 64 << 20  # what a worker may keep from unit to unit
@@ -45,7 +45,11 @@ class ProcessBackend:
         self._limit = work.options.limit_bytes
         self._room = WorkerRoom(self._limit, process_bytes(os.getpid()), _PYTHON_BYTES)
         self._most = self.ahead = work.options.workers or usable_cores()
-        self._threads = max(usable_cores() // self._most, 1)
+        self._threads = threads_of(self._most)
+        self._module = type(work.step).__module__
+        # What a worker that has done this step may do again: the same, anything if it ran nothing of the user's.
+        self._repeats: str | None = getattr(work.step, "repeats", None)
+        self._spares: tuple[WorkerProcess, ...] = ()  # started before this job, for the first units
         self._taken: deque[int] = deque(maxlen=_SEEN)  # what units took above what their worker holds at rest
         self._started = self._bad_starts = self._shortages = 0
         self._kills = oom_kills()
@@ -59,19 +63,32 @@ class ProcessBackend:
             self._use_reference()
         self._gate = Gate(self._work.folder / "gate")
         self._write_setup()
-        self._line = HeldLine(self._room, lambda: self._workers, self._gate)
+        self._spares = tuple(take_spares(self._module, self._threads, self._repeats))
+        self._line = HeldLine(self._room, lambda: (*self._workers, *self._spares), self._gate)
         self._line.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._line.__exit__()
+        for spare in self._spares:
+            if not keep_worker(spare, self._module, self._threads, ANYTHING):
+                spare.kill()
+                spare.wait()
         self._end_workers(_END_S)
         self._gate.remove()
 
     def finish(self) -> None:
         for worker in self._workers:
-            worker.end()
+            if not worker.ready or worker.stale or not self._stays(worker):
+                worker.end()
         self.peak_bytes = self._line.peak_bytes
+
+    def _stays(self, worker: WorkerProcess) -> bool:
+        """Whether it is kept for the next call of the program."""
+        kept = keep_worker(worker, self._module, self._threads, self._repeats)
+        if kept:
+            self._workers = tuple(other for other in self._workers if other is not worker)
+        return kept
 
     def drop(self) -> None:
         for worker in self._workers:
@@ -99,6 +116,7 @@ class ProcessBackend:
         return [worker for worker in self._workers if worker.attempt is not None]
 
     def admit(self, queue: TaskQueue) -> None:
+        self._queue = queue
         if self._line.own_bytes:
             raise DoesNotFit(
                 "This process itself holds more than the limit, without any work.",
@@ -154,7 +172,12 @@ class ProcessBackend:
 
     def _start(self) -> WorkerProcess:
         self._started += 1
-        worker = WorkerProcess(self._started, self._work.folder / "setup.pickle", self._threads)
+        setup = self._work.folder / "setup.pickle"
+        if self._spares:
+            worker, self._spares = self._spares[0], self._spares[1:]
+            worker.begin(self._started, setup)
+        else:
+            worker = WorkerProcess(self._started, setup, self._threads)
         taken = {other.slot for other in self._workers}
         worker.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
         self._workers = (*self._workers, worker)
@@ -177,12 +200,12 @@ class ProcessBackend:
 
     def listen(self) -> list[Event]:
         by_connection = {worker.connection: worker for worker in self._workers}
-        if not by_connection:
-            time.sleep(_FIRST_S)  # the first units are being made
+        ends = [worker.end_descriptor for worker in self._workers if worker.end_descriptor >= 0]
+        news = self._queue.news()  # a unit that is made, if anybody waits for one
         events: list[Event | None] = []
-        for connection in wait(list(by_connection), _LISTEN_S) if by_connection else []:
-            worker = by_connection[connection]  # type: ignore[index]
-            events.append(self._hear(worker))
+        for said in wait([*by_connection, *ends, *news], _SHOW_S):
+            if said in by_connection:
+                events.append(self._hear(by_connection[said]))
         for worker in self._workers:
             if worker.ended and not worker.connection.poll():
                 events.append(self._died(worker))
@@ -298,6 +321,8 @@ class ProcessBackend:
         """With others beside it, there may only be too many; and whoever kills may do it once."""
         if worker.over_line_bytes and not self._workers:
             return TaskFailed(too_small(self._room_with(worker), known=False))
+        if worker.was_spare:
+            return None  # another one is started from the beginning, and tells what is wrong
         self._bad_starts += 1
         if code != -signal.SIGKILL or self._bad_starts > _BAD_STARTS:
             return TaskFailed(does_not_start(code, words, self._limit))

@@ -228,6 +228,9 @@ class Supply(Protocol[W_co]):
     def take(self) -> W_co | None:
         """The next, if there is one yet."""
 
+    def news(self) -> list[int]:
+        """A descriptor that is readable once there is more, for whoever has taken all there is."""
+
 
 class Listed(Generic[W]):
     """A supply that is all there."""
@@ -241,6 +244,9 @@ class Listed(Generic[W]):
         work = next(self._work, None)
         self.exhausted = work is None
         return work
+
+    def news(self) -> list[int]:
+        return []
 
 
 class TaskQueue:
@@ -278,6 +284,10 @@ class TaskQueue:
     @property
     def ahead(self) -> int:
         return len(self._waiting) + self._supply.ahead
+
+    def news(self) -> list[int]:
+        """What to listen to for more to do, if there is nothing now."""
+        return [] if self._waiting else self._supply.news()
 
     @property
     def empty(self) -> bool:

@@ -7,11 +7,11 @@ receipt is on disk before anything depends on it. Nothing here decides what the 
 from __future__ import annotations
 
 import os
-import queue
 import shutil
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -131,60 +131,81 @@ class Feed:
     """The units of a source, a few ahead. Closing it ends the thread, whatever the source is doing."""
 
     def __init__(self, units: Iterator[Unit], ahead: int) -> None:
-        self._units = units
-        self._queue: queue.Queue[Unit] = queue.Queue(max(ahead, 1))
-        self._closed = threading.Event()
-        self._made = self._taken = 0  # each is counted by one thread alone
-        self._over = False
+        self._units, self._most = units, max(ahead, 1)
+        self._made: deque[Unit] = deque()
+        self._changed = threading.Condition()
+        self._closed = self._over = False
         self._failed: BaseException | None = None
+        self._heard, self._tell = os.pipe()
+        os.set_blocking(self._heard, False)
+        os.set_blocking(self._tell, False)
         self._thread = threading.Thread(target=self._run, name="units", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             for unit in self._units:
-                self._made += 1
                 if not self._put(unit):
                     return
         except BaseException as error:  # noqa: BLE001  it is raised where units are taken
             self._failed = error
-        self._over = True
+        with self._changed:
+            self._over = True
+            self._say()
 
     def _put(self, unit: Unit) -> bool:
-        while not self._closed.is_set():
-            try:
-                self._queue.put(unit, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._made) < self._most)
+            if not self._closed:
+                self._made.append(unit)
+                self._say()
+            return not self._closed
+
+    def _say(self) -> None:
+        if not self._closed:
+            with suppress(BlockingIOError):  # enough was said
+                os.write(self._tell, b"+")
+
+    def news(self) -> list[int]:
+        """A descriptor that is readable when something has changed, if there is nothing to take and more may come."""
+        with self._changed:
+            if self._made or self._over:
+                return []
+            with suppress(BlockingIOError):
+                os.read(self._heard, 4096)  # what was said before
+            return [self._heard]
 
     @property
     def ahead(self) -> int:
         """How many units are made and not taken."""
-        return self._made - self._taken
+        return len(self._made)
 
     @property
     def exhausted(self) -> bool:
         """Whether there is none left and none will come. Raises what ended the source, once all before it is taken."""
-        if not self._over or self.ahead:
-            return False
+        with self._changed:
+            if not self._over or self._made:
+                return False
         if self._failed is not None:
             raise self._failed
         return True
 
     def take(self) -> Unit | None:
         """The next unit, if there is one yet."""
-        try:
-            unit = self._queue.get_nowait()
-        except queue.Empty:
-            return None
-        self._taken += 1
-        return unit
+        with self._changed:
+            if not self._made:
+                return None
+            self._changed.notify()
+            return self._made.popleft()
 
     def close(self) -> None:
-        self._closed.set()
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
         self._thread.join(timeout=5.0)
+        os.close(self._heard)
+        with self._changed:
+            os.close(self._tell)
 
 
 class UnitReceipts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import itertools
 import mmap
 import os
@@ -29,33 +30,59 @@ _KEPT_BYTES = 32 << 20  # more than when it began: time to give back what is fre
 
 
 def main() -> None:
-    """`python -m brim.schedule.worker FD SETUP`"""
+    """`python -m brim.schedule.worker FD SETUP`, or `FD - MODULE…` to load them and be told the setup later."""
     parent = os.getppid()
     _die_with(parent)
+    gc.disable()  # what is loaded now stays
     try:
-        _work(Connection(int(sys.argv[1])))
+        connection = Connection(int(sys.argv[1]))
+        setup = sys.argv[2] if sys.argv[2] != "-" else _wait_for_setup(connection, sys.argv[3:])
+        while setup is not None:
+            setup = _work(connection, Path(setup))
     except (BrokenPipeError, ConnectionResetError):
         os._exit(1)  # the parent is gone
 
 
-def _work(connection: Connection) -> None:
+def _wait_for_setup(connection: Connection, modules: list[str]) -> str | None:
+    """Nothing of the user's is loaded before there is a job. None if there will be none."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue  # whoever needs it says so
+    try:
+        return _begun(connection.recv())
+    except EOFError:
+        return None
+
+
+def _begun(begin: Any) -> str:
+    """The setup of a job, to whose log goes what is printed from now on."""
+    log = os.open(begin.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(log, 2)
+    os.close(log)
+    return str(begin.setup)
+
+
+def _work(connection: Connection, path: Path) -> str | None:
+    """Do the units of a job; the setup of another one with the same work, if there is one after it."""
     _take_streams()
     # Imported here: dying with the parent comes first.
     from brim.memory.meter import process_bytes
-    from brim.schedule.messages import Failed, Ready
+    from brim.schedule.messages import Begin, Failed, Ready
     from brim.state.durable import failures
 
     try:
-        job = Path(sys.argv[2]).parent
+        job = path.parent
         with failures(job):
-            data = Path(sys.argv[2]).read_bytes()
+            data = path.read_bytes()
         setup = pickle.loads(data)
         with failures(job):
-            worker = Worker(setup, connection)
+            worker = Worker(setup, connection, job)
         worker.open()
     except BaseException as error:  # noqa: BLE001  whatever it is, the parent has to know
         connection.send(Failed("memory") if _is_memory(error) else Failed("error", _travelling(error)))
-        return
+        return None
     connection.send(Ready(process_bytes(os.getpid())))
     while True:
         try:
@@ -64,22 +91,27 @@ def _work(connection: Connection) -> None:
             break
         if order is None:
             break
+        if isinstance(order, Begin):
+            worker.close()
+            gc.disable()
+            return _begun(order)
         worker.do(order)
     worker.close()
     connection.close()
     _end_children()
     if not worker.runs_own_code:
         os._exit(0)  # nothing is left to be said, and taking the interpreter apart takes 0.1 s
+    return None
 
 
 class Worker:
     """The state of one worker process."""
 
-    def __init__(self, setup: Any, connection: Connection) -> None:
+    def __init__(self, setup: Any, connection: Connection, job: Path) -> None:
         self.setup, self.connection = setup, connection
         self._told = 0.0
         self._begun: tuple[Any, int, _Bad, Iterator[Any]] | None = None  # a unit whose first batch was looked at
-        with open(Path(sys.argv[2]).parent / setup.gate, "rb") as file:
+        with open(job / setup.gate, "rb") as file:
             self._gate = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
 
     @property
@@ -108,6 +140,7 @@ class Worker:
         # What is loaded by now stays to the end: collections need not go through it again and again.
         gc.collect()
         gc.freeze()
+        gc.enable()
         self._base_bytes = process_bytes(os.getpid())
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ own rows have: widening them over a whole dataset is the engine's work, since no
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -62,6 +61,10 @@ class MapStep:
     def splittable(self) -> bool:
         """Whether a batch in pieces gives the same rows."""
         return not self.options.batched or self.options.splittable is True
+
+    @property
+    def repeats(self) -> str | None:
+        return json.dumps(self.facts, sort_keys=True) if self.digest.stable else None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -217,7 +220,11 @@ class _Open:
         """The function, once for all rows."""
         call = self._inputs.batch(table, first_row)
         result = self._function(*call.args, **self._kwargs)
-        return call, asyncio.run(result) if self._is_async else result
+        if self._is_async:
+            import asyncio  # few functions are
+
+            result = asyncio.run(result)
+        return call, result
 
     def masks(self, batch: Batch, small: bool) -> Iterator[tuple[pa.Table, int, list[Any]]]:
         """Rows, where in the batch they begin, and what the function says of each."""
@@ -251,6 +258,8 @@ class _Open:
 
     def _call_rows(self, chunk: pa.Table, first_row: int | None, start: int) -> tuple[list[Call], list[Any]]:
         if self._is_async:
+            import asyncio
+
             return asyncio.run(self._call_rows_async(chunk, first_row, start))
         calls: list[Call] = []
         results: list[Any] = []
@@ -268,6 +277,8 @@ class _Open:
     async def _call_rows_async(
         self, chunk: pa.Table, first_row: int | None, start: int
     ) -> tuple[list[Call], list[Any]]:
+        import asyncio
+
         calls = list(self._inputs.rows(chunk, first_row))
         work = (self._function(*call.args, **self._kwargs) for call in calls)
         results = await asyncio.gather(*work, return_exceptions=True)

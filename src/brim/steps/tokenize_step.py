@@ -140,6 +140,7 @@ class TokenizeStep:
     indices: bool = False
     splittable: bool = True
     runs_own_code: bool = False  # of the user: nothing here needs pandas
+    repeats: str | None = ""
     _loaded: LoadedTokenizer | None = None
     fast: FastKind | None = None  # the fast encoder is used, as long as it gives the same ids
     _proved: ProvedEncoder | None = None
