@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.errors import InputError
-from brim.outputs import token_files
+from brim.errors import BrimError, InputError
+from brim.formats.parquet_join import MAGIC, JoinedFooter
+from brim.outputs import token_files, token_output
 from brim.outputs.token_documents import Packer, TokenSplit, hashed
 from brim.outputs.token_output import FinishedTokens, FinishOptions, finish_tokens, parse_split
 from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, settle_dtype
@@ -260,3 +262,91 @@ def test_kept_types_may_differ_between_units(tmp_path: Path) -> None:
         rows = pq.read_table(done.made[0].path).to_pylist()
         expected = [([0], 1.0), ([0], 2.0), ([1], 0.5), ([2], None)]
         assert sorted(map(str, expected)) == sorted(str((row[IDS], row["v"])) for row in rows)
+
+
+def parquet_by_one_writer(table: pa.Table, groups: Sequence[int]) -> bytes:
+    """The groups of a table, as pyarrow itself writes them to one file."""
+    others = [name for name in table.schema.names if name != IDS]
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        table.schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=others or False,
+        write_statistics=others or False,
+    ) as writer:
+        start = 0
+        for rows in groups:
+            writer.write_table(table.slice(start, rows), row_group_size=max(rows, 1))
+            start += rows
+    return bytes(sink.getvalue())
+
+
+@given(rows=st.lists(st.integers(0, 9), min_size=1, max_size=6), kept=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_groups_that_are_encoded_apart(rows: list[int], kept: bool) -> None:
+    """They are put together to the very bytes that one writer gives: empty groups, nulls and nested columns too."""
+    count = sum(rows)
+    columns = {IDS: pa.array([list(range(number % 5)) for number in range(count)], pa.list_(pa.int32()))}
+    if kept:
+        columns["name"] = pa.array([f"n{number % 3}" if number % 4 else None for number in range(count)], pa.string())
+        columns["deep"] = pa.array([[{"a": number}] for number in range(count)], pa.list_(pa.struct({"a": pa.int64()})))
+    table = pa.table(columns)
+    footer, made, start = JoinedFooter(), bytearray(MAGIC), 0
+    for each in rows:
+        one = parquet_by_one_writer(table.slice(start, each), [each])
+        made += footer.add(memoryview(one), len(made))
+        start += each
+    made += footer.end()
+    assert bytes(made) == parquet_by_one_writer(table, rows)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rows_per_shard": 37},
+        {"pack": 16},
+        {"pack": 16, "pack_tail": "keep", "splits": TWO},
+        {"shuffle": True, "seed": 3, "splits": TWO, "shard_bytes": 900},
+        {"format": "arrow", "shard_bytes": 900},
+        {"format": "bin", "dtype": "uint16", "splits": TWO},
+        {"format": "bin", "pack": 16, "shuffle": True},
+    ],
+    ids=lambda options: " ".join(map(str, options.items())) or "rows",
+)
+def test_any_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    """Whoever encodes, and however many do: the same files."""
+    monkeypatch.setattr(token_files, "GROUP_TOKENS", 50)
+    documents = [[number % 60_000] * (number % 23) for number in range(400)]
+    kept = {} if "pack" in options or options.get("format") == "bin" else {"name": [f"{n}" for n in range(400)]}
+    units = units_of(tmp_path / "units", documents, cuts=[90, 91, 300], kind=options.get("dtype", "int32"), **kept)
+    found = []
+    for threads in (0, 1, 4):
+        monkeypatch.setattr(token_output, "_encoders", lambda options, limit_bytes, threads=threads: threads)
+        found.append(bytes_of(finish(units, tmp_path / str(threads), **options)))
+    assert len(found[0]) > 1 or "shard_bytes" not in options
+    assert found[0] == found[1] == found[2]
+
+
+def test_no_threads_without_room(tmp_path: Path) -> None:
+    """A small limit leaves none, a large one no more than there are cores."""
+    assert token_output._encoders(FinishOptions(), 1 << 27) == 0
+    assert 1 <= token_output._encoders(FinishOptions(), 1 << 33) <= (os.cpu_count() or 1)
+    assert token_output._encoders(FinishOptions(pack=1 << 26), 1 << 33) <= 4
+
+
+def test_a_failure_beside_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of a thread is the job's, nothing hangs, and the next run does it all."""
+
+    def broken(self: Any, table: pa.Table) -> Any:
+        raise OSError(28, "No space left on device")
+
+    units = units_of(tmp_path / "units", [[1, 2, 3]] * 50)
+    monkeypatch.setattr(token_output, "_encoders", lambda options, limit_bytes: 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(token_files.ParquetShard, "encoded", broken)
+        with pytest.raises(BrimError, match="disk of the destination is full"):
+            finish(units, tmp_path / "out")
+    assert rows_of(finish(units, tmp_path / "out")) == [[1, 2, 3]] * 50

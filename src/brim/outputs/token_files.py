@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from brim.formats.parquet_join import MAGIC, JoinedFooter
+from brim.outputs.beside import Beside
 from brim.outputs.rows_file import HashedFile
 from brim.outputs.token_documents import ends_of, tokens_of
 from brim.plans.cut_shards import shard_name
@@ -51,17 +54,14 @@ class ShardOptions:
 
 
 class ShardWriter:
-    """The rows of one split, in order, into shards."""
+    """The rows of one split, in order, into shards. Groups are encoded by `beside`."""
 
-    def __init__(self, folder: Path, split: str, schema: pa.Schema, options: ShardOptions) -> None:
-        self._folder, self._split, self._options = folder, split, options
+    def __init__(self, folder: Path, split: str, schema: pa.Schema, options: ShardOptions, beside: Beside) -> None:
+        self._folder, self._split, self._options, self._beside = folder, split, options, beside
         self._schema = schema
         self._group: list[pa.RecordBatch] = []
         self._group_rows = self._group_tokens = 0
-        self._shards: list[tuple[HashedFile, int, int]] = []  # finished: file, rows, tokens
-        self._rows = self._tokens = 0  # of the open shard, groups that are written
-        self._file: HashedFile | None = None
-        self._writer: Any = None
+        self._shards: list[_OpenShard] = []  # the last one may take more groups
 
     def write(self, batch: pa.RecordBatch) -> None:
         start, ends = 0, ends_of(batch)
@@ -69,7 +69,8 @@ class ShardWriter:
             before = int(ends[start - 1]) if start else 0
             fit = int(np.searchsorted(ends, before + GROUP_TOKENS - self._group_tokens, side="right")) - start
             if self._options.rows_per_shard is not None:
-                fit = min(fit, self._options.rows_per_shard - self._rows - self._group_rows)
+                there = self._shards[-1].rows if self._shards and not self._shards[-1].full else 0
+                fit = min(fit, self._options.rows_per_shard - there - self._group_rows)
             if fit < 1 and not self._group_rows:
                 fit = 1  # a row that is larger than a group
             if fit > 0:
@@ -82,67 +83,138 @@ class ShardWriter:
 
     def finish(self) -> list[TokenShard]:
         """Complete the last shard, and give all of them their names."""
-        if self._group_rows or not (self._shards or self._rows):
+        if self._group_rows or not self._shards:
             self._end_group()
-        self._end_shard()
+        self._beside.settle()
+        for shard in self._shards:
+            shard.close()
         made = []
-        for number, (file, rows, tokens) in enumerate(self._shards):
+        for number, shard in enumerate(self._shards):
             name = shard_name("data", self._split, number, len(self._shards), f".{self._options.format}")
-            made.append(TokenShard(file.path, name, self._split, rows, tokens, file.size, file.sha256))
+            file = shard.file
+            made.append(TokenShard(file.path, name, self._split, shard.rows, shard.tokens, file.size, file.sha256))
         return made
 
     def abandon(self) -> None:
         """Let go of the files after a failure."""
+        for shard in self._shards:
+            shard.abandon()
+
+    def _end_group(self) -> None:
+        shard = self._shard()
+        table = pa.Table.from_batches([_plain(batch, self._schema) for batch in self._group], self._schema)
+        shard.rows += self._group_rows
+        shard.tokens += self._group_tokens
+        shard.full = shard.rows == self._options.rows_per_shard
+        self._group, self._group_rows, self._group_tokens = [], 0, 0
+        self._beside.do(lambda: shard.encoded(table), shard.append)
+
+    def _shard(self) -> _OpenShard:
+        """The shard that the group goes to: the last one, if it has room."""
+        limit = self._options.shard_tokens if self._options.rows_per_shard is None else 1 << 62
+        last = self._shards[-1] if self._shards else None
+        if last is None or last.full or (last.rows and last.tokens + self._group_tokens > limit):
+            kind = ParquetShard if self._options.format == "parquet" else ArrowShard
+            path = self._folder / f"{self._split}-{len(self._shards):05d}.{self._options.format}"
+            # Groups come in order: whoever has encoded one of the next shard has encoded all of this one.
+            after = None if last is None else last.close
+            self._shards.append(last := kind(path, self._schema, after))
+        return last
+
+
+class _OpenShard:
+    """A file that groups are added to, each encoded before by whoever has time."""
+
+    def __init__(self, path: Path, schema: pa.Schema, after: Callable[[], None] | None) -> None:
+        self.path, self._schema, self._after = path, schema, after
+        self.rows = self.tokens = 0
+        self.full = False
+        self._file: HashedFile | None = None
+
+    @property
+    def file(self) -> HashedFile:
+        """Opened at the first group, when the shard before is closed: one is open at a time."""
+        if self._file is None:
+            if self._after is not None:
+                self._after()
+            self._file = HashedFile(self.path, hashed=True)
+            self._open(self._file)
+        return self._file
+
+    def close(self) -> None:
+        if self._file is not None and not self._file.closed:
+            self._close(self._file)
+            self._file.close()
+
+    def abandon(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def encoded(self, table: pa.Table) -> Any:
+        """In any thread."""
+        raise NotImplementedError
+
+    def append(self, encoded: Any) -> None:
+        raise NotImplementedError
+
+    def _open(self, file: HashedFile) -> None:
+        raise NotImplementedError
+
+    def _close(self, file: HashedFile) -> None:
+        raise NotImplementedError
+
+
+class ParquetShard(_OpenShard):
+    """Row groups, put together under one footer."""
+
+    def _open(self, file: HashedFile) -> None:
+        self._footer = JoinedFooter()
+        file.write(MAGIC)
+
+    def encoded(self, table: pa.Table) -> pa.Buffer:
+        sink = pa.BufferOutputStream()
+        others = [name for name in self._schema.names if name != IDS]
+        # Plain ids under zstd are smaller and faster than a dictionary of them: see docs/tokenize.md.
+        with pq.ParquetWriter(
+            sink,
+            self._schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=others or False,
+            write_statistics=others or False,
+        ) as writer:
+            writer.write_table(table.combine_chunks(), row_group_size=max(len(table), 1))
+        return sink.getvalue()
+
+    def append(self, encoded: pa.Buffer) -> None:
+        file = self.file
+        file.write(self._footer.add(memoryview(encoded).cast("B"), file.size))
+
+    def _close(self, file: HashedFile) -> None:
+        file.write(self._footer.end())
+
+
+class ArrowShard(_OpenShard):
+    """Record batches of a stream."""
+
+    def _open(self, file: HashedFile) -> None:
+        self._writer = pa.ipc.new_stream(pa.PythonFile(file, mode="w"), self._schema)
+
+    def encoded(self, table: pa.Table) -> pa.Table:
+        return table.combine_chunks()
+
+    def append(self, encoded: pa.Table) -> None:
+        self.file  # noqa: B018  opens the stream
+        self._writer.write_table(encoded)
+
+    def _close(self, file: HashedFile) -> None:
+        self._writer.close()
+
+    def abandon(self) -> None:
         if self._file is not None:
             with contextlib.suppress(OSError, pa.ArrowException):
                 self._writer.close()  # else it complains when it is collected, of a file that is closed
-            self._file.close()
-
-    def _end_group(self) -> None:
-        limit = self._options.shard_tokens if self._options.rows_per_shard is None else 1 << 62
-        full = self._rows == self._options.rows_per_shard
-        if self._rows and (full or self._tokens + self._group_tokens > limit):
-            self._end_shard()
-        if self._file is None:
-            self._begin_shard()
-        table = pa.Table.from_batches([_plain(batch, self._schema) for batch in self._group], self._schema)
-        table = table.combine_chunks()
-        if self._options.format == "parquet":
-            self._writer.write_table(table, row_group_size=max(len(table), 1))
-        else:
-            self._writer.write_table(table)
-        self._rows += self._group_rows
-        self._tokens += self._group_tokens
-        self._group, self._group_rows, self._group_tokens = [], 0, 0
-        if self._rows == self._options.rows_per_shard:
-            self._end_shard()
-
-    def _begin_shard(self) -> None:
-        path = self._folder / f"{self._split}-{len(self._shards):05d}.{self._options.format}"
-        self._file = HashedFile(path, hashed=True)
-        sink = pa.PythonFile(self._file, mode="w")
-        if self._options.format == "parquet":
-            others = [name for name in self._schema.names if name != IDS]
-            # Plain ids under zstd are smaller and faster than a dictionary of them: see docs/tokenize.md.
-            self._writer = pq.ParquetWriter(
-                sink,
-                self._schema,
-                compression="zstd",
-                compression_level=1,
-                use_dictionary=others or False,
-                write_statistics=others or False,
-            )
-        else:
-            self._writer = pa.ipc.new_stream(sink, self._schema)
-
-    def _end_shard(self) -> None:
-        if self._file is None:
-            return
-        self._writer.close()
-        self._file.close()
-        self._shards.append((self._file, self._rows, self._tokens))
-        self._file = self._writer = None
-        self._rows = self._tokens = 0
+        super().abandon()
 
 
 def _plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -161,7 +233,10 @@ FORMAT, VERSION = "brim-tokens", 1
 class BinWriter:
     """The documents of one split. `block`: the tokens are cut to a multiple of it, unless the tail is kept."""
 
-    def __init__(self, folder: Path, split: str, dtype: str, header: dict[str, Any], block: int | None) -> None:
+    def __init__(
+        self, folder: Path, split: str, dtype: str, header: dict[str, Any], block: int | None, beside: Beside
+    ) -> None:
+        self._beside = beside
         self._folder, self._split, self._dtype, self._block = folder, split, np.dtype(dtype).newbyteorder("<"), block
         self._header = header
         self._tokens_file = open(folder / f"{split}.bin", "w+b")  # noqa: SIM115  closed in finish
@@ -176,11 +251,13 @@ class BinWriter:
         ends = ends_of(batch) + self._tokens
         starts = np.concatenate([[self._tokens], ends[:-1]]).astype("<i8")
         starts.tofile(self._index_file)
-        tokens = tokens_of(batch)
-        data = np.ascontiguousarray(tokens, self._dtype).tobytes()
+        data = np.ascontiguousarray(tokens_of(batch), self._dtype).tobytes()
+        self._beside.do(lambda: self._add(data), lambda _: None)
+        self._tokens, self._documents = int(ends[-1]), self._documents + batch.num_rows
+
+    def _add(self, data: bytes) -> None:
         self._tokens_file.write(data)
         self._hash(memoryview(data))
-        self._tokens, self._documents = int(ends[-1]), self._documents + batch.num_rows
 
     def _hash(self, data: memoryview) -> None:
         if self._block is None:
@@ -197,6 +274,7 @@ class BinWriter:
 
     def finish(self) -> tuple[list[TokenShard], int]:
         """The three files, and the tokens of the tail that were dropped."""
+        self._beside.settle()
         dropped = self._tokens % self._block if self._block else 0
         if dropped:
             self._drop(dropped)

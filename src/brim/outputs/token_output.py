@@ -6,6 +6,7 @@ complete and synced; the same units and options give the same bytes, so running 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,10 +19,13 @@ import pyarrow as pa
 from brim.choices import at_least, one_of
 from brim.errors import DoesNotFit, InputError
 from brim.formats.card import CardFacts
+from brim.memory.limit import usable_cores
+from brim.memory.meter import process_bytes
+from brim.outputs.beside import Beside
 from brim.outputs.output import Finished, MadeShard, Units, card_of, with_features
 from brim.outputs.rows_file import Writing
 from brim.outputs.token_documents import SPLIT, Packer, TokenSplit, in_key_order, open_unit, unit_batches, with_places
-from brim.outputs.token_files import BinWriter, ShardOptions, ShardWriter, TokenShard
+from brim.outputs.token_files import GROUP_TOKENS, BinWriter, ShardOptions, ShardWriter, TokenShard
 from brim.progress import Advance
 from brim.rows.schemas import unify
 from brim.sizes import format_size
@@ -30,6 +34,8 @@ from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, ROUGH
 
 WHOLE = (TokenSplit("train", 1.0),)
 _WORK = ".finish"
+_COPIES = 6  # of a packed row, or a group: held, joined, its group, encoded and compressed
+_LEFT_BYTES = 64 << 20  # for reading
 _NAMES = {2: ("train", "validation"), 3: ("train", "validation", "test")}
 
 
@@ -126,7 +132,8 @@ def finish_tokens(
         if options.shuffle:
             total = sum(path.stat().st_size for path in units)
             documents = in_key_order(documents, total, work / "buckets", limit_bytes)
-        outputs = [_output(work, split.name, schema, options) for split in options.splits]
+        beside = Beside(_encoders(options, limit_bytes), "brim-finish")
+        outputs = [_output(work, split.name, schema, options, beside) for split in options.splits]
         try:
             for batch in documents:
                 for number, part in _by_split(batch, len(outputs)):
@@ -134,6 +141,7 @@ def finish_tokens(
                 advance(batch.num_rows)
             done = [output.finish() for output in outputs]
         finally:
+            beside.close()
             for output in outputs:
                 output.abandon()
         made = [replace(each, path=folder / each.name) for files, _ in done for each in files]
@@ -220,12 +228,21 @@ def _refuse_kept(schema: pa.Schema) -> None:
         )
 
 
-def _output(work: Path, split: str, schema: pa.Schema, options: FinishOptions) -> _Rows | BinWriter:
+def _encoders(options: FinishOptions, limit_bytes: int) -> int:
+    """How many threads encode row groups, each of which takes several times its ids; 0 where there is no room."""
+    if options.format == "bin":
+        return 1  # it writes and hashes, in order
+    room = limit_bytes - process_bytes(os.getpid()) - _LEFT_BYTES
+    row_bytes = 4 * (options.pack or 0)
+    return min(max(room // (_COPIES * max(4 * GROUP_TOKENS, row_bytes)) - 1, 0), usable_cores())
+
+
+def _output(work: Path, split: str, schema: pa.Schema, options: FinishOptions, beside: Beside) -> _Rows | BinWriter:
     if options.format == "bin":
         block = options.pack if options.pack_tail == "drop" else None
-        return BinWriter(work, split, options.dtype, dict(options.header) | {"pack": options.pack}, block)
+        return BinWriter(work, split, options.dtype, dict(options.header) | {"pack": options.pack}, block, beside)
     tokens = options.shard_bytes // np.dtype(options.dtype).itemsize
-    writer = ShardWriter(work, split, schema, ShardOptions(options.format, tokens, options.rows_per_shard))
+    writer = ShardWriter(work, split, schema, ShardOptions(options.format, tokens, options.rows_per_shard), beside)
     packer = Packer(options.pack, schema.field(IDS).type.value_type) if options.pack is not None else None
     return _Rows(writer, packer, options.pack_tail == "keep")
 
@@ -243,7 +260,6 @@ def _by_split(batch: pa.RecordBatch, count: int) -> Iterator[tuple[int, pa.Recor
             yield number, batch.take(pa.array(rows))
 
 
-_COPIES = 6  # of a packed row: held, joined, its group, encoded and compressed
 _READ_BIN = """import json
 import numpy as np
 
