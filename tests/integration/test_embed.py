@@ -304,7 +304,7 @@ def test_finish_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for step in (1, 2):
         crash(step, "rename", "brim.outputs.vector_output")
     for step in (1, 4, 9):
-        crash(step, "batch_for", "brim.tensors.tensor_writer")
+        crash(step, "batch_for", "brim.outputs.vector_output")
 
 
 @pytest.mark.parametrize("name", ["emb.npy", "emb.parquet"])

@@ -2,13 +2,16 @@
 
 A `.parquet` file has everything: the kept columns and the vectors. `.safetensors` and `.npy` hold numbers only, and
 the kept columns lie in `NAME.rows.parquet` beside them, row for row. Everything is made in a folder of the job.
-Units are mapped and gone through a table at a time.
+Units are mapped and gone through a table at a time, and the files are hashed while they are written. What is made is
+written from its first byte to its last, so that a crash costs no more than doing it again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +21,17 @@ import pyarrow.parquet as pq
 from brim.cuts import arrow_bytes
 from brim.errors import DamageFound, InputError
 from brim.formats.card import CardFacts
+from brim.outputs.beside import Beside
 from brim.outputs.output import Finished, MadeShard, Units
-from brim.outputs.rows_file import Writing
+from brim.outputs.rows_file import HashedFile, Writing
 from brim.progress import Advance
-from brim.state.durable import rename, sha256_of
+from brim.state.durable import rename
 from brim.steps.embed_columns import vectors_in
 from brim.steps.models import VectorType
 from brim.stores.destination import QUARANTINE
-from brim.tensors.tensor_files import npy_path
-from brim.tensors.tensor_stream import sync_file
-from brim.tensors.tensor_writer import TensorWriter
+from brim.tensors.tensor_batches import batch_for
+from brim.tensors.tensor_files import NpyLayout, SafetensorsLayout, npy_path
+from brim.tensors.tensor_spec import Tensor, tensors_from
 
 SUFFIXES = (".safetensors", ".npy", ".parquet")
 ROW_GROUP_BYTES = 16 * 1024 * 1024  # pyarrow holds a row group three to four times while it writes it
@@ -41,6 +45,7 @@ class FinishedVectors:
     rows: int
     files: tuple[Path, ...]
     outputs: Mapping[str, VectorType]
+    hashes: Mapping[Path, str] = field(default_factory=dict, compare=False)  # SHA-256 of each file
 
 
 def rows_path(target: Path) -> Path:
@@ -85,7 +90,7 @@ class VectorOutput:
         target = units.work / "made" / self.name
         done = finish_vectors(paths, target, units.work, rows=rows, advance=advance)
         made = {
-            path.name: MadeShard(path, "", done.rows, path.stat().st_size, sha256_of(path, lambda _: advance(0)))
+            path.name: MadeShard(path, "", done.rows, path.stat().st_size, done.hashes[path])
             for path in reversed(done.files)
         }
         return Finished(made, CardFacts([], None, target.suffix, []), {"rows": done.rows})
@@ -100,7 +105,7 @@ def finish_vectors(
     metadata: Mapping[str, str] | None = None,
     advance: Advance = lambda _: None,
 ) -> FinishedVectors:
-    """Put the units' tables together. Doing it again goes on where it stopped, or does nothing new.
+    """Put the units' tables together. Doing it again gives the same files.
 
     `work` is a folder of this job alone, on the disk of the target. `rows` are the rows of each unit, if they are
     known. What has the target's name already is replaced at the end.
@@ -111,45 +116,68 @@ def finish_vectors(
     work.mkdir(parents=True, exist_ok=True)
     if target.suffix == ".parquet":
         made = work / "whole.parquet"
-        _write_parquet(made, units, schema, metadata, outputs, advance)
+        sha256 = _write_parquet(made, units, schema, metadata, outputs, advance)
         rename(made, target)
-        return FinishedVectors(sum(counts), (target,), outputs)
+        return FinishedVectors(sum(counts), (target,), outputs, {target: sha256})
     kept = [field.name for field in schema if field.name not in outputs]
-    beside = rows_path(target)
+    hashes: dict[Path, str] = {}
     if kept:
-        made = work / "rows.parquet"
-        _write_parquet(made, units, pa.schema([schema.field(name) for name in kept]), None, {}, advance)
+        made, beside = work / "rows.parquet", rows_path(target)
+        columns = pa.schema([schema.field(name) for name in kept])
+        hashes[beside] = _write_parquet(made, units, columns, None, {}, advance)
         rename(made, beside)
-    files = _write_tensors(units, counts, target, work, outputs, metadata, advance)
-    return FinishedVectors(sum(counts), (*files, beside) if kept else files, outputs)
+    tensors = _write_tensors(units, sum(counts), target, work, outputs, metadata, advance)
+    return FinishedVectors(sum(counts), (*tensors, *hashes), outputs, tensors | hashes)
 
 
 def _write_tensors(
     units: Sequence[Path],
-    counts: Sequence[int],
+    rows: int,
     target: Path,
     work: Path,
     outputs: Mapping[str, VectorType],
     metadata: Mapping[str, str] | None,
     advance: Advance,
-) -> tuple[Path, ...]:
-    inside = work / f"vectors{target.suffix}"
-    names = list(outputs)
-    targets = [target] if target.suffix == ".safetensors" else [npy_path(target, n, len(names) == 1) for n in names]
-    made = [inside] if target.suffix == ".safetensors" else [npy_path(inside, n, len(names) == 1) for n in names]
-    if any(path.exists() for path in made) and not all(path.exists() for path in made):
-        for path in made:  # a crash between two renames
-            path.unlink(missing_ok=True)
-    spec = {name: (output.dim, output.dtype) for name, output in outputs.items()}
-    notes = metadata if target.suffix == ".safetensors" else None
-    with TensorWriter(inside, sum(counts), tensors=spec, resume=True, metadata=notes) as writer:
-        if not writer.finished:
-            for table in _tables_from(units, counts, writer.rows_done, names):
-                writer.append({name: table[name] for name in names})
+) -> dict[Path, str]:
+    """The files and their hashes: all tensors in one, or one in each."""
+    tensors = tensors_from({name: (output.dim, output.dtype) for name, output in outputs.items()})
+    made: list[tuple[Path, SafetensorsLayout | NpyLayout]]
+    if target.suffix == ".safetensors":
+        made = [(target, SafetensorsLayout(tensors, metadata))]
+    else:
+        made = [(npy_path(target, tensor.name, len(tensors) == 1), NpyLayout(tensor)) for tensor in tensors]
+    hashes = {path: _write_body(work / path.name, units, tensors, layout, rows, advance) for path, layout in made}
+    for path in hashes:
+        rename(work / path.name, path)
+    return hashes
+
+
+def _write_body(
+    path: Path,
+    units: Sequence[Path],
+    tensors: Sequence[Tensor],
+    layout: SafetensorsLayout | NpyLayout,
+    rows: int,
+    advance: Advance,
+) -> str:
+    """A header, then the values of one tensor after the other: of a unit's columns, each is read once."""
+    body = layout.body({tensor.name: rows for tensor in tensors})
+    named = {tensor.name: tensor for tensor in tensors}
+    file, beside = HashedFile(path, hashed=True), Beside(1, "brim-finish")
+    try:
+        file.write(body.header)
+        for name in body.starts:
+            for table in _tables(units, [name]):
+                for block in batch_for(named[name], table[name]).streams[0]():
+                    beside.do(partial(file.write, block), lambda _: None)
                 advance(arrow_bytes(table))
-    for one, other in zip(made, targets, strict=True):
-        rename(one, other)
-    return tuple(targets)
+        beside.settle()
+    finally:
+        beside.close()
+        file.close()
+    if file.size != body.size:
+        raise DamageFound(f"The units hold {file.size:,} bytes of vectors, and should hold {body.size:,}.")
+    return file.sha256
 
 
 def _write_parquet(
@@ -159,18 +187,22 @@ def _write_parquet(
     metadata: Mapping[str, str] | None,
     outputs: Mapping[str, VectorType],
     advance: Advance,
-) -> None:
-    """In row groups of whole tables up to a size. Vectors are stored plain: they do not compress."""
+) -> str:
+    """In row groups of whole tables up to a size. Vectors are plain: they do not compress. The SHA-256 of the file."""
     whole = schema.with_metadata(dict(metadata)) if metadata else schema.remove_metadata()
     leaves = _leaf_names(whole)
     plain = {leaf for leaf in leaves if leaf.partition(".")[0] in outputs}
-    with pq.ParquetWriter(
-        made,
-        whole,
-        compression={leaf: "none" if leaf in plain else "zstd" for leaf in leaves},
-        use_dictionary=sorted(leaves - plain),
-        write_statistics=sorted(leaves - plain),
-    ) as writer:
+    file = HashedFile(made, hashed=True)
+    with (
+        closing(file),
+        pq.ParquetWriter(
+            pa.PythonFile(file, mode="w"),
+            whole,
+            compression={leaf: "none" if leaf in plain else "zstd" for leaf in leaves},
+            use_dictionary=sorted(leaves - plain),
+            write_statistics=sorted(leaves - plain),
+        ) as writer,
+    ):
         held: list[pa.Table] = []
         for table in _tables(units, whole.names):
             if held and sum(arrow_bytes(each) for each in held) + arrow_bytes(table) > ROW_GROUP_BYTES:
@@ -180,7 +212,7 @@ def _write_parquet(
             advance(arrow_bytes(table))
         if held:
             _write_group(writer, held, whole)
-    sync_file(made)
+    return file.sha256
 
 
 def _write_group(writer: Any, tables: Sequence[pa.Table], schema: pa.Schema) -> None:
@@ -210,20 +242,6 @@ def _schema_of(units: Sequence[Path]) -> tuple[pa.Schema, Mapping[str, VectorTyp
 def _count(unit: Path) -> int:
     with pa.memory_map(str(unit)) as file, _opened(unit, file) as reader:
         return sum(batch.num_rows for batch in reader)
-
-
-def _tables_from(
-    units: Sequence[Path], counts: Sequence[int], start: int, columns: Sequence[str]
-) -> Iterator[pa.Table]:
-    """Tables after the first `start` rows; units that lie before are not opened."""
-    left = start
-    for unit, count in zip(units, counts, strict=True):
-        if left >= count:
-            left -= count
-            continue
-        for table in _tables([unit], columns):
-            yield from [table.slice(left)] if left < table.num_rows else []
-            left = max(0, left - table.num_rows)
 
 
 def _tables(units: Sequence[Path], columns: Sequence[str]) -> Iterator[pa.Table]:
