@@ -1,21 +1,27 @@
 """How many times as fast as raw `tokenizers` brim tokenises, whole processes, in turns: part of `make bench-tokenize`.
 
-    python benchmarks/tokens_fast.py [--mb 1000] [--repeats 2] [--corpora code,languages] [--kinds bpe,metaspace]
-        [--python OTHER] [--data DIR] [--json FILE]
+    python benchmarks/tokens_fast.py [--mb 1000] [--repeats 2] [--corpora code,languages,words] [--kinds bpe,metaspace]
+        [--python OTHER] [--encoder reference] [--datatrove OTHER] [--data DIR] [--json FILE]
 
 Corpora are made of packages: *code* is English and code, all texts of the wheels that pip can get and of the packages
 that are installed, each piece of 1.5 KB once, and again from the start if that is less than --mb; *languages* is what
-translators wrote, the msgstr of the same wheels' .po files in about 100 languages.
+translators wrote, the msgstr of the same wheels' .po files in about 100 languages; *words* is 350 MB of words that all
+differ, on which caches grow without bound: only brim's memory is looked at there.
 
 *raw* is `Tokenizer.encode_batch` of all texts on all cores, reading included, on the first 40 MB of a corpus: its
 rate does not depend on how much there is. brim reads JSONL or Parquet and writes Parquet, packed rows or bin within
 600 MB. *straight line* is tokens_straight.py. Speed is MB of text a second of the whole process; CPU is the user and
-system time of it and of all its children. `--python` is the environment that runs brim: give one with tokenizers 1.x.
+system time of it and of all its children. `--python` is the environment that runs brim: give one with tokenizers 1.x,
+and --encoder reference, for the kinds bpe, wordpiece and unigram.
+
+Beside them on the same 40 MB, once: `datasets.map` with two processes, and datatrove's tokenizer step with two tasks if
+--datatrove is the Python of an environment that has it.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -45,7 +51,15 @@ OUTPUTS = {
     "packed": ("--pack", "2048"),
     "bin": ("--format", "bin"),
 }
-LEAST = {("code", "bpe", 0): 10.0, ("code", "metaspace", 0): 3.0, ("code", "bpe", 1): 8.0}
+LEAST = {
+    ("bpe", 0): 10.0,
+    ("metaspace", 0): 3.0,
+    ("bpe", 1): 8.0,
+    ("wordpiece", 1): 4.0,
+    ("unigram", 1): 3.0,
+}
+STRAIGHT = ("bpe", "metaspace")  # kinds that the straight line's encoder takes
+WORDS_MB = 350
 
 
 def main() -> None:
@@ -58,6 +72,8 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--data", type=Path, default=Path("bench-data"))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--encoder", default="auto")
+    parser.add_argument("--datatrove", metavar="PYTHON")
     parser.add_argument("--raw", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.raw is not None:
@@ -67,6 +83,10 @@ def main() -> None:
     facts = machine(arguments.data, ("tokenizers", "pyarrow"))
     parts = {}
     for corpus in arguments.corpora.split(","):
+        if corpus == "words":
+            parts["words"] = part = unique_words(arguments)
+            print_part(part)
+            continue
         source = corpus_of(arguments.data, corpus, arguments.mb * MB)
         for kind in arguments.kinds.split(","):
             tokenizer = tokenizer_of(arguments.data, kind, source)
@@ -83,19 +103,21 @@ def compared(corpus: str, kind: str, source: Path, tokenizer: Path, arguments: a
     table = parquet_of(source)
     sample = head_of(source, RAW_BYTES)
     brim = [arguments.python, "-m", "brim", "tokenize"]
-    options = ["--tokenizer", str(tokenizer), "--memory", f"{LIMIT_MB}MB", "--quiet"]
+    options = ["--tokenizer", str(tokenizer), "--memory", f"{LIMIT_MB}MB", "--quiet", "--encoder", arguments.encoder]
     commands: dict[str, tuple[list[str], Path]] = {
         "raw": ([sys.executable, __file__, "--raw", str(sample), str(tokenizer)], sample)
     }
     for output in arguments.outputs.split(","):
         commands[f"brim, JSONL to {output}"] = ([*brim, str(source), "OUT", *options, *OUTPUTS[output]], source)
     commands["brim, Parquet to parquet"] = ([*brim, str(table), "OUT", *options], source)
-    straight = Path(__file__).with_name("tokens_straight.py")
-    commands["straight line"] = ([arguments.python, str(straight), str(source), str(tokenizer), "OUT"], source)
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+    if kind in STRAIGHT and arguments.encoder == "auto":
+        straight = Path(__file__).with_name("tokens_straight.py")
+        commands["straight line"] = ([arguments.python, str(straight), str(source), str(tokenizer), "OUT"], source)
+    peers = peers_of(sample, tokenizer, arguments)
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in (*commands, *peers)}
     encoder = ""
-    for _ in range(arguments.repeats):
-        for name, (command, read) in commands.items():
+    for number in range(arguments.repeats):
+        for name, (command, read) in (commands | peers if number == 0 else commands).items():
             found, said = run_once(command, arguments.data)
             runs[name].append(found | {"mb": read.stat().st_size / MB})
             progress(f"{corpus}, {kind}, {name}: {found['seconds']:.1f} s, {found['cpu_s']:.1f} CPU-s")
@@ -112,16 +134,68 @@ def compared(corpus: str, kind: str, source: Path, tokenizer: Path, arguments: a
         part.rows.append(row)
     part.runs = runs
     generation = int("tokenizers 1" in encoder)
-    least = LEAST.get((corpus, kind, generation))
-    for output in arguments.outputs.split(","):
-        if least is not None:
-            name = f"brim, JSONL to {output}"
-            part.goals.append(at_least(f"{output}: speed against raw", rates(runs[name])[0] / first[0], least, "×"))
-    share = rates(runs["brim, JSONL to parquet"])[1] / rates(runs["straight line"])[1]
-    part.goals.append(at_least("share of the straight line in CPU-seconds", share, 0.45, "×"))
+    least = LEAST.get((kind, generation)) if corpus == "code" else None
+    for name in [name for name in runs if name.startswith("brim")] if least is not None else ():
+        part.goals.append(at_least(f"{name}: speed against raw", rates(runs[name])[0] / first[0], least, "×"))
+    if "straight line" in runs:
+        share = rates(runs["brim, JSONL to parquet"])[1] / rates(runs["straight line"])[1]
+        part.goals.append(at_least("share of the straight line in CPU-seconds", share, 0.45, "×"))
     peak = max(run["peak_mb"] for name, each in runs.items() if name.startswith("brim") for run in each)
     part.goals.append(at_most("peak memory of the tree", peak, LIMIT_MB, " MB"))
     return part
+
+
+def peers_of(sample: Path, tokenizer: Path, arguments: argparse.Namespace) -> dict[str, tuple[list[str], Path]]:
+    """What else there is, where it is installed."""
+    here = Path(__file__).parent
+    found = {}
+    if importlib.util.find_spec("datasets") is None:
+        progress("datasets is not installed: datasets.map is left out")
+    else:
+        command = [sys.executable, str(here / "tokens.py"), "--child", "map2", str(sample), str(tokenizer), "OUT"]
+        found["datasets.map, 2 processes"] = (command, sample)
+    if arguments.datatrove is None:
+        progress("no --datatrove: its tokenizer step is left out")
+    else:
+        command = [arguments.datatrove, str(here / "tokens_datatrove.py"), str(sample), str(tokenizer), "OUT"]
+        found["datatrove, 2 tasks"] = (command, sample)
+    return found
+
+
+def unique_words(arguments: argparse.Namespace) -> Part:
+    """Memory alone: what keeps the words that it has seen keeps all of these."""
+    source = arguments.data / f"words-{WORDS_MB}.jsonl"
+    if not source.exists():
+        write_words(source, WORDS_MB * MB)
+    code = corpus_of(arguments.data, "code", arguments.mb * MB)
+    part = Part(f"words that all differ: {WORDS_MB} MB", ("what", "s", "CPU-s", "peak MB"))
+    for kind in arguments.kinds.split(","):
+        brim = [arguments.python, "-m", "brim", "tokenize", str(source), "OUT", "--quiet", "--memory", f"{LIMIT_MB}MB"]
+        command = [*brim, "--tokenizer", str(tokenizer_of(arguments.data, kind, code)), "--encoder", arguments.encoder]
+        found, _ = run_once(command, arguments.data)
+        row = (f"brim, {kind}", f"{found['seconds']:.1f}", f"{found['cpu_s']:.1f}", f"{found['peak_mb']:.0f}")
+        part.rows.append(row)
+        part.runs[kind] = [found]
+        part.goals.append(at_most(f"{kind}: peak memory of the tree", found["peak_mb"], LIMIT_MB, " MB"))
+    return part
+
+
+def write_words(path: Path, size: int) -> None:
+    """Lines of a hundred words of three to nine letters, each of which is a number that occurs once."""
+    letters = "etaoinshrdlcumwfgypbvk"
+    made, number = path.with_suffix(".tmp"), 0
+    with open(made, "w") as file:
+        while file.tell() < size:
+            words = []
+            for each in range(number, number + 100):
+                word, left = "", each * 2_654_435_761 % (1 << 32)
+                while left or len(word) < 3:
+                    left, letter = divmod(left, len(letters))
+                    word += letters[letter]
+                words.append(word)
+            number += 100
+            file.write(json.dumps({"text": " ".join(words)}) + "\n")
+    made.rename(path)
 
 
 def rates(runs: list[dict[str, float]]) -> tuple[float, float]:
@@ -239,6 +313,23 @@ def parquet_of(source: Path) -> Path:
     return path
 
 
+def trained_words(kind: str, texts: list[str]) -> str:
+    """WordPiece as BERT's, or Unigram as T5's."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    common = {"vocab_size": 30_000, "show_progress": False}
+    if kind == "wordpiece":
+        made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(special_tokens=["[UNK]", "[CLS]", "[SEP]"], **common)
+    else:
+        made = Tokenizer(models.Unigram())
+        made.normalizer, made.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(special_tokens=["<unk>", "</s>"], unk_token="<unk>", **common)
+    made.train_from_iterator(texts[:6000], trainer)
+    return str(made.to_str())
+
+
 def tokenizer_of(data: Path, kind: str, source: Path) -> Path:
     """32,000 tokens, trained on 30 MB of the corpus."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -252,6 +343,9 @@ def tokenizer_of(data: Path, kind: str, source: Path) -> Path:
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.decoder = decoders.ByteLevel()
         specials, alphabet = ["<|endoftext|>"], pre_tokenizers.ByteLevel.alphabet()
+    elif kind in ("wordpiece", "unigram"):
+        path.write_text(trained_words(kind, texts))
+        return path
     else:
         made = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
         made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
