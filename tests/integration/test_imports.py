@@ -95,6 +95,35 @@ def test_workers_of_map(tmp_path: Path, source: Path) -> None:
         assert not [name for name in (*HEAVY, *FINDING, *others) if name in modules]
 
 
+def test_workers_of_embed(tmp_path: Path, source: Path) -> None:
+    """Nothing of the command line, of finding sources or of other steps; of models only the one that is asked for."""
+    (tmp_path / "own.py").write_text(
+        "import numpy\ndef model():\n    return lambda given: numpy.ones((len(given['text']), 4), numpy.float32)\n"
+    )
+    found = worker_modules(
+        tmp_path, "embed", str(source), str(tmp_path / "out.npy"), "--model", "own:model", "--column", "text"
+    )
+    assert found
+    for modules in found:
+        assert "own" in modules
+        others = ("brim.steps.tokenize_step", "brim.steps.map_step", "transformers", "sentence_transformers", "PIL")
+        assert not [name for name in (*HEAVY, *FINDING, *others) if name in modules]
+
+
+def test_a_worker_that_waits(tmp_path: Path) -> None:
+    """One that is started before there is a job has loaded brim and Arrow, and no step but the one it is for."""
+    from brim.schedule.spare_worker import _ALSO, _MODULES
+
+    for step in ("map_step", "tokenize_step", "embed_step"):
+        name = f"brim.steps.{step}"
+        code = f"import sys, importlib\nfor name in {(*_MODULES, name, *_ALSO.get(name, ()))!r}:\n"
+        code += "    importlib.import_module(name)\nprint(*sys.modules)"
+        said = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+        modules = set(said.stdout.split())
+        others = {f"brim.steps.{other}" for other in ("map_step", "tokenize_step", "embed_step")} - {name}
+        assert not [each for each in (*HEAVY, *FINDING, "asyncio", "gigatoken", *others) if each in modules]
+
+
 def test_a_function_may_use_pandas(tmp_path: Path, source: Path) -> None:
     """pyarrow, which has looked for it in vain before, knows it as soon as the function has imported it."""
     pytest.importorskip("pandas")
