@@ -27,7 +27,6 @@ from brim.jobs.job import Built
 from brim.jobs.parts import SavedBuild, SavedOptions
 from brim.jobs.plan_place import open_place
 from brim.jobs.spec import refuse_stopped
-from brim.jobs.unit_parts import is_job_plan
 from brim.progress import Progress
 from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
@@ -129,6 +128,8 @@ def open_plan(
     tokenize or embed is opened by `open_job`.
     """
     given, access = RunningGiven(**options), Access(endpoint_url)
+    from brim.jobs.unit_parts import is_job_plan  # a build computes nothing
+
     if is_job_plan(open_place(path, access).path):
         raise InputError(
             f"{os.fspath(path)!r} is a plan of map, tokenize or embed.",
