@@ -103,7 +103,7 @@ def compared(corpus: str, kind: str, source: Path, tokenizer: Path, arguments: a
     table = parquet_of(source)
     sample = head_of(source, RAW_BYTES)
     brim = [arguments.python, "-m", "brim", "tokenize"]
-    options = ["--tokenizer", str(tokenizer), "--memory", f"{LIMIT_MB}MB", "--quiet", "--encoder", arguments.encoder]
+    options = ["--tokenizer", str(tokenizer), "--memory", f"{LIMIT_MB}MB", "--encoder", arguments.encoder]
     commands: dict[str, tuple[list[str], Path]] = {
         "raw": ([sys.executable, __file__, "--raw", str(sample), str(tokenizer)], sample)
     }
@@ -170,7 +170,7 @@ def unique_words(arguments: argparse.Namespace) -> Part:
     code = corpus_of(arguments.data, "code", arguments.mb * MB)
     part = Part(f"words that all differ: {WORDS_MB} MB", ("what", "s", "CPU-s", "peak MB"))
     for kind in arguments.kinds.split(","):
-        brim = [arguments.python, "-m", "brim", "tokenize", str(source), "OUT", "--quiet", "--memory", f"{LIMIT_MB}MB"]
+        brim = [arguments.python, "-m", "brim", "tokenize", str(source), "OUT", "--memory", f"{LIMIT_MB}MB"]
         command = [*brim, "--tokenizer", str(tokenizer_of(arguments.data, kind, code)), "--encoder", arguments.encoder]
         found, _ = run_once(command, arguments.data)
         row = (f"brim, {kind}", f"{found['seconds']:.1f}", f"{found['cpu_s']:.1f}", f"{found['peak_mb']:.0f}")

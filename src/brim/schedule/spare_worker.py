@@ -37,7 +37,7 @@ _ALSO = {"brim.steps.tokenize_step": ("tokenizers",), "brim.steps.map_step": ("c
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """What a worker was started with, and what it may be given: `work` is a function's digest, or anything."""
 
     step: str
@@ -46,7 +46,7 @@ class Place:
     work: str = ANYTHING
 
     @classmethod
-    def now(cls, step: str, threads: int, work: str = ANYTHING) -> Place:
+    def now(cls, step: str, threads: int, work: str = ANYTHING) -> WorkerPlace:
         return cls(step, worker_environment(threads), os.getcwd(), work)
 
 
@@ -55,7 +55,7 @@ class _Kept:
     """The spares of this process: one at most for each place."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
-    workers: list[tuple[WorkerProcess, Place]] = field(default_factory=list)
+    workers: list[tuple[WorkerProcess, WorkerPlace]] = field(default_factory=list)
     timer: threading.Timer | None = None
     calls: int = 0  # of a program, that may call again
 
@@ -80,7 +80,7 @@ def kept_workers() -> Iterator[None]:
 
 def start_spare(step: str, workers: int | None = None) -> None:
     """Have one for a step of that module. One that is there already is as good."""
-    place = Place.now(step, threads_of(workers))
+    place = WorkerPlace.now(step, threads_of(workers))
     with _KEPT.lock:
         if any(kept == place and not worker.ended for worker, kept in _KEPT.workers):
             _keep_for(KEPT_S)
@@ -94,7 +94,7 @@ def start_spare(step: str, workers: int | None = None) -> None:
 
 def take_spares(step: str, threads: int, work: str | None) -> list[WorkerProcess]:
     """They are the caller's now: who has done the same work first. Others are ended: they would only take room."""
-    here = Place.now(step, threads)
+    here = WorkerPlace.now(step, threads)
     with _KEPT.lock:
         found: list[tuple[bool, WorkerProcess]] = []
         for worker, place in _KEPT.workers:
@@ -112,7 +112,7 @@ def keep_worker(worker: WorkerProcess, step: str, threads: int, work: str | None
     """Whether it stays for the next call, which may give it the same work; anything, if nothing of a user's ran."""
     if not _KEPT.calls or work is None:
         return False
-    place = Place.now(step, threads, work)
+    place = WorkerPlace.now(step, threads, work)
     with _KEPT.lock:
         if any(kept == place for _, kept in _KEPT.workers):
             return False
@@ -128,7 +128,7 @@ def end_spares() -> None:
             _end(worker)
 
 
-def _add(worker: WorkerProcess, place: Place) -> None:
+def _add(worker: WorkerProcess, place: WorkerPlace) -> None:
     for other, _ in [pair for pair in _KEPT.workers if pair[1] == place or pair[0].ended]:
         _end(other)
     _KEPT.workers = [pair for pair in _KEPT.workers if pair[1] != place and not pair[0].ended] + [(worker, place)]
