@@ -86,6 +86,22 @@ def test_another_environment_or_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert gone(second)
 
 
+def registered(row: dict[str, Any]) -> dict[str, Any]:
+    import atexit
+
+    atexit.register(Path(os.environ["BRIM_TEST_ENDED"]).touch)
+    return {"pid": os.getpid(), "seen": False}
+
+
+def test_what_a_function_wants_done_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is kept is told of its end, as one that is not is."""
+    monkeypatch.setenv("BRIM_TEST_ENDED", str(tmp_path / "ended"))
+    run(tmp_path, registered)
+    assert not (tmp_path / "ended").exists()
+    end_spares()
+    assert (tmp_path / "ended").exists()
+
+
 def test_not_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spare_worker, "KEPT_S", 0.05)
     pid, _ = run(tmp_path, another)

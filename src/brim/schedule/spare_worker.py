@@ -22,6 +22,7 @@ from brim.memory.limit import usable_cores
 from brim.schedule.worker_process import WorkerProcess, worker_environment
 
 KEPT_S = 60.0
+_END_S = 2.0
 ANYTHING = ""  # what a worker may be given next, if nothing of the user's has run in it
 # What every worker loads in the end.
 _MODULES = (
@@ -102,7 +103,7 @@ def take_spares(step: str, threads: int, work: str | None) -> list[WorkerProcess
             if same and place.work in (ANYTHING, work) and not worker.ended:
                 found.append((place.work == ANYTHING, worker))
             else:
-                _end(worker)
+                _end(worker, place)
         _KEPT.workers = []
         _stop_timer()
         return [worker for _, worker in sorted(found, key=lambda pair: pair[0])]
@@ -124,20 +125,24 @@ def end_spares() -> None:
     with _KEPT.lock:
         workers, _KEPT.workers = _KEPT.workers, []
         _stop_timer()
-        for worker, _ in workers:
-            _end(worker)
+        for worker, place in workers:
+            _end(worker, place)
 
 
 def _add(worker: WorkerProcess, place: WorkerPlace) -> None:
-    for other, _ in [pair for pair in _KEPT.workers if pair[1] == place or pair[0].ended]:
-        _end(other)
+    for other, there in [pair for pair in _KEPT.workers if pair[1] == place or pair[0].ended]:
+        _end(other, there)
     _KEPT.workers = [pair for pair in _KEPT.workers if pair[1] != place and not pair[0].ended] + [(worker, place)]
     _keep_for(KEPT_S)
 
 
-def _end(worker: WorkerProcess) -> None:
-    worker.kill()
-    worker.wait()
+def _end(worker: WorkerProcess, place: WorkerPlace) -> None:
+    """What a function of the user's has left to be done at the end is done."""
+    if place.work == ANYTHING:
+        worker.kill()
+    else:
+        worker.end()
+    worker.wait(_END_S)
 
 
 def _keep_for(seconds: float) -> None:

@@ -45,6 +45,7 @@ def main() -> None:
 
 def _wait_for_setup(connection: Connection, modules: list[str]) -> str | None:
     """Nothing of the user's is loaded before there is a job. None if there will be none."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's to handle
     for name in modules:
         try:
             importlib.import_module(name)
