@@ -109,7 +109,7 @@ class Worker:
     """The state of one worker process."""
 
     def __init__(self, setup: Any, connection: Connection, job: Path) -> None:
-        self.setup, self.connection = setup, connection
+        self.setup, self.connection, self._job = setup, connection, job
         self._told = 0.0
         self._begun: tuple[Any, int, _Bad, Iterator[Any]] | None = None  # a unit whose first batch was looked at
         with open(job / setup.gate, "rb") as file:
@@ -161,7 +161,7 @@ class Worker:
             self._probe(order)
             return
         self._settle(order.types)
-        folder = Path(sys.argv[2]).parent / self.setup.folder
+        folder = self._job / self.setup.folder
         target = folder / f"{order.unit.number:08d}{EXTENSIONS[self.setup.writing.format]}"
         out = UnitFile(target, self.setup.writing)
         bad, tables = self._begin(order)
