@@ -32,9 +32,14 @@ def run(path: Path) -> nbformat.NotebookNode:
         # The bar is gone when a cell has ended for whoever reads it; warnings of the machine are not ours.
         if "outputs" in cell:
             cell["outputs"] = [out for out in cell["outputs"] if out["output_type"] in ("execute_result", "stream")]
-            cell["outputs"] = [out for out in cell["outputs"] if out.get("name") != "stderr"]
+            cell["outputs"] = [out for out in cell["outputs"] if out.get("name") != "stderr" and _text(out).strip()]
+    notebook = nbformat.reads(nbformat.writes(notebook).replace(f"{work}/", ""), as_version=4)
     notebook["metadata"] = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     return notebook
+
+
+def _text(output: nbformat.NotebookNode) -> str:
+    return str(output.get("text") or output["data"].get("text/plain", ""))
 
 
 def main() -> None:

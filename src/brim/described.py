@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 
+from brim.wording import worded
+
 
 class Described:
     """Has `lines`. Printed and as the value of a cell it is those, not what a program would want to know."""
@@ -18,7 +20,7 @@ class Described:
 
     def __str__(self) -> str:
         width = max([self.label_width, *(len(label) for label, _ in self.lines)])
-        return "\n".join(f"{label:>{width}}  {text}" for label, text in self.lines)
+        return "\n".join(f"{label:>{width}}  {worded(text)}" for label, text in self.lines)
 
     def __repr__(self) -> str:
         return str(self)
@@ -26,7 +28,7 @@ class Described:
     def _repr_html_(self) -> str:
         rows = "".join(
             f'<tr><th style="text-align:right;vertical-align:top">{html.escape(label)}</th>'
-            f'<td style="text-align:left;white-space:pre-wrap">{html.escape(text)}</td></tr>'
+            f'<td style="text-align:left;white-space:pre-wrap">{html.escape(worded(text))}</td></tr>'
             for label, text in self.lines
         )
         return f"<table>{rows}</table>"

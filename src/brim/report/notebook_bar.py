@@ -37,12 +37,14 @@ class NotebookBar:
         self._what = ""
         self._done = self._total = self._limit = 0
         self._began = self._drawn = 0.0
+        self._first: tuple[str, int, float] | None = None  # what it was about, when it ends
         self.peak_bytes = 0
 
     def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
         with self._lock:
             self._what, self._total, self._limit, self._done = what, total_bytes, limit_bytes, 0
             self._began = self._drawn = time.monotonic()
+            self._first = self._first or (what, total_bytes, self._began)
 
     def advance(self, size: int) -> None:
         with self._lock:
@@ -88,8 +90,11 @@ class NotebookBar:
 
     def finish(self) -> None:
         with self._lock:
-            if self._handle is not None:
+            if self._handle is not None and self._first is not None:
+                self._what, self._total, self._began = self._first
+                self._done = self._total or self._done
                 self._draw(time.monotonic(), ended=True)
+            self._first = None
 
 
 def _bar(what: str, share: float | None, words: list[str]) -> str:
