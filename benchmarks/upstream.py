@@ -152,7 +152,7 @@ def compare(group: str, original: Results, replaced: Results, known: dict[str, s
 
 def plain(test: str) -> str:
     """The name of a test without its class and parameters."""
-    return re.sub(r"(_\d+_in_memory|_\d+_on_disk)?(\[.*\])?$", "", test.rpartition("::")[2])
+    return re.sub(r"(_in_memory|_on_disk)?(\[.*\])?$", "", test.rpartition("::")[2])
 
 
 def reasons() -> dict[str, str]:
