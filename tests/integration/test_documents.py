@@ -1,0 +1,205 @@
+"""README.md and docs/ are true: every block of code is run, or says why it is not.
+
+A block is run if its page is in RUN, unless a comment before it says `not run: REASON`. Blocks of other pages are
+shown: their verbs and options must exist and their Python must compile; PAGES says why they are not run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tests.generators.tokenizers import made_tokenizers
+from tests.hub.server import TestHub
+from tests.publishing import Machine
+
+pytestmark = pytest.mark.docs
+ROOT = Path(__file__).parents[2]
+RUN = ["README.md", "docs/train.md"]
+# Pages whose blocks need what a test does not have, and what proves them instead.
+DATA = "about data of its reader; the verb's own tests run the same options"
+PAGES = {
+    "docs/aomic-piop1.md": "a dataset of 100 GB; tests/integration/test_recipes.py",
+    "docs/arc.md": "a dataset of 273 GB; tests/integration/test_recipes.py",
+    "docs/batch.md": "a batch system; tests/integration/test_batch.py",
+    "docs/bids.md": DATA,
+    "docs/check.md": DATA,
+    "docs/embed.md": "needs torch; make test-embed",
+    "docs/empty-uploads.md": DATA,
+    "docs/forecast.md": DATA,
+    "docs/from-datasets.md": "parts of programs; tests/integration/test_datasets.py",
+    "docs/howto-embed-images.md": "needs torch; make test-embed",
+    "docs/howto-openneuro.md": "run by tests/integration/test_howto_openneuro.py",
+    "docs/howto-resume-a-map.md": DATA,
+    "docs/internals.md": "drawings",
+    "docs/isles24.md": "a dataset of 99 GB; tests/integration/test_recipes.py",
+    "docs/lab.md": "takes minutes; tests/integration/test_lab.py",
+    "docs/leak.md": DATA,
+    "docs/log-format.md": "a format",
+    "docs/map.md": DATA,
+    "docs/objects.md": "needs a bucket; tests/integration/test_s3_source.py",
+    "docs/package.md": DATA,
+    "docs/publish.md": DATA,
+    "docs/python.md": "run by tests/integration/test_api.py",
+    "docs/ray.md": "needs a cluster; make test-ray",
+    "docs/recipes.md": DATA,
+    "docs/report.md": DATA,
+    "docs/resume-upload.md": DATA,
+    "docs/run.md": DATA,
+    "docs/scale.md": "arithmetic; make bench-scale",
+    "docs/select.md": DATA,
+    "docs/tensors.md": DATA,
+    "docs/tokenize-300k.md": "examples/tokenize_300k.py",
+    "docs/tokenize.md": DATA,
+    "docs/verify-hub.md": DATA,
+    "docs/why-uploads-fail.md": DATA,
+    "docs/why.md": DATA,
+}
+BLOCK = re.compile(
+    r"(?:<!--\s*not run: (?P<reason>[^>]+?)\s*-->\s*)?^```(?P<kind>[a-z]*)[^\n]*\n(?P<text>.*?)^```", re.M | re.S
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    page: str
+    line: int
+    kind: str
+    text: str
+    reason: str
+
+    @property
+    def commands(self) -> list[str]:
+        """What is typed in it, with lines that go on joined."""
+        joined = self.text.replace("\\\n", " ")
+        return [line[2:] for line in joined.splitlines() if line.startswith("$ ")]
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    text = (ROOT / page).read_text()
+    for found in BLOCK.finditer(text):
+        line = text.count("\n", 0, found.start("kind")) + 1
+        yield Block(page, line, found["kind"], found["text"], found["reason"] or "")
+
+
+def pages() -> list[str]:
+    return ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+
+ALL = [block for page in pages() for block in blocks_of(page)]
+
+
+@pytest.fixture(scope="module")
+def group() -> Any:
+    import brim.cli
+
+    return typer.main.get_command(brim.cli.app)
+
+
+def test_every_page_says_whether_it_is_run() -> None:
+    """A page with blocks is run, or listed with a reason."""
+    with_blocks = {block.page for block in ALL if block.kind in ("console", "python", "sh", "bash")}
+    assert with_blocks - set(RUN) - set(PAGES) == set()
+    assert set(PAGES) <= set(pages())
+
+
+@pytest.mark.parametrize("page", pages())
+def test_commands_and_python_are_what_brim_has(page: str, group: Any) -> None:
+    """Every verb and option that is shown exists, and Python compiles."""
+    for block in blocks_of(page):
+        where = f"{page}:{block.line}"
+        if block.kind == "python":
+            lines = block.text.splitlines()
+            typed = [line[4:] for line in lines if line.startswith((">>> ", "... "))]
+            compile("\n".join(typed or lines), where, "exec")
+        for command in block.commands if block.kind == "console" else []:
+            check_command(command, group, where)
+
+
+def check_command(command: str, group: Any, where: str) -> None:
+    words = shlex.split(command, comments=True)
+    if (
+        "brim" not in words
+        or any(word in words for word in ("|", "&&", "|| true"))
+        or words[0] not in ("brim", "until")
+    ):
+        return
+    words = words[words.index("brim") + 1 :]
+    if ";" in "".join(words):
+        words = [word.rstrip(";") for word in words[: next(n for n, word in enumerate(words) if ";" in word) + 1]]
+    node = group
+    while words and hasattr(node, "commands") and words[0] in node.commands:
+        node, words = node.commands[words[0]], words[1:]
+    known = {name for parameter in node.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    known |= {"-h", "--help", "--debug", "--install-completion", "--show-completion"}
+    asked = words[: words.index("--")] if "--" in words else words
+    unknown = [word for word in asked if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known]
+    assert not unknown, f"{where}: {command}: {unknown}"
+
+
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """An empty folder with what docs/fresh-user.md says it has, and a Hub."""
+    here = tmp_path_factory.mktemp("fresh")
+    with TestHub(here / "hub") as hub:
+        machine = Machine(hub, here / "machine")
+        work = here / "work"
+        shutil.copytree(ROOT / "examples/sample/scans", work / "scans")
+        shutil.copytree(ROOT / "examples/sample/pictures", work / "pictures")
+        rows = [{"text": f"row {n} of a small corpus with a few words", "n": n} for n in range(200)]
+        (work / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (work / "steps.py").write_text("def upper(row):\n    return {'text': row['text'].upper()}\n")
+        shutil.copy(next(iter(made_tokenizers(here).values())), work / "tokenizer.json")
+        yield machine
+
+
+def typed(place: Machine, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a line as a shell would, with this Python and this brim."""
+    words = shlex.split(command, comments=True)
+    if words[0] == "brim":
+        words = [sys.executable, "-m", *words]
+    words = [sys.executable if word == "python" else word for word in words]
+    work = place.folder.parent / "work"
+    return subprocess.run(words, cwd=work, env=place.environment, capture_output=True, text=True, timeout=300)
+
+
+def tasks() -> list[tuple[str, str, str]]:
+    rows = re.findall(r"^\| +(\d+) \| (.+?) \| `(.+?)` \| `(.+?)` \|$", (ROOT / "docs/fresh-user.md").read_text(), re.M)
+    return [(task, command, says) for _, task, command, says in rows]
+
+
+def test_a_fresh_user(place: Machine) -> None:
+    """Twenty tasks, in their order, each as the page says."""
+    went = []
+    for task, command, says in tasks():
+        done = typed(place, command)
+        well = done.returncode == 0 and re.sub(r"\s+", " ", says) in re.sub(r"\s+", " ", done.stdout + done.stderr)
+        went.append((task, well, "" if well else f"{command}\n{done.returncode}\n{done.stdout}\n{done.stderr}"))
+    assert len(went) == 20
+    assert not [told for told in went if not told[1]]
+
+
+@pytest.mark.parametrize("page", [page for page in RUN if (ROOT / page).exists()])
+def test_pages_run(page: str, place: Machine) -> None:
+    """Blocks of a page, from the first to the last; a Python block is one program."""
+    for block in blocks_of(page):
+        if block.reason:
+            continue
+        where = f"{page}:{block.line}"
+        if block.kind == "python":
+            done = typed(place, shlex.join(["python", "-c", block.text]))
+            assert done.returncode == 0, f"{where}\n{done.stdout}\n{done.stderr}"
+        for command in block.commands if block.kind == "console" else []:
+            done = typed(place, command)
+            assert done.returncode == 0, f"{where}: {command}\n{done.stdout}\n{done.stderr}"
