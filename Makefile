@@ -187,6 +187,10 @@ bench-embed: .venv/dev
 bench-scale: .venv/dev
 	$(BIN)/python benchmarks/scale.py
 
+# OLD is a checkout of another version: make bench-compare OLD=../before
+bench-compare: .venv/dev
+	$(BIN)/python benchmarks/compare.py $(OLD) .
+
 bench-walks: .venv/dev
 	$(BIN)/python benchmarks/walks.py
 
