@@ -160,7 +160,7 @@ def _unpack_chosen(rows: Selection, target: Path, progress: Progress, unproved: 
         root = os.path.realpath(target)
         files = size = there = 0
         for place, part in split_apart(table):
-            of = unpack_rows(part, os.path.join(root, place), progress)
+            of = unpack_rows(part, os.path.join(root, place) if place else root, progress)
             files, size, there = files + of[0], size + of[1], there + of[2]
     return Unpacked(files, size, there, unproved)
 
