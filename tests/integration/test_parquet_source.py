@@ -212,7 +212,7 @@ def test_random_tables(tmp_path: Path, seed: int, codec: str, group: int, page: 
     path.unlink()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), codec=st.sampled_from(CODECS), version=st.sampled_from(["1.0", "2.0"]))
 def test_damage(tmp_path: Path, data: st.DataObject, codec: str, version: str) -> None:
     """A damaged file is an error of brim, or gives the values that pyarrow reads from it."""
