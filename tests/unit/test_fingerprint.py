@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import decimal
+import hashlib
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from brim import cuts
 from brim.plans import fingerprint
-from brim.plans.fingerprint import digest_table
+from brim.plans.fingerprint import changes_between, digest_ints, digest_items, digest_json, digest_table
 
 _N = 24
 COLUMNS = {
@@ -63,8 +66,6 @@ def test_digests_are_what_they_were(name: str) -> None:
 @given(st.lists(st.lists(st.booleans(), max_size=20), max_size=8))
 def test_bits_are_packed_across_parts(parts: list[list[bool]]) -> None:
     """Parts of any length are packed as if they were one."""
-    import hashlib
-
     digest = hashlib.sha256()
     fingerprint._feed_bits(digest, (np.array(part, bool) for part in parts))
     whole = np.array([bit for part in parts for bit in part], bool)
@@ -79,3 +80,117 @@ def test_weights_do_not_depend_on_chunks(name: str) -> None:
     chunked = pa.chunked_array([array.slice(0, 5), array.slice(5, 0), array.slice(5)])
     assert cuts.column_bytes(chunked).tolist() == whole.tolist()
     assert (whole > 0).all()
+
+
+FACTS: dict[str, Any] = {
+    "format": "parquet",
+    "rows": 1000,
+    "files": 10,
+    "bytes": 5_000_000,
+    "columns": {"a": "int64", "b": "string"},
+    "cut": {},
+    "shards": 3,
+    "features": "f",
+}
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({}, ["names of files or values of its table changed"]),
+        ({"format": "webdataset"}, ["its format was parquet and is now webdataset"]),
+        ({"rows": 2000, "files": 9}, ["it had 1,000 rows and would have 2,000", "it had 10 files and would have 9"]),
+        ({"bytes": 6_000_000}, ["its files were 5.00 MB and are 6.00 MB"]),
+        (
+            {"columns": {"b": "int64", "c": "string", "d": "string"}},
+            [
+                "the column 'a' is gone",
+                "the column 'c' is new",
+                "the column 'd' is new",
+                "the column 'b' has another type",
+            ],
+        ),
+        ({"cut": {"num_shards": 4}}, ["names of files or values of its table changed"]),
+        ({"shards": 4}, ["names of files or values of its table changed"]),
+        (
+            {"cut": {"num_shards": 4, "shard_by": "x"}, "shards": 4},
+            ["its shards were cut by the default size and would be by num shards 4, shard by x"],
+        ),
+        ({"features": "g"}, ["the types of its columns for `datasets` changed"]),
+        ({"features": "g", "rows": 999}, ["it had 1,000 rows and would have 999"]),
+    ],
+)
+def test_what_changed_is_said(other: dict[str, Any], words: list[str]) -> None:
+    """All of it; never nothing."""
+    assert changes_between(FACTS, FACTS | other) == words
+
+
+def test_digests_of_facts() -> None:
+    """Of the JSON with sorted names; of a list in parts as of the whole; of numbers wherever they lie."""
+    assert digest_json({"b": 1, "a": [2]}) == hashlib.sha256(b'{"a": [2], "b": 1}').hexdigest()
+    assert digest_json({"path": Path("/a")}) == hashlib.sha256(b'{"path": "/a"}').hexdigest()
+    assert digest_ints(np.array([1, 2], np.int32)) == hashlib.sha256(np.array([1, 2], "<i8").tobytes()).hexdigest()
+    for count in (0, 1, 9_999, 10_000, 10_001, 20_000):
+        assert digest_items(iter(range(count))) == digest_json(list(range(count))), count
+    assert digest_items([{"b": 1, "a": 2}, "x"]) == digest_json([{"a": 2, "b": 1}, "x"])
+    assert fingerprint._BLOCK == 10_000
+
+
+def digest_of(array: Any, deep: bool = False) -> str:
+    return digest_table(pa.table({"x": array}), deep=deep)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.array(["ab", "c"]), pa.array(["a", "bc"])),
+        (pa.array([None, "a"]), pa.array(["a", None])),
+        (pa.array([[1], [2, 3]]), pa.array([[1, 2], [3]])),
+        (pa.array([[], None]), pa.array([None, []])),
+        (pa.array([1, 2]), pa.array([1, 3])),
+        (pa.array([True, False]), pa.array([True, True])),
+        (pa.array([b"a", b""]), pa.array([b"", b"a"])),
+        (pa.array([{"a": 1}, None]), pa.array([{"a": None}, None])),
+        (pa.array([decimal.Decimal("1.1")]), pa.array([decimal.Decimal("1.2")])),
+        (pa.array([1], pa.int32()), pa.array([1], pa.int64())),
+        (pa.array([["a"], ["b"]], pa.large_list(pa.string())), pa.array([["a"], ["c"]], pa.large_list(pa.string()))),
+        (pa.array([b"a"], pa.large_binary()), pa.array([b"b"], pa.large_binary())),
+    ],
+    ids=str,
+)
+def test_other_values_have_another_digest(one: Any, other: Any) -> None:
+    """Or another order, or another type; the same values have the same, also inside of a larger array."""
+    assert digest_of(one) != digest_of(other)
+    if one.type == other.type:
+        both = pa.concat_arrays([other, one, other])
+        assert digest_of(both.slice(len(other), len(one))) == digest_of(one)
+
+
+def test_names_and_rules_count() -> None:
+    array = pa.array([1, 2])
+    plain = pa.table({"x": array})
+    required = pa.table({"x": array}, schema=pa.schema([pa.field("x", pa.int64(), nullable=False)]))
+    assert len({digest_table(t) for t in (plain, plain.rename_columns(["y"]), required, plain.slice(0, 1))}) == 4
+    assert digest_table(pa.table({"a": array, "b": array})) == digest_table(pa.table({"a": array, "b": array}))
+
+
+def test_deep_digests_look_into_lists_and_extensions() -> None:
+    """Another digest than by text, and one that tells values apart."""
+    for kind in ("vector", "json"):
+        array = COLUMNS[kind]
+        assert digest_of(array, True) != digest_of(array) if kind == "vector" else True
+        assert digest_of(array, True) != digest_of(array.slice(2), True)
+    vectors = [pa.array([[1.0, value]], pa.list_(pa.float32(), 2)) for value in (2.0, 3.0)]
+    assert digest_of(vectors[0], True) != digest_of(vectors[1], True)
+
+
+# As they are: a change would make every dataset another one.
+ALL_KNOWN = "e98a33dbdcd9cb26"
+
+
+def test_all_digests_are_what_they_were() -> None:
+    table = pa.table({name: array for name, array in COLUMNS.items() if name not in ("json", "view")})
+    assert digest_table(table, deep=True)[:16] == ALL_KNOWN
+    assert digest_table(pa.table({"dictionary": COLUMNS["dictionary"]})) != digest_table(
+        pa.table({"dictionary": COLUMNS["text"]})
+    )

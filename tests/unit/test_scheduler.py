@@ -319,3 +319,30 @@ def test_a_task_is_skipped_by_its_receipt_only_when_it_comes() -> None:
     )
     assert queue.find() is None
     assert (told.passed, queue.empty) == (10, True)
+
+
+class Hearing(Told):
+    """Wants to know of each task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[str, Any]] = []
+
+    def begin(self, name: str, size: int) -> None:
+        self.heard.append((name, size))
+
+    def again(self, name: str) -> None:
+        self.heard.append((name, "again"))
+
+
+def test_whoever_watches_hears_of_each_task() -> None:
+    """That it begins, and that it is given once more."""
+    losses = iter([True, False])
+    hearing, receipts = Hearing(), Written()
+    backend = Scripted(receipts, lambda a: lost(a, "crash") if next(losses, False) else None, at_a_time=1)
+    units = [Unit(0, (), 10, "")]
+    queue = TaskQueue(Listed(units), lambda u: Task("t", u.bytes, Compute(u)), receipts, hearing, Retries(3))
+    assert list(run(queue, backend, Stop())) == ["t"]
+    assert hearing.heard == [("t", 10), ("t", "again"), ("t", 10)]
+    queue.again(TaskAgain(backend.given[0]))
+    assert hearing.heard[3:] == [("t", "again")]
