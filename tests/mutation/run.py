@@ -93,7 +93,7 @@ def _module(name: str, *tests: str) -> Module:
 
 
 MODULES = (
-    _module("formats.splice", "tests/unit/test_splice.py"),
+    _module("formats.splice", "tests/unit/test_splice.py", "tests/unit/test_ranges.py"),
     _module("formats.thrift", "tests/unit/test_thrift.py"),
     _module("formats.parquet_levels", "tests/unit/test_levels.py"),
     _module("formats.parquet_pages", "tests/unit/test_pages.py"),

@@ -1,6 +1,8 @@
+import errno
 import hashlib
 import io
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,8 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brim.errors import SourceChanged
+from brim.file_set import FileSetBuilder
+from brim.formats import splice as splice_module
+from brim.formats.scratch import Scratch
+from brim.formats.source_reader import Buffers
 from brim.formats.splice import Splice, SpliceBuilder
-from tests.conftest import file_set, random_bytes
+from tests.conftest import file_set, random_bytes, write_files
 
 _segment = st.one_of(
     st.binary(max_size=30).map(lambda data: ("literal", data)),
@@ -152,3 +158,190 @@ def test_few_descriptors_are_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in splice.chunks(buffer_bytes=16):
         assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_parts_of_a_scratch_file(tmp_path: Path) -> None:
+    """Read, copied and closed with the splice."""
+    scratch = Scratch(str(tmp_path))
+    os.write(scratch.descriptor, b"0123456789")
+    builder = SpliceBuilder(file_set(tmp_path / "files", _CONTENTS), scratch)
+    builder.literal(b"<")
+    builder.scratch(3, 4)
+    builder.scratch(9, 0)
+    builder.file(4)
+    builder.scratch(0, 2)
+    assert builder.position == 1 + 4 + 7 + 2
+    whole = b"<3456" + _CONTENTS["4.bin"] + b"01"
+    with builder.finish() as splice:
+        assert splice.read_at(0, 99) == whole
+        assert splice.read_at(2, 3) == whole[2:5]
+        with open(tmp_path / "copy", "w+b") as copy:
+            splice.copy_to(copy.fileno())
+        assert (tmp_path / "copy").read_bytes() == whole
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        splice.read_at(1, 2)
+    splice.close()
+
+
+def test_a_folder_is_a_value(tmp_path: Path) -> None:
+    """As a tar of its files, alone and between literals."""
+    import tarfile
+
+    write_files(tmp_path, {"a": b"aaa", "b": b"b" * 512, "c": b"ccc"})
+    files = FileSetBuilder(str(tmp_path))
+    first = files.add("a", os.stat(tmp_path / "a"))
+    folder = files.add_bundle("x/", [(name, name, os.stat(tmp_path / name)) for name in "bc"])
+    builder = SpliceBuilder(files.finish())
+    builder.interleave(b"<<>", np.array([2, 1]), np.array([first, folder]))
+    builder.value(first)
+    whole = builder.finish().read_at(0, 1 << 20)
+    assert whole.startswith(b"<<aaa>")
+    assert whole.endswith(b"\0aaa")
+    with tarfile.open(fileobj=io.BytesIO(whole[6:-3])) as tar:
+        assert {member.name: tar.extractfile(member).read() for member in tar} == {"b": b"b" * 512, "c": b"ccc"}  # type: ignore[union-attr]
+
+
+def test_ranges_of_a_file(tmp_path: Path) -> None:
+    """From somewhere on to its end, or a part."""
+    builder = SpliceBuilder(file_set(tmp_path, _CONTENTS))
+    builder.file(3, 90)
+    builder.file(3, 10, 5)
+    builder.file(0)
+    assert builder.finish().read_at(0, 99) == _CONTENTS["3.bin"][90:] + _CONTENTS["3.bin"][10:15]
+
+
+def test_many_segments_go_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever lies at the border of two."""
+    assert splice_module._BLOCK == 16384
+    monkeypatch.setattr(splice_module, "_BLOCK", 3)
+    splice, whole = make(tmp_path, [("file", (n % 5, 0, 100)) for n in range(1, 12)])
+    for start in range(0, len(whole), 7):
+        for size in (1, 8, 60, 999):
+            assert splice.read_at(start, size) == whole[start : start + size]
+    assert splice.read_at(-0, -5) == b""
+    assert splice.read_at(len(whole), 5) == b""
+
+
+def test_buffers_that_are_kept(tmp_path: Path) -> None:
+    """Each chunk stays what it was while somebody holds it; without, the next one takes its place."""
+    splice, whole = make(tmp_path, [("literal", b"head"), ("file", (3, 0, 100)), ("file", (2, 0, 50))])
+    kept = list(splice.chunks(buffer_bytes=16, keep=Buffers(16)))
+    assert b"".join(map(bytes, kept)) == whole
+    assert [len(chunk) for chunk in kept] == [16] * 9 + [10]
+    assert [bytes(chunk) for chunk in splice.chunks(3, 9, 4)] == [whole[3:7], whole[7:9]]
+    assert [len(chunk) for chunk in splice.chunks(150)] == [4]
+    assert list(splice.chunks(154)) == []
+
+
+def test_whoever_waits_for_a_hash_is_told(tmp_path: Path) -> None:
+    told: list[int] = []
+    splice, whole = make(tmp_path, [("literal", b"head"), ("file", (3, 0, 100))])
+    splice.sha256(told.append)
+    assert sum(told) == len(whole)
+
+
+def test_the_file_object_reads_in_every_way(tmp_path: Path) -> None:
+    splice, whole = make(tmp_path, [("literal", b"head"), ("file", (3, 0, 100))])
+    file = splice.open()
+    assert file.read(None) == whole
+    assert file.read() == file.read1() == b""
+    file.seek(0)
+    assert file.read1() == whole
+    file.seek(2)
+    assert (file.read1(3), file.read(0), file.tell()) == (whole[2:5], b"", 5)
+    file.seek(500)
+    assert file.read() == b""
+    file.seek(100)
+    buffer = bytearray(10)
+    assert file.readinto(buffer) == 4
+    assert buffer == whole[100:] + b"\0" * 6
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """A file with a hundred bytes, and one to copy to."""
+    (tmp_path / "from").write_bytes(_CONTENTS["3.bin"])
+    source = os.open(tmp_path / "from", os.O_RDONLY)
+    target = os.open(tmp_path / "to", os.O_RDWR | os.O_CREAT)
+    yield source, target
+    os.close(source)
+    os.close(target)
+
+
+@pytest.mark.parametrize("answer", ["in full", "nothing", "cannot", "a little", "later no more"])
+def test_the_kernel_copies_where_it_can(
+    pair: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """An answer of nothing, of less, or that it cannot, is made up for by reading and writing."""
+    plain, calls = os.copy_file_range, [0]
+
+    def copy(source: int, target: int, count: int, offset: int) -> int:
+        calls[0] += 1
+        if answer == "cannot" or (answer == "later no more" and calls[0] > 1):
+            raise OSError(errno.EXDEV, "no")
+        if answer == "nothing":
+            return 0
+        return plain(source, target, count if answer == "in full" else min(count, 7), offset)
+
+    monkeypatch.setattr(os, "copy_file_range", copy)
+    monkeypatch.setattr(splice_module, "BUFFER_BYTES", 16)
+    splice_module.copy_range(pair[0], 5, 90, pair[1])
+    assert (tmp_path / "to").read_bytes() == _CONTENTS["3.bin"][5:95]
+    assert calls[0] == {"in full": 1, "nothing": 1, "cannot": 1, "a little": 13, "later no more": 2}[answer]
+    splice_module.copy_range(pair[0], 5, 0, pair[1])
+    assert (tmp_path / "to").stat().st_size == 90
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_no_reason_to_try_otherwise(
+    pair: tuple[int, int], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def copy(*_: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "copy_file_range", copy)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        splice_module.copy_range(pair[0], 0, 100, pair[1])
+    assert not isinstance(caught.value, splice_module.Unreadable)
+
+
+def test_whose_fault_it_is_that_nothing_can_be_copied(
+    pair: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is too short or that cannot be read is the source's; what cannot be written is not."""
+    monkeypatch.setattr(os, "copy_file_range", lambda *_: 0)
+    with pytest.raises(splice_module.Unreadable, match="shorter than its recorded size") as caught:
+        splice_module.copy_range(pair[0], 50, 51, pair[1])
+    assert caught.value.errno == errno.EIO
+    blind = os.open(tmp_path / "from", os.O_WRONLY)
+    with pytest.raises(splice_module.Unreadable, match="Bad file descriptor") as caught:
+        splice_module.copy_range(blind, 0, 1, pair[1])
+    assert caught.value.errno == errno.EBADF
+    os.close(blind)
+    with pytest.raises(OSError, match="Bad file descriptor") as other:
+        splice_module.copy_range(pair[0], 0, 1, pair[0])
+    assert not isinstance(other.value, splice_module.Unreadable)
+
+
+def test_a_kernel_without_that_call(pair: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "copy_file_range")
+    splice_module.copy_range(pair[0], 0, 100, pair[1])
+    assert (tmp_path / "to").read_bytes() == _CONTENTS["3.bin"]
+
+
+def test_one_whole_file(tmp_path: Path) -> None:
+    """A folder on the same disk may take it as it is."""
+    (tmp_path / "a").write_bytes(b"whole")
+    splice = splice_module.FileSplice(tmp_path / "a")
+    assert (splice.path, splice.size, splice.read_at(1, 3)) == (tmp_path / "a", 5, b"hol")
+    _touch(tmp_path / "a")
+    with pytest.raises(SourceChanged):
+        splice.sha256()
+
+
+def test_segments_are_small(tmp_path: Path) -> None:
+    """Twenty bytes each, in columns."""
+    splice, _ = make(tmp_path, [("file", (3, 0, 100)), ("literal", b"x")])
+    assert (splice._ends.dtype, splice._sources.dtype, splice._starts.dtype) == (np.int64, np.int32, np.int64)
+    empty, whole = make(tmp_path, [])
+    assert (empty.size, whole, empty.read_at(0, 5)) == (0, b"", b"")
