@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from brim.formats import parquet_pages as pages
 from brim.formats import thrift
-from brim.formats.parquet_pages import Damaged, PageBody, delta_ints, plain_body, runs, snappy_body, zstd_body
+from brim.formats.parquet_pages import (
+    Damaged,
+    PageBody,
+    delta_bytes,
+    delta_ints,
+    plain_body,
+    runs,
+    snappy_body,
+    zstd_body,
+)
 
 AT = 7  # pages lie somewhere in a file
 RANDOM = random.Random(1).randbytes
@@ -246,6 +255,33 @@ def test_deltas_are_read(values: list[int]) -> None:
     assert delta_ints(data + b"more", len(values))[1] == len(data)
     with pytest.raises(Damaged, match="lengths of a page are broken"):
         delta_ints(data, len(values) + 1)
+
+
+@pytest.mark.parametrize(
+    ("head", "count", "most"),
+    [
+        (b"\x80\x01\x04", 0, 64 + 256 + 14),
+        (b"\x80\x01\x04", 31, 64 + 256 + 14),
+        (b"\x80\x01\x04", 32, 64 + 512 + 14),
+        (b"\x80\x01\x04", 128, 64 + 5 * 256 + 28),
+        (b"\x01\x02", 3, 64 + 4 * 12),
+        (b"\x80\x80\x40\x80\x04", 1, 64 + 8 * 2048 + 522),
+    ],
+)
+def test_how_long_deltas_are_at_most(head: bytes, count: int, most: int) -> None:
+    """By the size of a block and of its parts, which are whole."""
+    assert delta_bytes(head, count) == most
+
+
+@pytest.mark.parametrize("values", [[5], list(range(33)), [2**62, -(2**62)] * 200, [0] * 1000])
+def test_deltas_are_never_longer(values: list[int]) -> None:
+    assert len(deltas_of(values)) <= delta_bytes(deltas_of(values)[:20], len(values))
+
+
+@pytest.mark.parametrize("head", [b"\x80\x01\x00", b"\x00\x04", b"\x80\x01\x81\x04", b"\x81\x80\x40\x04"])
+def test_heads_of_deltas_that_cannot_be(head: bytes) -> None:
+    with pytest.raises(Damaged, match="lengths of a page are broken"):
+        delta_bytes(head, 5)
 
 
 def test_no_deltas() -> None:

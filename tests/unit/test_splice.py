@@ -228,6 +228,7 @@ def test_buffers_that_are_kept(tmp_path: Path) -> None:
     kept = list(splice.chunks(buffer_bytes=16, keep=Buffers(16)))
     assert b"".join(map(bytes, kept)) == whole
     assert [len(chunk) for chunk in kept] == [16] * 9 + [10]
+    assert [bytes(chunk) for chunk in splice.chunks(3, 9, 64, keep=Buffers(64))] == [whole[3:9]]
     assert [bytes(chunk) for chunk in splice.chunks(3, 9, 4)] == [whole[3:7], whole[7:9]]
     assert [len(chunk) for chunk in splice.chunks(150)] == [4]
     assert list(splice.chunks(154)) == []
@@ -248,13 +249,45 @@ def test_the_file_object_reads_in_every_way(tmp_path: Path) -> None:
     file.seek(0)
     assert file.read1() == whole
     file.seek(2)
-    assert (file.read1(3), file.read(0), file.tell()) == (whole[2:5], b"", 5)
+    assert (file.read1(3), file.read1(0), file.read(0), file.tell()) == (whole[2:5], b"", b"", 5)
     file.seek(500)
     assert file.read() == b""
     file.seek(100)
     buffer = bytearray(10)
     assert file.readinto(buffer) == 4
     assert buffer == whole[100:] + b"\0" * 6
+
+
+def test_a_reader_is_told_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same segments that are read, and how many bytes they are, so that it can ask for them together."""
+    splice, whole = make(tmp_path, [("literal", b"head"), ("file", (3, 0, 100)), ("file", (2, 0, 50))])
+    told: list[tuple[object, list[tuple[int, int, int]], int]] = []
+    plain = splice_module.reader_of
+
+    def reader_of(files: object, segments: Iterator[tuple[int, int, int]], size: int) -> object:
+        told.append((files, list(segments), size))
+        return plain(files, iter(told[-1][1]), size)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(splice_module, "reader_of", reader_of)
+    assert splice.read_at(10, 100) == whole[10:110]
+    assert told == [(splice.files, [(3, 6, 94), (2, 0, 6)], 100)]
+
+
+def test_local_files_are_copied_by_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Range by range; only what lies elsewhere comes through this process."""
+    splice, whole = make(tmp_path, [("literal", b"head"), ("file", (3, 10, 20)), ("file", (2, 0, 50))])
+    copied: list[tuple[int, int]] = []
+    plain = splice_module.copy_range
+
+    def copy(source: int, at: int, size: int, target: int) -> None:
+        copied.append((at, size))
+        plain(source, at, size, target)
+
+    monkeypatch.setattr(splice_module, "copy_range", copy)
+    with open(tmp_path / "copy", "w+b") as file:
+        splice.copy_to(file.fileno())
+    assert (tmp_path / "copy").read_bytes() == whole
+    assert copied == [(10, 20), (0, 50)]
 
 
 @pytest.fixture

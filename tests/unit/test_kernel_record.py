@@ -1,0 +1,154 @@
+"""The kill that is made of a kernel's record: which limit, which group, what it held, and whose name it has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from brim.oom import kernel_record as module
+from brim.oom.kernel_lines import UNLIMITED_KB, Killed, Table
+from brim.oom.kernel_record import Announced, Record, assemble, take
+from brim.oom.kills import Bound, Evidence, GroupMemory, MachineRoom, Sizes
+from brim.oom.log_lines import Stamp
+
+STAMP = Stamp.__new__(Stamp)
+VICTIM = Killed(7, None, None, "group", Sizes())
+SPOKEN = Announced(7, "python", "group", "/limit", "/task", STAMP, 1, Evidence.__new__(Evidence), False)
+
+
+def record() -> Record:
+    return Record(STAMP, 1)
+
+
+@pytest.mark.parametrize(
+    ("usages", "bound"),
+    [
+        ({}, Bound()),
+        ({"memory": (1024, 1)}, Bound(1024, 1024, "memory")),
+        ({"memory": (1023, 1)}, Bound(1024, 1023, "memory")),  # none was reached
+        ({"memory": (1, 1), "swap": (2048, 2)}, Bound(2048, 2048, "swap")),
+        ({"memory": (1024, 1), "memory+swap": (4096, 2)}, Bound(1024, 1024, "memory")),
+        ({"memory+swap": (4096, 2), "kmem": (4096, 2)}, Bound(2048, 4096, "memory+swap")),
+        ({"kmem": (4096, 2), "swap": (4096, 2)}, Bound(2048, 4096, "kmem")),
+        ({"swap": (0, 0)}, Bound()),  # a limit of nothing is no limit that is hit
+        ({"memory": (10**15, UNLIMITED_KB)}, Bound()),
+        ({"memory": (1024 * (UNLIMITED_KB - 1), UNLIMITED_KB - 1)}, Bound(*[1024 * (UNLIMITED_KB - 1)] * 2, "memory")),
+    ],
+)
+def test_which_limit_was_hit(usages: dict[str, tuple[int, int]], bound: Bound) -> None:
+    """The first that was reached, in the order of what they mean; else the memory limit, if there is one."""
+    assert module._bound(usages) == bound
+
+
+@pytest.mark.parametrize(
+    ("stats", "held"),
+    [
+        ({}, GroupMemory()),
+        ({"anon": 5, "file": 9, "shmem": 4}, GroupMemory(5, 4, 5)),
+        ({"total_rss": 6, "rss": 5, "total_cache": 9, "cache": 8}, GroupMemory(6, None, 9)),
+        ({"rss": 5, "cache": 8, "total_shmem": 3}, GroupMemory(5, 3, 5)),
+        ({"file": 3, "shmem": 4}, GroupMemory(None, 4, 0)),
+        ({"anon": 1, "total_rss": 2}, GroupMemory(1, None, None)),
+    ],
+)
+def test_what_a_group_held(stats: dict[str, int], held: GroupMemory) -> None:
+    """In the words of either version of cgroups; shared memory is not counted as files too."""
+    for name in ("/limit", "/other"):
+        with_stats = record()
+        with_stats.stats[name] = stats
+        assert module._contents(with_stats, "/limit") == held
+    several = record()
+    several.stats |= {"/other": {"anon": 99}, "/limit": stats or {"x": 1}}
+    assert module._contents(several, "/limit") == held
+
+
+def test_the_largest_processes_are_listed() -> None:
+    """By what they hold in memory and in swap; the victim's own row fills in what its line does not say."""
+    table = Table("uid tgid total_vm rss swapents oom_score_adj name")
+    for pid, rss, swap in ((7, 10, 5), (8, 20, 0), (9, 1, 30), (10, 2, 0), (11, 3, 0), (12, 4, 0)):
+        assert table.add(f"[ {pid}] 1000 {pid} 100 {rss} {swap} 0 name{pid}")
+    kill = assemble(VICTIM, None, None, replace(record(), table=table))
+    assert [task.pid for task in kill.tasks] == [9, 8, 7, 12, 11]
+    assert [(task.name, task.uid) for task in kill.tasks[:2]] == [("name9", 1000), ("name8", 1000)]
+    assert kill.tasks[0].sizes.swap_bytes == 30 * 4096
+    assert (kill.name, kill.uid) == ("name7", 1000)
+    assert kill.sizes == table.sizes(7, 4096)
+    known = replace(VICTIM, name="mine", uid=5, sizes=Sizes(anon_bytes=1, total_vm_bytes=100 * 65536))
+    kill = assemble(known, None, None, replace(record(), table=table, ram_pages=3, shmem_pages=2))
+    assert (kill.name, kill.uid, kill.sizes) == ("mine", 5, replace(known.sizes, swap_bytes=5 * 65536))
+    assert (kill.room.ram_bytes, kill.room.shmem_bytes) == (3 * 65536, 2 * 65536)
+    other = assemble(replace(VICTIM, pid=99), None, None, replace(record(), table=table))
+    assert (other.name, other.uid, len(other.tasks)) == (None, None, 5)
+    assert module._weight({}) == 0
+    assert module._weight({"rss": 2, "swapents": 3}) == 5
+
+
+def test_names_and_groups_of_what_was_announced() -> None:
+    """By the line that named the victim before, if it is the same process; its words go with it."""
+    kill = assemble(VICTIM, replace(SPOKEN, note="a note"), None, None)
+    assert (kill.name, kill.notes, kill.signal, kill.pid) == ("python", ("a note",), 9, 7)
+    assert kill.bound == Bound(group="/limit", task_group="/task")
+    assert assemble(replace(VICTIM, pid=8), SPOKEN, None, None).name is None
+    assert assemble(replace(VICTIM, name="own"), SPOKEN, None, None).name == "own"
+    assert assemble(VICTIM, None, SPOKEN, None).name == "python"
+    assert assemble(VICTIM, None, SPOKEN, None).bound == Bound()
+
+
+@pytest.mark.parametrize(
+    ("own", "choice", "spoken", "scope"),
+    [
+        ("group", None, None, "group"),
+        ("unknown", "machine", None, "machine"),
+        ("unknown", "machine", "group", "group"),
+        ("group", "machine", "unknown", "machine"),
+        ("machine", "unknown", "unknown", "machine"),
+    ],
+)
+def test_the_scope_is_that_of_the_last_who_knows(own: str, choice: str | None, spoken: str | None, scope: str) -> None:
+    made = [None if each is None else replace(SPOKEN, scope=each) for each in (spoken, choice)]  # type: ignore[arg-type]
+    assert assemble(replace(VICTIM, scope=own), *made, None).scope == scope  # type: ignore[arg-type]
+
+
+def test_a_tangled_record_tells_nothing_but_the_kill() -> None:
+    told = replace(record(), usages={"memory": (1024, 1)}, invoked_by="x", limit_group="/a")
+    assert assemble(VICTIM, None, None, told).bound == Bound(1024, 1024, "memory", "/a")
+    assert assemble(VICTIM, None, None, told).invoked_by == "x"
+    kill = assemble(VICTIM, SPOKEN, None, replace(told, tangled=True))
+    assert (kill.bound, kill.invoked_by) == (Bound(group="/limit", task_group="/task"), None)
+
+
+def test_the_group_of_a_record_without_its_line() -> None:
+    """That of the only one that was counted; of several none can be told."""
+    one, two = record(), record()
+    one.stats["/a"] = {"anon": 1}
+    two.stats |= {"/a": {"anon": 1}, "/b": {"anon": 2}}
+    assert assemble(VICTIM, None, None, one).bound.group == "/a"
+    assert assemble(VICTIM, None, None, two).bound.group is None
+    named = replace(one, limit_group="/named", task_group="/t")
+    assert assemble(VICTIM, None, None, named).bound == Bound(group="/named", task_group="/t")
+    assert assemble(VICTIM, SPOKEN, None, named).bound == Bound(group="/limit", task_group="/task")
+
+
+def test_a_kill_of_the_whole_machine_has_no_limit() -> None:
+    told = replace(record(), usages={"memory": (1024, 1)}, task_group="/t")
+    kill = assemble(replace(VICTIM, scope="machine"), None, None, told)
+    assert kill.bound == Bound(task_group="/t")
+    asked = assemble(replace(VICTIM, scope="machine"), replace(SPOKEN, note="n"), None, replace(told, asked_for=True))
+    assert asked.scope in ("unknown", "group")
+    assert len(asked.notes) == 2
+
+
+def test_what_lines_add_to_a_record() -> None:
+    """And whether they are worth quoting."""
+    made = record()
+    assert take(made, "memory: usage 2048kB, limit 2048kB, failcnt 9") == "quote"
+    assert made.usages == {"memory": (2048 * 1024, 2048)}
+    assert take(made, "swap: usage 1kB, limit 2kB, failcnt 0") == "usage"
+    assert not made.tangled
+    assert take(made, "memory: usage 1kB, limit 2048kB, failcnt 9") == "usage"
+    assert made.tangled, "another number for the same"
+    assert take(made, "nothing of interest") == ""
+    room = record()
+    assert take(room, "262144 pages RAM") == take(room, "Total swap = 8kB") == take(room, "Free swap  = 4kB") == "room"
+    assert (room.ram_pages, room.room) == (262144, MachineRoom(swap_bytes=8192, swap_free_bytes=4096))
