@@ -30,7 +30,7 @@ pq.write_table(pa.Table.from_pylist(rows), sys.argv[2])
 """
 LIGHT = {"ink": "#24292f", "dim": "#8c959f", "bad": "#cf222e", "good": "#0a7d6c"}
 DARK = {"ink": "#e6edf3", "dim": "#6e7681", "bad": "#ff7b72", "good": "#3fb6a0"}
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 820, 300, 70, 150, 46, 40
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 820, 300, 70, 190, 46, 40
 
 
 def measured() -> dict[str, object]:

@@ -100,7 +100,7 @@ def _bounds() -> dict[str, str]:
 
 def missing(extra: str, why: str, *modules: str, instead: str = "") -> MissingExtra:
     """The error to raise where a library is not there. `instead`: what else would do."""
-    packages = EXTRAS[extra].packages
+    packages = EXTRAS[extra].packages if extra in EXTRAS else {extra: extra}
     command = install_command(packages[name] for name in modules or packages)
     return MissingExtra(why, hint=f"Install it with: {command}{instead}", extra=extra)
 

@@ -271,7 +271,7 @@ def test_what_cannot_be_read(places: Places, monkeypatch: pytest.MonkeyPatch) ->
         open_rows(f"{places.address}/jsonl", RowOptions(access=Access(anonymous=True)))
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(MissingExtra, match=r"brim\[s3\]"):
+    with pytest.raises(MissingExtra, match=r"pip install .*obstore"):
         open_rows(f"{places.address}/jsonl", RowOptions(access=Access("http://127.0.0.1:1")))
 
 

@@ -19,7 +19,6 @@ from brim.wording import escape_controls
 _PLAIN_EVERY_S = 10.0
 _JSON_EVERY_S = 1.0
 _GAUGE_EVERY_S = 0.5
-_GUESS_AFTER_S = 2.0
 _WIDE_COLUMNS = 110
 _BAR_COLUMNS = 17  # a short bar, the percentage, and what stands between columns
 
@@ -248,7 +247,7 @@ class Bar:
         rate = self._done / max(now - self._began, 1e-6)
         rest = max(self._total - self._done, 0)
         done = f"{format_size(min(self._done, self._total))} of {format_size(self._total)}"
-        moved = rate > 1 and now - self._began >= _GUESS_AFTER_S  # the first moment says nothing about the rest
+        moved = rate > 1  # before that a guess would be about nothing
         left = f" {clock_text(rest / rate)} left" if moved and rest else ""
         speed = f" {format_size(rate)}/s" if moved else ""
         amount = f"{done if self._total else format_size(self._done)}{speed}{left}"

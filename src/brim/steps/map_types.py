@@ -10,6 +10,7 @@ import datetime
 import decimal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,9 @@ def _by_datasets(
         options["type"] = wanted.feature(name)
     elif name in source.types:
         options["try_type"] = source.feature(name)
-    sequence = OptimizedTypedSequence(values, col=name, on_mixed_types=rules.on_mixed_types, **options)
+    if "on_mixed_types" in signature(OptimizedTypedSequence).parameters:  # from datasets 4.7 on
+        options["on_mixed_types"] = rules.on_mixed_types
+    sequence = OptimizedTypedSequence(values, col=name, **options)
     array = pa.array(sequence)
     feature = datasets.Features({name: sequence.get_inferred_type()}).to_dict()[name]
     return array, None if is_plain(feature) else feature
