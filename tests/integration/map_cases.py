@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Array2D, ClassLabel, Dataset, Features, Image, LargeList, List, Nifti, Value
 
-TAKES_MIXED = "on_mixed_types" in inspect.signature(datasets.Dataset.map).parameters  # from datasets 4.7 on
+TAKES_MIXED = "on_mixed_types" in inspect.signature(Dataset.map).parameters  # from datasets 4.7 on
 
 
 @dataclass(frozen=True)
