@@ -359,6 +359,22 @@ def test_nothing_returned_is_the_dataset_itself(rows: datasets.Dataset, marks: P
     assert not list_caches(cache)
 
 
+class Counter:
+    def __init__(self) -> None:
+        self.calls, self.seen, self.lock = 0, [0], b"x" * 10**6
+
+    def __call__(self, row: Any) -> None:
+        self.calls += 1
+        self.seen.append(row["n"])
+
+
+def test_an_object_that_counts_has_counted(rows: datasets.Dataset) -> None:
+    """What it changed in itself comes back from the one worker that did all rows."""
+    counter = Counter()
+    assert brim.map(rows, counter) is rows
+    assert (counter.calls, counter.seen) == (12, [0, *range(12)])
+
+
 @pytest.mark.parametrize("batched", [False, True])
 def test_all_columns_removed_and_none_returned(rows: datasets.Dataset, batched: bool) -> None:
     """What the original gives: no columns and no rows."""

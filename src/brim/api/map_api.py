@@ -185,6 +185,7 @@ def map(
         new_fingerprint,
         renames=_CACHE_NAMES if destination is None else _MAP_NAMES if num_proc is not None else {},
         spared=frozenset(options),
+        function=function,
     )
     call.without_effect(keep_in_memory, cache_file_name, cache_file_names, suffix_template)
     _refuse_misplaced(dataset, with_split, input_columns, batched)
@@ -272,6 +273,7 @@ def filter(
         new_fingerprint,
         renames=_CACHE_NAMES,
         spared=frozenset(options),
+        function=function,
     )
     call.without_effect(keep_in_memory, cache_file_name, cache_file_names, suffix_template)
     refuse_without_place(call.given, "format", "rows_per_shard", "split")
@@ -317,6 +319,7 @@ class _Call:
     new_fingerprint: str | None
     renames: Mapping[str, str]
     spared: frozenset[str]  # words that were said as brim has them
+    function: Any = None
 
     def named(self) -> Any:
         return named({name: word for name, word in self.renames.items() if name not in self.spared})
@@ -395,6 +398,11 @@ class _Call:
         kept = run_job(job, watched, self.report).kept
         assert kept is not None
         made = opened(part, kept, self.new_fingerprint)
+        step = job.spec.step
+        if isinstance(step, MapStep) and callable(self.function) and not step.give_back(self.function):
+            self.watched.note(
+                "the function changed itself in several workers: that stays there (num_proc=1 brings it back)"
+            )
         if made is part:  # only its side effects were wanted: they are wanted again the next time
             remove_folder(job.spec.layout.state)
         trim_caches(cache_home(self.cache_dir))

@@ -83,7 +83,8 @@ class Probed:
 class Done:
     """The unit is a file on disk. `held_bytes` is what the worker still holds; `bad_rows` were left out.
 
-    `encoder` did it, where a step has several; `differed` tells why it was not the fast one.
+    `encoder` did it, where a step has several; `differed` tells why it was not the fast one. `changes` is what a
+    callable object has changed in itself, pickled.
     """
 
     rows: int
@@ -93,6 +94,7 @@ class Done:
     bad_rows: int = 0
     encoder: str = ""
     differed: str = ""
+    changes: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

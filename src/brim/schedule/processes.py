@@ -25,7 +25,7 @@ from brim.schedule.spare_worker import ANYTHING, keep_worker, take_spares, threa
 from brim.schedule.unit_work import UnitReceipts, UnitWork
 from brim.schedule.work_failures import aborted_for_memory, crashed, does_not_start, exit_words, too_small
 from brim.schedule.worker_process import WorkerProcess
-from brim.steps.step import Encodes, Settles
+from brim.steps.step import Changes, Encodes, Settles
 
 _SHOW_S = 0.1  # how often the gauge moves while nothing happens
 _END_S = 5.0
@@ -258,6 +258,8 @@ class ProcessBackend:
         attempt = worker.attempt
         assert attempt is not None
         self._receipts.done(attempt.task, done)
+        if isinstance(self._work.step, Changes):
+            self._work.step.take_changes(worker.number, done.changes)
         self._advance(worker, attempt.unit.bytes)
         if not attempt.alone:
             self._taken.append(max(worker.peak_bytes - worker.base_bytes, 0))

@@ -153,7 +153,7 @@ class Worker:
         from brim.outputs.rows_file import EXTENSIONS, UnitFile
         from brim.schedule.messages import Done, Failed
         from brim.state.durable import failures
-        from brim.steps.step import Encodes, Redo
+        from brim.steps.step import Changes, Encodes, Redo
 
         if hasattr(self.setup.step, "rank"):
             self.setup.step.rank = order.slot
@@ -187,8 +187,9 @@ class Worker:
         if held > self._base_bytes + _KEPT_BYTES:
             release()
             held = process_bytes(os.getpid())
-        told = (step.encoder, step.differed) if isinstance(step, Encodes) else ()
-        self.connection.send(Done(rows, size, sha256, held, bad.rows, *told))
+        told = (step.encoder, step.differed) if isinstance(step, Encodes) else ("", "")
+        changes = step.changes() if isinstance(step, Changes) else b""
+        self.connection.send(Done(rows, size, sha256, held, bad.rows, *told, changes))
 
     def _probe(self, order: Any) -> None:
         """The types of the first batch. It is not done twice: the unit goes on from there."""
