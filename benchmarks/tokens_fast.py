@@ -1,7 +1,7 @@
 """How many times as fast as raw `tokenizers` brim tokenises, whole processes, in turns: part of `make bench-tokenize`.
 
     python benchmarks/tokens_fast.py [--mb 1000] [--repeats 2] [--corpora code,languages,words] [--kinds bpe,metaspace]
-        [--python OTHER] [--encoder reference] [--datatrove OTHER] [--data DIR] [--json FILE]
+        [--python OTHER] [--encoder reference] [--straight OTHER] [--datatrove OTHER] [--data DIR] [--json FILE]
 
 Corpora are made of packages: *code* is English and code, all texts of the wheels that pip can get and of the packages
 that are installed, each piece of 1.5 KB once, and again from the start if that is less than --mb; *languages* is what
@@ -15,7 +15,7 @@ system time of it and of all its children. `--python` is the environment that ru
 and --encoder reference, for the kinds bpe, wordpiece and unigram.
 
 Beside them on the same 40 MB, once: `datasets.map` with two processes, and datatrove's tokenizer step with two tasks if
---datatrove is the Python of an environment that has it.
+--datatrove is the Python of an environment that has it. The straight line needs orjson: --straight is one that has that.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--encoder", default="auto")
     parser.add_argument("--datatrove", metavar="PYTHON")
+    parser.add_argument("--straight", metavar="PYTHON", default=sys.executable)
     parser.add_argument("--raw", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.raw is not None:
@@ -110,9 +111,9 @@ def compared(corpus: str, kind: str, source: Path, tokenizer: Path, arguments: a
     for output in arguments.outputs.split(","):
         commands[f"brim, JSONL to {output}"] = ([*brim, str(source), "OUT", *options, *OUTPUTS[output]], source)
     commands["brim, Parquet to parquet"] = ([*brim, str(table), "OUT", *options], source)
-    if kind in STRAIGHT and arguments.encoder == "auto":
+    if kind in STRAIGHT and arguments.encoder == "auto" and _has(arguments.straight, "orjson, gigatoken"):
         straight = Path(__file__).with_name("tokens_straight.py")
-        commands["straight line"] = ([arguments.python, str(straight), str(source), str(tokenizer), "OUT"], source)
+        commands["straight line"] = ([arguments.straight, str(straight), str(source), str(tokenizer), "OUT"], source)
     peers = peers_of(sample, tokenizer, arguments)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in (*commands, *peers)}
     encoder = ""
@@ -143,6 +144,13 @@ def compared(corpus: str, kind: str, source: Path, tokenizer: Path, arguments: a
     peak = max(run["peak_mb"] for name, each in runs.items() if name.startswith("brim") for run in each)
     part.goals.append(at_most("peak memory of the tree", peak, LIMIT_MB, " MB"))
     return part
+
+
+def _has(python: str, names: str) -> bool:
+    if subprocess.run([python, "-c", f"import {names}"], capture_output=True).returncode == 0:
+        return True
+    progress(f"{python} has not {names}: the straight line is left out")
+    return False
 
 
 def peers_of(sample: Path, tokenizer: Path, arguments: argparse.Namespace) -> dict[str, tuple[list[str], Path]]:
