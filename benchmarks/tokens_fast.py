@@ -15,7 +15,7 @@ system time of it and of all its children. `--python` is the environment that ru
 and --encoder reference, for the kinds bpe, wordpiece and unigram.
 
 Beside them on the same 40 MB, once: `datasets.map` with two processes, and datatrove's tokenizer step with two tasks if
---datatrove is the Python of an environment that has it. The straight line needs orjson: --straight is one that has that.
+--datatrove is the Python of an environment that has it. The straight line needs orjson: --straight is one with it.
 """
 
 from __future__ import annotations
