@@ -49,12 +49,11 @@ class PageBody:
         size = max(min(size, self.size - start), 0)
         if self.data and len(self.ends) == 1:
             return bytes(self.data[start : start + size])
-        out = bytearray()
-        for begin, length in self.pieces(start, start + size):
-            out += self.fetch(begin, length)
+        found = self.pieces(start, start + size)
+        out = self.fetch(*found[0]) if len(found) == 1 else b"".join(self.fetch(*piece) for piece in found)
         if len(out) != size:
             raise Damaged("a page is cut off")
-        return bytes(out)
+        return out
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Where in the file the bytes from `start` to `stop` of the page lie: (start, size) in order."""
