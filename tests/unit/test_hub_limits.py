@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from brim.file_set import FileSetBuilder
 from brim.jobs.build_job import Build, BuildOptions
 from brim.plans.cut_shards import CutOptions
 from brim.sources.file_table import FileColumn, FileTable, Split
-from brim.stores.hub_options import check_shards
+from brim.stores.hub_options import check_shards, hub_limits
 
 GB, TB = 10**9, 10**12
 
@@ -56,3 +57,23 @@ def test_the_way_out_fits_the_size(count: int, largest: int, total: int, says: s
 def test_what_the_hub_takes_passes() -> None:
     """The limits themselves are allowed."""
     check_shards(10_000, 500 * GB, 5_000 * TB)
+
+
+def test_what_the_hub_may_refuse_is_said(tmp_path: Path) -> None:
+    """A private repository beyond what a free account holds, large files, full folders and many commits."""
+    assert hub_limits(100, GB, 50 * GB, public=False) == []
+    assert "hold about 100 GB in all, and this is 273 GB" in hub_limits(761, GB, 273 * GB, public=False)[0]
+    assert hub_limits(761, GB, 273 * GB, public=True) == []
+    assert "20.0 GB are discouraged" in hub_limits(2, 30 * GB, 60 * GB, public=True)[0]
+    told = hub_limits(9_000, GB, 90 * GB, public=True)
+    assert "9,000 of 10,000 files" in told[0]
+    assert "91 commits" in told[1]
+    (tmp_path / "scan").write_bytes(b"")
+    os.truncate(tmp_path / "scan", 120 * GB)
+    files = FileSetBuilder(str(tmp_path))
+    files.add("scan", (tmp_path / "scan").stat())
+    rows = pa.table({"scan": pa.array(np.zeros(1, np.int64))})
+    table = FileTable(rows, {"scan": FileColumn("Image", False)}, files.finish(), None, (Split("train", 0, 1),))
+    for to, said in (("hf://datasets/ada/scans", True), (tmp_path / "out", False)):
+        build = Build(table, to, BuildOptions(format="webdataset"))
+        assert ("Hub limits" in dict(build.lines)) == said

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brim.api.recorded_run import shown
-from brim.errors import InputError, named
+from brim.errors import InputError, PushRefused, named
 from brim.jobs.build_job import Build, BuildOptions
 from brim.jobs.caches import Cached, cache_home, list_caches, remove_cache
+from brim.jobs.content import MEMORY
 from brim.jobs.job import Built
-from brim.plans.cut_shards import CutOptions
+from brim.plans.cut_shards import DEFAULT_SHARD_BYTES, CutOptions
 from brim.plans.file_checks import CheckOptions
 from brim.progress import Progress
 from brim.sizes import parse_size
@@ -66,9 +68,11 @@ def push_to_hub(
     where it was. Unlike the original, a new repository is private unless you say `private=False`; `num_proc` is
     how many shards are on their way at a time. With `append` the rows come behind those of the split that are there.
     """
-    with named(_PUSH_NAMES):
+    if set_default and config_name == "default":
+        set_default = None  # it is
+    with named(_PUSH_NAMES), _as_values():
         options = BuildOptions(
-            cut=CutOptions(None if max_shard_size is None else parse_size(max_shard_size), num_shards),
+            cut=_cut(dataset, split, max_shard_size, num_shards, num_proc),
             checks=CheckOptions(allow_empty=True),
             memory=memory,
             workers=num_proc,
@@ -85,6 +89,7 @@ def push_to_hub(
                 create_pull=bool(create_pr),
                 replace=True,
                 set_default=bool(set_default),
+                bare=True,
                 token=token,
             ),
         )
@@ -107,7 +112,61 @@ def _push(
             dataset, split=split, embed_external_files=embed_external_files, spill=Path(spill), note=progress.note
         )
         hub = replace(options.hub, split=None if many else table.splits[0].name)
+        weights = {name: weight for name, one in _parts(dataset, split) if (weight := _weight(one)) is not None}
+        table = table.replace(about={**table.about, MEMORY: weights}) if weights else table
         return Build(table, destination, replace(options, hub=hub)).run(progress)
+
+
+@contextmanager
+def _as_values() -> Iterator[None]:
+    """What `push_to_hub` of `datasets` raises ValueError for is one here too."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except InputError as error:
+        raise PushRefused(*error.words[:1], hint=error.words[1], **error.facts) from error
+
+
+def _parts(dataset: Any, split: str | None) -> list[tuple[str, Any]]:
+    if hasattr(dataset, "values") and hasattr(dataset, "items"):
+        return [(str(name), one) for name, one in dataset.items()]
+    return [(split or str(getattr(dataset, "split", None) or "train"), dataset)]
+
+
+def _weight(dataset: Any) -> int | None:
+    """What `datasets` says that a dataset takes in memory: the size that its cards and its number of shards go by.
+
+    None where it cannot be said without reading: of a stream, and of media, whose first thousand it would hold.
+    """
+    from datasets.features.features import require_decoding
+
+    data, features = getattr(dataset, "data", None), getattr(dataset, "features", None)
+    if data is None or features is None:
+        return None
+    if any(require_decoding(feature, ignore_decode_attribute=True) for feature in features.values()):
+        return None
+    return int(data.nbytes) * len(dataset) // max(len(data), 1)
+
+
+def _cut(
+    dataset: Any,
+    split: str | None,
+    max_shard_size: int | str | None,
+    num_shards: int | Mapping[str, int] | None,
+    num_proc: int | None,
+) -> CutOptions:
+    """The number of shards that the original makes, where it is asked for one by `max_shard_size` or `num_proc`."""
+    size = None if max_shard_size is None else parse_size(max_shard_size)
+    if num_shards is not None or (size is None and num_proc is None):
+        return CutOptions(size, num_shards)
+    counts = {}
+    for name, one in _parts(dataset, split):
+        weight, rows = _weight(one), getattr(one, "num_rows", None)
+        if weight is None or rows is None:
+            return CutOptions(size, None)
+        counts[name] = min(max(int(weight / (size or DEFAULT_SHARD_BYTES)) + 1, num_proc or 1), max(rows, 1))
+    return CutOptions(None, counts)
 
 
 def _address(repo_id: str, revision: str | None, token: str | None) -> HubAddress:

@@ -110,7 +110,8 @@ def tokenize(
         str, _output("--dtype", metavar="auto|uint16|uint32", help="auto: int32; for bin the smallest that fits.")
     ] = "auto",
     split: Annotated[
-        str | None, _output("--split", metavar="0.99/0.01", help="Shares of train, validation (and test).")
+        str | None,
+        _output("--split-into", "--split", metavar="SHARES", help="Of train, validation (and test), like 0.99/0.01."),
     ] = None,
     shuffle: Annotated[
         int | None, _output("--shuffle", metavar="SEED", help="Documents in random order, out of core.")

@@ -7,17 +7,18 @@ Whatever else a card says was written by a person and stays, line by line.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
 from brim.errors import DestinationError
-from brim.formats.card_configs import UNFINISHED, by_split, card_entries, changed_configs, patterns_of
+from brim.formats.card_configs import UNFINISHED, by_split, card_entries, changed_configs, fits, patterns_of
 from brim.sizes import format_size
 
 CARD = "README.md"
+_NOTHING: Mapping[str, int] = {}
 _TABLE = re.compile(r"\| split \| rows \|.*?\n\n", re.DOTALL)
 BEGIN, _END = "<!-- brim:begin -->", "<!-- brim:end -->"  # around what is brim's own
 # What opens the fields, the fields, what closes them: blanks and line ends are those of whoever wrote it.
@@ -55,6 +56,7 @@ class SplitFacts:
     rows: int
     bytes: int
     shards: int
+    memory_bytes: int | None = None  # what `datasets` says that it takes, where it was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class CardFacts:
     keep_splits: bool = False  # other splits of the config stay as the card has them
     set_default: bool = False
     replace: bool = False  # also what a person wrote of this config
+    bare: bool = False  # files are listed without their ending, as `push_to_hub` does
     appended: bool = False  # behind what was there: what a card says of its source stays
     notes: Sequence[str] = ()  # what else is worth knowing
     code: str = ""  # how it is read, where `load_dataset` cannot
@@ -83,10 +86,11 @@ class CardFacts:
         return self.extension in (".parquet", ".arrow")
 
 
-def write_card(facts: CardFacts, existing: str | None, names: Collection[str] = ()) -> str:
+def write_card(facts: CardFacts, existing: str | None, names: Mapping[str, int] = _NOTHING) -> str:
     """The card of a finished dataset, around what a person wrote in the existing one. `names` are the files there."""
     old = {} if existing is None else read_card(existing)
-    files = [{"split": s.name, "path": f"{facts.folder}/{s.name}-*{facts.extension}"} for s in facts.splits]
+    ending = "" if facts.bare else facts.extension
+    files = [{"split": s.name, "path": f"{facts.folder}/{s.name}-*{ending}"} for s in facts.splits]
     configs = changed_configs(
         old, facts.config, files, keep_splits=facts.keep_splits, set_default=facts.set_default, names=names,
         replace=facts.replace,
@@ -99,7 +103,7 @@ def write_card(facts: CardFacts, existing: str | None, names: Collection[str] = 
     if facts.about.get("Name") and "pretty_name" not in old:
         fields["pretty_name"] = str(facts.about["Name"])
     # The reader of tars finds its own features; what an earlier Parquet version said would be wrong.
-    fields["dataset_info"] = _info(facts, old) if facts.loadable else _others(old, facts.config)
+    fields["dataset_info"] = _info(facts, old, names) if facts.loadable else _others(old, facts.config)
     text = _text(facts, _other_splits(facts, old))
     return _merge(fields, _appended_text(text, existing) if facts.appended else text, existing)
 
@@ -126,12 +130,25 @@ def write_waiting_card(existing: str | None, config: str, folder: str, there: Ma
     return _merge({"configs": configs}, "", existing, keep_text=True)
 
 
-def _info(facts: CardFacts, old: dict[str, Any]) -> Any:
+def _split_bytes(split: dict[str, Any], facts: CardFacts, old: dict[str, Any], names: Mapping[str, int]) -> int:
+    """The bytes of the files of another split, as they are listed; else as the card has them."""
+    entries = [entry for entry in card_entries(old) if entry["config_name"] == facts.config]
+    patterns = [path for entry in entries for name, path in patterns_of(entry) if name == split.get("name")]
+    found = [size for name, size in names.items() if any(fits(name, pattern) for pattern in patterns)]
+    return sum(found) if found else int(split.get("num_bytes") or 0)
+
+
+def _info(facts: CardFacts, old: dict[str, Any], names: Mapping[str, int]) -> Any:
     """`dataset_info` as `datasets` writes it: one mapping for one config, a list for several."""
     mine: dict[str, Any] = {} if facts.config == "default" else {"config_name": facts.config}
     mine |= {} if facts.features is None else {"features": facts.features}
     splits: list[dict[str, Any]] = [
-        {"name": s.name, "num_bytes": s.bytes, "num_examples": s.rows} for s in facts.splits
+        {
+            "name": s.name,
+            "num_bytes": s.bytes if s.memory_bytes is None else s.memory_bytes,
+            "num_examples": s.rows,
+        }
+        for s in facts.splits
     ]
     for info in _infos(old):
         if info["config_name"] == facts.config and facts.keep_splits:
@@ -142,7 +159,10 @@ def _info(facts: CardFacts, old: dict[str, Any]) -> Any:
                     hint="Publish all splits together, or give this one another --config.",
                 )
     total = sum(int(split.get("num_bytes") or 0) for split in splits)
-    mine |= {"splits": splits, "download_size": total, "dataset_size": total}
+    ours = {split.name for split in facts.splits}
+    others_bytes = sum(_split_bytes(split, facts, old, names) for split in splits if split.get("name") not in ours)
+    sent = others_bytes + sum(split.bytes for split in facts.splits)
+    mine |= {"splits": splits, "download_size": sent, "dataset_size": total}
     others = _others(old, facts.config)
     if not others:
         return mine
@@ -174,7 +194,7 @@ def _other_splits(facts: CardFacts, old: dict[str, Any]) -> list[SplitFacts]:
 
 
 def write_unfinished_card(
-    existing: str | None, config: str = "default", split: str | None = None, names: Collection[str] = ()
+    existing: str | None, config: str = "default", split: str | None = None, names: Mapping[str, int] = _NOTHING
 ) -> str:
     """The card of a dataset that is being built: whoever loads it is told so.
 

@@ -19,7 +19,7 @@ from brim.jobs.job import Built, Job
 from brim.jobs.layout import dataset_at
 from brim.jobs.parts import forecast_at, job_facts
 from brim.jobs.plan_place import receipts_at, save_to
-from brim.jobs.spec import How, Spec, check_hub_limits, check_options, preflight, stop_files
+from brim.jobs.spec import How, Spec, check_hub_limits, check_options, limits_of, preflight, stop_files
 from brim.memory.limit import Limit, effective_limit
 from brim.plans.cut_shards import CutOptions
 from brim.plans.describe_plan import BuildForecast, plan_facts, plan_lines
@@ -83,6 +83,8 @@ class Build(Described):
         lines = plan_lines(self.plan, self.forecast, self.limit, self._is_remote)
         if self.destination is not None:
             lines.append(("destination", self._destination_text(self.destination)))
+        if isinstance(self.destination, HubAddress):
+            lines += [("Hub limits", text) for text in limits_of(PlanContent(self.plan), self.options.hub)]
         return lines
 
     @property

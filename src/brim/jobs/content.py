@@ -180,11 +180,15 @@ class PlanContent:
         return card_facts(self.plan, receipts)
 
 
+MEMORY = "memory_bytes"  # of each split, as `datasets` weighs it: beside what else a source says of itself
+
+
 def card_facts(plan: Plan, receipts: Iterable[Receipt]) -> CardFacts:
     splits, found = [], totals(receipts)
     for split in plan.table.splits:
         of = found.get(split.name, Total())
-        splits.append(SplitFacts(split.name, split.stop - split.start, of.bytes, of.shards))
+        held = plan.table.about.get(MEMORY, {}).get(split.name)
+        splits.append(SplitFacts(split.name, split.stop - split.start, of.bytes, of.shards, held))
     columns = []
     for column in plan.schema:
         media = plan.table.columns.get(column.name)

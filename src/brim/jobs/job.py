@@ -20,7 +20,7 @@ from brim.jobs.appended import AppendBase, AppendedContent, appended_content
 from brim.jobs.bring import Run, RunOptions, Share
 from brim.jobs.content import Content, PlanContent
 from brim.jobs.open_store import Books, carrying_bytes, dataset_there, open_books, open_store
-from brim.jobs.spec import Spec, check_hub_limits, preflight, stop_files
+from brim.jobs.spec import Spec, check_hub_limits, limits_of, preflight, stop_files
 from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
 from brim.progress import Progress, Silent
@@ -186,6 +186,9 @@ class Job:
             kept = content.kept
             share = replace(share, received=lambda ledger: kept)
         with open_store(spec.layout, how, content, room, books, share) as at:
+            if isinstance(at.store, HubStore) and share.only is None:
+                for text in limits_of(content, replace(how.hub, public=at.store.holds_more)):
+                    books.progress.note(f"the Hub: {text}")
             options = RunOptions(
                 workers,
                 self.limit.bytes,

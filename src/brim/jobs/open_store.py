@@ -187,6 +187,7 @@ def _hub_card(facts: CardFacts, destination: HubAddress, hub: HubOptions) -> Car
         folder=hub.folder,
         keep_splits=hub.split is not None,
         set_default=hub.set_default,
+        bare=hub.bare,
     )
 
 

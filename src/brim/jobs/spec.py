@@ -30,7 +30,7 @@ from brim.state.stop import Stop
 from brim.state.stop_file import stop_file_lies
 from brim.steps.step import Step
 from brim.stores.destination import Destination, refuse_holder, refuse_source, refuse_within
-from brim.stores.hub_options import HubAddress, HubOptions, check_shards
+from brim.stores.hub_options import HubAddress, HubOptions, check_shards, hub_limits
 
 _VERSION = 1  # raise it when the same computed job would give other rows or bytes
 _HUB_ONLY = ("config", "message", "public", "direct", "create_pull", "via")
@@ -205,6 +205,12 @@ def check_hub_limits(content: Content, destination: Destination | None) -> None:
     if isinstance(destination, HubAddress):
         largest = max((shard.file_bytes for shard in content.shards), default=0)
         check_shards(len(content.shards), largest, content.size(content.shards))
+
+
+def limits_of(content: Content, hub: HubOptions) -> list[str]:
+    """What the Hub may refuse of a dataset that has none of its own limits against it."""
+    largest = max((shard.file_bytes for shard in content.shards), default=0)
+    return hub_limits(len(content.shards), largest, content.size(content.shards), hub.public)
 
 
 def usual_workers(destination: Destination | None) -> int:

@@ -285,7 +285,7 @@ class BucketStore:
     def _card(self, maker: CardMaker) -> bytes:
         existing = read_small(self.address, CARD, reading=False)
         try:
-            return maker(None if existing is None else existing.decode(), ()).encode()
+            return maker(None if existing is None else existing.decode(), {}).encode()
         except UnicodeDecodeError as error:
             raise DestinationError(f"The {CARD} at {self.address} is not UTF-8.", hint="Mend it there.") from error
 

@@ -201,7 +201,7 @@ class FolderStore:
 
     def _write_card(self, maker: CardMaker) -> None:
         with failures(self.root):
-            write_whole(self.root / CARD, maker(self._read_card(), ()).encode(), self._own)
+            write_whole(self.root / CARD, maker(self._read_card(), {}).encode(), self._own)
 
     def _read_card(self) -> str | None:
         try:

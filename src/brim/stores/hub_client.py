@@ -96,6 +96,18 @@ class HubClient:
         """Raises what the Hub answers to a token that may not write here."""
         persistently(lambda: self.api.auth_check(**self.repo, write=True))
 
+    def holds_more(self) -> bool:
+        """Whether the server tells that the owner of the repository is no free account."""
+        try:
+            told = persistently(self.api.whoami)
+        except Exception as error:
+            if status_of(error) is None:
+                raise
+            return False  # a server that does not tell
+        owner = self.address.repo.partition("/")[0]
+        of = next((org for org in told.get("orgs") or () if org.get("name") == owner), told)
+        return bool(of.get("isPro") or of.get("isEnterprise") or of.get("plan") not in (None, "free"))
+
     def need_branch(self, name: str) -> None:
         """A branch that does not exist starts from main."""
         from huggingface_hub.errors import RevisionNotFoundError

@@ -70,6 +70,7 @@ class HubOptions:
     create_pull: bool = False
     replace: bool = False  # files that brim did not write go too; the repository's history keeps them
     set_default: bool = False
+    bare: bool = False  # the card lists files as `push_to_hub` does
     token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -111,6 +112,30 @@ def check_shards(count: int, largest_bytes: int, total_bytes: int) -> None:
     else:
         what = f"A shard of {format_size(largest_bytes)} is larger than the Hub takes ({format_size(FILE_BYTES)})."
     raise InputError(what, hint=hint, shards=count, largest_bytes=largest_bytes)
+
+
+FREE_PRIVATE_BYTES = 100_000_000_000  # of all private repositories of a free account, by the Hub's own pages
+USUAL_FILE_BYTES = 20_000_000_000
+USUAL_COMMITS = 128  # an hour
+GROUP_FILES = 100  # of a commit
+
+
+def hub_limits(count: int, largest_bytes: int, total_bytes: int, public: bool) -> list[str]:
+    """What the Hub may refuse, or asks to be otherwise, of shards like these; nothing if they are as it likes them."""
+    said = []
+    if total_bytes > FREE_PRIVATE_BYTES and not public:
+        said.append(
+            f"private repositories of a free account hold about {format_size(FREE_PRIVATE_BYTES)} in all, and this is "
+            f"{format_size(total_bytes)}: it may be refused on the way; --public, or an account that holds more"
+        )
+    if largest_bytes > USUAL_FILE_BYTES:
+        said.append(f"files of more than {format_size(USUAL_FILE_BYTES)} are discouraged: smaller --shard-size")
+    if count > FOLDER_FILES // 2:
+        said.append(f"{count:,} of {FOLDER_FILES:,} files that a folder takes")
+    commits = -(-count // GROUP_FILES) + 1
+    if commits > USUAL_COMMITS // 2:
+        said.append(f"about {commits:,} commits, of which the Hub takes about {USUAL_COMMITS} an hour: it will wait")
+    return said
 
 
 def _round(size: int) -> str:

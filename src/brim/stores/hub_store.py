@@ -158,6 +158,7 @@ class HubStore:
             self._note(f"{self.address.repo} exists and stays private; --public is for new repositories")
         self.visibility = visibility
         self.client.need_write()
+        self.holds_more = visibility == "public" or self.client.holds_more()
         if self.address.revision != MAIN:
             self.client.need_branch(self.address.revision)
 
@@ -384,7 +385,8 @@ class HubStore:
     def _card(self, at: Snapshot, maker: CardMaker) -> bytes:
         existing = self.client.read(CARD, at)
         try:
-            return maker(None if existing is None else existing.decode(), at.tree.keys()).encode()
+            sizes = {name: entry.size for name, entry in at.tree.items()}
+            return maker(None if existing is None else existing.decode(), sizes).encode()
         except UnicodeDecodeError as error:
             raise DestinationError(f"The {CARD} on the Hub is not UTF-8.", hint="Mend it there.") from error
 

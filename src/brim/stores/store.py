@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from brim.formats.splice import Splice
 from brim.state.ledger import Piece
 
-# From the card that is there, and the names of the files there as far as they are known, to the card that shall be.
-CardMaker = Callable[[str | None, Collection[str]], str]
+# From the card that is there, and the files there with their sizes as far as they are known, to the card that shall be.
+CardMaker = Callable[[str | None, Mapping[str, int]], str]
 
 
 @dataclass(frozen=True, slots=True)
