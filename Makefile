@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: test-slow mutate test-browser test-notebooks test-spark test-embed test-ray test-matrix
 .PHONY: test-lowest test-newest test-pythons test-wheel test-docs docs benchmarks pictures demo-limit
 .PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-upstream bench-limits bench-tokenize
-.PHONY: bench-embed bench-objects bench-scale bench-ray bench-walks
+.PHONY: bench-embed bench-objects bench-scale bench-ray bench-walks smoke-real
 
 demo: .venv/installed
 	@rm -rf demo
@@ -147,6 +147,10 @@ bench-package: .venv/dev
 
 bench-publish: .venv/dev
 	$(BIN)/python benchmarks/publish.py
+
+# The live Hub, with a token: see docs/publish.md.
+smoke-real: .venv/dev
+	$(BIN)/python benchmarks/smoke_real.py $(SOURCE)
 
 bench-watch: .venv/dev
 	$(BIN)/python benchmarks/watch.py

@@ -134,12 +134,11 @@ def test_many_shards_on_a_branch(hub: TestHub, machine: Machine, many: Path, all
 @pytest.mark.parametrize(
     ("address", "hint"),
     [
-        ("ada/data", "hf://datasets/ada/data for the Hub, or ./ada/data for a folder"),
         ("hf://ada/data", "Write hf://datasets/ada/data."),
         ("hf://models/ada/data", "Write hf://datasets/ORG/NAME"),
         ("hf://datasets/data", "Write hf://datasets/ORG/NAME"),
         ("hf://datasets/ada/data@", "Write hf://datasets/ORG/NAME"),
-        ("https://huggingface.co/datasets/ada/data", "Give a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX."),
+        ("https://huggingface.co/datasets/ada/data", "Give a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX"),
     ],
 )
 def test_addresses_that_are_refused(hub: TestHub, machine: Machine, source: Path, address: str, hint: str) -> None:

@@ -1,0 +1,89 @@
+"""Prove on the live Hub what the tests can only model: `make smoke-real`. Not a test, and never run by one.
+
+    HF_TOKEN=… python benchmarks/smoke_real.py SOURCE [--owner NAME] [--keep]
+
+SOURCE is a small BIDS dataset or any folder, here or at s3://openneuro.org/dsNNNNNN (public: read without credentials).
+It makes a private repository of a random name, publishes by LFS and by Xet, by a pull request, appends, verifies
+without and with a download, and deletes the repository. It needs a token that may write, and the network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("source", nargs="?", default="s3://openneuro.org/ds000001")
+    parser.add_argument("--owner", help="whose repository it becomes (default: the token's)")
+    parser.add_argument("--keep", action="store_true", help="do not delete the repository at the end")
+    arguments = parser.parse_args()
+    token = os.environ.get("HF_TOKEN", "")
+    if not token:
+        sys.exit("smoke-real: there is no token. Set HF_TOKEN to one that may write; a private repository is made.")
+    if os.environ.get("HF_ENDPOINT"):
+        sys.exit("smoke-real: HF_ENDPOINT is set, so this would not be the live Hub. Unset it.")
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    owner = arguments.owner or api.whoami()["name"]
+    repo = f"{owner}/brim-smoke-{secrets.token_hex(4)}"
+    print(f"smoke-real: {repo}, private; it is deleted at the end")
+    try:
+        prove(repo, arguments.source)
+    finally:
+        if not arguments.keep:
+            api.delete_repo(repo, repo_type="dataset", missing_ok=True)
+            print(f"smoke-real: deleted {repo}")
+
+
+def prove(repo: str, source: str) -> None:
+    """Each step is a command that must end well."""
+    dest = f"hf://datasets/{repo}"
+    reading = ["--anonymous"] if source.startswith("s3://") else []
+    with tempfile.TemporaryDirectory(prefix="smoke-") as folder:
+        more = Path(folder) / "more"
+        more.mkdir()
+        first, second = more / "first", more / "second"
+        for number, place in enumerate((first, second)):
+            place.mkdir()
+            (place / f"{number}.bin").write_bytes(secrets.token_bytes(1_000_000))
+        steps = [
+            ("create, LFS", ["build", source, dest, "--limit", "4", *reading]),
+            ("again: nothing", ["build", source, dest, "--limit", "4", *reading]),
+            ("verify", ["verify", dest]),
+            ("verify, read back", ["verify", dest, "--deep"]),
+            ("Xet, a config", ["build", str(first), dest, "--config", "more", "--via", "xet"]),
+            ("append", ["build", str(second), dest, "--config", "more", "--append"]),
+            ("pull request", ["build", many(Path(folder) / "many"), dest, "--config", "many", "--rows-per-shard", "1"]),
+            ("every config", ["verify", dest]),
+            ("what it is", ["info", dest]),
+            ("files back", ["unpack", dest, str(Path(folder) / "back"), "--from-config", "more"]),
+        ]
+        for name, words in steps:
+            start = time.monotonic()
+            quiet = [] if words[0] == "info" else ["--quiet"]
+            subprocess.run([sys.executable, "-m", "brim", *words, *quiet], check=True)
+            print(f"smoke-real: {name}: done in {time.monotonic() - start:.0f} s")
+        back = sorted(path.read_bytes() for path in (Path(folder) / "back").iterdir())
+        if back != sorted(next(place.iterdir()).read_bytes() for place in (first, second)):
+            sys.exit("smoke-real: the files that came back are not those that were sent")
+
+
+def many(folder: Path) -> str:
+    """More shards than one commit takes."""
+    folder.mkdir()
+    for number in range(120):
+        (folder / f"{number:03d}.bin").write_bytes(secrets.token_bytes(2_000))
+    return str(folder)
+
+
+if __name__ == "__main__":
+    main()
