@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from brim.errors import InputError as InputError
     from brim.errors import MissingExtra as MissingExtra
     from brim.errors import PlanChanged as PlanChanged
-    from brim.errors import PushRefused as PushRefused
     from brim.errors import SinkFailed as SinkFailed
     from brim.errors import SourceChanged as SourceChanged
     from brim.errors import SourceError as SourceError
@@ -118,7 +117,6 @@ _HOMES = {
     "PartDone": "brim.jobs.parts",
     "PlanChanged": "brim.errors",
     "PlanStatus": "brim.jobs.parts",
-    "PushRefused": "brim.errors",
     "Progress": "brim.progress",
     "Recipe": "brim.sources.recipe",
     "SavedBuild": "brim.jobs.parts",
@@ -196,7 +194,6 @@ __all__ = [
     "PlanChanged",
     "PlanStatus",
     "Progress",
-    "PushRefused",
     "Recipe",
     "SavedBuild",
     "SavedComputation",

@@ -8,7 +8,6 @@ BrimError                      1  a bug in brim, or a base for `except`
 │   ├── SourceChanged             a source file is not what it was when the job was planned
 │   ├── DestinationError          the destination is busy, or holds what brim did not write
 │   │   └── PlanChanged           the destination holds another job: --fresh or --update
-│   ├── PushRefused               brim.push_to_hub cannot take it: a ValueError too, as in `datasets`
 │   ├── MissingExtra              an optional library is not installed
 │   ├── FunctionFailed            the user's function raised; in Python it is of the type that was raised, too
 │   └── CommandNotStarted  127/126  brim run: the command was not found, or cannot be executed
@@ -102,10 +101,6 @@ class SourceChanged(InputError):
 
 class DestinationError(InputError):
     """The destination is in use, or holds something brim did not write."""
-
-
-class PushRefused(InputError, ValueError):
-    """`push_to_hub` was called with what it cannot take: a ValueError too, as in `datasets`."""
 
 
 class PlanChanged(DestinationError):

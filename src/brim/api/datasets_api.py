@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brim.api.recorded_run import shown
-from brim.errors import InputError, PushRefused, named
+from brim.errors import ArgumentError, InputError, named
 from brim.jobs.build_job import Build, BuildOptions
 from brim.jobs.caches import Cached, cache_home, list_caches, remove_cache
 from brim.jobs.content import MEMORY
@@ -122,10 +122,10 @@ def _as_values() -> Iterator[None]:
     """What `push_to_hub` of `datasets` raises ValueError for is one here too."""
     try:
         yield
-    except ValueError:
-        raise
     except InputError as error:
-        raise PushRefused(*error.words[:1], hint=error.words[1], **error.facts) from error
+        if type(error) is not InputError:
+            raise  # it is not about what was said, or is a ValueError already
+        raise ArgumentError(error.words[0], hint=error.words[1], **error.facts) from error
 
 
 def _parts(dataset: Any, split: str | None) -> list[tuple[str, Any]]:
