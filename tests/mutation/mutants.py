@@ -22,6 +22,8 @@ _COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     **{ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift},
     **{ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.BitXor: ast.BitAnd},
 }
+# What numpy and pyarrow find out by themselves, or check for us: without it the same values come out.
+_MANNERS = ("dtype", "zero_copy_only", "strict")
 _CALLED = {"min": "max", "max": "min", "any": "all", "all": "any", "left": "right", "right": "left"}
 
 
@@ -190,12 +192,14 @@ def _called(node: ast.Call) -> Iterator[ast.AST]:
     if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "len", "TypeVar"):
         return
     for at, argument in enumerate(node.args):
-        if isinstance(argument, ast.Name | ast.Attribute | ast.Subscript):
+        if isinstance(argument, ast.Name | ast.Attribute | ast.Subscript) and not ast.unparse(argument).startswith(
+            "np."
+        ):
             now = copy.copy(node)
             now.args = [*node.args[:at], ast.Constant(None), *node.args[at + 1 :]]
             yield now
     for at, keyword in enumerate(node.keywords):
-        if keyword.arg is not None:
+        if keyword.arg not in (None, *_MANNERS):
             now = copy.copy(node)
             now.keywords = [*node.keywords[:at], *node.keywords[at + 1 :]]
             yield now
