@@ -52,6 +52,7 @@ PAGES = {
     "docs/leak.md": DATA,
     "docs/log-format.md": "a format",
     "docs/map.md": DATA,
+    "docs/mutation.md": "takes minutes; make mutate",
     "docs/objects.md": "needs a bucket; tests/integration/test_s3_source.py",
     "docs/package.md": DATA,
     "docs/publish.md": DATA,
