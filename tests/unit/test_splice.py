@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brim.errors import SourceChanged
-from brim.file_set import FileSetBuilder
+from brim.file_set import FileSet, FileSetBuilder, Pieces, Ranges
 from brim.formats import splice as splice_module
 from brim.formats.scratch import Scratch
 from brim.formats.source_reader import Buffers
@@ -378,3 +379,39 @@ def test_segments_are_small(tmp_path: Path) -> None:
     assert (splice._ends.dtype, splice._sources.dtype, splice._starts.dtype) == (np.int64, np.int32, np.int64)
     empty, whole = make(tmp_path, [])
     assert (empty.size, whole, empty.read_at(0, 5)) == (0, b"", b"")
+
+
+def test_an_empty_file_at_the_beginning_is_looked_at(tmp_path: Path) -> None:
+    """By whoever reads from there, and by nobody who begins behind it."""
+    splice, whole = make(tmp_path, [("file", (0, 0, 0)), ("file", (3, 0, 100))])
+    _append(tmp_path / "0.bin")
+    assert splice.read_at(1, 5) == whole[1:6]
+    with pytest.raises(SourceChanged, match=r"0\.bin"):
+        splice.read_at(0, 5)
+
+
+def test_more_than_a_buffer_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Splice.chunks, "__defaults__", (0, None, 16))
+    splice, whole = make(tmp_path, [("file", (3, 0, 100))])
+    assert splice.read_at(3, 90) == whole[3:93]
+    file = splice.open()
+    assert file.read(40) + file.read(999) == whole
+
+
+@pytest.mark.parametrize(("start", "size"), [(0, None), (0, 9), (2, 5), (3, 3), (1, None), (4, 0), (3, 5)])
+def test_a_value_that_lies_in_pieces(tmp_path: Path, start: int, size: int | None) -> None:
+    """All of it or a range of it, alone and between literals, in the order of its pieces."""
+    container = file_set(tmp_path, {"c": bytes(range(100))})
+    pieces = Pieces(np.array([0, 3]), np.array([50, 10, 30]), np.array([3, 2, 4]))
+    ranges = Ranges(container, np.array([0, 0], np.int32), np.array([-1, 7]), pieces)
+    sizes, none = np.array([9, 5]), np.zeros(2, np.int64)
+    files = FileSet(str(tmp_path), pa.array(["v", "w"], pa.large_string()), sizes, none, none, ranges=ranges)
+    value = bytes([50, 51, 52, 10, 11, 30, 31, 32, 33])
+    builder = SpliceBuilder(files)
+    builder.file(0, start, size)
+    wanted = value[start:] if size is None else value[start : start + size]
+    assert builder.finish().read_at(0, 99) == wanted
+    mixed = SpliceBuilder(files)
+    mixed.literal(b"!")
+    mixed.interleave(b"<>>", np.array([1, 2]), np.array([0, 1]))
+    assert mixed.finish().read_at(0, 99) == b"!<" + value + b">>" + bytes([7, 8, 9, 10, 11])
