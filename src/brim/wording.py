@@ -8,7 +8,9 @@ the name of a command (`brim build --plan PLAN`), or stands in backticks, is som
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
+from typing import TextIO, cast
 
 # Flags without a value, and what says the same in Python.
 SWITCHES = {
@@ -40,6 +42,11 @@ _NUMBER = re.compile(r"\d+(\.\d+)?|True|False|None")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 _in_terminal = False
+
+
+def drawing_stream() -> TextIO:
+    """Where bars are drawn: stderr, but behind what escapes control characters, of which a drawing is made."""
+    return cast("TextIO", getattr(sys.stderr, "rich_proxied_file", sys.stderr))
 
 
 def escape_controls(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -184,3 +185,23 @@ def test_state_is_private(tmp_path: Path) -> None:
     private_folder(tmp_path / "state" / "brim" / "hub")
     for folder in (tmp_path / "state", tmp_path / "state" / "brim", tmp_path / "state" / "brim" / "hub"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_bar_is_drawn_in_a_terminal(tmp_path: Path) -> None:
+    """In a terminal the bar moves the cursor itself; only names are escaped."""
+    import pty
+
+    source = write_files(tmp_path / "source", {f"{TITLE}.txt": b"abc"})
+    shown, terminal = pty.openpty()
+    command = [sys.executable, "-m", "brim", "build", str(source), str(tmp_path / "out")]
+    with subprocess.Popen(command, stderr=terminal, stdout=subprocess.DEVNULL) as process:
+        os.close(terminal)
+        said = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while piece := os.read(shown, 65536):
+                said += piece
+    os.close(shown)
+    assert process.returncode == 0
+    assert b"\x1b[" in said
+    assert b"\\x1b[" not in said
+    assert b"\x1b]0;" not in said

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from brim.memory.meter import tree_bytes
 from brim.sizes import format_size
-from brim.wording import escape_controls
+from brim.wording import drawing_stream, escape_controls
 
 _PLAIN_EVERY_S = 10.0
 _JSON_EVERY_S = 1.0
@@ -186,7 +186,7 @@ class Bar:
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
-        console = Console(stderr=True)
+        console = Console(file=drawing_stream())
         self._columns = console.width
         fixed = Column(no_wrap=True, overflow="ellipsis")
         self._progress = Progress(

@@ -11,6 +11,7 @@ from brim.memory.guard import sparkline
 from brim.memory.prediction import Point
 from brim.sizes import format_size
 from brim.watching.launch import Board
+from brim.wording import drawing_stream
 
 _KINDS = ("anon_bytes", "shmem_bytes", "swap_bytes", "file_bytes", "total_bytes", "peak_bytes")
 
@@ -61,7 +62,7 @@ class TerminalView(NoView):
 
         self._limit_bytes, self._history_s = limit_bytes, history_s
         self._points: deque[Point] = deque()
-        console = Console(stderr=True)
+        console = Console(file=drawing_stream())
         self._width = max(min(console.width - 75, 40), 10)
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
