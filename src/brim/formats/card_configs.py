@@ -163,8 +163,10 @@ def _default_patterns(names: Iterable[str]) -> dict[str, list[str]]:
     """Patterns by split, as `load_dataset` finds files without a card: shards in data/, else names of folders, else
     names of files, else everything."""
     names = sorted(names)
-    shards = list(dict.fromkeys(match["split"] for name in names if (match := _SHARD.fullmatch(name))))
+    shards = sorted({match["split"] for name in names if (match := _SHARD.fullmatch(name))})
     if shards:
+        usual = [split for split, _ in _SPLITS if split in shards]
+        shards = [*usual, *(split for split in shards if split not in usual)]
         return {split: [f"data/{split}-*"] for split in shards}
     for of_folder in (True, False):
         found = {}
