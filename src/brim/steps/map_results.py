@@ -127,6 +127,7 @@ class Results:
         self._marks = options.side_effects and nothing_so_far
         self._only_marks = self._marks and self._settled is not None
         self._tells_of_none = options.side_effects and (self._settled is None or NO_COLUMNS in self._settled.types)
+        self._has_none = self._tells_of_none and self._settled is not None
         self._tags: dict[Any, dict[bytes, bytes]] = {}
 
     def unchanged(self, table: pa.Table) -> pa.Table:
@@ -141,8 +142,15 @@ class Results:
         results = [as_table(result) for result in results]
         if any(isinstance(result, pa.Table) for result in results):
             return self._of_tables(results)
-        columns, found = self._row_columns(table, calls, results)
-        return self._finish(columns, found) if columns or not self._tells_of_none else _without_columns()
+        if self._tells_of_none and (self._has_none or self._first_is_bare(table, calls[0], results[0])):
+            return _without_columns()
+        return self._finish(*self._row_columns(table, calls, results))
+
+    def _first_is_bare(self, table: pa.Table, call: Call, result: Mapping[str, Any]) -> bool:
+        """Whether the first row has no column left: then no row has, as the original writes those of the first."""
+        if self._changed(call, result):
+            return False
+        return not call.merges or all(name in self._removed or _is_gone(call, name) for name in table.column_names)
 
     def of_batch(self, table: pa.Table, call: Call, result: Any) -> pa.Table | None:
         """The result for a table as a whole; None if it has no rows."""

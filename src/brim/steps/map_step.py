@@ -22,7 +22,7 @@ from brim.errors import BrimError
 from brim.steps.function_digest import Digest, function_digest
 from brim.steps.functions import Shipped, pack, unpack
 from brim.steps.map_inputs import Call, Inputs
-from brim.steps.map_options import ALL_ROWS, MapOptions
+from brim.steps.map_options import ALL_ROWS, NO_COLUMNS, MapOptions
 from brim.steps.map_results import Results, kept, reconciled
 from brim.steps.row_features import as_schema, features_of, metadata
 from brim.steps.step import BadRow, Batch
@@ -277,6 +277,8 @@ class _Open:
         return self._results.unchanged(table)
 
     def _given(self, tables: list[pa.Table]) -> list[pa.Table]:
+        if tables and NO_COLUMNS in tables[0].column_names:
+            return tables[:1]
         return reconciled(tables, self._results) if len(tables) > 1 else tables
 
     def _chunk_rows(self, table: pa.Table) -> int:
