@@ -153,6 +153,16 @@ def test_what_a_function_raises_is_raised(
         assert (error.first, error.message) == (0, "its own")
 
 
+def test_a_keyboard_interrupt_of_the_function_is_one(rows: datasets.Dataset) -> None:
+    """Who raises it means the program, whatever shall become of rows that fail."""
+
+    def interrupts(row: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        brim.map(rows, interrupts, on_error="skip")
+
+
 def test_types_that_do_not_combine(rows: datasets.Dataset) -> None:
     """What would end more than the call, or cannot travel, is the cause or the text of a FunctionFailed."""
 
