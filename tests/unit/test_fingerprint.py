@@ -186,6 +186,7 @@ def test_deep_digests_look_into_lists_and_extensions() -> None:
 
 # As they are: a change would make every dataset another one.
 ALL_KNOWN = "e98a33dbdcd9cb26"
+BYTES = ["392e98abdf55a28c", "7768975ae9ca1fd1"]
 
 
 def test_all_digests_are_what_they_were() -> None:
@@ -194,3 +195,12 @@ def test_all_digests_are_what_they_were() -> None:
     assert digest_table(pa.table({"dictionary": COLUMNS["dictionary"]})) != digest_table(
         pa.table({"dictionary": COLUMNS["text"]})
     )
+
+
+def test_deep_is_deep_inside_of_lists() -> None:
+    nested = pa.array([[[1.0, 2.0]], []], pa.list_(pa.list_(pa.float32(), 2)))
+    assert digest_of(nested, True) != digest_of(nested)
+
+
+def test_digests_of_bytes_are_what_they_were() -> None:
+    assert [digest_of(pa.array([b"a", b"", None], kind))[:16] for kind in (pa.binary(), pa.large_binary())] == BYTES

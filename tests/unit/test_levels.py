@@ -151,3 +151,11 @@ def test_what_levels_say(
 def test_a_column_without_the_leaf_is_refused() -> None:
     with pytest.raises(ValueError, match="has no single child 'other'"):
         levels_of(pa.array([None], _FILE), True, "other")
+
+
+def test_many_levels_that_differ() -> None:
+    """So many groups that their number takes two bytes."""
+    levels = [0, 1] * 600
+    data = encode_levels(np.array(levels, np.int64), 1)
+    assert data[4:6] == b"\xad\x02"
+    assert decode_levels(data, len(levels), 1)[0].tolist() == levels

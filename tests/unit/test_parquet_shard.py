@@ -13,7 +13,7 @@ import pytest
 from brim import cuts
 from brim.file_set import FileSet
 from brim.formats import parquet_shard, thrift
-from brim.formats.parquet_levels import decode_levels
+from brim.formats.parquet_levels import decode_levels, encode_levels
 from brim.formats.parquet_shard import MAX_CELL_BYTES, splice_parquet
 from tests.conftest import file_set, random_bytes
 
@@ -114,6 +114,7 @@ def test_the_footer_says_what_lies_there(files: FileSet, monkeypatch: pytest.Mon
             assert (7 in entry) == (6 in entry)
             if spliced:
                 assert [place[2] for place in told] == [place[2] for place in locations]
+                assert len(told) == -(-group[3][1] // 2)
                 _spliced_meta(meta, locations)
             at += meta[7][1]
     for start, size in [*column_indexes, *offset_indexes]:
@@ -134,15 +135,29 @@ def _pages(data: bytes, at: int, size: int, depth: int) -> list[tuple[int, int, 
                 assert header[2][1] == length
                 assert {n: header[5][1][n] for n in (2, 3, 4)} == dict.fromkeys((3, 4), (5, 3)) | {2: (5, 0)}
                 body, count = data[start : start + length], header[5][1][1][1]
-                row += int((decode_levels(body, count, 1)[0] == 0).sum()) if depth > 2 else count  # of lists
+                row += _whole_page(body, count, depth > 2)
         at = start + length
     assert at == end
     return found
 
 
+def _whole_page(body: bytes, count: int, is_list: bool) -> int:
+    """How many rows begin in a page, which holds its levels and its values and not a byte more."""
+    repetition, at = decode_levels(body, count, 1 if is_list else 0)
+    definition, used = decode_levels(body[at:], count, 4 if is_list else 2)
+    at += used
+    for _ in range(int((definition == (4 if is_list else 2)).sum())):
+        at += 4 + int.from_bytes(body[at : at + 4], "little")
+    assert at == len(body)
+    for block, most in ((body, 1), (body[decode_levels(body, count, 1)[1] :], 4)) if is_list else ((body, 2),):
+        assert len(encode_levels(decode_levels(block, count, most)[0], most)) == 4 + int.from_bytes(block[:4], "little")
+    return int((repetition == 0).sum())
+
+
 def _spliced_meta(meta: thrift.Struct, locations: list[tuple[int, int, int, int]]) -> None:
     assert meta[2][1].items == [0, 3]
     assert meta[4] == (thrift.I32, 0)
+    assert meta[2][1].kind == thrift.I32
     assert meta[5] == (thrift.I64, sum(place[3] for place in locations))
     assert meta[6] == meta[7]
     assert meta[13][1].items == [{1: (5, 0), 2: (5, 0), 3: (5, len(locations))}]
