@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from brim.api.proof_api import unpack as unpack
     from brim.api.proof_api import verify as verify
     from brim.api.saved_jobs import open_job as open_job
+    from brim.api.saved_jobs import save_job as save_job
     from brim.api.source_api import bids as bids
     from brim.api.source_api import dataset as dataset
     from brim.api.source_api import files as files
@@ -149,6 +150,7 @@ _HOMES = {
     "info": "brim.jobs.dataset_info",
     "map": "brim.api.map_api",
     "open_job": "brim.api.saved_jobs",
+    "save_job": "brim.api.saved_jobs",
     "open_plan": "brim.api.build_api",
     "open_tensors": "brim.tensors.tensor_reader",
     "plan": "brim.api.build_api",
@@ -233,6 +235,7 @@ __all__ = [
     "recipes",
     "release",
     "save_file",
+    "save_job",
     "select",
     "shuffle",
     "sort",

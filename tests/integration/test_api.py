@@ -37,6 +37,8 @@ TERMINAL = {
     "saved",
     "part",
     "finish",
+    "plan",  # in Python a plan is saved by save_job and opened by open_job
+    "context",
 }
 RENAMED = {"no_bidsignore": "bidsignore", "no_projection": "projection", "fn": "function"}
 POSITIONAL = {"source", "dest", "tokenizer", "model"}

@@ -122,8 +122,9 @@ def test_parts_in_a_bucket(s3: S3Server, s3_prefix: str, work: Path, tmp_path: P
 def test_in_python(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan is opened, done and asked how far it is."""
     monkeypatch.chdir(work)
-    brim("map", "rows.jsonl", tmp_path / "out", "--fn", "steps.py:work", "--on-error", "skip", *UNITS,
-         "--save", tmp_path / "a.plan", cwd=work)  # fmt: skip
+    library.save_job(
+        tmp_path / "a.plan", "map", "rows.jsonl", "steps.py:work", tmp_path / "out", on_error="skip", unit_size="20KB"
+    )
     saved = library.open_job(tmp_path / "a.plan", memory="1GB")
     assert saved.status.parts is None
     saved.part("2/2")

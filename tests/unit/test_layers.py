@@ -194,6 +194,7 @@ def test_public_names() -> None:
         "recipes",
         "release",
         "save_file",
+        "save_job",
         "select",
         "shuffle",
         "sort",

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from brim.api.compute_api import embed_job, map_job, tokenize_job
 from brim.api.job_options import (
@@ -24,6 +24,7 @@ from brim.api.job_options import (
     spelled_out,
 )
 from brim.buckets.bucket_address import Access
+from brim.choices import one_of
 from brim.errors import InputError
 from brim.jobs.job import Job
 from brim.jobs.unit_parts import JobPlan, SavedComputation, save_job_plan
@@ -36,6 +37,40 @@ _NOT_IN_PARTS = ("fresh", "keep_done", "engine", "address")
 
 
 def save_job(
+    path: str | os.PathLike[str],
+    verb: Literal["map", "tokenize", "embed"],
+    source: str | os.PathLike[str],
+    by: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    column: str | None = None,
+    image: str | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> SavedComputation:
+    """Write a plan of map, tokenize or embed, which machines then do in parts (`open_job`).
+
+    `by` is the function ("MODULE:FUNCTION"), the tokenizer or the model; `options` are those of the verb's function.
+    """
+    one_of("verb", verb, tuple(_GIVEN))
+    known = {field.name for field in fields(MapOptions)} if verb == "map" else set()
+    of_map = MapOptions(**{name: value for name, value in options.items() if name in known})
+    given: Any = _GIVEN[verb](**{name: value for name, value in options.items() if name not in known})
+    named: dict[str, Any] = {"source": source, "destination": destination}
+    if verb == "map":
+        named["function"] = by
+        job = map_job(options=of_map, given=given, **named)
+        return write_plan(path, job, given, named, of_map, progress)
+    if verb == "tokenize":
+        named |= {"tokenizer": by, "column": column or "text"}
+        job, _ = tokenize_job(given=given, note=lambda text: None, **named)
+    else:
+        named |= {"model": by, "column": column, "image": image}
+        job = embed_job(given=given, **named)
+    return write_plan(path, job, given, named, progress=progress)
+
+
+def write_plan(
     path: str | os.PathLike[str],
     job: Job,
     given: ComputeGiven,

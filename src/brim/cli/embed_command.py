@@ -122,10 +122,10 @@ def embed(
     with waiting_for(source):
         job = embed_job(source, model, dest, column, image, given)
         if parts.save is not None:
-            from brim.api.saved_jobs import save_job
+            from brim.api.saved_jobs import write_plan
 
             named = {"source": source, "model": model, "destination": dest, "column": column, "image": image}
-            tell_saved(save_job(parts.save, job, given, named), showing)
+            tell_saved(write_plan(parts.save, job, given, named), showing)
             return
     began = time.monotonic()
     computed, progress = run_job(job, computing, showing, watching, live)

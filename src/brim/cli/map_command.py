@@ -111,10 +111,10 @@ def map(
     with waiting_for(source):
         job = map_job(source, fn, dest, options, given)
         if parts.save is not None:
-            from brim.api.saved_jobs import save_job
+            from brim.api.saved_jobs import write_plan
 
             named = {"source": source, "function": fn, "destination": dest}
-            tell_saved(save_job(parts.save, job, given, named, options), showing)
+            tell_saved(write_plan(parts.save, job, given, named, options), showing)
             return
     computed, progress = run_job(job, computing, showing, watching, live)
     tell(computed, progress, job, showing, [("load", f"datasets.load_dataset({dest!r})")] if "://" not in dest else [])

@@ -141,10 +141,10 @@ def tokenize(
         note = progress_for(showing.json, watching.quiet).note
         job, step = tokenize_job(source, tokenizer, dest, column, given, note=note)
         if parts.save is not None:
-            from brim.api.saved_jobs import save_job
+            from brim.api.saved_jobs import write_plan
 
             named = {"source": source, "tokenizer": tokenizer, "destination": dest, "column": column}
-            tell_saved(save_job(parts.save, job, given, named), showing)
+            tell_saved(write_plan(parts.save, job, given, named), showing)
             return
     if not watching.quiet:
         progress_for(showing.json, quiet=False).note(f"encoder: {step.encoder}")
