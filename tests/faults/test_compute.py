@@ -17,10 +17,10 @@ import pytest
 from brim.memory.meter import tree, tree_bytes
 from brim.state.ledger import Ledger
 from tests.conftest import brim, tree_digest
-from tests.faults.test_disk_full import grow, small_disk
+from tests.faults.test_disk_full import _small_disk, grow
 from tests.killing import kill_at_random_moments, kills
 
-__all__ = ["small_disk"]
+__all__ = ["_small_disk"]
 
 ROWS = 600
 MOMENTS = kills(14)
@@ -125,7 +125,8 @@ def test_a_function_that_crashes_the_interpreter(work: Path) -> None:
 @pytest.mark.parametrize("on_error", ["stop", "skip", "quarantine"])
 def test_a_function_that_raises(work: Path, on_error: str) -> None:
     (work / "steps.py").write_text('def f(row):\n    return {"x": 1 / (row["id"] - 333)}\n')
-    options = [*command(work, "out", "steps.py:f")[3:], "--on-error", on_error]
+    words = [word for word in command(work, "out", "steps.py:f")[3:] if word != "--quiet"]
+    options = [*words, "--on-error", on_error]
     done = brim(*options, cwd=work, check=2 if on_error == "stop" else 0)
     if on_error == "stop":
         assert "rows.jsonl, row 334" in done.stderr
@@ -164,7 +165,7 @@ def test_more_memory_continues(work: Path) -> None:
         for number in range(60):
             take = 500_000_000 if number == 47 else 1000
             file.write(json.dumps({"id": number, "kind": "numpy", "take": take, "text": "x" * 2000}) + "\n")
-    words = ["map", "rows.jsonl", "out", "--fn", HUNGRY, "--unit-size", "20KB", "--quiet"]
+    words = ["map", "rows.jsonl", "out", "--fn", HUNGRY, "--unit-size", "20KB"]
     here = {"cwd": work, "env": {**os.environ, "PYTHONPATH": os.getcwd()}}
     failed = brim(*words, "--memory", "400MB", check=4, **here)
     assert "row 48" in failed.stderr

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import typer
 
-from brim import cli
+from brim.cli.parser import make_app
 
 # Kept for command lines that have them; each has a word of its own beside it.
 FORMER = {("--split", "tokenize")}  # --split-into
@@ -19,7 +19,7 @@ READS = {"plan", "check", "info", "build", "select", "verify", "unpack", "map", 
 def flags() -> dict[str, dict[str, tuple[str, bool]]]:
     """By flag and verb: what it takes, and whether it takes anything."""
     found: dict[str, dict[str, tuple[str, bool]]] = defaultdict(dict)
-    command = typer.main.get_command(cli._app(cli._VERBS))
+    command = typer.main.get_command(make_app())
     for verb, made in command.commands.items():  # type: ignore[attr-defined]
         for parameter in made.params:
             for name in parameter.opts:
