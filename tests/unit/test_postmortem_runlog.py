@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +161,10 @@ def test_kernel_kill_gets_the_curve(tmp_path: Path) -> None:
 )
 def test_never_raises(lines: list[str]) -> None:
     """Torn lines and entries that are none of brim's are passed over."""
-    path = Path(os.environ["HF_HOME"]) / "x.jsonl"
+    path = Path(tempfile.gettempdir()) / f"brim-{os.getpid()}-x.jsonl"
     path.write_text("\n".join(lines), errors="replace")
     kills(path, boot="boot-b")
+    path.unlink()
 
 
 FIELDS = ["t", "pid", "boot_id", "machine", "limit", "command", "processes", "kind", "signal", "total_bytes"]
@@ -174,6 +176,7 @@ VALUES = (
 @given(st.sampled_from(["head", "sample", "event", "end"]), st.dictionaries(st.sampled_from(FIELDS), VALUES))
 def test_any_value_never_raises(kind: str, entry: dict[str, Any]) -> None:
     """Fields of any type are read as missing if they make no sense."""
-    path = Path(os.environ["HF_HOME"]) / "y.jsonl"
+    path = Path(tempfile.gettempdir()) / f"brim-{os.getpid()}-y.jsonl"
     write(path, [HEAD, {**entry, "type": kind}, sample(NOW, 1)])
     kills(path, boot="boot-b")
+    path.unlink()

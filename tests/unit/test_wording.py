@@ -67,7 +67,7 @@ def test_every_switch_is_known() -> None:
     ("call", "words"),
     [
         (lambda path: brim.plan(path, path + "-out", workers=0), "workers= takes"),
-        (lambda path: brim.map(path + "/rows.jsonl", len, num_proc=0), "num_proc= takes"),
+        (lambda path: brim.map(path + "/rows.jsonl", len, num_proc=-1), "num_proc= takes"),
         (lambda path: brim.push_to_hub(None, "me/x", num_proc=0), "num_proc= takes"),
         (lambda path: brim.push_to_hub(None, "me/x", num_shards=0), "num_shards= takes"),
     ],
