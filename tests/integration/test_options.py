@@ -48,14 +48,14 @@ PYTHON: dict[str, Call] = {
     "check oversize": lambda s, d: brim.check(s / "files", oversize="keep"),  # type: ignore[arg-type]
     "map on_error": lambda s, d: brim.map(s / "rows.jsonl", _fails, on_error="raise", cache_dir=d),  # type: ignore[arg-type]
     "map input": lambda s, d: brim.map(s / "rows.jsonl", _fails, input="polars", cache_dir=d),  # type: ignore[arg-type]
-    "map num_proc": lambda s, d: brim.map(s / "rows.jsonl", _fails, num_proc=0, cache_dir=d),
+    "map num_proc": lambda s, d: brim.map(s / "rows.jsonl", _fails, num_proc=-1, cache_dir=d),
     "map writer_batch_size": lambda s, d: brim.map(s / "rows.jsonl", _fails, writer_batch_size=-1, cache_dir=d),
     "map memory": lambda s, d: brim.map(s / "rows.jsonl", _fails, memory="much", cache_dir=d),
     "map both": lambda s, d: brim.map(
         s / "rows.jsonl", _fails, load_from_cache_file=False, keep_done=True, cache_dir=d
     ),
     "push via": lambda s, d: brim.push_to_hub(None, "a/b", via="ftp"),  # type: ignore[arg-type]
-    "push num_proc": lambda s, d: brim.push_to_hub(None, "a/b", num_proc=0),
+    "push num_proc": lambda s, d: brim.push_to_hub(None, "a/b", num_proc=-1),
     "push num_shards": lambda s, d: brim.push_to_hub(None, "a/b", num_shards=-1),
     "push config_name": lambda s, d: brim.push_to_hub(None, "a/b", config_name="a b"),
     "clean older_than": lambda s, d: brim.clean(older_than="x"),  # type: ignore[arg-type]
