@@ -17,10 +17,8 @@ import pytest
 from brim.memory.meter import tree, tree_bytes
 from brim.state.ledger import Ledger
 from tests.conftest import brim, tree_digest
-from tests.faults.test_disk_full import _small_disk, grow
+from tests.faults.test_disk_full import grow
 from tests.killing import kill_at_random_moments, kills
-
-__all__ = ["_small_disk"]
 
 ROWS = 600
 MOMENTS = kills(14)

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import brim
-from tests.small_disk import small_disk
-
-
-@pytest.fixture(name="small_disk")
-def _small_disk(tmp_path: Path) -> Iterator[Path]:
-    with small_disk(tmp_path / "disk") as disk:
-        yield disk
 
 
 def grow(disk: Path, megabytes: int) -> None:

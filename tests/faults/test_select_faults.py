@@ -13,13 +13,11 @@ import pytest
 
 from brim.state.ledger import Ledger
 from tests.conftest import tree_digest
-from tests.faults.test_disk_full import grow, small_disk
+from tests.faults.test_disk_full import grow
 from tests.forked import brim, start
 
 FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 OPTIONS = ["--where", "n > 4", "--shuffle", "3", "--rows-per-shard", "1", "--quiet"]
-
-__all__ = ["small_disk"]
 
 
 @pytest.fixture(params=["none", "snappy", "gzip"])

@@ -24,11 +24,9 @@ import brim
 from brim.errors import InputError, SinkFailed, SourceError
 from brim.tensors import save_tensors
 from tests.conftest import tree_digest
-from tests.faults.test_disk_full import grow, small_disk
+from tests.faults.test_disk_full import grow
 
 pytest.importorskip("safetensors", reason="what a killed writer leaves is not proved here: no safetensors")
-
-__all__ = ["small_disk"]
 
 ROWS, STEP = 4000, 100
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
