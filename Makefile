@@ -12,7 +12,7 @@ JOBS ?= 2
 # The tests start hundreds of interpreters, each of which would compile brim again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types tests faults sample clean
+.PHONY: demo test lint types tests tests-again faults sample clean
 .PHONY: test-slow mutate test-browser test-notebooks test-spark test-embed test-ray test-matrix
 .PHONY: test-lowest test-newest test-pythons test-wheel test-docs docs benchmarks pictures demo-limit
 .PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-upstream bench-limits bench-tokenize
@@ -34,6 +34,10 @@ types: .venv/dev
 
 tests: .venv/dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# Those that failed the last time, one after the other.
+tests-again: .venv/dev
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 # What takes long by its nature: waits that are waited for, gigabytes, kills again and again.
 test-slow: .venv/dev
