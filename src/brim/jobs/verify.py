@@ -19,6 +19,7 @@ from brim.described import Described
 from brim.errors import BrimError, DamageFound, DestinationError, InputError, SourceChanged, Stopped
 from brim.file_set import Ints
 from brim.formats.card import CARD, card_info, card_rows, card_splits, feature_changes, read_card
+from brim.formats.card_configs import card_entries
 from brim.formats.parquet_columns import ParquetColumns, is_list_type
 from brim.formats.readable import Readable, ShardFile
 from brim.formats.splice import SpliceBuilder
@@ -316,7 +317,10 @@ class _Verification:
             return
         if self.result.findings:
             return  # with shards missing, the card cannot agree
-        for config in dict.fromkeys(subset.config for subset in self.published.subsets):
+        configs = [subset.config for subset in self.published.subsets]
+        if not self.published.sizes and self._everything:  # all shards are gone, and the card still names them
+            configs += [str(entry["config_name"]) for entry in card_entries(fields)]
+        for config in dict.fromkeys(configs):
             of = [subset for subset in self.published.subsets if subset.config == config]
             self._card_of(fields, config, of)
 
@@ -330,7 +334,7 @@ class _Verification:
         for name, said in card_rows(fields, config).items():
             if name in rows and said != rows[name]:
                 self.found(f"{CARD}: says {said:,} rows of {name}, the shards hold {rows[name]:,}")
-        if all(name in self.told.receipts for subset in subsets for name in subset.names):
+        if subsets and all(name in self.told.receipts for subset in subsets for name in subset.names):
             self._bytes_of(told, config, subsets)
         features = told.get("features")
         first = next((n for subset in subsets for n in subset.names if self.types_of.get(n)), None)
