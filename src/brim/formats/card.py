@@ -103,7 +103,7 @@ def write_card(facts: CardFacts, existing: str | None, names: Mapping[str, int] 
     if facts.about.get("Name") and "pretty_name" not in old:
         fields["pretty_name"] = str(facts.about["Name"])
     # The reader of tars finds its own features; what an earlier Parquet version said would be wrong.
-    fields["dataset_info"] = _info(facts, old, names) if facts.loadable else _others(old, facts.config)
+    fields["dataset_info"] = _info(facts, old, names, configs) if facts.loadable else _others(old, facts.config)
     text = _text(facts, _other_splits(facts, old))
     return _merge(fields, _appended_text(text, existing) if facts.appended else text, existing)
 
@@ -138,7 +138,7 @@ def _split_bytes(split: dict[str, Any], facts: CardFacts, old: dict[str, Any], n
     return sum(found) if found else int(split.get("num_bytes") or 0)
 
 
-def _info(facts: CardFacts, old: dict[str, Any], names: Mapping[str, int]) -> Any:
+def _info(facts: CardFacts, old: dict[str, Any], names: Mapping[str, int], configs: Sequence[dict[str, Any]]) -> Any:
     """`dataset_info` as `datasets` writes it: one mapping for one config, a list for several."""
     mine: dict[str, Any] = {} if facts.config == "default" else {"config_name": facts.config}
     mine |= {} if facts.features is None else {"features": facts.features}
@@ -162,7 +162,10 @@ def _info(facts: CardFacts, old: dict[str, Any], names: Mapping[str, int]) -> An
     ours = {split.name for split in facts.splits}
     others_bytes = sum(_split_bytes(split, facts, old, names) for split in splits if split.get("name") not in ours)
     sent = others_bytes + sum(split.bytes for split in facts.splits)
-    mine |= {"splits": splits, "download_size": sent, "dataset_size": total}
+    listed = [pattern for entry in configs if entry["config_name"] == facts.config for pattern in patterns_of(entry)]
+    # `load_dataset` refuses a split that is not among those told: with one of which nothing is known, none are.
+    if {split for split, path in listed if path != UNFINISHED} <= {str(split.get("name")) for split in splits}:
+        mine |= {"splits": splits, "download_size": sent, "dataset_size": total}
     others = _others(old, facts.config)
     if not others:
         return mine
