@@ -93,7 +93,7 @@ def write_card(facts: CardFacts, existing: str | None, names: Mapping[str, int] 
     files = [{"split": s.name, "path": f"{facts.folder}/{s.name}-*{ending}"} for s in facts.splits]
     configs = changed_configs(
         old, facts.config, files, keep_splits=facts.keep_splits, set_default=facts.set_default, names=names,
-        replace=facts.replace,
+        replace=facts.replace, extension=facts.extension,
     )  # fmt: skip
     if facts.code:
         configs = [entry for entry in configs if entry.get("config_name") != facts.config]

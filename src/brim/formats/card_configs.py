@@ -65,9 +65,10 @@ def changed_configs(
     set_default: bool = False,
     names: Collection[str] = (),
     replace: bool = False,
+    extension: str = "",
 ) -> list[dict[str, Any]]:
     """The configs of a card with these `files` in one of them, where `names` lie. DestinationError for what would no
-    longer load as it did, unless it may be replaced."""
+    longer load as it did, unless it may be replaced. `extension` is that of the new files, where it is known."""
     entries = card_entries(fields)
     if not entries and (config != "default" or keep_splits):
         entries = list(_unlisted(names, config, files))
@@ -75,7 +76,7 @@ def changed_configs(
     for entry in entries:
         if entry.get("config_name") == config:
             if keep_splits:
-                mine["data_files"] = by_split(_by_split_of(entry, files), files, "split")
+                mine["data_files"] = by_split(_by_split_of(entry, extension), files, "split")
             elif not replace:
                 _refuse_hidden(entry, files, names)
             mine = {**{key: value for key, value in entry.items() if key == "default"}, **mine}
@@ -97,7 +98,7 @@ def by_split(known: Any, mine: list[dict[str, Any]], key: str) -> list[dict[str,
     return [*kept, *ours.values()]
 
 
-def _by_split_of(entry: dict[str, Any], files: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _by_split_of(entry: dict[str, Any], extension: str) -> list[dict[str, Any]]:
     """The files of a config by split, so that a split can be added to it."""
     name = entry["config_name"]
     extra = sorted(set(entry) - _OWN_KEYS)
@@ -105,8 +106,8 @@ def _by_split_of(entry: dict[str, Any], files: list[dict[str, Any]]) -> list[dic
     for split, pattern in patterns_of(entry):
         others.setdefault(split, []).append(pattern)
     kinds = {pattern.rpartition(".")[2] for patterns in others.values() for pattern in patterns if "." in pattern}
-    own = {str(one["path"]).rpartition(".")[2] for one in files if "." in str(one["path"])}
-    odd = [kind for kind in kinds - own if not _WILD.search(kind) and "/" not in kind]
+    strange = kinds - {extension.removeprefix(".")} if extension else set()
+    odd = [kind for kind in sorted(strange) if not _WILD.search(kind) and "/" not in kind]
     if extra or not others or odd:
         why = f"it says {extra[0]}" if extra else f"its files are .{odd[0]}" if odd else "it names no files"
         raise DestinationError(
