@@ -53,7 +53,7 @@ def work(tmp_path: Path) -> Path:
 
 def words(dest: str, *more: str) -> list[str]:
     common = ["--model", "mine:factory", "--column", "text", "--batch-size", "8", "--unit-size", "2KB"]
-    return ["embed", "rows.jsonl", dest, *common, "--memory", "600MB", "--quiet", *more]
+    return ["embed", "rows.jsonl", dest, *common, "--memory", "600MB", *more]
 
 
 def test_a_model_that_changed_is_noticed(work: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_folder_of_images(work: Path) -> None:
         path.rename(work / "photos" / path.name)
     run_brim(
         "embed", "photos", "emb.npy", "--model", "mine:factory", "--image", "image", "--keep", "image",
-        "--memory", "600MB", "--quiet", cwd=work,
+        "--memory", "600MB", cwd=work,
     )  # fmt: skip
     vectors = np.load(work / "emb.npy")
     assert np.array_equal(vectors, np.array([[n, 10 + n] for n in range(20)], "float32"))
@@ -144,7 +144,7 @@ def test_texts_and_images_to_the_hub(work: Path) -> None:
     with TestHub(work / "hub") as hub:
         machine = Machine(hub, work / "machine", more={"PYTHONPATH": str(work)})
         common = ["--model", "mine:factory", "--column", "caption", "--image", "path", "--keep", "caption"]
-        done = machine.run("embed", str(work / "pairs.jsonl"), DEST, *common, "--memory", "600MB", "--quiet")
+        done = machine.run("embed", str(work / "pairs.jsonl"), DEST, *common, "--memory", "600MB")
         assert (done.returncode, "proved" in done.stdout) == (0, True), done.stderr
         code = f"""
             import datasets
