@@ -48,12 +48,12 @@ def test_every_command_runs_as_written(tmp_path: Path) -> None:
     assert "dwi: list of nifti, 613 rows, 2,089 files" in said["brim plan ds004884/ --recipe arc"]
 
 
-def test_the_plan_in_the_readme_is_made_from_the_tree(tmp_path: Path) -> None:
-    """What README.md shows under "The trap" is what brim plan prints for that tree, memory aside."""
+def test_the_plan_of_the_trap_is_made_from_the_tree(tmp_path: Path) -> None:
+    """What docs/why-uploads-fail.md shows is what brim plan prints for that tree, memory aside."""
     make_arc(tmp_path / "ds004884", 902, sparse_sizes=True)
     command = [sys.executable, "-m", "brim", "plan", "ds004884/", "--recipe", "arc"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)
-    readme = (PAGE.parents[1] / "README.md").read_text()
-    shown = readme.split("$ brim plan ds004884/ --recipe arc\n")[1].split("```")[0]
+    page = PAGE.with_name("why-uploads-fail.md").read_text()
+    shown = page.split("$ brim plan ds004884/ --recipe arc\n")[1].split("```")[0]
     here = [line for line in done.stdout.splitlines() if not line.strip().startswith("memory")]
     assert [line for line in shown.splitlines() if not line.strip().startswith("memory")] == here
