@@ -378,7 +378,7 @@ def test_bad_spreadsheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(MissingExtra) as caught:
         read(layout, "isles24")
-    assert "pip install 'brim[neuro]'" in caught.value.hint
+    assert "pip install 'openpyxl" in caught.value.hint
 
 
 def test_wrong_folders(tmp_path: Path) -> None:
