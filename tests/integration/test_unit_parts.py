@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ VERBS = {
     "embed": (
         "embed",
         "rows.jsonl",
-        ("--model", "tests.integration.embed_models:hashing", "--column", "text"),
+        ("--model", "embed_models:hashing", "--column", "text"),
         "v.npy",
     ),
 }
@@ -54,6 +55,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [row["text"] for row in rows], tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
     )
     made.save(str(folder / "t.json"))
+    shutil.copy(Path(__file__).with_name("embed_models.py"), folder)
     return folder
 
 
