@@ -60,7 +60,8 @@ test-embed: .venv/dev
 
 # The live page in a real Chromium, which is installed if that is allowed; skipped by name otherwise.
 test-browser: .venv/dev
-	command -v chromium || apt-get install -y --quiet chromium chromium-driver || true
+	command -v chromium || DEBIAN_FRONTEND=noninteractive apt-get install -y --quiet -o Acquire::Retries=1 \
+	  -o Acquire::http::Timeout=20 chromium chromium-driver || true
 	$(BIN)/pip install --quiet --disable-pip-version-check selenium --editable '.[watch]'
 	$(BIN)/python -m pytest tests/integration/test_live.py tests/integration/test_report.py
 

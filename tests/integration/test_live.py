@@ -230,6 +230,7 @@ def browser(width: int, dark: bool = False) -> Iterator[Any]:
     options.binary_location = CHROMIUM
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},1400"):
         options.add_argument(flag)
+    options.add_argument("--disable-dev-shm-usage")  # of which a container has little
     if dark:
         options.add_argument("--force-dark-mode")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

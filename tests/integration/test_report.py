@@ -35,6 +35,7 @@ def browse(tmp_path: Path) -> Browse:
     def open_page(path: Path, query: str = "", *options: str) -> str:
         assert CHROMIUM is not None
         flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr")
+        flags += ("--disable-dev-shm-usage",)  # of which a container has little
         profile = f"--user-data-dir={tmp_path / 'profile'}"
         command = [CHROMIUM, *flags, profile, "--virtual-time-budget=2000", *options, f"{path.as_uri()}{query}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
