@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import importlib.metadata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,11 @@ def module(name: str) -> Callable[[], Any]:
     return lambda: importlib.import_module(name)
 
 
+def needs(library: str, other: str) -> bool:
+    """Whether this version of it depends on another library: an older typer does without pydantic."""
+    return any(requirement.startswith(other) for requirement in importlib.metadata.requires(library) or [])
+
+
 # For each library, private names and what has them.
 NAMES: dict[str, dict[str, Callable[[], Any]]] = {
     "huggingface_hub": {
@@ -148,7 +154,7 @@ BEHIND = {
         ("ray._private.worker", "print_to_stdstream"),
     ],
     "pyarrow": [],
-    "typer": [("typer.core", "build_runtime_param")],
+    "typer": [("typer.core", "build_runtime_param")] if needs("typer", "pydantic") else [],
 }
 
 
