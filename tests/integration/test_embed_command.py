@@ -64,6 +64,10 @@ def test_a_model_that_changed_is_noticed(work: Path) -> None:
     (work / "mine.py").write_text(MODEL.replace("len(t) *", "2 * len(t) *"))
     refused = forked(*words("v.npy"), check=2, cwd=work)
     assert "model files was" in refused.stderr
+    by_file = [f"{work / 'mine.py'}:factory" if word == "mine:factory" else word for word in words("w.npy")]
+    forked(*by_file, cwd=work)
+    (work / "mine.py").write_text(MODEL)
+    assert "model files was" in forked(*by_file, check=2, cwd=work).stderr
 
 
 def expected(dim: int = 6) -> np.ndarray:  # type: ignore[type-arg]

@@ -71,7 +71,11 @@ def embed(
     ] = None,
     model: Annotated[
         str | None,
-        _model("--model", metavar="NAME|FOLDER|MODULE:FACTORY", help="sentence-transformers, transformers, or yours."),
+        _model(
+            "--model",
+            metavar="NAME|FOLDER|MODULE:FACTORY",
+            help="sentence-transformers, transformers, or yours (or FILE.py:FACTORY).",
+        ),
     ] = None,
     column: Annotated[str | None, _vectors("--column", metavar="NAME", help="The column of texts.")] = None,
     image: Annotated[str | None, _vectors("--image", metavar="NAME", help="The column of images.")] = None,

@@ -88,7 +88,10 @@ _IGNORED = (".md", ".lock", ".png")
 def model_facts(spec: str) -> dict[str, str]:
     """A folder by its files, a function by the source of its module, a model of the Hub by its name."""
     if is_factory(spec):
-        module = spec.partition(":")[0]
+        module, _, name = spec.rpartition(":")
+        if module.endswith(".py"):  # loaded as a file, wherever that lies
+            file = Path(module)
+            return {"model": f"{file.name}:{name}", "model files": _digest([file]) if file.is_file() else ""}
         look_here()
         try:
             found = find_spec(module)
@@ -181,12 +184,12 @@ def _taken(
     return {name: value for name, value in offered.items() if open_end or name in parameters} | dict(asked)
 
 
-_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_FACTORY = re.compile(r"(?:[A-Za-z_][\w.]*|.+\.py):[A-Za-z_][\w.]*")
 _SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json")
 
 
 def is_factory(spec: str) -> bool:
-    """Whether it is `package.module:function`."""
+    """Whether it is `package.module:function` or `path/to/file.py:function`."""
     return _FACTORY.fullmatch(spec) is not None and not Path(spec).exists()
 
 
