@@ -1,0 +1,45 @@
+"""The card where a split comes beside others of its config."""
+
+from __future__ import annotations
+
+import pytest
+
+from brim.errors import DestinationError
+from brim.formats.card import (
+    CardFacts,
+    SplitFacts,
+    card_info,
+    card_splits,
+    read_card,
+    write_card,
+    write_unfinished_card,
+)
+
+BY_HAND = "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: {}\n---\n"
+
+
+def facts(split: str, *, bare: bool = False) -> CardFacts:
+    return CardFacts([SplitFacts(split, 2, 100, 1)], None, ".parquet", [], keep_splits=True, bare=bare)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_beside_one_that_is_listed_with_its_ending(bare: bool) -> None:
+    """As `brim build` lists it; the new one also as `push_to_hub` does, and while it is unfinished."""
+    begun = write_unfinished_card(write_card(facts("train"), None), split="test")
+    assert card_splits(read_card(begun)) == {"train", "test"}
+    done = read_card(write_card(facts("test", bare=bare), begun))
+    assert card_splits(done) == {"train", "test"}
+    assert [split["name"] for split in card_info(done)["splits"]] == ["train", "test"]
+
+
+def test_beside_one_of_which_nothing_is_told() -> None:
+    """`load_dataset` refuses splits that are listed and not among those told, so none are told."""
+    done = read_card(write_card(facts("test"), BY_HAND.format("mine/*.parquet")))
+    assert card_splits(done) == {"train", "test"}
+    assert "splits" not in card_info(done)
+
+
+def test_beside_files_of_another_kind() -> None:
+    """A config has one reader: CSV files and shards cannot be of the same one."""
+    with pytest.raises(DestinationError, match=r"its files are \.csv"):
+        write_card(facts("test", bare=True), BY_HAND.format("mine/*.csv"))
