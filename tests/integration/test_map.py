@@ -30,7 +30,7 @@ from tests.publishing import DEST, REPO, Machine, shards
 
 ROWS = 3000
 
-ROOM = "2GB"  # for calls in this process: servers that other tests have started from it are held against them
+ROOM = "600MB"
 
 
 @pytest.fixture(scope="module")

@@ -326,6 +326,26 @@ def test_a_thread_has_no_handlers(rows: datasets.Dataset) -> None:
     assert "the server" in str(ended[0])
 
 
+def _takes_much(row: dict[str, Any]) -> dict[str, Any]:
+    return {"held": len(bytearray(b"x") * (600 << 20))}
+
+
+def test_other_programs_of_the_caller_are_not_the_jobs(rows: datasets.Dataset) -> None:
+    """A server or the readers of a DataLoader: neither within the limit, nor room that the job may take for itself."""
+    fat = "import sys; held = bytearray(b'x') * (700 << 20); print('there', flush=True); sys.stdin.read()"
+    other = subprocess.Popen([sys.executable, "-c", fat], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "there\n"
+        few = rows.select(range(10))
+        assert brim.map(few, lambda row: {"m": row["n"]}, memory="350MB")["m"][:] == few["n"][:]
+        assert len(brim.filter(few, lambda row: False, memory="350MB")) == 0
+        with pytest.raises(brim.DoesNotFit):
+            brim.map(few.select([0]), _takes_much, memory="350MB")
+    finally:
+        other.communicate()
+
+
 def test_in_a_coroutine(rows: datasets.Dataset) -> None:
     """In an event loop that runs, by itself and beside others; asynchronous functions too."""
 

@@ -131,15 +131,15 @@ class Machine:
         self.gate = Gate(tmp_path / "gate")
 
     def _tree(self, roots: list[int]) -> list[int]:
-        self.walks += roots == [self.here]
+        self.walks += 1
         found = list(roots)
         for pid in found:
             found += self.below.get(pid, [])
         return found
 
-    def line(self, workers: list[Worker], limit: int = 500 * MB) -> HeldLine:
+    def line(self, workers: list[Worker], limit: int = 500 * MB, beside: int = 0) -> HeldLine:
         self.below.setdefault(self.here, [worker.pid for worker in workers])
-        line: Any = HeldLine(WorkerRoom(limit, 0, 0), lambda: workers, self.gate)  # type: ignore[arg-type, return-value]
+        line: Any = HeldLine(WorkerRoom(limit, 0, 0, beside), lambda: workers, self.gate)  # type: ignore[arg-type, return-value]
         return line  # type: ignore[no-any-return]
 
 
@@ -174,7 +174,7 @@ def test_nobody_left_to_end(machine: Machine) -> None:
     line._meter = SimpleNamespace(read=lambda *_: SimpleNamespace(usage=SimpleNamespace(total_bytes=77)))  # type: ignore[assignment]
     assert (line.own_bytes, line.peak_bytes, line.tight) == (0, 0, False)
     line._end_one()
-    assert (ended.killed, line.own_bytes) == (0, 77)
+    assert (ended.killed, line.own_bytes) == (0, 10 * MB + 77)
 
 
 def test_workers_that_share_nothing_are_added_up(machine: Machine) -> None:
@@ -187,6 +187,16 @@ def test_workers_that_share_nothing_are_added_up(machine: Machine) -> None:
     assert line._read() == 50 * MB
     assert [worker.peak_bytes for worker in workers] == [20 * MB, 35 * MB]
     assert [worker.children for worker in workers] == [(), ()]
+
+
+def test_programs_of_the_caller_count_as_they_were(machine: Machine) -> None:
+    """What they held when the job began is in its limit: no worker is ended because a server beside it has grown."""
+    worker = Worker(1)
+    line = machine.line([worker], beside=200 * MB)
+    machine.below[machine.here] = [1, 2]
+    machine.held |= {1: 20 * MB, 2: 900 * MB}
+    assert line._read() == 230 * MB
+    assert worker.children == ()
 
 
 def test_a_worker_that_has_just_come_is_counted(machine: Machine) -> None:
@@ -224,8 +234,8 @@ def test_processes_of_a_function_are_counted_by_pages(machine: Machine) -> None:
         return SimpleNamespace(usage=SimpleNamespace(total_bytes=44 * MB))
 
     line._meter = SimpleNamespace(read=read)  # type: ignore[assignment]
-    assert line._read() == 44 * MB
-    assert asked == [(line._room.soft_bytes,)]
+    assert line._read() == 54 * MB
+    assert asked == [(line._room.soft_bytes - 10 * MB,)]
     assert [worker.children for worker in workers] == [(11, 12), ()]
     assert [worker.peak_bytes for worker in workers] == [31 * MB, 30 * MB]
 
@@ -234,7 +244,7 @@ def test_what_a_dead_worker_left_is_still_its_own(machine: Machine) -> None:
     """Its children are remembered, so that they can be ended with it."""
     worker = Worker(1, children=(11, 12))
     line = machine.line([worker])
-    machine.below |= {machine.here: [1, 11], 1: []}
+    machine.below |= {1: []}
     machine.held |= {11: 5 * MB}
     line._meter = SimpleNamespace(read=lambda *_: SimpleNamespace(usage=SimpleNamespace(total_bytes=15 * MB)))  # type: ignore[assignment]
     line._read()

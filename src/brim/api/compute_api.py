@@ -32,7 +32,6 @@ from brim.jobs.file_layout import FileLayout
 from brim.jobs.job import Computed, Job
 from brim.jobs.layout import DatasetLayout
 from brim.jobs.spec import How, computed_facts, computed_spec, dataset_spec, refuse_stopped, vector_file_spec
-from brim.memory.meter import process_bytes
 from brim.outputs.output import Output, RowsOutput
 from brim.outputs.rows_file import read_schema
 from brim.outputs.token_output import WHOLE, FinishOptions, TokenOutput, parse_split
@@ -43,7 +42,7 @@ from brim.rows.open_rows import open_rows
 from brim.rows.row_options import RowOptions
 from brim.rows.unit import RowSource
 from brim.schedule.function_errors import users_own
-from brim.schedule.spare_worker import kept_workers, start_spare
+from brim.schedule.spare_worker import caller_bytes, kept_workers, start_spare
 from brim.steps.embed_options import EmbedOptions, ModelOptions
 from brim.steps.embed_rows import open_source
 from brim.steps.embed_step import EmbedStep
@@ -319,7 +318,7 @@ def tokenize(
         column,
         given,
         note=watched.note,
-        held_bytes=process_bytes(os.getpid()),
+        held_bytes=caller_bytes(),
         name=name,
         cache_dir=cache_dir,
     )
@@ -375,7 +374,7 @@ def embed(
     given = EmbedGiven(**options)
     watched = shown(progress)
     start_worker(EmbedStep, given.engine, given.workers)
-    held_bytes = process_bytes(os.getpid())
+    held_bytes = caller_bytes()
     job = embed_job(source, model, destination, column, image, given, held_bytes=held_bytes, cache_dir=cache_dir)
     computed = run_job(job, watched, report)
     if destination is not None:

@@ -23,12 +23,12 @@ from brim.jobs.caches import CacheLayout, cache_home, cache_key, cache_max, open
 from brim.jobs.job import Computed, Job
 from brim.jobs.spec import How, computed_facts, computed_spec
 from brim.jobs.units import without_function
-from brim.memory.meter import process_bytes
 from brim.outputs.output import CachedRows
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
 from brim.rows.open_rows import open_rows
 from brim.rows.unit import RowSource
+from brim.schedule.spare_worker import caller_bytes
 from brim.sources.datasets_private import format_of_stream, is_stream, with_rows
 from brim.steps.filter_step import INDICES, FilterStep
 from brim.steps.functions import AtEnd
@@ -213,7 +213,7 @@ def map(
         if _is_dict(dataset):
             raise InputError("A destination takes one split, and this is a DatasetDict.", hint="Map one of its splits.")
         with call.named():
-            held = process_bytes(os.getpid())
+            held = caller_bytes()
             how_mapped = replace(mapped, **_format_of(dataset))
             return run_job(
                 map_job(dataset, function, destination, how_mapped, call.given, held_bytes=held, name=name),
@@ -365,7 +365,7 @@ class _Call:
         """What comes of a dataset, or of each split. One without rows has nothing `removed` but columns."""
         with self.named():
             # What was said is looked at before the source is. What this process holds already is the caller's.
-            how = self.given.how(process_bytes(os.getpid()))
+            how = self.given.how(caller_bytes())
             cache_max()
             parts = dict(dataset.items()) if _is_dict(dataset) else {None: dataset}
             jobs = {split: self._job(part, split, how, step_of) for split, part in parts.items()}

@@ -6,7 +6,6 @@ complete and synced; the same units and options give the same bytes, so running 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,7 @@ from brim.choices import at_least, one_of
 from brim.errors import DoesNotFit, InputError
 from brim.formats.card import CardFacts
 from brim.memory.limit import usable_cores
-from brim.memory.meter import process_bytes
+from brim.memory.meter import tree_bytes
 from brim.outputs.beside import Beside
 from brim.outputs.output import Finished, MadeShard, Units, card_of, with_features
 from brim.outputs.rows_file import Writing
@@ -232,7 +231,7 @@ def _encoders(options: FinishOptions, limit_bytes: int) -> int:
     """How many threads encode row groups, each of which takes several times its ids; 0 where there is no room."""
     if options.format == "bin":
         return 1  # it writes and hashes, in order
-    room = limit_bytes - process_bytes(os.getpid()) - _LEFT_BYTES
+    room = limit_bytes - tree_bytes() - _LEFT_BYTES
     row_bytes = 4 * (options.pack or 0)
     return min(max(room // (_COPIES * max(4 * GROUP_TOKENS, row_bytes)) - 1, 0), usable_cores())
 

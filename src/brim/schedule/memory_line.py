@@ -33,6 +33,7 @@ class WorkerRoom:
     limit_bytes: int
     parent_bytes: int
     worker_bytes: int
+    beside_bytes: int = 0  # of the parent's: what the caller's other programs held when the job began
 
     @property
     def hard_bytes(self) -> int:
@@ -90,7 +91,7 @@ class HeldLine:
 
     def __init__(self, room: WorkerRoom, workers: Callable[[], Sequence[WorkerProcess]], gate: Gate) -> None:
         self._room, self._workers, self._gate = room, workers, gate
-        self._meter = TreeMeter(lambda: [os.getpid()])
+        self._meter = TreeMeter(lambda: [worker.pid for worker in workers()])
         hard = Line("hard", Level(bytes=room.hard_bytes), repeat_s=_AGAIN_S, hysteresis=0.0)
         self._tree: set[int] = set()
         self._walk_at = 0.0
@@ -124,14 +125,16 @@ class HeldLine:
                 return
 
     def _read(self) -> int:
-        """What the tree holds. Workers are fresh processes that share nothing, so their sum is what they hold.
+        """What the job holds: this process, its workers and all they started.
 
-        Only where the user's function has started processes of its own, pages have to be counted.
+        Programs that the caller has started (a server, readers of a DataLoader) count as what they held when the job
+        began: they may grow and end, and no worker is ended for it.
         """
         workers, now = self._workers(), time.monotonic()
-        known = {os.getpid(), *(worker.pid for worker in workers)}
+        known = {worker.pid for worker in workers}
         if now >= self._walk_at:  # walking the tree costs ten times what reading it does
-            self._tree, self._walk_at = set(tree([os.getpid()])), now + _WALK_S
+            left = [child for worker in workers for child in worker.children]
+            self._tree, self._walk_at = set(tree([*known, *left])), now + _WALK_S
         held = {pid: process_bytes(pid) for pid in self._tree | known}
         strangers = not self._tree <= known
         for worker in workers:
@@ -139,15 +142,21 @@ class HeldLine:
                 worker.children = tuple(tree([worker.pid])[1:]) if strangers else ()
             used = sum(held.get(pid, 0) for pid in (worker.pid, *worker.children))
             worker.peak_bytes = max(worker.peak_bytes, used)
+        here = self._own()
+        # Workers are fresh processes that share nothing, so their sum is what they hold. Only where the user's
+        # function has started processes of its own, pages have to be counted.
         if strangers:
-            return self._meter.read(self._room.soft_bytes).usage.total_bytes
-        return sum(held.values())
+            return here + self._meter.read(max(self._room.soft_bytes - here, 0)).usage.total_bytes
+        return here + sum(held.values())
+
+    def _own(self) -> int:
+        return process_bytes(os.getpid()) + self._room.beside_bytes
 
     def _end_one(self) -> None:
         """The largest goes; its unit is tried again with more room."""
         sizes = [(worker.held_bytes(), worker) for worker in self._workers() if not worker.over_line_bytes]
         if not sizes:
-            self.own_bytes = self._meter.read().usage.total_bytes
+            self.own_bytes = self._own() + self._meter.read().usage.total_bytes
             return
         size, worker = max(sizes, key=lambda pair: pair[0])
         worker.over_line_bytes = max(size, 1)

@@ -21,7 +21,7 @@ from brim.memory.meter import process_bytes
 from brim.schedule.memory_line import Gate, HeldLine, WorkerRoom
 from brim.schedule.messages import At, Done, Failed, Order, Probed, Ready, Setup
 from brim.schedule.scheduler import Attempt, Event, TaskDone, TaskFailed, TaskLost, TaskQueue
-from brim.schedule.spare_worker import ANYTHING, keep_worker, take_spares, threads_of
+from brim.schedule.spare_worker import ANYTHING, caller_bytes, keep_worker, take_spares, threads_of
 from brim.schedule.unit_work import UnitReceipts, UnitWork
 from brim.schedule.work_failures import aborted_for_memory, crashed, does_not_start, exit_words, too_small
 from brim.schedule.worker_process import WorkerProcess
@@ -43,7 +43,8 @@ class ProcessBackend:
         self.most_workers = self.peak_bytes = 0
         self._workers: tuple[WorkerProcess, ...] = ()  # replaced, never changed: the line's thread reads it
         self._limit = work.options.limit_bytes
-        self._room = WorkerRoom(self._limit, process_bytes(os.getpid()), _PYTHON_BYTES)
+        here = caller_bytes()
+        self._room = WorkerRoom(self._limit, here, _PYTHON_BYTES, max(here - process_bytes(os.getpid()), 0))
         self._most = self.ahead = work.options.workers or usable_cores()
         self._threads = threads_of(self._most)
         self._module = type(work.step).__module__
@@ -248,8 +249,9 @@ class ProcessBackend:
 
     def _is_ready(self, worker: WorkerProcess, message: Ready) -> Event | None:
         worker.ready, worker.base_bytes = True, message.held_bytes
-        parent = max(process_bytes(os.getpid()), self._room.parent_bytes)
-        self._room = WorkerRoom(self._limit, parent, max(message.held_bytes, self._room.worker_bytes))
+        parent = max(process_bytes(os.getpid()) + self._room.beside_bytes, self._room.parent_bytes)
+        worker_bytes = max(message.held_bytes, self._room.worker_bytes)
+        self._room = replace(self._room, parent_bytes=parent, worker_bytes=worker_bytes)
         if self._room.smallest_bytes > self._limit and self._receipts.computed == 0:
             return TaskFailed(too_small(self._room, known=True))
         return None

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from brim.memory.limit import usable_cores
+from brim.memory.meter import tree
+from brim.memory.tree_meter import TreeMeter
 from brim.schedule.worker_process import WorkerProcess, worker_environment
 
 KEPT_S = 60.0
@@ -119,6 +121,13 @@ def keep_worker(worker: WorkerProcess, step: str, threads: int, work: str | None
             return False
         _add(worker, place)
     return True
+
+
+def caller_bytes() -> int:
+    """What this process and all it has started hold, for whom a job is none of their business: all but the spares."""
+    with _KEPT.lock:
+        spares = tree([worker.pid for worker, _ in _KEPT.workers])
+    return TreeMeter(lambda: [os.getpid()], without=spares).read().usage.total_bytes
 
 
 def end_spares() -> None:
