@@ -1,6 +1,6 @@
 """The shape that breaks uploads: 902 sessions, 273 GB of sparse files, planned and checked.
 
-    python benchmarks/arc.py [FOLDER]
+    python benchmarks/arc.py [FOLDER] [--json FILE]
 
 Makes the dataset (it takes no disk to speak of), then measures time and peak memory from outside for
 `brim plan` and `brim check`, with and without the built-in recipe. Nothing is built.
@@ -8,13 +8,15 @@ Makes the dataset (it takes no disk to speak of), then measures time and peak me
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from peak import measure
+from tables import MB, Part, at_most, machine, print_goals, print_machine, print_part, write_json
 
-from benchmarks.peak import measure
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.generators.arc import make_arc
 
 COMMANDS = (
@@ -22,24 +24,40 @@ COMMANDS = (
     ["plan", "--recipe", "arc"],
     ["check", "--recipe", "arc", "--sample-size", "0"],  # sparse files have no headers to look at
 )
-MOST_SECONDS, MOST_BYTES = 2, 100_000_000  # of a plan
+MOST_SECONDS, MOST_MB = 2, 100  # of a plan
 
 
-def main(folder: Path) -> int:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", help="where the dataset is made (default: a temporary folder)")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        facts = machine(folder, ("brim", "pyarrow"))
+        part = measured(folder)
+    print_part(part)
+    print_goals({"arc": part})
+    print_machine(facts)
+    write_json(arguments.json, facts, {"arc": part})
+    sys.exit(not all(goal.reached for goal in part.goals))
+
+
+def measured(folder: Path) -> Part:
     make_arc(folder / "ds004884", sessions=902, sparse_sizes=True)
-    missed = 0
-    print("| command | seconds | peak memory |\n|---|---:|---:|")
+    part = Part("902 sessions, 273 GB of sparse files", ("command", "s", "peak MB"))
     for verb, *options in COMMANDS:
+        name = " ".join(["brim", verb, *options])
         done = measure([sys.executable, "-m", "brim", verb, str(folder / "ds004884"), *options])
-        over = verb == "plan" and (done.seconds > MOST_SECONDS or done.peak_bytes > MOST_BYTES)
-        missed += done.exit_code != 0 or over
-        print(f"| brim {' '.join([verb, *options])} | {done.seconds:.1f} | {done.peak_bytes / 1e6:.0f} MB |")
-    print(f"\nGoal: {MOST_SECONDS} s and {MOST_BYTES / 1e6:.0f} MB: {'MISSED' if missed else 'reached'}")
-    return missed
+        if done.exit_code:
+            raise SystemExit(f"{name} ended with {done.exit_code}:\n{done.output[-2000:]}")
+        part.rows.append((name, f"{done.seconds:.1f}", f"{done.peak_bytes / MB:.0f}"))
+        part.runs[name] = [{"seconds": done.seconds, "peak_bytes": done.peak_bytes}]
+        if verb == "plan":
+            part.goals.append(at_most(f"{name}: time", done.seconds, MOST_SECONDS, " s"))
+            part.goals.append(at_most(f"{name}: memory", done.peak_bytes / MB, MOST_MB, " MB"))
+    return part
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        sys.exit(main(Path(sys.argv[1])))
-    with tempfile.TemporaryDirectory() as temporary:
-        sys.exit(main(Path(temporary)))
+    main()

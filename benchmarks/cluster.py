@@ -29,7 +29,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress
+from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -68,9 +68,7 @@ def main() -> None:
     print_goals(parts)
     print_machine(facts)
     shutil.rmtree(data)
-    if arguments.json is not None:
-        runs = {name: part.runs for name, part in parts.items()}
-        arguments.json.write_text(json.dumps({"machine": facts, "runs": runs}, indent=1))
+    write_json(arguments.json, facts, parts)
 
 
 def shards_part(data: Path, engines: dict[str, Sequence[str]], arguments: argparse.Namespace) -> Part:

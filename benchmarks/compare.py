@@ -21,14 +21,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from peak import measure
-from tables import MB, Part, at_most, machine, print_goals, print_machine, print_part, progress
+from tables import MB, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 HERE = Path(__file__).resolve().parent
 MODEL = """
@@ -56,8 +55,7 @@ def main() -> int:
     print_part(part)
     print_goals({"compare": part})
     print_machine(facts)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": facts, "parts": {"compare": asdict(part)}}, indent=1))
+    write_json(arguments.json, facts, {"compare": part})
     return 0
 
 

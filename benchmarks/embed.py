@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import shutil
 import statistics
@@ -35,7 +34,7 @@ from typing import Any
 import numpy as np
 from embed_model import model_part
 from peak import measure
-from tables import GB, MB, Part, at_most, machine, print_goals, print_machine, print_part, progress
+from tables import GB, MB, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 DIMS = {"text": 768, "vision": 1024}
 BATCH_ROWS = 512
@@ -90,9 +89,7 @@ def main() -> None:
         print_part(part)
     print_goals(parts)
     print_machine(facts)
-    if arguments.json is not None:
-        runs = {name: part.runs for name, part in parts.items()}
-        arguments.json.write_text(json.dumps({"machine": facts, "runs": runs}, indent=1))
+    write_json(arguments.json, facts, parts)
 
 
 def writer_part(folder: Path, sizes: list[float], repeats: int) -> Part:

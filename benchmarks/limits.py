@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 from peak import Measured, measure
+from tables import MB, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.generators.hungry import KINDS
@@ -83,22 +84,27 @@ def judge(job: Job, measured: Measured, out: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=40)
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    worst = 0.0
-    wrong = over = 0
-    print(f"{'job':>3}  {'takes':>22}  {'limit':>7}  {'peak':>7}  {'of limit':>8}  {'time':>6}  end")
+    part = Part("functions that take 1 to 200 times their batch", ("takes", "limit", "peak", "of limit", "s", "end"))
+    shares, wrong = [], 0
     with tempfile.TemporaryDirectory(prefix="brim-limits-") as folder:
+        facts = machine(Path(folder), ("brim", "pyarrow"))
         for job in jobs()[: arguments.jobs]:
             measured, end = run(job, Path(folder))
-            share = measured.peak_bytes / (job.limit_mb * 1e6)
-            worst, wrong, over = max(worst, share), wrong + end.startswith("WRONG"), over + (share > 1)
-            what = f"{job.factor:3d} x batch, {job.kind}{'' if job.batched else ', rows'}"
-            print(
-                f"{job.number:3d}  {what:>22}  {job.limit_mb:4d} MB  {measured.peak_bytes / 1e6:4.0f} MB  "
-                f"{100 * share:6.1f} %  {measured.seconds:5.1f}s  {end}",
-                flush=True,
-            )
-    print(f"\nwrong: {wrong}; above the limit: {over}; the highest peak was {100 * worst:.1f} % of its limit")
+            share = measured.peak_bytes / (job.limit_mb * MB)
+            shares.append(share)
+            wrong += end.startswith("WRONG")
+            what = f"{job.factor} × batch, {job.kind}{'' if job.batched else ', rows'}"
+            memory = (f"{job.limit_mb} MB", f"{measured.peak_bytes / MB:.0f} MB", f"{100 * share:.1f} %")
+            part.rows.append((what, *memory, f"{measured.seconds:.1f}", end))
+            part.runs[f"{job.number}: {what}"] = [{"seconds": measured.seconds, "peak_bytes": measured.peak_bytes}]
+            progress(" | ".join(part.rows[-1]))
+    part.goals = [at_most("ended wrongly", wrong, 0, ""), at_most("the highest peak", 100 * max(shares), 100, " %")]
+    print_part(part)
+    print_goals({"limits": part})
+    print_machine(facts)
+    write_json(arguments.json, facts, {"limits": part})
     sys.exit(1 if wrong else 0)
 
 

@@ -19,9 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from peak import Measured, measure
+from tables import MB, Part, machine, print_machine, print_part, progress, write_json
 
 GROUP_ROWS = 20_000
 RUNS = 3
+FUNCTIONS = {"python": "Python lists", "arrow": "Arrow tables"}
 
 SCRIPTS = {
     "pyarrow": """
@@ -99,39 +101,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, nargs="+", default=[1, 5])
     parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    parts: dict[str, Part] = {}
     with tempfile.TemporaryDirectory(prefix="brim-map-") as home:
+        facts = machine(Path(home), ("brim", "datasets", "pyarrow"))
         for size in arguments.gigabytes:
             source = Path(home) / f"{size:g}.parquet"
             rows = write_source(source, int(size * 1e9))
-            print(f"\n{size:g} GB of Parquet, {rows:,} rows", flush=True)
             cache = Path(home) / "cache"
             loading = run("datasets", source, cache, "load")
-            print(f"(datasets makes its Arrow cache first: {loading.seconds:.1f} s)")
             for kind in ("python", "arrow"):
                 results: dict[str, list[Measured]] = {name: [] for name in SCRIPTS}
-                for _ in range(arguments.runs):
+                for number in range(arguments.runs):
                     for name in SCRIPTS:
+                        progress(f"{size:g} GB, {kind}, {name}, run {number + 1}")
                         folder = cache if name.startswith("datasets") else Path(home) / "out"
                         results[name].append(run(name, source, folder, kind))
                         shutil.rmtree(Path(home) / "out", ignore_errors=True)
                         for left in cache.glob("mapped*"):
                             left.unlink()
-                show(kind, results)
+                part = part_of(f"{size:g} GB of Parquet, {rows:,} rows: a function of {FUNCTIONS[kind]}", results)
+                part.notes.append(f"`datasets` makes its Arrow cache first: {loading.seconds:.1f} s.")
+                parts[f"{size:g} GB, {kind}"] = part
+                print_part(part)
             shutil.rmtree(cache)
             source.unlink()
+    print_machine(facts)
+    write_json(arguments.json, facts, parts)
 
 
-def show(kind: str, results: dict[str, list[Measured]]) -> None:
+def part_of(title: str, results: dict[str, list[Measured]]) -> Part:
+    part = Part(title, ("who", "median s", "peak MB", "brim's time to it"))
     seconds = {name: statistics.median(one.seconds for one in of) for name, of in results.items()}
     for name, of in results.items():
         mine = "brim, of the Dataset" if name.startswith(("datasets", "brim, of")) else "brim"
-        peak = max(one.peak_bytes for one in of) / 1e6
-        print(
-            f"  {kind:7} {name:22} {seconds[name]:6.1f} s  {peak:6.0f} MB   "
-            f"{mine} takes {seconds[mine] / seconds[name]:.2f} of its time",
-            flush=True,
-        )
+        peak = max(one.peak_bytes for one in of) / MB
+        part.rows.append((name, f"{seconds[name]:.1f}", f"{peak:.0f}", f"{seconds[mine] / seconds[name]:.2f}"))
+        part.runs[name] = [{"seconds": one.seconds, "peak_bytes": one.peak_bytes} for one in of]
+    return part
 
 
 if __name__ == "__main__":

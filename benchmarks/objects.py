@@ -10,13 +10,12 @@ Contenders take turns, each with a bucket of its own that is removed afterwards.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from package_data import MB, ROW_BYTES, ROWS, made, make_scans, warm
 from peak import Measured, measure
 from publish import local_hub
-from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress
+from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 from tests.s3 import S3Server
 
@@ -173,9 +172,7 @@ def main() -> None:
             print_part(parts[name])
     print_goals(parts)
     print_machine(facts)
-    if arguments.json:
-        results = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(arguments.json, facts, parts)
 
 
 if __name__ == "__main__":

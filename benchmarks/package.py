@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -44,7 +44,7 @@ from package_data import (
     warm,
 )
 from peak import measure
-from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress
+from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 HERE = Path(__file__).parent
 BRIM = [sys.executable, "-m", "brim"]
@@ -321,9 +321,7 @@ def main() -> None:
         print_part(parts[name])
     print_goals(parts)
     print_machine(facts)
-    if arguments.json:
-        results = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(arguments.json, facts, parts)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from package_data import GB, MB, ROW_BYTES, ROWS, made, make_scans, warm
 from peak import Measured, measure
-from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress
+from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 from tests.generators.arc import make_arc
 
@@ -238,9 +238,7 @@ def main() -> None:
         print_part(parts[name])
     print_goals(parts)
     print_machine(facts)
-    if arguments.json:
-        results = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(arguments.json, facts, parts)
 
 
 if __name__ == "__main__":

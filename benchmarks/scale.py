@@ -33,14 +33,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from peak import measure
-from tables import GB, MB, Part, at_most, machine, print_goals, print_machine, print_part, progress
+from tables import GB, MB, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 from brim.file_set import FileSet
 from brim.jobs.bring import Run, RunOptions, versions
@@ -355,9 +355,7 @@ def main() -> None:
             print_part(parts[name])
     print_goals(parts)
     print_machine(facts)
-    if arguments.json:
-        results = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(arguments.json, facts, parts)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ library's module. Sizes are smaller with --scale; the machine should be idle, an
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -22,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from peak import Measured, measure
 from selecting_far import remote
-from tables import MB, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress
+from tables import MB, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 HERE = Path(__file__).parent
 BRIM = [sys.executable, "-m", "brim", "select"]
@@ -255,9 +253,7 @@ def main() -> None:
             print_part(parts[name])
     print_goals(parts)
     print_machine(facts)
-    if arguments.json:
-        found = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
-        arguments.json.write_text(json.dumps(found, indent=1))
+    write_json(arguments.json, facts, parts)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ system time with children. `brim.map` is called twice in one process; the second
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ import time
 from pathlib import Path
 
 from peak import as_installed
-from tables import Part, at_most, machine, print_goals, print_machine, print_part, progress
+from tables import Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 _MAP = """
 import sys, time, datasets, brim
@@ -68,8 +67,7 @@ def main() -> None:
     print_goals({"start": part})
     facts = machine(Path(tempfile.gettempdir()), ("tokenizers", "pyarrow"))
     print_machine(facts)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"machine": facts, "runs": part.runs}, indent=1))
+    write_json(arguments.json, facts, {"start": part})
 
 
 def prepare(home: Path) -> None:

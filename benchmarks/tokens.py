@@ -18,7 +18,6 @@ Not measured: a first download of a tokenizer, network file systems, more than t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -30,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peak import Measured, measure
-from tables import MB, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress
+from tables import MB, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 from tokens_texts import read_texts, write_bpe, write_hard, write_texts, write_wordpiece
 
 LIMIT_MB = 400
@@ -70,9 +69,7 @@ def main() -> None:
             print_part(made)
     print_goals(parts)
     print_machine(facts)
-    if arguments.json is not None:
-        runs = {name: part.runs for name, part in parts.items()}
-        arguments.json.write_text(json.dumps({"machine": facts, "runs": runs}, indent=1))
+    write_json(arguments.json, facts, parts)
 
 
 def tokenizers_of(data: Path, source: Path) -> dict[str, Path]:

@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from peak import as_installed, tree_bytes
-from tables import MB, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress
+from tables import MB, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 from tokens_texts import _files, _pieces, read_texts
 
 LIMIT_MB = 600
@@ -95,9 +95,7 @@ def main() -> None:
             print_part(part)
     print_goals(parts)
     print_machine(facts)
-    if arguments.json is not None:
-        runs = {name: part.runs for name, part in parts.items()}
-        arguments.json.write_text(json.dumps({"machine": facts, "runs": runs}, indent=1))
+    write_json(arguments.json, facts, parts)
 
 
 def compared(corpus: str, kind: str, source: Path, tokenizer: Path, arguments: argparse.Namespace) -> Part:

@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,11 @@ def main() -> None:
     for part in parts.values():
         print_part(part)
     print_goals(parts)
-    print_machine(machine(HERE, ["datasets", "pyarrow", "huggingface_hub"]))
+    facts = machine(HERE, ["datasets", "pyarrow", "huggingface_hub"])
+    print_machine(facts)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"original": original, "brim": replaced}, indent=1))
+        told = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
+        arguments.json.write_text(json.dumps({**told, "original": original, "brim": replaced}, indent=1))
 
 
 def run(checkout: Path, folder: Path, way: str, wanted: list[str], expression: str) -> Results:

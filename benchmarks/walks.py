@@ -1,6 +1,6 @@
 """How far one walks to follow a job through brim: `make bench-walks`.
 
-    python benchmarks/walks.py [--pairs]
+    python benchmarks/walks.py [--pairs] [--json FILE]
 
 For each job, in the process that the user starts:
 
@@ -149,8 +149,9 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", action="store_true", help="print the crossings, too")
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    from tables import Part, print_part
+    from tables import Part, machine, print_part, write_json
 
     from tests.hub import TestHub
     from tests.publishing import Machine
@@ -168,6 +169,7 @@ def main() -> None:
             if arguments.pairs:
                 part.notes.append(f"{name}:\n" + "\n".join(f"  {a} → {b}" for a, b in crossings))
     print_part(part)
+    write_json(arguments.json, machine(ROOT, ("brim",)), {"walks": part})
 
 
 if __name__ == "__main__":

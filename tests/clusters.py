@@ -78,6 +78,18 @@ class TestCluster:
                 return True
         return False
 
+    def loaded(self, task: str, library: str) -> list[bool]:
+        """Of every worker that does a task of this name, whether it has loaded a library."""
+        found = []
+        for node in self._cluster.worker_nodes:
+            for pid in tree([_raylet(node)])[1:]:
+                try:
+                    if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(f"ray::{task}".encode()):
+                        found.append(f"/{library}/" in Path(f"/proc/{pid}/maps").read_text())
+                except OSError:
+                    continue
+        return found
+
     def holds(self, secret: str) -> list[str]:
         """The files of the cluster (logs, events) that hold a text."""
         found = (path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())

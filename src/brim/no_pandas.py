@@ -49,7 +49,7 @@ def postpone_pandas() -> None:
     """pyarrow looks for pandas once: let it find none, until it is imported by whoever wants it."""
     import pyarrow as pa
 
-    if "pandas" in sys.modules:
+    if "pandas" in sys.modules or any(isinstance(finder, _Noticed) for finder in sys.meta_path):
         return
     blocked = _NoPandas()
     sys.meta_path.insert(0, blocked)

@@ -274,12 +274,14 @@ def test_build_loses_a_node(
 def test_the_driver_is_stopped_and_killed(
     cluster: TestCluster, machine: Machine, many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """The next one does what has no receipt, and nothing else."""
+    """The next one does what has no receipt, and nothing else. Workers do without pandas, though it is installed."""
     source = many_files(16, 50_000)
     machine.hub.faults.add("put", times=None, action="stall", seconds=0.3)
     words = ("build", source, DEST, "--rows-per-shard", "1", *cluster.options)
     first = Run(*words, cwd=tmp_path, environment=machine.environment)
     first.until_shards(3)
+    assert cluster.loaded("carry", "pyarrow")[0]
+    assert not any(cluster.loaded("carry", "pandas"))
     first.stop()
     assert first.end(6)["error"] == "Stopped"
     stopped = set(Ledger(machine.ledgers[0]).receipts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from brim.errors import BrimError
+from brim.no_pandas import postpone_pandas
 from brim.plans.shard_bytes import Slice
 from brim.schedule.ray_gauges import Telling
 from brim.stores.store import Carrier, Put
@@ -10,6 +11,7 @@ from brim.stores.store import Carrier, Put
 
 def carry(run: str, name: str, slice: Slice, carrier: Carrier, sha256: str | None) -> tuple[int, Put] | BrimError:
     """Make the shard's bytes and bring them there. An error of brim's is an answer: it arrives as what it is."""
+    postpone_pandas()
     telling = Telling(run, name)
     try:
         with slice.splice() as splice:
