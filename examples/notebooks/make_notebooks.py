@@ -1,7 +1,7 @@
 """Run the notebooks of this folder and write them back with what they show: `python make_notebooks.py [--check]`.
 
 Each runs in an empty folder, with caches of its own and without a network. With --check nothing is written; a cell that
-fails ends it. Needs `pip install nbclient ipykernel 'brim[compute,datasets]' pillow tokenizers`.
+fails ends it. Needs `pip install nbclient ipykernel '.[compute,datasets]' pillow tokenizers`.
 """
 
 from __future__ import annotations

@@ -120,6 +120,12 @@ def test_every_page_says_whether_it_is_run() -> None:
 
 
 @pytest.mark.parametrize("page", pages())
+def test_extras_are_named_as_they_can_be_installed(page: str) -> None:
+    """From this folder: an index may have another project of this name."""
+    assert re.findall(r"brim\[[a-z0-9,]+\]", (ROOT / page).read_text()) == []
+
+
+@pytest.mark.parametrize("page", pages())
 def test_commands_and_python_are_what_brim_has(page: str, group: Any) -> None:
     """Every verb and option that is shown exists, and Python compiles."""
     for block in blocks_of(page):

@@ -25,7 +25,7 @@ from tests.places import listing as bucket_listing
 from tests.publishing import DEST, Listing, Machine, built, shards
 from tests.s3 import S3Server
 
-pytest.importorskip("ray")
+pytest.importorskip("ray", reason="needs Ray: make test-ray")
 pytestmark = pytest.mark.ray
 
 TOKEN = "hf_write"
@@ -398,8 +398,8 @@ def test_a_port_of_something_else(many_files: Callable[..., Path], tmp_path: Pat
     ],
 )
 def test_wrong_addresses(words: tuple[str, ...], said: str, many_files: Callable[..., Path], tmp_path: Path) -> None:
-    """Said within seconds, and nothing is left at the destination."""
+    """Said before Ray itself would give up, and nothing is left at the destination."""
     began = time.monotonic()
     assert said in brim("build", many_files(1), tmp_path / "out", *words, check=2).stderr
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert not (tmp_path / "out").exists()

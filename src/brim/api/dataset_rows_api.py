@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -20,15 +20,24 @@ from brim.sources.datasets_private import fingerprint_of
 from brim.state.durable import reason
 from brim.steps.row_features import import_datasets
 
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+_D = TypeVar("_D")  # a Dataset stays a Dataset, a DatasetDict a DatasetDict
 _ROWS = "rows.arrow"
 CacheDir = str | os.PathLike[str] | None
 
 
-def flatten_indices(dataset: Any, *, cache_dir: CacheDir = None) -> Any:
+def flatten_indices(dataset: _D, *, cache_dir: CacheDir = None) -> _D:
     """The rows of a Dataset or DatasetDict in their order, as rows of their own, mapped from `cache_dir`."""
+    made: _D = _flattened(dataset, cache_dir)
+    return made
+
+
+def _flattened(dataset: Any, cache_dir: CacheDir) -> Any:
     datasets = import_datasets("brim.flatten_indices")
     if isinstance(dataset, datasets.DatasetDict):
-        return datasets.DatasetDict({name: flatten_indices(one, cache_dir=cache_dir) for name, one in dataset.items()})
+        return datasets.DatasetDict({name: _flattened(one, cache_dir) for name, one in dataset.items()})
     if not isinstance(dataset, datasets.Dataset):
         raise InputError(f"This is a {type(dataset).__name__}, not a datasets.Dataset.")
     folder = open_cache(
@@ -64,30 +73,33 @@ def _write(dataset: Any, path: Path) -> None:
         waiting.unlink(missing_ok=True)
 
 
-def shuffle(dataset: Any, seed: int | None = None, generator: Any = None, *, cache_dir: CacheDir = None) -> Any:
+def shuffle(dataset: _D, seed: int | None = None, generator: Any = None, *, cache_dir: CacheDir = None) -> _D:
     """`Dataset.shuffle`, with the rows written out in their new order."""
-    return flatten_indices(dataset.shuffle(seed=seed, generator=generator, keep_in_memory=True), cache_dir=cache_dir)
+    given: Any = dataset
+    ordered: _D = given.shuffle(seed=seed, generator=generator, keep_in_memory=True)
+    return flatten_indices(ordered, cache_dir=cache_dir)
 
 
 def sort(
-    dataset: Any,
+    dataset: _D,
     column_names: str | Sequence[str],
     reverse: bool | Sequence[bool] = False,
     null_placement: str = "at_end",
     *,
     cache_dir: CacheDir = None,
-) -> Any:
+) -> _D:
     """`Dataset.sort`, with the rows written out in their new order. Only the columns to sort by are held."""
-    ordered = dataset.sort(column_names, reverse=reverse, null_placement=null_placement, keep_in_memory=True)
+    given: Any = dataset
+    ordered: _D = given.sort(column_names, reverse=reverse, null_placement=null_placement, keep_in_memory=True)
     return flatten_indices(ordered, cache_dir=cache_dir)
 
 
 def concatenate_datasets(
-    dsets: Iterable[Any], info: Any = None, split: Any = None, axis: int = 0, *, cache_dir: CacheDir = None
-) -> Any:
+    dsets: Iterable[_D], info: Any = None, split: Any = None, axis: int = 0, *, cache_dir: CacheDir = None
+) -> _D:
     """`datasets.concatenate_datasets`, with the rows written out below (or beside) each other."""
     datasets = import_datasets("brim.concatenate_datasets")
-    joined = datasets.concatenate_datasets(list(dsets), info=info, split=split, axis=axis)
+    joined: _D = datasets.concatenate_datasets(list(dsets), info=info, split=split, axis=axis)
     return flatten_indices(joined, cache_dir=cache_dir)
 
 
@@ -101,7 +113,7 @@ def train_test_split(
     generator: Any = None,
     *,
     cache_dir: CacheDir = None,
-) -> Any:
+) -> DatasetDict:
     """`Dataset.train_test_split`, with the rows of both sides written out."""
     parts = dataset.train_test_split(
         test_size=test_size,

@@ -1,4 +1,4 @@
-"""gigatoken (the extra `brim[fast]`), and the proof while it runs that its ids are those of the reference.
+"""gigatoken (the extra `fast`), and the proof while it runs that its ids are those of the reference.
 
 Texts that are plain ASCII go straight to it. Others do if no code point of theirs is one on which the two may differ.
 A sample is encoded by both. One difference, and the fast way is over for the job: the unit is done again by the

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from glob import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from brim.tensors.tensor_files import npy_path, read_header, read_spec
 from brim.tensors.tensor_spec import RAW_BITS, Tensor, TensorPlace, dtype_name
 
 Framework = Literal["numpy", "torch"]
+Array = np.ndarray[Any, Any]
 
 
 class ShardedRows:
@@ -102,6 +103,10 @@ class ShardedRows:
         return f"<{self.shape} {self.dtype} in {len(self.parts)} files>"
 
 
+@overload
+def open_tensors(path: str | Path, framework: Literal["numpy"] = ...) -> dict[str, Array | ShardedRows]: ...
+@overload
+def open_tensors(path: str | Path, framework: Literal["torch"]) -> dict[str, Any]: ...  # torch may not be there to name
 def open_tensors(path: str | Path, framework: Framework = "numpy") -> dict[str, Any]:
     """The tensors of a `.safetensors` or `.npy` file by name, mapped and not loaded.
 

@@ -1,4 +1,4 @@
-"""What Python processes are doing: their stacks by py-spy (extra `brim[watch]`), written to the log.
+"""What Python processes are doing: their stacks by py-spy (extra `watch`), written to the log.
 
 Looked at when an alarm is first raised and when a stop is given; in a thread, with a second for each process, so that
 neither a sample nor a kill waits for it. The processes are not held (`--nonblocking`), and values of variables are
