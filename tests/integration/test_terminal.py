@@ -49,10 +49,11 @@ def test_completion(line: str, offered: list[str]) -> None:
 
 
 def test_help_of_a_verb() -> None:
-    """`brim help VERB` is `brim VERB --help`, flags have no type, and -V is the version."""
+    """`brim help VERB` is `brim VERB --help`, flags and arguments have no type, and -V is the version."""
     text = brim("help", "verify").stdout
     assert text == brim("verify", "--help").stdout
     assert "<bool>" not in text
+    assert "<str>" not in text
     assert "help" in brim("help").stdout
     assert brim("-V").stdout == brim("--version").stdout
 

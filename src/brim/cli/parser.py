@@ -15,22 +15,28 @@ from brim.cli.plain_values import take_plain_values
 from brim.cli.verbs import ABOUT, HELP_VERB, VERBS, version_line
 
 
-def _without_bool(parameters: list[Any]) -> list[Any]:
-    """A flag takes no value, and its help does not name the type of one."""
+def _without_types(parameters: list[Any]) -> list[Any]:
+    """A flag takes no value, and an argument is told by its name: help does not name Python's types of them."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False) and parameter.metavar is None:
             parameter.metavar = ""
+        if parameter.param_type_name == "argument" and hasattr(parameter, "display_type_rich"):
+            parameter.display_type_rich = _no_type
     return parameters
+
+
+def _no_type(ctx: Any) -> None:
+    return None
 
 
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_bool(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_bool(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
 
 def make_app(verbs: Iterable[str] = VERBS, markup: Literal["rich"] | None = "rich") -> typer.Typer:
