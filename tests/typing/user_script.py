@@ -53,7 +53,8 @@ def compute() -> int:
     mapped = brim.map("rows.jsonl", "steps:clean", destination="clean")
     tokens = brim.tokenize("rows.jsonl", "gpt2", destination="tokens", pack=2048)
     vectors = brim.embed("rows.jsonl", "model", destination="v.npy", column="text")
-    return mapped.built.rows + tokens.counts["documents"] + vectors.outcome.bad_rows + len(brim.embed("a.jsonl", "model"))
+    cached = brim.embed("rows.jsonl", "model", column="text")
+    return mapped.built.rows + tokens.counts["documents"] + vectors.outcome.bad_rows + len(cached)
 
 
 def tensors(batch: npt.NDArray[np.float32]) -> int:
