@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from brim.errors import InputError, MissingExtra
 from brim.memory.meter import process_bytes
-from brim.steps.code_points import doubtful
 from brim.steps.encoded import Encoded
-from brim.steps.fast_encoder import FastEncoder, FastKind, ProvedEncoder, choose, kind_of
+from brim.steps.fast_encoder import FastEncoder, FastKind, ProvedEncoder, choose, doubtful, kind_of
 from brim.steps.step import BadRow, Batch, Redo
 from brim.steps.tokenize_step import IDS, TokenizeOptions, TokenizeStep
 from brim.steps.tokenizers import LoadedTokenizer, find_tokenizer, generation

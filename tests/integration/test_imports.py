@@ -182,7 +182,7 @@ def test_the_help_lists_what_verbs_say_of_themselves() -> None:
 
 def test_values_of_the_command_line() -> None:
     """What is no number is refused in typer's own words, and what looks like one is one."""
-    from brim.cli.plain_values import take_plain_values
+    from brim.cli.parser import take_plain_values
 
     take_plain_values()
     app, seen = typer.Typer(), []

@@ -20,7 +20,7 @@ ADAPTERS = {
     "datasets": "sources/datasets_private.py",
     "ray": "schedule/ray_private.py",
     "pyarrow": "no_pandas.py",
-    "typer": "cli/plain_values.py",
+    "typer": "cli/parser.py",
 }
 STANDARD = {"_exit", "_Hash", "_typeshed"}  # private names of Python's own library
 ASKING = {"getattr", "setattr", "hasattr", "delattr"}

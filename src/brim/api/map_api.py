@@ -30,10 +30,9 @@ from brim.rows.open_rows import open_rows
 from brim.rows.unit import RowSource
 from brim.schedule.spare_worker import caller_bytes
 from brim.sources.datasets_private import format_of_stream, is_stream, with_rows
-from brim.steps.filter_step import INDICES, FilterStep
 from brim.steps.functions import AtEnd
 from brim.steps.map_options import NO_COLUMNS, UNCHANGED, InputKind, MapOptions
-from brim.steps.map_step import MapStep
+from brim.steps.map_step import INDICES, FilterStep, MapStep
 from brim.steps.row_features import import_datasets
 from brim.steps.step_process import make_step
 

@@ -13,9 +13,9 @@ from brim.cli.flags import (
     SourceArgument,
     StoringFlags,
     WatchingFlags,
+    read,
     split_names,
 )
-from brim.cli.read_flags import read
 from brim.cli.show import emit, followed, wrapped
 
 HELP = """Look at every file before a long run, or at a dataset that is published.

@@ -15,7 +15,7 @@ import typer
 
 from brim.buckets.bucket_address import Access
 from brim.cli.completion import completion_of
-from brim.cli.show import say_nothing
+from brim.cli.show import say_nothing, waiting_for
 from brim.errors import InputError
 
 _SOURCE = typer.Argument(
@@ -460,3 +460,13 @@ def flat(verb: Callable[..., None]) -> Callable[..., None]:
     spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     del spread.__wrapped__
     return spread
+
+
+def read(source: str, reading: ReadingFlags, bids: BidsFlags, storing: StoringFlags | None = None, **more: Any) -> Any:
+    """The file table of SOURCE, read as the options say."""
+    from brim.api.job_options import BuildGiven
+    from brim.sources.open_source import read_source
+
+    given = BuildGiven(**vars(reading), **bids.words, **vars(storing or StoringFlags()))
+    with waiting_for(source):
+        return read_source(source, given.source_options(given.source_access, **more))

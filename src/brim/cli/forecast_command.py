@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.flags import BidsFlags, Many, ReadingFlags, ShowingFlags, flat, help_text
-from brim.cli.read_flags import read
+from brim.cli.flags import BidsFlags, Many, ReadingFlags, ShowingFlags, flat, help_text, read
 from brim.cli.show import emit, print_lines
 
 HELP = """Will it fit, with the arithmetic.

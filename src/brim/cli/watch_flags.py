@@ -11,7 +11,7 @@ import typer
 
 from brim.cli.show import absolute, page_path
 from brim.errors import BrimError, InputError
-from brim.state.stop_file import settle_stop_file
+from brim.state.stop import settle_stop_file
 
 
 def _option(*names: str, panel: str, metavar: str | None = None, help: str) -> Any:
@@ -79,7 +79,7 @@ def ladder_of(
     rungs: Rungs, written: Written, log: Path, act: bool, command: Iterable[str] = (), act_on_all: bool = False
 ) -> Any:
     """The ladder as the watcher understands it."""
-    from brim.watching.lead import lead_of
+    from brim.watching.act import lead_of
     from brim.watching.orders import Ladder
     from brim.watching.run_log import alerts_path
 

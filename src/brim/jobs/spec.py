@@ -26,8 +26,7 @@ from brim.rows.unit import RowSource
 from brim.schedule.messages import OnError
 from brim.schedule.scheduler import Scaling
 from brim.sizes import parse_size
-from brim.state.stop import Stop
-from brim.state.stop_file import stop_file_lies
+from brim.state.stop import Stop, stop_file_lies
 from brim.steps.step import Step
 from brim.stores.destination import Destination, refuse_holder, refuse_source, refuse_within
 from brim.stores.hub_options import HubAddress, HubOptions, check_shards, hub_limits
@@ -110,7 +109,7 @@ def refuse_stopped(destination: str | os.PathLike[str], how: How, *, as_file: bo
     """InputError if somebody's wish to stop lies there: before a source is read or anything is loaded."""
     layout: Layout
     if as_file:
-        from brim.jobs.file_layout import file_layout  # as below
+        from brim.jobs.layout import file_layout  # as below
 
         layout = file_layout(destination, how.state, how.access)
     else:
@@ -149,7 +148,7 @@ def dataset_spec(
 
 def vector_file_spec(source: RowSource, step: Step, destination: str | os.PathLike[str], how: How) -> Spec:
     """Rows through a model to one file of vectors."""
-    from brim.jobs.file_layout import file_layout  # other jobs have no use for them, and would hold them
+    from brim.jobs.layout import file_layout  # other jobs have no use for them, and would hold them
     from brim.outputs.vector_output import VectorOutput
 
     layout = file_layout(destination, how.state, how.access)

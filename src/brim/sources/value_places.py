@@ -195,7 +195,7 @@ class Finder:
 
     def _decoded(self, group: int, leaf: Leaf) -> FoundValues:
         """By pyarrow, a few rows at a time."""
-        from brim.formats.parquet_decode import decode_chunk
+        from brim.formats.value_spool import decode_chunk
 
         source = self._open()
         try:

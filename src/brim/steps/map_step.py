@@ -1,4 +1,4 @@
-"""Map: a user's function over rows or batches, with the results of `Dataset.map` for the same arguments.
+"""Map and filter: a user's function over rows or batches, with the results of `Dataset.map` and `Dataset.filter`.
 
 Results become Arrow a few rows at a time, so that Python objects do not pile up. Tables keep the types that their
 own rows have: widening them over a whole dataset is the engine's work, since nobody knows the late rows here.
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from brim.errors import BrimError
@@ -348,3 +349,59 @@ def blamed(error: BaseException, row: int, rows: int) -> BaseException:
     if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
         return MemoryError(str(error))
     return BadRow(row, rows)
+
+
+INDICES = "indices"
+_NUMBERS = pa.schema([(INDICES, pa.uint64())])
+_NUMBERS = _NUMBERS.with_metadata(metadata(features_of(_NUMBERS)))
+
+
+def always(*_: Any, **__: Any) -> bool:
+    """What `filter` does without a function."""
+    return True
+
+
+class FilterStep(MapStep):
+    """Rows pass as they are stored. `numbers`: only those of rows that stay are written, for whoever has the rows."""
+
+    settle = None  # type: ignore[assignment]  # its types are known before the first batch
+
+    def __init__(self, function: Callable[..., Any] | None, options: MapOptions, *, numbers: bool) -> None:
+        super().__init__(function or always, options)
+        self.numbers = numbers
+        self.indices = numbers or options.with_indices
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return super().facts | {"step": "filter", "numbers": self.numbers}
+
+    def empty_schema(self, schema: pa.Schema, had_rows: bool) -> pa.Schema:
+        return _NUMBERS if self.numbers else super().empty_schema(schema, had_rows)
+
+    def open(self, schema: pa.Schema) -> None:
+        super().open(schema)
+        assert self._open is not None
+        self._open.keep = bool
+
+    def apply(self, batch: Batch, small: bool = False) -> Iterator[pa.Table]:
+        if self._open is None:
+            raise RuntimeError("open() comes before apply()")
+        if batch.table.num_rows == 0:
+            return
+        if self.options.batched:
+            table, said = self._open.mask(batch)
+            yield from self._staying(table, batch.first_row, said)
+            return
+        for table, start, said in self._open.masks(batch, small):
+            yield from self._staying(table, None if batch.first_row is None else batch.first_row + start, said)
+
+    def _staying(self, table: pa.Table, first_row: int | None, said: list[Any]) -> Iterator[pa.Table]:
+        stays = [row for row, true in zip(range(table.num_rows), said, strict=False) if true]
+        if not stays:
+            return
+        if self.numbers:
+            assert first_row is not None
+            yield pa.table([pa.array(np.array(stays, np.uint64) + np.uint64(first_row))], _NUMBERS)
+        else:
+            assert self._open is not None
+            yield self._open.unchanged(table.take(pa.array(stays)))

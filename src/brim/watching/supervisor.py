@@ -20,7 +20,7 @@ from typing import Any
 
 from brim.errors import CommandNotStarted
 from brim.memory.cgroup import Cgroup
-from brim.state.stop_file import note_run
+from brim.state.stop import note_run
 from brim.watching.launch import WatcherProcess
 from brim.watching.orders import Orders
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 from brim.memory.limit import Limit, watch_limit
 from brim.memory.meter import Usage, tree_bytes
 from brim.redact import redact_command
-from brim.state.stop_file import forget_run, note_run, settle_stop_file
+from brim.state.stop import forget_run, note_run, settle_stop_file
+from brim.watching.act import lead_of
 from brim.watching.launch import Board, WatcherProcess
-from brim.watching.lead import lead_of
 from brim.watching.orders import Ladder, Orders, Target
 from brim.watching.run_log import alerts_path, check_log, new_log_path, prepare_log
 
