@@ -1,17 +1,26 @@
-"""make benchmarks: docs/benchmarks.md from what the benchmarks wrote with --json to benchmarks/results/.
+"""make benchmarks: docs/benchmarks.md, and the table of README.md, from benchmarks/results/*.json.
 
-Every file there is one run of one benchmark: its tables, goals and machine (`tables.Part`), or curves. Nothing on the
-page is written by hand.
+    python benchmarks/page.py [--check]
+
+Every file there is what one benchmark wrote with --json: its tables, goals and machine (`tables.Part`), or curves.
+Nothing on the page or in the table is written by hand; --check changes nothing, and fails if they are not what the
+results say.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import statistics
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
+README = HERE.parent / "README.md"
+BEGIN, END = "<!-- figures: make benchmarks -->\n", "<!-- end of figures -->\n"
 HEAD = """# How fast, how small
 
 Made by `make benchmarks` from `benchmarks/results/*.json`; each is what one benchmark wrote with `--json`. Memory is
@@ -51,15 +60,71 @@ def machine(found: Any) -> list[str]:
     return [", ".join(f"{name} {value}" for name, value in facts.items()) + ".", ""] if facts else []
 
 
-def main() -> None:
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What was measured of one contender: the median of its times, and the largest of its peaks."""
+
+    file: str
+    part: str
+    run: str
+
+    def of(self, results: dict[str, Any]) -> tuple[float, float]:
+        runs = results[self.file]["parts"][self.part]["runs"][self.run]
+        return statistics.median(run["seconds"] for run in runs), max(run["peak_bytes"] for run in runs)
+
+    def text(self, results: dict[str, Any]) -> str:
+        seconds, peak = self.of(results)
+        return f"{seconds:,.{1 if seconds < 100 else 0}f} s, {peak / 1e6:,.0f} MB"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row of the README's table."""
+
+    job: str
+    brim: Figure
+    beside: tuple[tuple[str, Figure], ...] = ()
+
+    def text(self, results: dict[str, Any]) -> str:
+        beside = "; ".join(f"{name} {figure.text(results)}" for name, figure in self.beside)
+        return f"| {self.job} | {self.brim.text(results)} | {beside} |"
+
+
+LINES: tuple[Line, ...] = ()
+
+
+def readme_table(results: dict[str, Any]) -> str:
+    lines = [line.text(results) for line in LINES]
+    return "\n".join(["| job | brim | beside it |", "|---|---|---|", *lines]) + "\n"
+
+
+def page(results: dict[str, Any]) -> str:
     lines = [HEAD]
-    for path in sorted((HERE / "results").glob("*.json")):
-        found = json.loads(path.read_text())
+    for name, found in results.items():
         made = curves(found) if "curves" in found else [line for part in parts_of(found) for line in table(part)]
-        if made:
-            lines += [f"## {path.stem.replace('-', ' ')}", "", *machine(found), *made]
-    PAGE.write_text("\n".join(lines).rstrip() + "\n")
+        if not made:
+            raise SystemExit(f"benchmarks/results/{name}.json holds no table: write it with the benchmark's --json.")
+        lines += [f"## {name.replace('-', ' ')}", "", *machine(found), *made]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make docs/benchmarks.md and the table of README.md.")
+    parser.add_argument("--check", action="store_true", help="fail if they differ from what the results say")
+    arguments = parser.parse_args()
+    results = {path.stem: json.loads(path.read_text()) for path in sorted((HERE / "results").glob("*.json"))}
+    before = README.read_text()
+    begin, end = before.index(BEGIN) + len(BEGIN), before.index(END)
+    made = {PAGE: page(results), README: before[:begin] + readme_table(results) + before[end:]}
+    stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
+    if arguments.check:
+        for path in stale:
+            print(f"{path.relative_to(HERE.parent)} is not what benchmarks/results says: make benchmarks", file=sys.stderr)
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(made[path])
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -47,7 +47,7 @@ def doctor(showing: ShowingFlags) -> None:
         *((f"[{extra['name']}]", _extra_text(extra)) for extra in extras),
         ("Hub", _hub_text(hub)),
         ("memory", f"limit {memory['limit']}"),
-        *(("", line) for line in memory["above"]),
+        *(("", line) for line in memory["above"] if line not in memory["limit"]),
         ("cgroup", memory["cgroup"]),
         ("state", memory["state"]),
         *(("next", line) for line in advice or ["nothing: all that brim can use is here"]),
