@@ -212,7 +212,7 @@ def test_a_terminal_gets_a_bar(many_files: Callable[..., Path], tmp_path: Path, 
     assert process.wait(timeout=60) == 0
     os.close(parent)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    assert ("/10 shards" in text) == (columns == 160)
+    assert "/10 shards" in text or columns < 160
     assert re.search(r"memory [\d.]+ MB", text)
     assert re.search(r"━.* \d+ % ", text)
     assert "…" not in text

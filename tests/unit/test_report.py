@@ -428,6 +428,20 @@ def test_a_bar_shows_what_fits(
     assert bar.node_peak_bytes == 134_000_000
 
 
+@pytest.mark.parametrize("columns", [80, 100, 160])
+def test_a_bar_shows_rows(columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the bytes, also where a line is short: then the rate gives way."""
+    for name, value in (("COLUMNS", str(columns)), ("FORCE_COLOR", "1"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    bar = Bar()
+    bar.start("map", 1_200_000_000, 30, 10 * GB)
+    bar.rows(1_234)
+    bar.advance(286_000_000)
+    bar.shard("unit 1", 5, "ab", "computed")
+    bar.finish()
+    assert re.search("━.* 286 MB of 1.20 GB .*left.*  1,234 rows", capsys.readouterr().err)
+
+
 def test_a_recording_tells_and_writes(tmp_path: Path) -> None:
     """Whoever listened before still hears everything, and the log holds samples of this process and all events."""
     heard = Heard()

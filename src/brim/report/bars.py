@@ -19,7 +19,7 @@ from brim.wording import drawing_stream, escape_controls
 _PLAIN_EVERY_S = 10.0
 _JSON_EVERY_S = 1.0
 _GAUGE_EVERY_S = 0.5
-_WIDE_COLUMNS = 110
+_WIDE_COLUMNS = 110  # for what nodes hold
 _BAR_COLUMNS = 17  # a short bar, the percentage, and what stands between columns
 
 
@@ -250,18 +250,23 @@ class Bar:
         moved = rate > 1  # before that a guess would be about nothing
         left = f" {clock_text(rest / rate)} left" if moved and rest else ""
         speed = f" {format_size(rate)}/s" if moved else ""
-        amount = f"{done if self._total else format_size(self._done)}{speed}{left}"
-        amount, gauge = self._fitted(amount, f"memory {format_size(memory)}")
+        gauge, amount = f"memory {format_size(memory)}", done if self._total else format_size(self._done)
+        if self._rows and len(_rows_text(self._rows)) + 2 > self._room(f"{amount}{speed}{left}", gauge):
+            speed = ""  # rows tell more
+        amount, gauge = self._fitted(f"{amount}{speed}{left}", gauge)
         completed = min(self._done, self._total) if self._total else self._done
         self._progress.update(self._task, completed=completed, amount=amount, memory=gauge)
         self._progress.refresh()
 
+    def _room(self, *texts: str) -> int:
+        return self._columns - _BAR_COLUMNS - len(self._what) - sum(map(len, texts))
+
     def _fitted(self, amount: str, gauge: str) -> tuple[str, str]:
         """With as much more as there is room for, what matters most first."""
-        room = self._columns - _BAR_COLUMNS - len(self._what) - len(amount) - len(gauge)
+        room = self._room(amount, gauge)
         nodes = _nodes_text(self._nodes)
-        if self._columns < _WIDE_COLUMNS or len(nodes) > room:
-            return amount, f"node max {format_size(max(self._nodes.values()))}" if nodes else gauge
+        if nodes and (self._columns < _WIDE_COLUMNS or len(nodes) > room):
+            return amount, f"node max {format_size(max(self._nodes.values()))}"
         room -= len(nodes)
         limit = f" of {format_size(self._limit)}"
         more = (
