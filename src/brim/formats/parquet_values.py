@@ -43,6 +43,7 @@ _AT_ONCE = {1: ("snappy", 22), 7: ("lz4_raw", 256)}  # the codec, and how much s
 _HEADER_BYTES = (1 << 10, 1 << 16, 1 << 22)
 _WHOLE_PAGE_BYTES = 4 << 20  # of larger pages that are not compressed, only lengths are read
 _BLOCK_BYTES = 1 << 20
+_CHASED_BYTES = 256 << 10  # read at a time to find lengths; larger ones do not stay in the cache
 _MOST_SLOTS = 1 << 22  # of a page: its levels take 64 MB at most while they are decoded
 _SMALL_BYTES = 32 << 10
 _DELTA_HEAD_BYTES = 40
@@ -368,7 +369,7 @@ class ChunkReader:
         elif len(body.ends) == 1 and end - position <= _WHOLE_PAGE_BYTES:
             whole = bytes(position) + body.read(position, end - position)
         # Between small values more is read than their lengths: one call takes as long as some thousand bytes.
-        step = _BLOCK_BYTES if end - position < count * _SMALL_BYTES else 4
+        step = _CHASED_BYTES if end - position < count * _SMALL_BYTES else 4
         window, window_at = b"", 0
         for number in range(count):
             if position + 4 > end:

@@ -8,15 +8,17 @@ import hashlib
 import os
 import shutil
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from brim.errors import DestinationError
 from brim.formats.card import CARD
+from brim.formats.source_reader import Buffers
 from brim.formats.splice import FileSplice, Splice
-from brim.state.durable import failures, free_bytes, rename, write_whole
+from brim.state.durable import BUFFER_BYTES, failures, free_bytes, rename, write_whole
 from brim.state.ledger import Piece
 from brim.stores.store import Announcement, CardMaker, Publication, Put, PutWatcher
 
@@ -225,17 +227,29 @@ def make_folder(root: Path) -> None:
         (root / "data").mkdir(parents=True, exist_ok=True)
 
 
+_AHEAD_CHUNKS = 2  # read before the ones in front of them are written and hashed
+
+
 def _write_and_hash(file: DirectFile, splice: Splice, advance: Callable[[int], None]) -> str:
-    """One pass over the bytes: each chunk is read once, then hashed and written at the same time."""
+    """One pass over the bytes: while a chunk is hashed and written, by two threads, the next ones are read."""
     digest = hashlib.sha256()
     written = 0
-    with ThreadPoolExecutor(1, "hash") as hasher:
-        for chunk in splice.chunks():
-            hashing = hasher.submit(digest.update, chunk)
-            file.write(chunk)
-            hashing.result()
-            written += len(chunk)
-            advance(len(chunk))
+    coming: deque[tuple[int, Future[None], Future[None]]] = deque()
+
+    def settle(most: int) -> None:
+        nonlocal written
+        while len(coming) > most:
+            size, *parts = coming.popleft()
+            for part in parts:
+                part.result()
+            written += size
+            advance(size)
+
+    with ThreadPoolExecutor(1, "hash") as hasher, ThreadPoolExecutor(1, "write") as writer:
+        for chunk in splice.chunks(keep=Buffers(BUFFER_BYTES)):
+            coming.append((len(chunk), hasher.submit(digest.update, chunk), writer.submit(file.write, chunk)))
+            settle(_AHEAD_CHUNKS)
+        settle(0)
     if written != splice.size:
         raise ValueError(f"a splice of {splice.size} bytes gave {written}")
     return digest.hexdigest()
