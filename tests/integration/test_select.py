@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -94,8 +95,9 @@ def test_a_shuffle_is_the_same_for_ever(tmp_path: Path) -> None:
 def test_a_split_leaks_no_subject(tmp_path: Path) -> None:
     """With --group-by, no subject is on both sides; every row is on one."""
     source = shards(tmp_path / "in", people())
-    brim("select", source, tmp_path / "out", "--split-into", "train=0.8,test=0.2", "--group-by", "subject")
+    done = brim("select", source, tmp_path / "out", "--split-into", "train=0.8,test=0.2", "--group-by", "subject")
     train, test = (read(tmp_path / "out", split) for split in ("train", "test"))
+    assert f"train {len(train)}, test {len(test)}" in done.stdout
     assert not set(train["subject"].to_pylist()) & set(test["subject"].to_pylist())
     assert len(train) + len(test) == 90
     assert 9 <= len(test) <= 27
@@ -125,6 +127,8 @@ def test_join_sort_unique(tmp_path: Path) -> None:
         (["--sample", "many"], "number of rows or a percentage"),
         (["--from-split", "test"], "no split 'test'"),
         (["--where", "sex == 'F' and nothing > 1"], "Columns: subject, age, sex, scan"),
+        (["--where", "sex == F"], 'A text is in quotes, "F"'),
+        (["--where", "age > 'old'"], "it does not work on int64 and string"),
         (["--where", " "], "--where is empty"),
         (["--sql", ""], "--sql is empty"),
         (["--columns", ","], "was given none"),
@@ -275,6 +279,30 @@ def test_joined_features_must_agree(tmp_path: Path) -> None:
     assert "'age' is not of the same type in two as in one" in done.stderr
     brim("select", one, tmp_path / "out", "--also", two, "--columns", "subject,scan")
     assert len(read(tmp_path / "out")) == 12
+
+
+def test_joined_by_what_is_the_same(tmp_path: Path) -> None:
+    """Columns may stand in another order, only some may have one that is dropped, and rows are chosen by any."""
+    table = people(12)
+    more = table.append_column("more", [[1] * 12]).select(["more", "scan", "sex", "age", "subject"])
+    one, two = shards(tmp_path / "one", table, 1), shards(tmp_path / "two", more, 1)
+    where = ["--where", "age > 25", "--drop", "more,age"]
+    brim("select", one, tmp_path / "out", "--also", two, *where)
+    expected = table.filter(pc.greater(table.column("age"), 25)).drop_columns("age")
+    assert read(tmp_path / "out").to_pylist() == expected.to_pylist() * 2
+    assert "no column 'moer'" in brim("select", one, tmp_path / "no", "--also", two, "--drop", "moer", check=2).stderr
+
+
+def test_what_is_no_dataset_says_what_it_is(tmp_path: Path) -> None:
+    """Rows as text and what save_to_disk wrote have another way; a Parquet file may have any name."""
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    assert "neither a Parquet file nor a tar" in brim("select", tmp_path / "rows.csv", tmp_path / "out", check=2).stderr
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "state.json").write_text("{}")
+    assert "load_from_disk()" in brim("select", tmp_path / "saved", tmp_path / "out", check=2).stderr
+    pq.write_table(people(6), tmp_path / "people.pq")
+    brim("select", tmp_path / "people.pq", tmp_path / "out")
+    assert len(read(tmp_path / "out")) == 6
 
 
 def test_webdataset(tmp_path: Path) -> None:

@@ -102,10 +102,12 @@ def select(
     if showing.json:
         emit("done", **{name: getattr(result, name) for name in result.__slots__}, query=dict(job.plan.table.query))
         return
+    splits = job.plan.table.splits
     lines = [
         ("selected", dict(job.plan.table.query)["chosen"]),
         ("built", f"{result.destination}{f' ({result.visibility})' if result.visibility else ''}"),
         ("holds", f"{result.rows:,} rows, {result.files:,} files, {format_size(result.bytes)}"),
+        *([("splits", ", ".join(f"{s.name} {s.stop - s.start:,}" for s in splits))] if len(splits) > 1 else []),
         ("shards", shard_counts(result)),
         *([("proved", result.proved)] if result.proved else []),
         *memory_held(progress, job.limit.bytes),

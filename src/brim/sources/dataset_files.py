@@ -193,11 +193,14 @@ def find_files(
     else:
         found = _local_files(text)
     if not found.files:
-        raise SourceError(
-            f"There are no Parquet or tar files at {text!r}.",
-            hint="Give a folder or a glob of shards, or a repository.",
-        )
+        raise SourceError(f"There are no Parquet or tar files at {text!r}.", hint=_instead(text))
     return _listed(_of_split(_of_config(found, config, text), split, text))
+
+
+def _instead(text: str) -> str:
+    if os.path.isfile(os.path.join(text, "dataset_dict.json")) or os.path.isfile(os.path.join(text, "state.json")):
+        return "save_to_disk wrote it: in Python, give what datasets.load_from_disk() makes of it."
+    return "Give a folder or a glob of shards, or a repository; brim build is for folders of other files."
 
 
 def _listed(found: DatasetFiles) -> DatasetFiles:
@@ -256,11 +259,24 @@ def _local_files(text: str) -> DatasetFiles:
     files = []
     for name in names:
         try:
+            if not name.endswith(EXTENSIONS):
+                _refuse_others(root, name)
             stat = os.stat(os.path.join(root, name))
         except OSError as error:
             raise SourceError(f"{name!r} cannot be read: {error.strerror}.", path=name) from error
         files.append(DatasetFile(os.path.join(root, name), name, stat, _split_of(name)))
     return DatasetFiles(text, tuple(files), card)
+
+
+def _refuse_others(root: str, name: str) -> None:
+    """A file with another name may be one of Parquet all the same."""
+    with open(os.path.join(root, name), "rb") as file:
+        if file.read(4) != b"PAR1":
+            raise SourceError(
+                f"{name!r} is neither a Parquet file nor a tar.",
+                hint="Rows of CSV, JSONL or text are for brim map and brim tokenize, other files for brim build.",
+                path=name,
+            )
 
 
 def _is_shard(name: str) -> bool:

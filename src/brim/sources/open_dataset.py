@@ -6,8 +6,8 @@ import os
 import re
 import tempfile
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +119,24 @@ def selected(
     source: Any, query: Query, config: str | None = None, split: str | None = None, access: Access | None = None
 ) -> Selection:
     """What a query chooses of a dataset, or of several with the same columns."""
+    parts = [open_dataset(one, config=config, split=split, access=access) for one in (source, *query.also)]
+    if not query.also:
+        return _columns(query.choose(parts[0]), query)
+    if not {name for part in parts for name in part.column_names}.issuperset(query.drop):
+        return _columns(parts[0], query)  # it will say which one is not there
+    wanted = [[n for n in _columns(p, replace(query, drop=())).column_names if n not in query.drop] for p in parts]
+    shared = [name for name in parts[0].column_names if name in wanted[0] or _is_shared(name, parts)]
+    if all(sorted(names) == sorted(wanted[0]) for names in wanted):
+        parts = [part.columns(shared) for part in parts]  # rows may be chosen by what is left out in the end
+    else:
+        parts = [part.columns(names) for part, names in zip(parts, wanted, strict=True)]
+    rows = query.choose(parts[0].concat(*parts[1:]))
+    return rows if rows.column_names == wanted[0] else rows.columns(wanted[0])
 
-    def opened(one: Any) -> Selection:
-        rows = open_dataset(one, config=config, split=split, access=access)
-        return rows if not query.also else _columns(rows, query)
 
-    rows = opened(source)
-    if query.also:
-        rows = rows.concat(*(opened(other) for other in query.also))
-    rows = query.choose(rows)
-    return rows if query.also else _columns(rows, query)
+def _is_shared(name: str, parts: Sequence[Selection]) -> bool:
+    features = [(part.features or {}).get(name) for part in parts]
+    return features[0] is not None and all(one == features[0] for one in features)
 
 
 def _columns(rows: Selection, query: Query) -> Selection:

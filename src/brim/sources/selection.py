@@ -117,8 +117,8 @@ class JoinedOrigin:
     """Several selections, one below the other."""
 
     def __init__(self, parts: Sequence[Selection]) -> None:
-        self.parts = parts
         first = parts[0]
+        self.parts = parts = [first, *(_in_order(part, first.column_names) for part in parts[1:])]
         self.name = " + ".join(part.name for part in parts)
         self.columns, self.file_columns = first.column_names, first.file_columns
         self.partial = list(dict.fromkeys(name for part in parts for name in part.origin.partial))
@@ -181,12 +181,18 @@ class JoinedOrigin:
         )  # fmt: skip
 
 
+def _in_order(part: Selection, names: Sequence[str]) -> Selection:
+    """The same columns in the order of another selection."""
+    same = part.column_names != list(names) and sorted(part.column_names) == sorted(names)
+    return part.columns(names) if same else part
+
+
 def _must_agree(first: Selection, other: Selection) -> None:
     if first.column_names != other.column_names:
-        differs = sorted({*first.column_names} ^ {*other.column_names}) or ["their order"]
+        differs = sorted({*first.column_names} ^ {*other.column_names})
         raise InputError(
             f"{other.name} has other columns than {first.name}: {differs[0]}.",
-            hint="Choose columns that both have with --columns.",
+            hint="Leave it out with --drop, or choose columns that both have with --columns.",
         )
     mine, others = first.features, other.features
     for name in first.column_names:

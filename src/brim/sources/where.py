@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from brim.file_set import Bools
 
 MOST_CHARACTERS, MOST_NODES, MOST_DEPTH = 20_000, 20_000, 60
 _SQL_MEMORY = "256MB"
+_NO_KERNEL = re.compile(r"has no kernel matching input types \((.+)\)")
 
 _COMPARE = {
     ast.Gt: pc.greater, ast.GtE: pc.greater_equal, ast.Lt: pc.less, ast.LtE: pc.less_equal,
@@ -114,7 +116,7 @@ class _Evaluation:
         except OverflowError:
             raise self._wrong("holds a number that is too large to compare with", node) from None
         except (pa.ArrowException, TypeError) as error:
-            reason = str(error).split("\n")[0][:200]
+            reason = _in_words(str(error).split("\n")[0][:200])
             raise self._wrong(f"cannot be computed ({reason})", node, "Are the types those of the columns?") from None
 
     def _known(self, node: ast.AST) -> Any:
@@ -164,7 +166,7 @@ class _Evaluation:
         if node.id in self.known:
             raise self._wrong(f"names the column {node.id!r}, whose bytes are not read to choose rows", node)
         near = difflib.get_close_matches(node.id, self.known, 1)
-        meant = f"Did you mean {near[0]}? " if near else ""
+        meant = f"Did you mean {near[0]}? " if near else f'A text is in quotes, "{node.id}". '
         hint = f"{meant}Columns: {', '.join(self.known[:30])}."
         raise self._wrong(f"names the column {node.id!r}, which is not there", node, hint)
 
@@ -306,6 +308,12 @@ def _depth(tree: ast.AST) -> int:
         deepest = max(deepest, depth)
         waiting += [(child, depth + 1) for child in ast.iter_child_nodes(node)]
     return deepest
+
+
+def _in_words(reason: str) -> str:
+    """What pyarrow says of types that do not go together, without the names of its functions."""
+    found = _NO_KERNEL.search(reason)
+    return f"it does not work on {' and '.join(found[1].split(', ', 1))}" if found else reason
 
 
 def need_duckdb() -> Any:
