@@ -1,9 +1,10 @@
-"""Make the sample data in examples/sample: small brain-like volumes, pictures of them, and a table.
+"""Make the sample data in examples/sample: small brain-like volumes, pictures of them, a table, and texts.
 
     python examples/make_sample.py examples/sample
 
 The volumes are NIfTI files with a real header and affine, the pictures are PNG and JPEG slices of them.
-Everything is drawn from a formula with a fixed seed, so running this again gives the same pictures.
+Everything is drawn from a formula with a fixed seed, so running this again gives the same pictures. The texts have
+a function and a tokenizer beside them, for the commands of README.md.
 Needs nibabel and Pillow.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import sys
 from pathlib import Path
 
@@ -40,6 +42,38 @@ def write_nifti(volume: np.ndarray, path: Path) -> None:
     path.write_bytes(gzip.compress(image.to_bytes(), 9, mtime=0))
 
 
+WORDS = (
+    "the",
+    "scan",
+    "shows",
+    "a",
+    "small",
+    "bright",
+    "round",
+    "area",
+    "near",
+    "left",
+    "right",
+    "ventricle",
+    "and",
+    "no",
+)
+STEPS = """def upper(row):
+    return {"text": row["text"].upper()}
+"""
+
+
+def write_texts(folder: Path, rng: np.random.Generator) -> None:
+    rows = [{"n": n, "text": " ".join(rng.choice(WORDS, 12))} for n in range(200)]
+    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "steps.py").write_text(STEPS)
+    words = {word: number for number, word in enumerate(["[UNK]", *WORDS])}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}
+    parts = ("truncation", "padding", "normalizer", "post_processor", "decoder")
+    made = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
+    (folder / "tokenizer.json").write_text(json.dumps(made | dict.fromkeys(parts), indent=1) + "\n")
+
+
 def main(folder: Path) -> None:
     rng = np.random.default_rng(20)
     (folder / "scans").mkdir(parents=True, exist_ok=True)
@@ -61,6 +95,7 @@ def main(folder: Path) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["subject", "age", "sex", "t1w", "sagittal", "coronal"])
         writer.writerows(rows)
+    write_texts(folder, rng)
     print(f"{len(rows)} subjects in {folder}")
 
 

@@ -6,7 +6,6 @@ shown: their verbs and options must exist and their Python must compile; PAGES s
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -20,7 +19,6 @@ from typing import Any
 import pytest
 import typer
 
-from tests.generators.tokenizers import made_tokenizers
 from tests.hub.server import TestHub
 from tests.publishing import Machine
 
@@ -161,17 +159,12 @@ def check_command(command: str, group: Any, where: str) -> None:
 
 @pytest.fixture
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """An empty folder with what docs/fresh-user.md says it has, and a Hub."""
+    """A copy of examples/sample, as README.md and docs/fresh-user.md tell to make one, and a Hub."""
     here = tmp_path_factory.mktemp("fresh")
     with TestHub(here / "hub") as hub:
         machine = Machine(hub, here / "machine")
         work = here / "work"
-        shutil.copytree(ROOT / "examples/sample/scans", work / "scans")
-        shutil.copytree(ROOT / "examples/sample/pictures", work / "pictures")
-        rows = [{"text": f"row {n} of a small corpus with a few words", "n": n} for n in range(200)]
-        (work / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (work / "steps.py").write_text("def upper(row):\n    return {'text': row['text'].upper()}\n")
-        shutil.copy(next(iter(made_tokenizers(here).values())), work / "tokenizer.json")
+        shutil.copytree(ROOT / "examples/sample", work)
         yield machine
 
 

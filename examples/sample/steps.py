@@ -1,0 +1,2 @@
+def upper(row):
+    return {"text": row["text"].upper()}
