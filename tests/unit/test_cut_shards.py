@@ -78,7 +78,7 @@ def test_shards_by_rows() -> None:
     """Of each split by itself."""
     found, why = cut(table_of([1] * 7, {"train": 5, "test": 2}), rows_per_shard=2)
     assert found == [("train", 0, 2), ("train", 2, 4), ("train", 4, 5), ("test", 5, 7)]
-    assert why == "--rows-per-shard 2"
+    assert why == "2 rows each"
 
 
 def test_shards_by_number() -> None:

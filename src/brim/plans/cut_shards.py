@@ -213,7 +213,7 @@ def _boundaries(
     if options.rows_per_shard is not None:
         step = options.rows_per_shard
         stepped = [np.append(np.arange(s.start, s.stop, step, dtype=np.int64), s.stop) for s, _ in pieces]
-        return stepped, f"--rows-per-shard {step}"
+        return stepped, f"{step:,} rows each" if step > 1 else "one row each"
     if options.shard_bytes is not None:
         kept = f", rows of one {options.shard_by} kept together" if options.shard_by else ""
         return by_size(options.shard_bytes), f"rows in order, up to {format_size(options.shard_bytes)} a shard{kept}"
