@@ -24,7 +24,7 @@ from tests.publishing import Machine
 
 pytestmark = pytest.mark.docs
 ROOT = Path(__file__).parents[2]
-RUN = ["README.md", "docs/train.md"]
+RUN = ["README.md", "docs/check.md", "docs/forecast.md", "docs/package.md", "docs/train.md"]
 # Pages whose blocks need what a test does not have, and what proves them instead.
 DATA = "about data of its reader; the verb's own tests run the same options"
 PAGES = {
@@ -32,10 +32,8 @@ PAGES = {
     "docs/arc.md": "a dataset of 273 GB; tests/integration/test_recipes.py",
     "docs/batch.md": "a batch system; tests/integration/test_batch.py",
     "docs/bids.md": DATA,
-    "docs/check.md": DATA,
     "docs/embed.md": "needs torch; make test-embed",
     "docs/empty-uploads.md": DATA,
-    "docs/forecast.md": DATA,
     "docs/from-datasets.md": "parts of programs; tests/integration/test_datasets.py",
     "docs/howto-embed-images.md": "needs torch; make test-embed",
     "docs/howto-join.md": "run by tests/integration/test_howto_select.py",
@@ -52,7 +50,6 @@ PAGES = {
     "docs/map.md": DATA,
     "docs/mutation.md": "takes minutes; make mutate",
     "docs/objects.md": "needs a bucket; tests/integration/test_s3_source.py",
-    "docs/package.md": DATA,
     "docs/publish.md": DATA,
     "docs/python.md": "run by tests/integration/test_api.py",
     "docs/ray.md": "needs a cluster; make test-ray",
@@ -207,3 +204,9 @@ def test_pages_run(page: str, place: Machine) -> None:
         for command in block.commands if block.kind == "console" else []:
             done = typed(place, command)
             assert done.returncode == 0, f"{where}: {command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_figures_are_what_was_measured() -> None:
+    """docs/benchmarks.md and the table of README.md are made of benchmarks/results, and not by hand."""
+    done = subprocess.run([sys.executable, "benchmarks/page.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
