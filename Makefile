@@ -13,10 +13,11 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types tests tests-again faults sample clean
-.PHONY: test-types test-slow mutate test-browser test-notebooks test-spark test-embed test-ray test-matrix
+.PHONY: test-types test-slow mutate test-browser test-notebooks test-spark test-embed test-ray test-slurm test-stores
+.PHONY: test-matrix
 .PHONY: test-lowest test-newest test-pythons test-wheel test-docs docs benchmarks pictures demo-limit
 .PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-upstream bench-limits bench-tokenize
-.PHONY: bench-embed bench-objects bench-scale bench-ray bench-walks smoke-real
+.PHONY: bench-embed bench-objects bench-scale bench-ray bench-parts bench-walks smoke-real
 
 demo: .venv/installed
 	@rm -rf demo
@@ -83,6 +84,15 @@ test-spark: .venv/dev
 # Clusters of several nodes on this machine, one test after the other, in an environment of its own.
 test-ray: .venv/uv
 	sh tests/versions/with_extra.sh ray $(PYTHON) -m ray tests/integration/test_ray.py
+
+# The example for Slurm on a real one, of three daemons on loopback, which is installed if that is allowed (skipped by
+# name otherwise); and the one for Kubernetes against its schema.
+test-slurm: .venv/dev
+	command -v slurmctld || DEBIAN_FRONTEND=noninteractive apt-get install -y --quiet -o Acquire::Retries=1 \
+	  -o Acquire::http::Timeout=20 slurmctld slurmd slurm-client munge || true
+	$(BIN)/pip install --quiet --disable-pip-version-check kubernetes-validate
+	$(BIN)/python -m pytest -m slurm tests/integration/test_slurm.py
+	$(BIN)/python -m pytest tests/integration/test_batch.py -k "slurm or kubernetes"
 
 # Every job to every destination by every engine, whatever happens to it (docs/internals.md has the table).
 test-matrix: .venv/dev .venv/uv
@@ -206,6 +216,10 @@ bench-compare: .venv/dev
 
 bench-walks: .venv/dev
 	$(BIN)/python benchmarks/walks.py
+
+# A saved plan in 1,000 parts: what finishing takes.
+bench-parts: .venv/dev
+	$(BIN)/python benchmarks/parts.py
 
 bench-ray: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'

@@ -7,11 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+import brim as library
+from brim.errors import Stopped
 from tests import forked
 from tests.conftest import brim, random_bytes, write_files
 from tests.places import BucketPlace, listing, run, start
@@ -169,28 +172,78 @@ def test_server_killed_and_back(place: BucketPlace, source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "way"),
     [
-        ("plan", "s3://private/raw"),
-        ("build", "rows", "s3://private/out"),
-        ("map", "rows", "s3://private/out", "--fn", "fn.py:same"),
+        (("plan", "s3://private/raw"), "SIGINT"),
+        (("build", "s3://private/raw", "out"), "file"),
+        (("build", "rows", "s3://private/out"), "file"),
+        (("map", "s3://private/raw/a.jsonl", "out", "--fn", "fn.py:same"), "SIGUSR1"),
+        (("map", "rows", "s3://private/out", "--fn", "fn.py:same"), "SIGTERM"),
+        (("select", "s3://private/raw", "out"), "SIGTERM"),
     ],
 )
-def test_ctrl_c_while_a_store_is_silent(
-    words: tuple[str, ...], place: BucketPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_stopped_while_a_store_is_silent(
+    words: tuple[str, ...], way: str, place: BucketPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that takes connections and says nothing is waited for, but not against the user's will."""
+    """A store that takes connections and says nothing is waited for, but not against the user's will: whoever asks is
+    heard at once, also before a job has begun."""
     write_files(tmp_path, {"rows/a.jsonl": b'{"n": 1}\n', "fn.py": b"def same(row): return row"})
     monkeypatch.chdir(tmp_path)
+    more = ("--stop-file", "halt") if way == "file" else ()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        process = start(place, *words, "--endpoint-url", address)
+        process = start(place, *words, *more, "--endpoint-url", address)
         silent.settimeout(30)
         line, _ = silent.accept()
         with line:
             line.recv(1)
-            process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            if way == "file":
+                (tmp_path / "halt").touch()
+            else:
+                process.send_signal(getattr(signal, way))
             assert process.wait(20) == 6
+            assert time.monotonic() - began < 6  # half a second on a machine that has nothing else to do
+    assert not (tmp_path / "halt").exists()
+
+
+def test_stopped_while_workers_wait_for_a_store(
+    place: BucketPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Units whose objects do not come are given up when somebody asks, by a signal or from another thread."""
+    assert place.proxy is not None
+    place.server.write("private", f"{place.prefix}/in/a.jsonl", b'{"text": "a row"}\n' * 60_000)
+    write_files(tmp_path, {"fn.py": b"def same(row): return row"})
+    rows, function = f"{place.address}/in/a.jsonl", f"{tmp_path}/fn.py:same"
+
+    def until_it_waits() -> float:
+        until, before = time.monotonic() + 30, place.proxy.count("GET", "a.jsonl")
+        while place.proxy.count("GET", "a.jsonl") < before + 1:
+            assert time.monotonic() < until, "nothing was asked for"
+            time.sleep(0.05)
+        time.sleep(0.5)
+        return time.monotonic()
+
+    place.proxy.stall(60.0, after_bytes=100_000, times=None, method="GET", contains="a.jsonl")
+    process = start(place, "map", rows, tmp_path / "out", "--fn", function, "--quiet")
+    began = until_it_waits()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 6
+    assert time.monotonic() - began < 6
+    for name, value in place.environment.items():
+        monkeypatch.setenv(name, value)
+    stop, heard = library.Stop(), []
+
+    def ask() -> None:
+        heard.append(until_it_waits())
+        stop.request("a test")
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    with pytest.raises(Stopped, match="a test"):
+        library.map(rows, function, destination=tmp_path / "other", stop=stop)
+    thread.join()
+    assert time.monotonic() - heard[0] < 6
 
 
 def test_server_that_stays_away(place: BucketPlace, source: Path) -> None:

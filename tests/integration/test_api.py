@@ -37,6 +37,7 @@ TERMINAL = {
     "saved",
     "part",
     "finish",
+    "missing",
     "plan",  # in Python a plan is saved by save_job and opened by open_job
     "context",
 }

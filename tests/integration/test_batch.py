@@ -333,7 +333,7 @@ def test_parts_share_the_bytes(plan: Path, count: int) -> None:
 
 def test_the_slurm_scripts(tmp_path: Path) -> None:
     """The array script passes Slurm's warning on, asks for the same task again when brim was stopped by it, and
-    ends with 0 when the part is done; the other one finishes. No Slurm is here: `scontrol` is a stub."""
+    ends with 0 when the part is done; the other one finishes. `scontrol` is a stub: make test-slurm has a real one."""
     source = write_files(tmp_path / "source", {f"f{i:03d}.bin": random_bytes(800_000, i) for i in range(50)})
     path = tmp_path / "a.plan"
     library.plan(source, tmp_path / "out", rows_per_shard=1).save(path)
@@ -368,6 +368,35 @@ def test_the_slurm_scripts(tmp_path: Path) -> None:
     assert finishing.wait(60) == 0, finishing.communicate()
     assert (tmp_path / "asked").read_text() == "requeue 71_1\n"
     assert len(list((tmp_path / "out" / "data").iterdir())) == 50
+
+
+def test_which_parts_are_missing(plan: Path, tmp_path: Path) -> None:
+    """As an array of a batch system takes them: all before the first, those left, none when it is finished."""
+
+    def missing(count: int, check: int = 0) -> str:
+        done = brim("plan", "--plan", plan, "--missing", str(count), check=check)
+        return done.stderr if check else done.stdout.strip()
+
+    assert missing(5) == "1-5"
+    for number in (2, 4):
+        SavedBuild(plan).part(Part(number, 5))
+    assert missing(5) == "1,3,5"
+    assert "in 5 parts, not in 6" in missing(6, check=2)
+    assert "--plan PLAN" in brim("plan", plan.parent, "--missing", "5", check=2).stderr
+    SavedBuild(plan).run()
+    assert missing(5) == ""
+
+
+@pytest.mark.parametrize("name", ["brim-job.yaml", "brim-finish.yaml"])
+def test_the_kubernetes_example(name: str) -> None:
+    """Every field is one that Kubernetes knows, by its own schema."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate: make test-slurm")
+    import yaml
+
+    text = (SCRIPTS.parent / "kubernetes" / name).read_text()
+    kubernetes_validate.validate(yaml.safe_load(text), "1.33", strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(yaml.safe_load(text.replace("restartPolicy", "restart")), "1.33", strict=True)
 
 
 def test_plan_receipts_and_shards_in_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:

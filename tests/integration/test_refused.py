@@ -195,3 +195,26 @@ def test_a_waiting_stop_file_is_refused_before_a_source_is_read(
     (tmp_path / "files" / "a.bin").write_bytes(b"a")
     assert len(brim.plan("files", "out").plan.shards) == 1
     assert [path.exists() for path in (asked, own, beside)] == [True] * 3
+
+
+def test_the_state_of_another_unfinished_job(home: Path) -> None:
+    """A folder of books that a job for another place has not finished with is refused by its name; with --fresh, or
+    when that job is done, it may be used."""
+    words = "map rows.jsonl DEST --fn late.py:late --unit-size 4KB --batch-size 50 --workers 1 --state books --quiet"
+    (home / "late.py").write_text(
+        "import os\ndef late(row):\n    assert row['text'] != 'row 999' or os.path.exists('go')\n    return row\n"
+    )
+
+    def run(destination: str, *more: str) -> subprocess.CompletedProcess[str]:
+        return brim_command(home, *words.replace("DEST", destination).split(), *more)
+
+    assert run("first").returncode == 2
+    refused = run("second")
+    assert refused.returncode == 2
+    assert f"unfinished job for '{home / 'first'}'" in refused.stderr
+    assert "another --state" in refused.stderr
+    assert not (home / "second").exists()
+    (home / "go").touch()
+    assert run("first").returncode == 0
+    assert run("second", "--fresh").returncode == 0
+    assert everything(home / "second" / "data") == everything(home / "first" / "data")

@@ -131,6 +131,10 @@ def test_in_python(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert saved.status.parts is None
     saved.part("2/2")
     assert saved.status.missing_parts == [1]
+    told = brim("plan", "--plan", tmp_path / "a.plan").stdout
+    assert "1 of 2 done" in told
+    assert "brim map --plan" in told
+    assert brim("plan", "--plan", tmp_path / "a.plan", "--missing", "2").stdout == "1\n"
     with pytest.raises(InputError, match="part 1 of 2"):
         saved.finish()
     assert saved.run().built.rows == 1199

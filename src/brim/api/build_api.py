@@ -26,7 +26,7 @@ from brim.jobs.build_job import Build
 from brim.jobs.job import Built
 from brim.jobs.parts import SavedBuild, SavedOptions
 from brim.jobs.plan_place import open_place
-from brim.jobs.spec import refuse_stopped
+from brim.jobs.spec import heard_while_reading
 from brim.progress import Progress
 from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
@@ -46,16 +46,18 @@ def plan(source: Source, destination: str | os.PathLike[str] | None = None, **op
     """
     given = BuildGiven(**options)
     how = given.options  # what was said is looked at before the source is
-    if isinstance(source, FileTable | Selection):
-        if said := changed(given, SourceGiven):
-            raise InputError(
-                f"--{said[0].replace('_', '-')} says how a path is read, and this source is read already.",
-                hint="Say it where the source is made: brim.files, brim.bids, brim.table or brim.dataset.",
-            )
-        read = source.table() if isinstance(source, Selection) else source
-    else:
-        read = read_source(source, given.source_options(given.source_access))
-    made = Build(read, destination, how)
+    if isinstance(source, FileTable | Selection) and (said := changed(given, SourceGiven)):
+        raise InputError(
+            f"--{said[0].replace('_', '-')} says how a path is read, and this source is read already.",
+            hint="Say it where the source is made: brim.files, brim.bids, brim.table or brim.dataset.",
+        )
+    # A plan is refused by no stop file: it only shows what would be.
+    with heard_while_reading(None, how):
+        if isinstance(source, FileTable | Selection):
+            read = source.table() if isinstance(source, Selection) else source
+        else:
+            read = read_source(source, given.source_options(given.source_access))
+        made = Build(read, destination, how)
     made.watch = shown
     return made
 
@@ -70,8 +72,9 @@ def build(
     **options: Unpack[BuildKeywords],
 ) -> Built:
     """Plan and run in one step; the options are those of `plan`. `report` is a page about the run, FILE.html."""
-    refuse_stopped(destination, BuildGiven(**options).options)
-    return _run(plan(source, destination, **options), progress, report)
+    with heard_while_reading(destination, BuildGiven(**options).options):
+        planned = plan(source, destination, **options)
+    return _run(planned, progress, report)
 
 
 @spelled_out(SelectGiven)
@@ -104,13 +107,14 @@ def select(
     """
     given = SelectGiven(**options)
     how = given.options
-    refuse_stopped(destination, how)
-    rows = chosen(
-        source, given.source_access, where=where, sql=sql, columns=columns, drop=drop, sort_by=sort_by, shuffle=shuffle,
-        sample=sample, limit=limit, unique=unique, split_into=split_into, group_by=group_by, also=also,
-        from_config=from_config, from_split=from_split,
-    )  # fmt: skip
-    return _run(Build(rows.table(), destination, how), progress, report)
+    with heard_while_reading(destination, how):
+        rows = chosen(
+            source, given.source_access, where=where, sql=sql, columns=columns, drop=drop, sort_by=sort_by,
+            shuffle=shuffle, sample=sample, limit=limit, unique=unique, split_into=split_into, group_by=group_by,
+            also=also, from_config=from_config, from_split=from_split,
+        )  # fmt: skip
+        job = Build(rows.table(), destination, how)
+    return _run(job, progress, report)
 
 
 @spelled_out(RunningGiven)

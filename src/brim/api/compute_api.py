@@ -30,7 +30,7 @@ from brim.extras import need_extra
 from brim.jobs.caches import cache_home, cache_key, open_cache, open_dataset, trim_caches
 from brim.jobs.job import Computed, Job
 from brim.jobs.layout import DatasetLayout, FileLayout
-from brim.jobs.spec import How, computed_facts, computed_spec, dataset_spec, refuse_stopped, vector_file_spec
+from brim.jobs.spec import How, computed_facts, computed_spec, dataset_spec, heard_while_reading, vector_file_spec
 from brim.outputs.output import Output, RowsOutput
 from brim.outputs.rows_file import read_schema
 from brim.outputs.token_output import WHOLE, FinishOptions, TokenOutput, parse_split
@@ -107,12 +107,12 @@ def map_job(
 ) -> Job:
     """A function over rows, to a destination. One that is named, "MODULE:FUNCTION", is loaded by workers alone."""
     how = given.how(held_bytes)
-    refuse_stopped(destination, how)
-    output = RowsOutput(given.format, given.rows_per_shard, given.split)
-    step = make_step(function, options) if isinstance(function, str) else MapStep(function, options)
-    rows = open_rows(source, given.row_options(name=name))
-    options.check(rows.schema)
-    return Job(dataset_spec("map", rows, step, output, destination, how))
+    with heard_while_reading(destination, how):
+        output = RowsOutput(given.format, given.rows_per_shard, given.split)
+        step = make_step(function, options) if isinstance(function, str) else MapStep(function, options)
+        rows = open_rows(source, given.row_options(name=name))
+        options.check(rows.schema)
+        return Job(dataset_spec("map", rows, step, output, destination, how))
 
 
 def tokenize_job(
@@ -137,8 +137,22 @@ def tokenize_job(
         refuse_without_place(given, "format")
         given = replace(given, format="arrow")
     how = given.how(held_bytes)
-    if destination is not None:
-        refuse_stopped(destination, how)
+    with heard_while_reading(destination, how):
+        return _tokenize_job(source, tokenizer, destination, column, given, how, keep, note, name, cache_dir)
+
+
+def _tokenize_job(
+    source: Any,
+    tokenizer: Any,
+    destination: Place | None,
+    column: str,
+    given: TokenizeGiven,
+    how: How,
+    keep: tuple[str, ...],
+    note: Callable[[str], None],
+    name: str | None,
+    cache_dir: Place | None,
+) -> tuple[Job, TokenizeStep]:
     found = find_tokenizer(tokenizer)
     loaded = LoadedTokenizer(found.read(), found.name)
     dtype = settle_dtype(given.dtype, given.format, loaded.vocab_size)
@@ -206,8 +220,22 @@ def embed_job(
     elif as_file and given.split != "train":
         raise InputError("--split is for shards, and DEST is a file.", hint="Leave --split out.")
     how = given.how(held_bytes)
-    if to is not None:
-        refuse_stopped(to, how, as_file=as_file)
+    with heard_while_reading(to, how, as_file=as_file):
+        return _embed_job(source, model, to, column, image, given, how, cache_dir, as_file=as_file)
+
+
+def _embed_job(
+    source: Any,
+    model: str,
+    to: str | None,
+    column: str | None,
+    image: str | None,
+    given: EmbedGiven,
+    how: How,
+    cache_dir: Place | None,
+    *,
+    as_file: bool,
+) -> Job:
     loading = ModelOptions(
         device=given.device,
         dtype=given.dtype,

@@ -139,8 +139,12 @@ def _kept(name: str, value: Any) -> Any:
             hint="Give a path, or MODULE:FUNCTION.",
         )
     text = as_text(value) or ""
-    is_path = name in ("source", "destination") or os.path.exists(text)
-    return os.path.abspath(text) if is_path and "://" not in text else text
+    if "://" in text:
+        return text
+    file, colon, called = text.rpartition(":")
+    if colon and name in ("function", "model") and os.path.isfile(file):  # FILE.py:FUNCTION
+        return f"{os.path.abspath(file)}:{called}"
+    return os.path.abspath(text) if name in ("source", "destination") or os.path.exists(text) else text
 
 
 def _default(given: ComputeGiven, name: str) -> Any:

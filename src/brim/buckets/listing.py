@@ -13,7 +13,7 @@ from brim.buckets import web_objects
 from brim.buckets.bucket_address import WEB_SCHEMES, BucketAddress
 from brim.buckets.bucket_client import store_of
 from brim.buckets.bucket_errors import WebFailed, explain, explained, is_missing, is_object_error
-from brim.buckets.requests import submit, tries, wait
+from brim.buckets.requests import result_of, submit, tries, wait
 from brim.state.retry import Retry
 
 _PAGE = 1000
@@ -122,9 +122,9 @@ def stat_objects(address: BucketAddress, names: Iterable[str]) -> Iterator[Objec
             for name in names:
                 waiting.append(submit(_asked(store, address.key(name))))
                 if len(waiting) == _REQUESTS:
-                    yield waiting.popleft().result()
+                    yield result_of(waiting.popleft())
             while waiting:
-                yield waiting.popleft().result()
+                yield result_of(waiting.popleft())
     finally:
         for future in waiting:
             future.cancel()

@@ -107,7 +107,11 @@ def send_instead(address: BucketAddress, key: str, data: bytes, of: Version | No
     import obstore
 
     mode: Any = "create" if of is None else {name: value for name, value in asdict(of).items() if value is not None}
-    done = obstore.put(store, key, data, mode=mode, use_multipart=False)
+
+    async def put() -> Any:
+        return await obstore.put_async(store, key, data, mode=mode, use_multipart=False)
+
+    done = wait(put())
     return Version(done["e_tag"], done["version"])
 
 
@@ -116,8 +120,11 @@ def version_of(address: BucketAddress, key: str) -> Version | None:
     store = store_of(address)
     import obstore
 
+    async def ask() -> Any:
+        return await obstore.head_async(store, key)
+
     try:
-        found = obstore.head(store, key)
+        found = wait(ask())
     except Exception as error:
         if is_object_error(error) and is_missing(error):
             return None
@@ -132,8 +139,12 @@ def delete_objects(address: BucketAddress, keys: list[str]) -> None:
 
     if not keys:
         return
+
+    async def delete() -> None:
+        await obstore.delete_async(store, keys)
+
     try:
-        obstore.delete(store, keys)
+        wait(delete())
     except Exception as error:
         if not (is_object_error(error) and is_missing(error)):
             raise
@@ -147,4 +158,7 @@ def copy_object(address: BucketAddress, source: str, target: str) -> None:
     store = store_of(address)
     import obstore
 
-    obstore.copy(store, source, target)
+    async def copy() -> None:
+        await obstore.copy_async(store, source, target)
+
+    wait(copy())

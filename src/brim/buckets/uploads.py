@@ -5,6 +5,7 @@ obstore neither lists nor aborts them, so the two requests are made here, signed
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import http.client
@@ -19,6 +20,7 @@ from xml.etree import ElementTree
 
 from brim.buckets.aws_account import Keys, S3Account, account_of
 from brim.buckets.bucket_address import BucketAddress
+from brim.buckets.requests import wait
 
 _TIMEOUT_S = 20.0
 _PAGES = 1000
@@ -89,9 +91,13 @@ def _request(account: S3Account, address: BucketAddress, method: str, key: str, 
     trusted = ssl.create_default_context() if parts.scheme == "https" else None
     if trusted is not None and account.authorities is not None:
         trusted.load_verify_locations(cadata=account.authorities)
-    try:
+
+    def ask() -> bytes:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=trusted) as answer:
             return bytes(answer.read())
+
+    try:
+        return wait(asyncio.to_thread(ask))
     except urllib.error.HTTPError as error:
         if method == "DELETE" and error.code == 404:
             return b""  # somebody was faster

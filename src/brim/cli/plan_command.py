@@ -56,6 +56,34 @@ def opened(plan: str, running: RunningFlags, storing: StoringFlags, root: str | 
     return brim.open_plan(plan, root=root, endpoint_url=storing.endpoint_url, **vars(running), **more)
 
 
+def _opened_any(plan: str, running: RunningFlags, storing: StoringFlags, root: str | None) -> Any:
+    """A saved plan of whichever verb."""
+    from brim.buckets.bucket_address import Access
+    from brim.jobs.plan_place import open_place
+    from brim.jobs.unit_parts import is_job_plan
+
+    if not is_job_plan(open_place(plan, Access(storing.endpoint_url)).path):
+        return opened(plan, running, storing, root)
+    import brim
+
+    refuse_given(None, None, (dataclasses.replace(storing, endpoint_url=None),), {})
+    if root is not None:
+        raise InputError("--root is for plans of brim build.", hint="Have the source under the same path everywhere.")
+    return brim.open_job(plan, endpoint_url=storing.endpoint_url, **vars(running))
+
+
+def _tell_saved(found: Any, missing: int | None, as_json: bool) -> None:
+    """How far a saved plan is; or the parts that it lacks, and nothing else."""
+    if missing is not None:
+        from brim.jobs.part_receipts import listed
+
+        typer.echo(listed(found.status.lacking(missing)).replace(" ", ""))
+    elif as_json:
+        emit("plan", **found.facts)
+    else:
+        print_lines(found.lines)
+
+
 HELP = """Show what would be built, how big it is, and whether it fits.
 
 Looks at every file (none is read whole) and prints rows, bytes as they really are, the shards, and the
@@ -72,6 +100,7 @@ memory a build takes. Nothing is built. Exits 2 if `brim build` would refuse a f
   brim plan ds004884/ --save-recipe arc-columns.toml
   brim plan ds004884/ hf://datasets/me/arc --save shared/arc.plan
   brim plan --plan shared/arc.plan
+  sbatch --array=$(brim plan --plan shared/arc.plan --missing 100) …
   brim plan s3://openneuro.org/ds004884 --recipe arc --anonymous
 """
 
@@ -90,12 +119,10 @@ def planned(
     """The library's plan for what the command line says. `brim build` `runs` the same."""
     import brim
     from brim.api.job_options import BuildGiven
-    from brim.jobs.spec import refuse_stopped
+    from brim.jobs.spec import heard_while_reading
 
     words = {**vars(reading), **bids.words, **vars(cutting), **vars(storing), **vars(running), **more}
-    if runs and dest is not None:
-        refuse_stopped(dest, BuildGiven(**words).options)
-    with waiting_for(source):
+    with waiting_for(source), heard_while_reading(dest if runs else None, BuildGiven(**words).options):
         return brim.plan(source, dest, **words)
 
 
@@ -135,16 +162,24 @@ def plan(
         bool, typer.Option("--update", help="With --save: what the repository holds may be replaced.")
     ] = False,
     saved: PlanOption = None,
+    missing: Annotated[
+        int | None,
+        typer.Option(
+            "--missing",
+            metavar="N",
+            min=1,
+            max=99_999,
+            help="With --plan: print those of N parts that are not done, like 3,7-9, and nothing else.",
+        ),
+    ] = None,
 ) -> None:
     if saved is not None:
         more = {"save": save, "save_recipe": save_recipe, "update": update, "append": append}
         refuse_given(source, dest, (reading, bids, cutting, publishing), more)
-        found = opened(saved, running, storing, reading.root)
-        if showing.json:
-            emit("plan", **found.facts)
-        else:
-            print_lines(found.lines)
+        _tell_saved(_opened_any(saved, running, storing, reading.root), missing, showing.json)
         return
+    if missing is not None:
+        raise InputError("--missing needs a plan that was saved.", hint="Give --plan PLAN.")
     job = planned(
         need(source), dest, reading, bids, cutting, storing, running, **vars(publishing), update=update, append=append
     )

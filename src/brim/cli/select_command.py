@@ -77,7 +77,7 @@ def select(
     import brim
     from brim.api.job_options import SelectGiven
     from brim.api.source_api import chosen
-    from brim.jobs.spec import refuse_stopped
+    from brim.jobs.spec import heard_while_reading
 
     query = {**vars(selecting), **vars(reading)}
     query |= {name: split_names(query[name]) for name in ("columns", "drop", "sort_by")}
@@ -86,9 +86,7 @@ def select(
         "fresh": fresh, "update": update, "append": append, "stop_file": stop_file,
     }  # fmt: skip
     given = SelectGiven(**options)
-    if not dry_run:
-        refuse_stopped(dest, given.options)
-    with waiting_for(source):
+    with waiting_for(source), heard_while_reading(None if dry_run else dest, given.options):
         rows = chosen(source, given.source_access, **query)
         job = brim.plan(rows, dest, **options)
     if dry_run:

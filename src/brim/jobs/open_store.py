@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brim.buckets.bucket_address import BucketAddress
-from brim.errors import DestinationError, Stopped
+from brim.errors import DestinationError, InputError, Stopped
 from brim.formats.card import CardFacts
 from brim.jobs.appended import AppendedContent
 from brim.jobs.bring import Share, refuse_another
@@ -20,13 +20,13 @@ from brim.jobs.published import opened as dataset_at
 from brim.jobs.spec import How, stop_files
 from brim.plans.describe_plan import HUB_BYTES, OBJECTS_BYTES
 from brim.progress import Progress, told_if_slow
-from brim.state.durable import failures
+from brim.state.durable import failures, write_whole
 from brim.state.ledger import STATE, Ledger
 from brim.state.lock import lock_in_turn, locked, owner_of
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop, stoppable
 from brim.stores.bucket_store import BucketCarrier, BucketStore, published_in
-from brim.stores.destination import Destination, make_state
+from brim.stores.destination import CLAIM, Destination, identity, make_state
 from brim.stores.folder_store import FolderStore, make_folder
 from brim.stores.hub_client import HubClient
 from brim.stores.hub_options import HubAddress, HubOptions
@@ -52,6 +52,7 @@ def open_books(layout: Layout, how: How, progress: Progress, share: Share) -> It
     with (
         _locked(layout, how, progress) if share.books is None else _shared(layout.destination),
         stoppable(*stop_files(state, how), asked=how.stop) as stop,
+        interrupted_by(stop.check),
     ):
         ledger = Ledger(share.books or layout.books)
         try:
@@ -69,6 +70,7 @@ def open_books(layout: Layout, how: How, progress: Progress, share: Share) -> It
 @contextmanager
 def _locked(layout: Layout, how: How, progress: Progress) -> Iterator[None]:
     """The folders are there, and are this run's alone. Nothing stays of a job that is refused."""
+    claim = _claim(layout, how.fresh) if how.state else ""
     footprints = layout.footprints()
     told = False
 
@@ -87,7 +89,32 @@ def _locked(layout: Layout, how: How, progress: Progress) -> Iterator[None]:
         raise
     held = lock_in_turn(layout.state, layout.make, waiting) if layout.waits else locked(layout.state)
     with held, footprints.removed_if_refused():
+        if claim:
+            with failures(layout.state):
+                write_whole(layout.state / CLAIM, claim.encode())
         yield
+
+
+def _claim(layout: Layout, fresh: bool) -> str:
+    """What is to be written into a folder that the user gave for the books; nothing if it says so already.
+
+    InputError if it has those of an unfinished job for another place.
+    """
+    here = f"{identity(layout.destination)}\n{layout.destination}"
+    try:
+        before = (layout.state / CLAIM).read_text()
+    except OSError:
+        before = ""
+    if not before or before == here or fresh:
+        return here if before != here else ""
+    books = Ledger(layout.books)
+    if Ledger(layout.units).job is not None or (books.job is not None and not books.done):
+        raise InputError(
+            f"The state folder {str(layout.state)!r} is that of an unfinished job for {before.splitlines()[-1]!r}, and "
+            f"this one is for {str(layout.destination)!r}.",
+            hint="Finish that job first, or give another --state; --fresh forgets what it has done.",
+        )
+    return here
 
 
 @contextmanager
@@ -208,8 +235,8 @@ def dataset_there(layout: Layout, how: How, books: Books) -> Iterator[Published 
 
 @contextmanager
 def waited_for(bucket: BucketAddress, books: Books) -> Iterator[None]:
-    """A bucket that takes long to answer: it is said, and a stop is heard."""
-    with told_if_slow(books.progress.note, f"still waiting for {bucket}"), interrupted_by(books.stop.check):
+    """A bucket that takes long to answer: it is said."""
+    with told_if_slow(books.progress.note, f"still waiting for {bucket}"):
         yield
 
 

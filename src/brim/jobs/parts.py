@@ -10,7 +10,7 @@ import hashlib
 import os
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,33 @@ class PlanStatus:
     missing_parts: list[int]
     unfinished_parts: list[int]
     finished: bool
+
+    def lacking(self, count: int) -> list[int]:
+        """Those of `count` parts that have something to do. InputError if the plan is done in another number."""
+        if self.finished:
+            return []
+        if self.parts is None:
+            return list(range(1, count + 1))
+        if self.parts != count:
+            raise InputError(
+                f"This plan is done in {self.parts} parts, not in {count}.", hint=f"Ask with {self.parts} for N."
+            )
+        return sorted([*self.missing_parts, *self.unfinished_parts])
+
+    def lines(self, command: Callable[..., str], noun: str) -> list[tuple[str, str]]:
+        """How far it is, and the next command, for people."""
+        lines = [("destination", self.destination)]
+        if self.finished:
+            return [*lines, ("parts", "finished: it is published")]
+        if self.parts is None:
+            return [*lines, ("parts", "none was begun"), ("next", command("--part", "1/N"))]
+        missing, unfinished = self.missing_parts, self.unfinished_parts
+        whole = self.parts - len(missing) - len(unfinished)
+        lines.append(("parts", f"{whole:,} of {self.parts:,} done, {self.done:,} of {self.shards:,} {noun}"))
+        lines += [("unfinished", f"part {listed(unfinished)}")] if unfinished else []
+        lines += [("not begun", f"part {listed(missing)}")] if missing else []
+        next_part = f"{[*unfinished, *missing][0]}/{self.parts}" if missing or unfinished else None
+        return [*lines, ("next", command(*(["--part", next_part] if next_part else ["--finish"])))]
 
 
 @dataclass(frozen=True)
@@ -298,20 +325,9 @@ class SavedBuild(Described):
     @property
     def lines(self) -> list[tuple[str, str]]:
         """The plan and how far it is, for people."""
-        told = self.status
-        count, missing, unfinished = told.parts, told.missing_parts, told.unfinished_parts
         remote = isinstance(self.destination, HubAddress | BucketAddress)
-        lines = [*plan_lines(self.plan, self.forecast, self.limit, remote), ("destination", told.destination)]
-        if told.finished:
-            return [*lines, ("parts", "finished: it is published")]
-        if count is None:
-            return [*lines, ("parts", "none was begun"), ("next", self.command("--part", "1/N"))]
-        whole = count - len(missing) - len(unfinished)
-        lines.append(("parts", f"{whole:,} of {count:,} done, {told.done:,} of {told.shards:,} shards"))
-        lines += [("unfinished", f"part {listed(unfinished)}")] if unfinished else []
-        lines += [("not begun", f"part {listed(missing)}")] if missing else []
-        next_part = f"{[*unfinished, *missing][0]}/{count}" if missing or unfinished else None
-        return [*lines, ("next", self.command(*(["--part", next_part] if next_part else ["--finish"])))]
+        plan = plan_lines(self.plan, self.forecast, self.limit, remote)
+        return [*plan, *self.status.lines(self.command, "shards")]
 
 
 def forecast_at(destination: Destination | None, plan: Plan, limit: Limit, workers: int | None) -> BuildForecast:

@@ -8,6 +8,8 @@ not write) is looked at by the job (job.py), under its lock.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +28,7 @@ from brim.rows.unit import RowSource
 from brim.schedule.messages import OnError
 from brim.schedule.scheduler import Scaling
 from brim.sizes import parse_size
-from brim.state.stop import Stop, stop_file_lies
+from brim.state.stop import Stop, heard_at_once, stop_file_lies
 from brim.steps.step import Step
 from brim.stores.destination import Destination, refuse_holder, refuse_source, refuse_within
 from brim.stores.hub_options import HubAddress, HubOptions, check_shards, hub_limits
@@ -105,17 +107,28 @@ def stop_files(state: Path, how: How) -> list[Path]:
     return [state / "stop", *([Path(how.stop_file)] if how.stop_file else [])]
 
 
-def refuse_stopped(destination: str | os.PathLike[str], how: How, *, as_file: bool = False) -> None:
-    """InputError if somebody's wish to stop lies there: before a source is read or anything is loaded."""
+@contextmanager
+def heard_while_reading(
+    destination: str | os.PathLike[str] | None, how: How, *, as_file: bool = False
+) -> Iterator[None]:
+    """While a source is read and a job is made, before it has its books: a stop is heard, and a wish to stop that lies
+    there already is an InputError before anything is loaded. Without a destination, only the caller may ask."""
     layout: Layout
+    if destination is None:
+        with heard_at_once(asked=how.stop):
+            yield
+        return
     if as_file:
         from brim.jobs.layout import file_layout  # as below
 
         layout = file_layout(destination, how.state, how.access)
     else:
         layout = dataset_layout(destination, how.state, how.hub, how.access)
-    for file in stop_files(layout.state, how):
+    files = stop_files(layout.state, how)
+    for file in files:
         stop_file_lies(file)
+    with heard_at_once(*files, asked=how.stop):
+        yield
 
 
 def computed_facts(verb: str, source: RowSource, step: Step, output: Output, on_error: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from brim.schedule.ray_cluster import workplace
 from brim.schedule.unit_work import Outcome, UnitShare
 from brim.state.durable import failures, write_whole
 from brim.state.ledger import Ledger, Receipt
+from brim.state.retry import interrupted_by
 from brim.state.stop import stoppable
 from brim.steps.step import Settles
 from brim.stores.unit_objects import bad_rows_of
@@ -98,7 +99,12 @@ def _computing(job: Job, folder: Path, progress: Progress) -> Iterator[Computing
     spec = job.spec
     assert not isinstance(spec.source, PlanContent)
     stop_files = [folder / "stop", *([Path(spec.how.stop_file)] if spec.how.stop_file else [])]
-    with workplace(spec.how.scaling) as cluster, stoppable(*stop_files, asked=spec.how.stop) as stop, failures(folder):
+    with (
+        workplace(spec.how.scaling) as cluster,
+        stoppable(*stop_files, asked=spec.how.stop) as stop,
+        interrupted_by(stop.check),
+        failures(folder),
+    ):
         books = Books(Ledger(folder / "none"), stop, progress)
         try:
             yield Computing(job, spec.source, cluster, books)
@@ -259,6 +265,18 @@ class SavedComputation:
             unfinished_parts=[number for number in missing if number in begun],
             finished=finished,
         )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The job and how far it is, for programs."""
+        told = {"verb": self.plan.verb, "units": self.plan.units, "fingerprint": self.plan.fingerprint}
+        return {**told, "saved": asdict(self.status)}
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """The job and how far it is, for people."""
+        what = [("job", f"brim {self.plan.verb} {self.plan.words['source']}"), ("units", f"{self.plan.units:,}")]
+        return [*what, *self.status.lines(self.command, "units")]
 
 
 def _number(unit: str) -> int:

@@ -72,6 +72,14 @@ def interrupted_by(check: Callable[[], None]) -> Iterator[None]:
         _HERE.check = before
 
 
+@contextmanager
+def leaving(seconds: float = 1.0) -> Iterator[None]:
+    """For what is cleaned up behind a stop: the waiting goes on for a moment before `check` is asked again."""
+    check, until = _HERE.check, time.monotonic() + seconds
+    with interrupted_by(lambda: check() if time.monotonic() > until else None):
+        yield
+
+
 def look() -> None:
     """Raises if somebody asked this thread to stop."""
     _HERE.check()

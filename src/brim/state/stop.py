@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,11 +28,19 @@ from brim.errors import InputError, Stopped
 from brim.memory.machine import boot_id
 from brim.memory.meter import started
 from brim.state.durable import private_folder
+from brim.state.retry import interrupted_by
 
 _OWN = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # batch systems warn with the last
 _LOOK_EVERY_S = 0.2
 
 _process_is_ours = False
+
+
+class _Here(threading.local):
+    hears = False
+
+
+_HERE = _Here()
 
 
 def hear_all_signals() -> None:
@@ -106,16 +114,61 @@ def stoppable(*files: Path, asked: Stop | None = None) -> Iterator[RunStop]:
 
 
 @contextmanager
-def _all_signals(stop: RunStop) -> Iterator[None]:
+def heard_at_once(*files: Path, asked: Stop | None = None) -> Iterator[None]:
+    """The same while nothing has begun that must end cleanly: `Stopped` is raised wherever this thread is.
+
+    In a program of somebody else's, that is where it waits for a server.
+    """
+    if _HERE.hears:  # whoever called has said what to hear
+        yield
+        return
+    for file in files:
+        if note := settle_stop_file(file):
+            sys.stderr.write(f"brim: {note}\n")
+    ours = [file for file in files if note_run(file)]
+    stop = RunStop(files, asked)
+    _HERE.hears = True
+    try:
+        with interrupted_by(stop.check), _all_signals(stop, at_once=True) if _process_is_ours else nullcontext():
+            yield
+        stop.check()
+    finally:
+        _HERE.hears = False
+        for file in ours:
+            forget_run(file)
+
+
+@contextmanager
+def _all_signals(stop: RunStop, *, at_once: bool = False) -> Iterator[None]:
     def on_signal(number: int, _frame: FrameType | None) -> None:
         stop.request({signal.SIGINT: "Ctrl-C"}.get(signal.Signals(number), signal.Signals(number).name))
         signal.signal(number, signal.SIG_DFL)
+        if at_once:
+            stop.check()
 
     before = _handled(_OWN, on_signal)
+    over = threading.Event()
+    looking = threading.Thread(target=_look_for_others, args=(stop, over), name="stop", daemon=True)
+    if at_once and before:
+        looking.start()
     try:
         yield
     finally:
+        over.set()
+        if looking.ident is not None:
+            looking.join()
         _put_back(before)
+
+
+def _look_for_others(stop: RunStop, over: threading.Event) -> None:
+    """A file or another thread that asks is heard as a signal is."""
+    while not over.wait(_LOOK_EVERY_S):
+        try:
+            stop.check()
+        except Stopped:
+            if not over.is_set():
+                os.kill(os.getpid(), signal.SIGUSR1)
+            return
 
 
 @contextmanager

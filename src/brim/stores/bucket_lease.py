@@ -17,7 +17,8 @@ from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_errors import explain, explained, is_changed, is_missing, is_object_error, status_of
 from brim.buckets.listing import read_small
 from brim.buckets.send_object import Version, delete_objects, send_instead, version_of
-from brim.errors import DestinationError, SinkFailed
+from brim.errors import DestinationError, SinkFailed, Stopped
+from brim.state.retry import interrupted_by, leaving
 
 NAME = ".brim/lock"
 RENEW_S = 5.0
@@ -104,11 +105,17 @@ class Lease:
             return ""
 
     def _renew_again(self) -> None:
-        while not self._over.wait(RENEW_S):
-            try:
-                self.renew()
-            except Exception:  # noqa: BLE001  the line may be down: the next time decides
-                continue
+        with interrupted_by(self._need_more):
+            while not self._over.wait(RENEW_S):
+                try:
+                    self.renew()
+                except Exception:  # noqa: BLE001  the line may be down: the next time decides
+                    continue
+
+    def _need_more(self) -> None:
+        """Nobody waits for the answer of a store that is silent when all is over."""
+        if self._over.is_set():
+            raise Stopped("The place is left.")
 
     def renew(self) -> None:
         """Say that we are still here; SinkFailed if somebody else took the place."""
@@ -142,7 +149,8 @@ class Lease:
             self._thread.join(RENEW_S)
         if self._held is not None and not self._lost.is_set():
             try:
-                delete_objects(self._address, [self._key])
+                with leaving():
+                    delete_objects(self._address, [self._key])
             except Exception as error:
-                if not is_object_error(error):
+                if not is_object_error(error) and not isinstance(error, Stopped):
                     raise  # else: whoever comes next sees that nobody renews it

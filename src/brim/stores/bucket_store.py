@@ -25,7 +25,7 @@ from brim.formats.source_reader import Buffers
 from brim.formats.splice import Splice
 from brim.progress import told_if_slow
 from brim.state.ledger import Piece
-from brim.state.retry import Retry, interrupted_by
+from brim.state.retry import Retry, leaving
 from brim.stores.bucket_lease import Lease
 from brim.stores.store import (
     Announcement,
@@ -112,7 +112,8 @@ class BucketCarrier:
 
         key = self.address.key(name)
         try:
-            abort_uploads(self.address, key, lambda found: found == key)
+            with leaving():
+                abort_uploads(self.address, key, lambda found: found == key)
         except CannotTell:
             pass  # the next run tries again
 
@@ -161,7 +162,7 @@ class BucketStore:
         self._there: dict[str, ObjectStat] = {}
 
     def open(self, fingerprint: str) -> None:
-        with told_if_slow(self._listener.note, f"still waiting for {self.address}"), interrupted_by(self._check):
+        with told_if_slow(self._listener.note, f"still waiting for {self.address}"):
             self._look()
         able = ask_abilities(self.address)
         if missing := able.missing():

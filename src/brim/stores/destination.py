@@ -23,6 +23,7 @@ from brim.stores.hub_options import SCHEME, HubAddress, parse_hub_address
 Destination = Path | HubAddress | BucketAddress
 UNITS = "units"  # the folder of the units of a computed job, beside its ledger
 QUARANTINE = "quarantine.parquet"
+CLAIM = "destination"  # the file that says which one books are of, if their folder is the user's choice
 
 
 def parse_destination(destination: str | os.PathLike[str], access: Access | None = None) -> Destination:
@@ -159,15 +160,23 @@ def state_folder(destination: Destination, state: str | os.PathLike[str] | None,
     `scope` tells apart what is published to one repository independently (a config, a split).
     """
     if state:
-        return Path(state)
+        return Path(os.path.abspath(state))
     if isinstance(destination, Path):
         return destination / STATE
     if isinstance(destination, HubAddress):
-        kind, endpoint, shown = "hub", os.environ.get("HF_ENDPOINT", "").rstrip("/"), destination.repo
+        kind, shown = "hub", destination.repo
     else:
-        kind, endpoint = "objects", endpoint_of(destination) or ""
-        shown = f"{destination.bucket}/{destination.prefix}".rstrip("/")
-    return state_home(kind, f"{endpoint} {destination} {scope}", shown)
+        kind, shown = "objects", f"{destination.bucket}/{destination.prefix}".rstrip("/")
+    return state_home(kind, f"{identity(destination)} {scope}", shown)
+
+
+def identity(destination: Destination) -> str:
+    """What tells a destination from all others: with the server that it is at."""
+    if isinstance(destination, Path):
+        return str(destination)
+    if isinstance(destination, HubAddress):
+        return f"{os.environ.get('HF_ENDPOINT', '').rstrip('/')} {destination}"
+    return f"{endpoint_of(destination) or ''} {destination}"
 
 
 def state_home(kind: str, what: str, shown: str) -> Path:
@@ -195,7 +204,7 @@ class Footprints:
         self._state = state
         self._folders = [folder for folder in dict.fromkeys(folders) if not folder.exists()]
         self._books = [folder for folder in (state, state / UNITS) if not folder.exists()]
-        self._files = [state / name for name in ("lock", LEDGER) if not (state / name).exists()]
+        self._files = [state / name for name in ("lock", LEDGER, CLAIM) if not (state / name).exists()]
 
     def sweep(self) -> None:
         """Remove the folders that are empty."""
