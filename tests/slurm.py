@@ -34,7 +34,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-SchedulerParameters=sched_min_interval=200000,batch_sched_delay=0
+SchedulerParameters=sched_interval=1,sched_min_interval=200000,batch_sched_delay=0,bf_interval=2
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill

@@ -1,4 +1,5 @@
-"""What every object store is for brim, whoever makes it: SeaweedFS, moto, s3rver, Azurite, and gs:// by our own server.
+"""What every object store is for brim, whoever makes it: SeaweedFS, moto, s3rver, rclone, Azurite, and gs:// by our
+own server.
 
 The suite runs SeaweedFS and gs://; `make test-stores` installs the others. BRIM_STORES_TABLE names a file into which
 the table of docs/objects.md is written.
@@ -6,10 +7,13 @@ the table of docs/objects.md is written.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,13 +21,16 @@ from pathlib import Path
 
 import pytest
 
+from brim.buckets.bucket_address import parse_bucket_address
+from brim.stores.bucket_lease import Lease
 from tests.conftest import random_bytes, tree_digest, write_files
 from tests.places import FolderPlace, Listing, listing, run, start
 from tests.stores.servers import ALL, BUCKET, RunningStore
 
 SHARDS = ("--shard-size", "9MB")  # two parts a shard
 IN_SUITE = ("seaweedfs", "google")
-_GREEN: dict[str, dict[str, str]] = {}
+COLUMNS = ("build", "map", "resume after kill", "two runs", "verify", "deep", "unpack", "odd keys", "`datasets`")
+_CELLS: dict[str, dict[str, str]] = {}
 
 
 @dataclass
@@ -91,31 +98,43 @@ def expected(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Listing:
     return listing(there)
 
 
-@pytest.fixture(autouse=True)
-def noted(request: pytest.FixtureRequest, store: RunningStore) -> Iterator[None]:
-    """For the table: what a cell says is what its test did."""
+@pytest.fixture
+def cells(store: RunningStore) -> dict[str, str]:
+    """A row of the table. What a test has not come to write there stays "no"."""
+    return _CELLS.setdefault(store.name, dict.fromkeys(COLUMNS, "no"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def table() -> Iterator[None]:
+    """The table of docs/objects.md, for whoever asks for it."""
     yield
-    _GREEN.setdefault(store.name, {})[request.node.originalname] = "yes"
-    if (table := os.environ.get("BRIM_STORES_TABLE")) and request.node.originalname == list(COLUMNS)[-1]:
-        Path(table).write_text(printed(_GREEN))
+    if path := os.environ.get("BRIM_STORES_TABLE"):
+        lines = [f"| store | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
+        lines += [f"| {name} | {' | '.join(row.values())} |" for name, row in _CELLS.items()]
+        Path(path).write_text("\n".join(lines) + "\n")
 
 
 class TestEveryStore:
     """The contract of object stores."""
 
-    def test_built_verified_unpacked(self, place: StorePlace, source: Path, expected: Listing, tmp_path: Path) -> None:
+    def test_built_verified_unpacked(
+        self, place: StorePlace, source: Path, expected: Listing, cells: dict[str, str], tmp_path: Path
+    ) -> None:
         """Built with the bytes of a folder, known again, verified by what it lists and by content, and taken back."""
         run(place, "build", source, place.address, "--quiet", *SHARDS)
         assert listing(place) == expected
+        cells["build"] = "yes"
         again = json.loads(run(place, "build", source, place.address, "--json", *SHARDS).stdout.splitlines()[-1])
         assert (again["written"], again["kept"]) == (0, 4)
         run(place, "verify", place.address, "--quiet")
         done = run(place, "verify", place.address, source, "--deep", "--json")
         assert json.loads(done.stdout.splitlines()[-1])["files_compared"] == 8
+        cells["deep"] = "yes"
         run(place, "unpack", place.address, tmp_path / "back", "--quiet")
         assert tree_digest(tmp_path / "back") == tree_digest(source)
+        cells["unpack"] = "yes"
 
-    def test_mapped(self, place: StorePlace, tmp_path: Path) -> None:
+    def test_mapped(self, place: StorePlace, cells: dict[str, str], tmp_path: Path) -> None:
         """Rows from objects of the store, through a function, to shards in it: those of a local run."""
         rows = "".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(500))
         place.plant("rows/a.jsonl", rows.encode())
@@ -127,8 +146,11 @@ class TestEveryStore:
         there = StorePlace(place.store, place.folder, f"{place.prefix}/mapped")
         run(there, "map", f"{place.address}/rows/a.jsonl", there.address, *function)
         assert listing(there) == listing(here)
+        cells["map"] = "yes"
 
-    def test_killed_and_continued(self, place: StorePlace, source: Path, expected: Listing) -> None:
+    def test_killed_and_continued(
+        self, place: StorePlace, source: Path, expected: Listing, cells: dict[str, str]
+    ) -> None:
         for pause_s in (0.8, 1.1):
             process = start(place, "build", source, place.address, "--quiet", *SHARDS)
             time.sleep(pause_s)
@@ -137,20 +159,40 @@ class TestEveryStore:
         run(place, "build", source, place.address, "--quiet", *SHARDS)
         assert listing(place) == expected
         run(place, "verify", place.address, source, "--quiet")
+        cells["resume after kill"] = "yes"
 
-    def test_two_at_once(self, place: StorePlace, source: Path, tmp_path: Path) -> None:
-        """A lock that somebody holds is seen; a store that heeds no conditions says that it keeps nobody apart."""
+    def test_two_at_once(self, place: StorePlace, source: Path, cells: dict[str, str]) -> None:
+        """Somebody who is at work there is seen; a store that heeds no conditions says that it keeps nobody apart."""
+        if not place.store.guarded:
+            done = run(place, "build", source, place.address, *SHARDS)
+            assert "heeds no conditions" in done.stderr
+            cells["two runs"] = "no: it heeds no conditions, and brim says so"
+            return
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in place.store.environment.items():
+                patch.setenv(name, value)
+            lease = Lease(parse_bucket_address(place.address), "somebody else", lambda text: None)
+            lease.take(lambda: None)
+            try:
+                done = run(place, "build", source, place.address, *SHARDS, check=2)
+            finally:
+                lease.release()
+        assert "Another brim is building at this destination" in done.stderr
         done = run(place, "build", source, place.address, *SHARDS)
-        assert ("heeds no conditions" in done.stderr) is not place.store.guarded
-        assert not any(name.startswith(".brim/check-") for name in self.keys(place))
+        assert "heeds no conditions" not in done.stderr
+        assert not any(name.startswith((".brim/check-", ".brim/lock")) for name in self.keys(place))
+        cells["two runs"] = "kept apart"
 
-    def test_damage_is_found(self, place: StorePlace, source: Path) -> None:
+    def test_damage_is_found(self, place: StorePlace, source: Path, cells: dict[str, str]) -> None:
         run(place, "build", source, place.address, "--quiet", *SHARDS)
         name, data = next((n, d) for n, d in place.content().items() if n.startswith("data/"))
         place.plant(name, data[:1000] + bytes([data[1000] ^ 1]) + data[1001:])
         assert name in run(place, "verify", place.address, check=3).stderr
+        cells["verify"] = "yes, finds damage"
 
-    def test_objects_as_source(self, place: StorePlace, source: Path, expected: Listing, tmp_path: Path) -> None:
+    def test_objects_as_source(
+        self, place: StorePlace, source: Path, expected: Listing, cells: dict[str, str], tmp_path: Path
+    ) -> None:
         """Odd keys are read as the files that they are copies of, and one that changes is noticed."""
         for path in source.iterdir():
             place.plant(f"in/{path.name}", path.read_bytes())
@@ -158,29 +200,27 @@ class TestEveryStore:
         done = run(place, "build", f"{place.address}/in", there.address, "--json", *SHARDS)
         assert listing(there) == expected
         assert json.loads(done.stdout.splitlines()[-1])["written"] == 4
+        cells["odd keys"] = "yes"
+
+    def test_loaded_as_printed(self, place: StorePlace, source: Path, cells: dict[str, str], tmp_path: Path) -> None:
+        """The line that a build prints runs as it is, with what it names installed."""
+        reader = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}[place.store.scheme]
+        if importlib.util.find_spec(reader) is None:
+            cells["`datasets`"] = "not run"
+            pytest.skip(f"{reader} is not installed: make test-stores")
+        done = run(place, "build", source, place.address, *SHARDS)
+        line = next(line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.strip().startswith("load "))
+        assert line.endswith(f"# pip install {reader}")
+        program = f"import datasets\nfound = {line}\nprint(sorted(row['file']['path'] for row in found['train']))"
+        environment = place.environment | {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+        read = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert read.returncode == 0, read.stderr
+        assert read.stdout.strip() == str(sorted(path.name for path in source.iterdir()))
+        cells["`datasets`"] = "yes"
 
     @staticmethod
     def keys(place: StorePlace) -> list[str]:
         store, obstore = place._client()
         return [one["path"][len(place.prefix) + 1 :] for page in obstore.list(store, place.prefix) for one in page]  # type: ignore[attr-defined]
-
-
-COLUMNS = {
-    "test_built_verified_unpacked": "build, verify, deep, unpack",
-    "test_mapped": "map",
-    "test_killed_and_continued": "killed and continued",
-    "test_two_at_once": "two runs kept apart",
-    "test_damage_is_found": "damage found",
-    "test_objects_as_source": "odd keys, as source",
-}
-
-
-def printed(green: dict[str, dict[str, str]]) -> str:
-    """The table of docs/objects.md."""
-    lines = [f"| store | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 1) + "|"]
-    for name, cells in green.items():
-        told = {**cells}
-        if name == "s3rver":
-            told["test_two_at_once"] = "no: it heeds no conditions, and brim says so"
-        lines.append(f"| {name} | {' | '.join(told.get(test, 'not run') for test in COLUMNS)} |")
-    return "\n".join(lines) + "\n"

