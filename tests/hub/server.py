@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from . import api, discussions, lfs
+from . import api, buckets, discussions, lfs
 from . import xet as cas
 from .faults import Faults
 from .objects import Counters, Intake, Objects
@@ -62,6 +62,7 @@ class TestHub:
         self.lock = threading.Lock()
         self.stopping = threading.Event()
         self.repos = Repos()
+        self.buckets: dict[str, buckets.Bucket] = {}
         self.objects = Objects(Path(folder), self.counters, keep=keep, tail_bytes=tail_bytes)
         self.xet = cas.XetStore(Path(folder), keep=keep) if xet else None
         self._listeners: list[Listener] = []
@@ -77,7 +78,7 @@ class TestHub:
 
     def start(self) -> None:
         self.stopping.clear()
-        hub_routes = [*cas.HUB_ROUTES, *lfs.HUB_ROUTES, *discussions.ROUTES, *api.ROUTES]
+        hub_routes = [*buckets.ROUTES, *cas.HUB_ROUTES, *lfs.HUB_ROUTES, *discussions.ROUTES, *api.ROUTES]
         for i, routes in enumerate([hub_routes, [*lfs.STORAGE_ROUTES, *cas.STORAGE_ROUTES]]):
             self._listeners.append(Listener(self._addresses[i], self, routes))
             host, port = self._listeners[i].server_address[:2]
@@ -189,6 +190,12 @@ class TestHub:
     def xet_file(self, sha256: str) -> cas.XetFile | None:
         return self.xet.by_sha256.get(sha256) if self.xet is not None else None
 
+    def read_bucket(self, name: str, path: str) -> bytes:
+        """An object of a bucket."""
+        hash, _ = self.buckets[name].files[path]
+        self._materialize(hash)
+        return self.objects.readable(hash, 0)[0].read_bytes()
+
     def object_size(self, repo: Repo, oid: str) -> int | None:
         """The size of an object that was uploaded to this repository."""
         if oid in repo.objects:
@@ -198,7 +205,7 @@ class TestHub:
 
     def _materialize(self, oid: str) -> None:
         """Make an object that came in chunks readable as one file."""
-        stored = self.xet_file(oid)
+        stored = self.xet_file(oid) or (self.xet.files.get(oid) if self.xet is not None else None)
         if stored is None or oid in self.objects.sizes:
             return
         # Here, because the server without Xet needs nothing but the standard library.
@@ -211,7 +218,7 @@ class TestHub:
         ) as group:
             group.start_download_file(hf_xet.XetFileInfo(stored.hash, stored.size), str(target))
         with open(target, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != oid:
+            if oid not in (stored.hash, hashlib.file_digest(file, "sha256").hexdigest()):
                 raise AssertionError(f"xet object {oid} has another SHA-256 than its shard says")
         self.objects.adopt(oid, target)
 

@@ -44,7 +44,7 @@ def _hex(raw: bytes) -> str:
 
 
 def files_of_shard(data: bytes) -> list[XetFile]:
-    """The file section of a shard: for each file its hash, its segments and its SHA-256."""
+    """The file section of a shard: for each file its hash, its segments and its SHA-256, if it has one."""
     files, at = [], 48
     while (raw := data[at : at + 32]) != END:
         flags, count = struct.unpack_from("<II", data, at + 32)
@@ -55,10 +55,9 @@ def files_of_shard(data: bytes) -> list[XetFile]:
             segments.append(Segment(_hex(data[at : at + 32]), size, first, end))
             at += 48
         at += 48 * count if flags & WITH_VERIFICATION else 0
-        if not flags & WITH_SHA256:
-            raise HubError(400, "A file of the shard has no SHA-256")
-        files.append(XetFile(_hex(raw), _hex(data[at : at + 32]), tuple(segments)))
-        at += 48
+        known = bool(flags & WITH_SHA256)  # what goes to a bucket has none
+        files.append(XetFile(_hex(raw), _hex(data[at : at + 32]) if known else "", tuple(segments)))
+        at += 48 if known else 0
     return files
 
 
@@ -99,7 +98,9 @@ class XetStore:
                 if len(sizes) != segment.end - segment.first or sum(sizes) != segment.size:
                     raise HubError(400, f"File {file.sha256} refers to chunks that were not uploaded")
         for file in files:
-            self.files[file.hash] = self.by_sha256[file.sha256] = file
+            self.files[file.hash] = file
+            if file.sha256:
+                self.by_sha256[file.sha256] = file
 
     def reconstruction(self, file: XetFile, start: int, end: int, url: str) -> dict[str, Any]:
         """The terms and byte ranges of xorbs that hold bytes `start` to `end` of a file."""
@@ -139,8 +140,12 @@ def _store(request: Request) -> XetStore:
 
 
 def token(request: Request) -> Answer:
-    _store(request)
     request.hub.repo(request, write=request.groups["access"] == "write", content=True)
+    return token_answer(request)
+
+
+def token_answer(request: Request) -> Answer:
+    _store(request)
     expires, url = int(time.time()) + 3600, f"{request.hub.storage}/cas"
     headers = {"X-Xet-Cas-Url": url, "X-Xet-Access-Token": "xet", "X-Xet-Token-Expiration": str(expires)}
     return Answer({"accessToken": "xet", "exp": expires, "casUrl": url}, headers=headers)

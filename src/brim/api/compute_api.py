@@ -25,6 +25,7 @@ from brim.api.job_options import (
     spelled_out,
 )
 from brim.api.recorded_run import recorded_run, shown
+from brim.buckets.bucket_address import is_web_address
 from brim.errors import InputError
 from brim.extras import need_extra
 from brim.jobs.caches import cache_home, cache_key, open_cache, open_dataset, trim_caches
@@ -214,7 +215,7 @@ def embed_job(
     Without a destination, to a file in the cache.
     """
     to = None if destination is None else os.fspath(destination)
-    as_file = to is None or (not to.startswith("hf://") and Path(to).suffix in SUFFIXES)
+    as_file = to is None or (not is_web_address(to) and Path(to).suffix in SUFFIXES)
     if to is None:
         refuse_without_place(given, "split")
     elif as_file and given.split != "train":

@@ -1,6 +1,7 @@
 """s3://BUCKET/PREFIX: which bucket, where in it, and how it is reached. Never with what secrets.
 
-What is only read may also be hf://datasets/ORG/NAME[@REVISION][/PATH] or an https address: web_objects.py.
+A bucket of the Hub, hf://buckets/ORG/NAME/PREFIX, is one too; it is called "buckets/ORG/NAME" here. What is only read
+may also be hf://datasets/ORG/NAME[@REVISION][/PATH] or an https address: web_objects.py.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from brim.errors import InputError
 
 # gs:// and az:// go through the same code; only s3:// is tested.
 SCHEMES = ("s3", "gs", "az")
+ON_HUB = "hf://buckets/"
+ADDRESSES = (*(f"{scheme}://" for scheme in SCHEMES), ON_HUB)  # what those of buckets begin with
 _ENDPOINT = re.compile(r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._~%/-]*)?")
 _LAST_PORT = 65535
 _BUCKET = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{1,61}[A-Za-z0-9])")
+_HUB_BUCKET = re.compile(r"buckets/[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,11 @@ class BucketAddress:
     def __str__(self) -> str:
         return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
+    @property
+    def on_hub(self) -> bool:
+        """Whether it is a bucket of the Hub, and no repository there."""
+        return self.scheme == "hf" and self.bucket.startswith("buckets/")
+
     def key(self, name: str) -> str:
         """The key of what is called `name` below this place."""
         return f"{self.prefix}/{name}" if self.prefix else name
@@ -63,13 +72,32 @@ class BucketAddress:
 
 
 def is_bucket_address(text: str) -> bool:
-    return text.startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
+    return text.startswith(ADDRESSES)
+
+
+def bucket_of(text: str) -> tuple[str, str]:
+    """Scheme and bucket of an address."""
+    return _parts(text)[:2]
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    """Scheme, bucket and what follows."""
+    scheme, _, rest = text.partition("://")
+    if text.startswith(ON_HUB):
+        kind, org, name, *path = [*rest.split("/", 3), "", ""]
+        return scheme, f"{kind}/{org}/{name}", path[0]
+    bucket, _, prefix = rest.partition("/")
+    return scheme, bucket, prefix
 
 
 def parse_bucket_address(text: str, access: Access | None = None) -> BucketAddress:
-    scheme, _, rest = text.partition("://")
-    bucket, _, prefix = rest.partition("/")
-    if scheme not in SCHEMES or not _BUCKET.fullmatch(bucket) or ".." in bucket:
+    scheme, bucket, prefix = _parts(text)
+    if scheme == "hf":
+        if not _HUB_BUCKET.fullmatch(bucket) or ".." in bucket:
+            hint = f"Write {ON_HUB}ORG/NAME/PREFIX; a bucket has no revisions."
+            raise InputError(f"{_without_user(text)!r} names no bucket of the Hub.", hint=hint)
+        access = None  # it is reached as the Hub is, whatever is said of other stores
+    elif scheme not in SCHEMES or not _BUCKET.fullmatch(bucket) or ".." in bucket:
         hint = f"Write {scheme}://BUCKET/PREFIX; a bucket's name has 3 to 63 letters, digits, dots, dashes."
         raise InputError(f"{_without_user(text)!r} names no bucket.", hint=hint)
     parts = prefix.strip("/").split("/")
@@ -86,7 +114,7 @@ _WEB = re.compile(r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9_.-]+(:[0-9]{1,5})?)
 
 
 def is_web_address(text: str) -> bool:
-    return text.startswith(tuple(f"{scheme}://" for scheme in WEB_SCHEMES))
+    return text.startswith(tuple(f"{scheme}://" for scheme in WEB_SCHEMES)) and not is_bucket_address(text)
 
 
 def is_web_file(text: str) -> bool:
@@ -111,9 +139,7 @@ def parse_object_address(text: str, access: Access) -> BucketAddress:
     """A place in a bucket or on the web, whose prefix may be the key of an object."""
     if is_web_address(text):
         return parse_web_address(text)
-    scheme, _, rest = text.partition("://")
-    bucket, _, key = rest.partition("/")
-    return BucketAddress(scheme, bucket, key, access)
+    return BucketAddress(*_parts(text), access)
 
 
 def _without_user(text: str) -> str:

@@ -45,6 +45,8 @@ def store_of(address: BucketAddress) -> Any:
 
 def endpoint_of(address: BucketAddress) -> str | None:
     """Where requests go: the option, the environment, a profile; None is the scheme's own cloud."""
+    if address.on_hub:
+        return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
     ask = _ENDPOINTS.get(address.scheme)
     return ask(address.access) if ask is not None else None
 

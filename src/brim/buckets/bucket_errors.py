@@ -20,6 +20,8 @@ _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>([^<]{1,60})</Code>")
 _BAD_KEY = re.compile(r'object with invalid path: Error parsing Path "(.*?)": ', re.DOTALL)
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
+_NO_REPO = "RepoNotFound"  # also said of a bucket of the Hub
+_ON_HUB = "Check its name. One that is private needs `hf auth login`, or HF_TOKEN, and the right to use it."
 _ROLES = ("169.254.169.254", "metadata.google.internal")  # where the role of a machine is asked for
 _BAD_CREDENTIALS = {
     "InvalidAccessKeyId",
@@ -97,7 +99,10 @@ def explained(address: BucketAddress, *, reading: bool = False) -> Iterator[None
 def explain(error: BaseException, address: BucketAddress, *, reading: bool = False) -> BrimError:
     wrong = SourceError if reading else DestinationError
     status, code, kind = status_of(error), code_of(error), type(error).__name__
-    bucket, credentials = f"{address.scheme}://{address.bucket}", _CREDENTIALS[address.scheme]
+    bucket = f"{address.scheme}://{address.bucket}"
+    credentials = _ON_HUB if address.on_hub else _CREDENTIALS[address.scheme]
+    if address.on_hub and code == _NO_REPO:
+        return wrong(f"There is no bucket {bucket}, or the token may not see it.", hint=_ON_HUB)
     if code in _NO_BUCKET or (is_missing(error) and any(name in str(error) for name in _NO_BUCKET)):
         make = "" if reading else " Or make it; brim makes no buckets."
         return wrong(f"There is no bucket {bucket}.", hint=f"Check its name and the store (--endpoint-url).{make}")
@@ -108,7 +113,8 @@ def explain(error: BaseException, address: BucketAddress, *, reading: bool = Fal
         return wrong(f"{bucket} does not accept the credentials ({code}).", hint=credentials)
     if kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
         what = "read" if reading else "write to"
-        anonymous = " A public bucket can be read with --anonymous." if reading and not address.access.anonymous else ""
+        closed = reading and not address.access.anonymous and not address.on_hub
+        anonymous = " A public bucket can be read with --anonymous." if closed else ""
         return wrong(f"You may not {what} {address} ({code or status or 'refused'}).", hint=credentials + anonymous)
     if status in (301, 307) or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
         return wrong(f"{bucket} is in another region.", hint="Set AWS_REGION to the one it is in.")

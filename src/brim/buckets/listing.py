@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from brim.buckets import web_objects
@@ -75,6 +76,11 @@ def _listed(address: BucketAddress, retry: Retry) -> Iterator[tuple[str, ObjectS
 
 def _listed_web(address: BucketAddress) -> Iterator[tuple[str, ObjectStat]]:
     skip = len(address.prefix) + 1 if address.prefix else 0
+    if address.on_hub:
+        for path, size, etag in list(web_objects.hub_listing(address)):
+            if path[skip:]:
+                yield path[skip:], ObjectStat(size, etag)
+        return
     commit = web_objects.commit_of(address)
     for path, size, sha256 in list(web_objects.listing(address)):
         if path[skip:]:
@@ -91,6 +97,17 @@ def _asked_web(address: BucketAddress, key: str) -> ObjectStat | None:
             if is_missing(error):
                 return None
             _wait(retry, error, address, True)
+
+
+def _asked_hub(address: BucketAddress, names: Iterable[str]) -> Iterator[ObjectStat | None]:
+    """Many at a time: the Hub counts requests."""
+    asked = list(names)
+    for start in range(0, len(asked), _PAGE):
+        some = asked[start : start + _PAGE]
+        found = tries().call(partial(web_objects.hub_heads, address, [address.key(name) for name in some]))
+        for name in some:
+            told = found.get(address.key(name))
+            yield None if told is None else ObjectStat(*told)
 
 
 def _wait(retry: Retry, error: Exception, address: BucketAddress, reading: bool) -> None:
@@ -113,7 +130,9 @@ def stat_object(address: BucketAddress, *, reading: bool = True) -> ObjectStat |
 def stat_objects(address: BucketAddress, names: Iterable[str]) -> Iterator[ObjectStat | None]:
     """What is known of each of these objects below the address, in order; None for one that is not there."""
     if address.scheme in WEB_SCHEMES:
-        yield from (_asked_web(address, address.key(name)) for name in names)
+        yield from (
+            _asked_hub(address, names) if address.on_hub else (_asked_web(address, address.key(n)) for n in names)
+        )
         return
     store = store_of(address)
     waiting: deque[Future[ObjectStat | None]] = deque()

@@ -14,9 +14,10 @@ from concurrent import futures
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from brim.buckets import hub_bucket, web_objects
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_client import store_of
-from brim.buckets.bucket_errors import is_missing, is_object_error
+from brim.buckets.bucket_errors import WebFailed, is_missing, is_object_error
 from brim.buckets.listing import quoted
 from brim.buckets.requests import submit, wait
 
@@ -84,6 +85,8 @@ async def _put(address: BucketAddress, key: str, parts: AsyncIterator[memoryview
 
 def send_small(address: BucketAddress, key: str, data: bytes | memoryview) -> str:
     """Send a small object in one request, and return its ETag."""
+    if address.on_hub:
+        return hub_bucket.send_data(address, key, data)
     store = store_of(address)
     import obstore
 
@@ -103,6 +106,8 @@ class Version:
 
 def send_instead(address: BucketAddress, key: str, data: bytes, of: Version | None) -> Version:
     """Send a small object if what is there is `of`, or if nothing is (None): else obstore's error."""
+    if address.on_hub:
+        raise WebFailed("status code: 501 (the Hub's buckets heed no conditions)")
     store = store_of(address)
     import obstore
 
@@ -117,6 +122,9 @@ def send_instead(address: BucketAddress, key: str, data: bytes, of: Version | No
 
 def version_of(address: BucketAddress, key: str) -> Version | None:
     """What is there now; None if nothing is."""
+    if address.on_hub:
+        there = web_objects.head(address, key)
+        return None if there is None else Version(there[1], None)
     store = store_of(address)
     import obstore
 
@@ -134,6 +142,9 @@ def version_of(address: BucketAddress, key: str) -> Version | None:
 
 def delete_objects(address: BucketAddress, keys: list[str]) -> None:
     """Nothing is at these keys afterwards; it does not matter whether something was before."""
+    if address.on_hub:
+        hub_bucket.delete(address, keys)
+        return
     store = store_of(address)
     import obstore
 
@@ -155,6 +166,9 @@ def delete_objects(address: BucketAddress, keys: list[str]) -> None:
 
 def copy_object(address: BucketAddress, source: str, target: str) -> None:
     """A copy inside the bucket, by the store itself."""
+    if address.on_hub:
+        hub_bucket.copy(address, source, target)
+        return
     store = store_of(address)
     import obstore
 

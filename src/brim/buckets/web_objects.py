@@ -1,12 +1,14 @@
-"""Files of the Hub and of plain https servers, read like the objects of a bucket.
+"""Files of the Hub and of plain https servers, read like the objects of a bucket; and the Hub's own buckets.
 
-A repository at a commit is a bucket whose keys are paths and whose ETags are the commit: it cannot change. The Hub
-sends whoever asks for a large file on to its storage, with an address that expires; it is kept until it is refused. The
-token goes to the Hub's own address and nowhere else, wherever a redirect leads.
+A repository at a commit is a bucket whose keys are paths and whose ETags are the commit: it cannot change. A bucket of
+the Hub has no commits; its ETags are the hashes by which Xet knows content. The Hub sends whoever asks for a large file
+on to its storage, with an address that expires; it is kept until it is refused. The token goes to the Hub's own address
+and nowhere else, wherever a redirect leads.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +18,10 @@ from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_errors import WebFailed
 
 _HOPS = 5
+_PATHS = 1000  # that may be asked about at once
 _TIMEOUT_S = 60.0
 _LOCK = threading.Lock()
-_PLACES: dict[str, str] = {}  # where the Hub sent us for a file
+_PLACES: dict[str, tuple[str, str | None]] = {}  # where the Hub sent us for a file, and what it said of its content
 _COMMITS: dict[str, str] = {}
 
 
@@ -43,14 +46,20 @@ def _headers(url: str) -> dict[str, str]:
     return dict(build_hf_headers(token=get_token() or False, library_name="brim"))
 
 
-def _ask(method: str, url: str, headers: dict[str, str]) -> Any:
-    """An answer that is no redirect, and the address that gave it."""
+def _ask(method: str, url: str, headers: dict[str, str], body: bytes | None = None) -> Any:
+    """An answer that is no redirect, the address that gave it, and the hash that a bucket told on the way there."""
     from huggingface_hub.utils import get_session
 
+    told: str | None = None
     for _ in range(_HOPS):
         try:
             answer = get_session().request(
-                method, url, headers={**_headers(url), **headers}, follow_redirects=False, timeout=_TIMEOUT_S
+                method,
+                url,
+                headers={**_headers(url), **headers},
+                content=body,
+                follow_redirects=False,
+                timeout=_TIMEOUT_S,
             )
         except (OSError, RuntimeError) as error:
             raise WebFailed(f"{type(error).__name__}") from None
@@ -58,8 +67,10 @@ def _ask(method: str, url: str, headers: dict[str, str]) -> Any:
             if type(error).__module__.split(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2"):
                 raise
             raise WebFailed(f"{type(error).__name__}") from None
+        if _origin(url) == _origin(_endpoint()):
+            told = answer.headers.get("X-Xet-Hash") or told
         if answer.status_code not in (301, 302, 303, 307, 308) or "Location" not in answer.headers:
-            return answer, url
+            return answer, url, told
         to = urljoin(url, answer.headers["Location"])
         if not to.startswith(("https://", "http://")) or (url.startswith("https://") and to.startswith("http://")):
             raise WebFailed("status code: 403 (it leads to an address that is not safe)")
@@ -69,7 +80,10 @@ def _ask(method: str, url: str, headers: dict[str, str]) -> Any:
 
 def _checked(answer: Any) -> Any:
     if answer.status_code >= 400:
-        raise WebFailed(f"status code: {answer.status_code} {answer.reason_phrase}")
+        code = answer.headers.get("X-Error-Code") or ""
+        raise WebFailed(
+            f"status code: {answer.status_code} {answer.reason_phrase}" + f" <Code>{code}</Code>" * bool(code)
+        )
     return answer
 
 
@@ -82,6 +96,8 @@ def url_of(address: BucketAddress, key: str, etag: str | None) -> str:
     """Where an object is asked for."""
     if address.scheme != "hf":
         return f"{address.scheme}://{address.bucket}/{key}"
+    if address.on_hub:
+        return f"{_endpoint()}/{address.bucket}/resolve/{quote(key, safe='')}"
     repo, revision = _repo(address)
     at = etag or commit_of(address)
     return f"{_endpoint()}/datasets/{repo}/resolve/{quote(at or revision, safe='')}/{quote(key)}"
@@ -92,7 +108,7 @@ def commit_of(address: BucketAddress) -> str:
     repo, revision = _repo(address)
     name = f"{_endpoint()} {repo} {revision}"
     if name not in _COMMITS:
-        answer, _ = _ask("GET", f"{_endpoint()}/api/datasets/{repo}/revision/{quote(revision, safe='')}", {})
+        answer, _, _ = _ask("GET", f"{_endpoint()}/api/datasets/{repo}/revision/{quote(revision, safe='')}", {})
         _COMMITS[name] = str(_checked(answer).json()["sha"])
     return _COMMITS[name]
 
@@ -103,27 +119,35 @@ def get_range(
     """Bytes of an object and the ETag it has now; all of it without `stop`."""
     url = url_of(address, key, etag)
     headers = {} if stop is None else {"Range": f"bytes={start}-{stop - 1}"}
-    known = _PLACES.get(url)
-    answer, place = _ask("GET", known or url, headers)
-    if known and answer.status_code in (401, 403, 404, 410):
+    known, told = _PLACES.get(url, (None, None))
+    if address.on_hub and etag and told != etag:
+        known = None  # what is there may have become something else
+    if known:
+        answer, place, _ = _ask("GET", known, headers)
+    if not known or answer.status_code in (401, 403, 404, 410):
         _PLACES.pop(url, None)
-        answer, place = _ask("GET", url, headers)
+        answer, place, told = _ask("GET", url, headers)
+    found = etag if address.scheme == "hf" and not address.on_hub else answer.headers.get("ETag")
+    if address.on_hub:
+        found = told
     if _checked(answer).status_code == 200 and stop is not None and len(answer.content) != stop - start:
         if len(answer.content) < stop:
             raise WebFailed("status code: 501 (the server does not send ranges)")
-        return answer.content[start:stop], answer.headers.get("ETag")
+        return answer.content[start:stop], found
     if place != url:
         with _LOCK:
-            _PLACES[url] = place
-    return answer.content, etag if address.scheme == "hf" else answer.headers.get("ETag")
+            _PLACES[url] = (place, told)
+    return answer.content, found
 
 
 def head(address: BucketAddress, key: str) -> tuple[int, str] | None:
     """The size of an object and its ETag; None if it is not there."""
+    if address.on_hub:
+        return hub_heads(address, [key]).get(key)
     if address.scheme == "hf":
         listed = {path: size for path, size, _ in listing(address)}
         return (listed[key], commit_of(address)) if key in listed else None
-    answer, _ = _ask("HEAD", url_of(address, key, None), {"Accept-Encoding": "identity"})
+    answer, _, _ = _ask("HEAD", url_of(address, key, None), {"Accept-Encoding": "identity"})
     if answer.status_code in (404, 410):
         return None
     size = _checked(answer).headers.get("Content-Length")
@@ -132,13 +156,66 @@ def head(address: BucketAddress, key: str) -> tuple[int, str] | None:
     return int(size), answer.headers.get("ETag") or f"modified {answer.headers.get('Last-Modified')}"
 
 
+def hub_address(address: BucketAddress, what: str) -> tuple[str, dict[str, str]]:
+    """Where the Hub is asked about one of its buckets, and as whom."""
+    url = f"{_endpoint()}/api/{address.bucket}{what}"
+    return url, _headers(url)
+
+
+def who() -> tuple[str, str]:
+    """Which Hub, and whose token."""
+    return _endpoint(), _headers(_endpoint()).get("authorization", "")
+
+
+def hub_request(
+    address: BucketAddress,
+    method: str,
+    what: str,
+    body: bytes | None = None,
+    *,
+    kind: str = "application/json",
+    also: tuple[int, ...] = (),
+) -> Any:
+    """What the Hub answers about one of its buckets; `also` are refusals that the caller reads."""
+    url, _ = hub_address(address, what)
+    answer, _, _ = _ask(method, url, {} if body is None else {"Content-Type": kind}, body)
+    found = answer if answer.status_code in also else _checked(answer)
+    return found.json() if found.content else {}
+
+
+def hub_heads(address: BucketAddress, keys: list[str]) -> dict[str, tuple[int, str]]:
+    """The sizes and hashes of objects of a bucket of the Hub, as far as they are there."""
+    found = {}
+    for start in range(0, len(keys), _PATHS):
+        body = json.dumps({"paths": keys[start : start + _PATHS]}).encode()
+        for entry in hub_request(address, "POST", "/paths-info", body):
+            if entry.get("type") == "file":
+                found[str(entry["path"])] = (int(entry["size"]), str(entry["xetHash"]))
+    return found
+
+
+def hub_listing(address: BucketAddress) -> Iterator[tuple[str, int, str]]:
+    """(path, size, hash) of every object below an address in a bucket of the Hub, which goes by the first letters."""
+    below = f"/{quote(address.prefix, safe='')}" if address.prefix else ""
+    url: str | None = f"{_endpoint()}/api/{address.bucket}/tree{below}?recursive=true"
+    while url:
+        answer, _, _ = _ask("GET", url, {})
+        if answer.status_code == 404 and answer.headers.get("X-Error-Code") == "EntryNotFound":
+            return
+        for entry in _checked(answer).json():
+            if entry.get("type") == "file" and f"{entry['path']}/".startswith(f"{address.prefix}/" if below else ""):
+                yield str(entry["path"]), int(entry["size"]), str(entry["xetHash"])
+        following = answer.links.get("next", {}).get("url")
+        url = following if following and _origin(following) == _origin(_endpoint()) else None
+
+
 def listing(address: BucketAddress) -> Iterator[tuple[str, int, str]]:
     """(path, size, SHA-256 if the Hub has it) of every file below an address, at its commit."""
     repo, _ = _repo(address)
     below = f"/{quote(address.prefix)}" if address.prefix else ""
     url: str | None = f"{_endpoint()}/api/datasets/{repo}/tree/{commit_of(address)}{below}?recursive=true"
     while url:
-        answer, _ = _ask("GET", url, {})
+        answer, _, _ = _ask("GET", url, {})
         if answer.status_code == 404 and address.prefix:  # a file has no tree
             yield from _one_file(address)
             return

@@ -188,8 +188,10 @@ def loading(dest: str, config: str, splits: Iterable[str], endpoint: str | None 
         scheme = dest.partition("://")[0]
         files = {split: f"{dest.rstrip('/')}/data/{split}-*.parquet" for split in sorted(set(splits))}
         more = f", storage_options={{'endpoint_url': {endpoint!r}}}" if endpoint and scheme == "s3" else ""
-        reader = _READERS.get(scheme, scheme)
-        return f"datasets.load_dataset('parquet', data_files={files!r}{more})  # pip install {reader}"
+        needs = (
+            f"  # pip install {_READERS[scheme]}" if scheme in _READERS else ""
+        )  # the Hub's own buckets need nothing
+        return f"datasets.load_dataset('parquet', data_files={files!r}{more}){needs}"
     path, _, revision = dest.removeprefix("hf://datasets/").partition("@")
     if not dest.startswith("hf://"):
         return f"datasets.load_dataset({dest!r})"

@@ -147,7 +147,7 @@ def is_published(
     text = os.fspath(source)
     if recipe == "files":
         return False
-    if text.startswith("hf://"):
+    if text.startswith("hf://") and not is_bucket_address(text):
         return True
     if is_bucket_address(text):
         address = parse_bucket_address(text, Access(endpoint_url, bool(anonymous)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brim.buckets.bucket_address import BucketAddress
+from brim.buckets.xet import XET_BYTES
 from brim.errors import DestinationError, InputError, Stopped
 from brim.formats.card import CardFacts
 from brim.jobs.appended import AppendedContent
@@ -25,14 +26,13 @@ from brim.state.ledger import STATE, Ledger
 from brim.state.lock import lock_in_turn, locked, owner_of
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop, stoppable
-from brim.stores.bucket_store import BucketCarrier, BucketStore, published_in
+from brim.stores.bucket_store import BucketCarrier, BucketStore, need_place, published_in
 from brim.stores.destination import CLAIM, Destination, identity, make_state
 from brim.stores.folder_store import FolderStore, make_folder
 from brim.stores.hub_client import HubClient
 from brim.stores.hub_options import HubAddress, HubOptions
 from brim.stores.hub_session import explained, hub_session
 from brim.stores.hub_store import HubCarrier, HubStore, published_at
-from brim.stores.hub_upload import BASE_BYTES, LANE_BYTES
 from brim.stores.store import Carrier, Moved, PublishedThere, SendingRoom, Store
 
 
@@ -256,6 +256,7 @@ def reachable(place: Destination, hub: HubOptions, books: Books) -> Carrier | No
     if isinstance(place, BucketAddress):
         bucket = BucketCarrier(place)
         with waited_for(place, books):
+            need_place(place, books.progress.note)
             bucket.check()
         return bucket
     if not isinstance(place, HubAddress):
@@ -272,7 +273,7 @@ def reachable(place: Destination, hub: HubOptions, books: Books) -> Carrier | No
 def carrying_bytes(destination: Destination | None, hub: HubOptions) -> int:
     """What sending a shard takes beside making it."""
     if isinstance(destination, BucketAddress):
-        return OBJECTS_BYTES
+        return HUB_BYTES + XET_BYTES if destination.on_hub else OBJECTS_BYTES
     if not isinstance(destination, HubAddress):
         return 0
-    return HUB_BYTES + (BASE_BYTES + LANE_BYTES if hub.via == "xet" else 0)
+    return HUB_BYTES + (XET_BYTES if hub.via == "xet" else 0)

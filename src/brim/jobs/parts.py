@@ -332,8 +332,9 @@ class SavedBuild(Described):
 
 def forecast_at(destination: Destination | None, plan: Plan, limit: Limit, workers: int | None) -> BuildForecast:
     """What building a plan takes there."""
-    hub, bucket = isinstance(destination, HubAddress), isinstance(destination, BucketAddress)
-    return forecast_build(plan, limit, workers or usual_workers(destination), hub=hub, bucket=bucket)
+    xet = isinstance(destination, BucketAddress) and destination.on_hub
+    hub, bucket = isinstance(destination, HubAddress) or xet, isinstance(destination, BucketAddress) and not xet
+    return forecast_build(plan, limit, workers or usual_workers(destination), hub=hub, bucket=bucket, xet=xet)
 
 
 def job_facts(destination: Destination, hub: HubOptions, update: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.buckets.bucket_address import Access, is_bucket_address
+from brim.buckets.bucket_address import Access, bucket_of, is_bucket_address
 from brim.described import Described
 from brim.errors import BrimError, DamageFound, DestinationError, InputError, SourceChanged, Stopped
 from brim.file_set import Ints
@@ -129,7 +129,9 @@ def _in_another_bucket(source: object, destination: str | os.PathLike[str], othe
     text = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
     if not is_bucket_address(text):
         return False
-    return other_store or text.split("/")[:3] != os.fspath(destination).split("/")[:3]
+    to = os.fspath(destination)
+    same = is_bucket_address(to) and bucket_of(text) == bucket_of(to)
+    return other_store or not same
 
 
 class _Verification:

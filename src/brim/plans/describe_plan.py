@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from brim import cuts
 from brim.buckets.read_object import AHEAD_BYTES
 from brim.buckets.send_object import part_bytes
+from brim.buckets.xet import XET_BYTES
 from brim.errors import DoesNotFit
 from brim.forecasts.shapes import EMBED_FACTORS
 from brim.memory.limit import Limit
@@ -55,11 +56,19 @@ class BuildForecast:
         return self.base + self.worker * self.workers
 
 
-def forecast_build(plan: Plan, limit: Limit, workers: int, *, hub: bool = False, bucket: bool = False) -> BuildForecast:
-    """As many workers as asked for and as fit; DoesNotFit if not even one does."""
+def forecast_build(
+    plan: Plan, limit: Limit, workers: int, *, hub: bool = False, bucket: bool = False, xet: bool = False
+) -> BuildForecast:
+    """As many workers as asked for and as fit; DoesNotFit if not even one does. `xet`: shards go by nothing else."""
     table = plan.table
     paths = int(table.files.paths.nbytes)
-    base = BASE_BYTES + HUB_BYTES * hub + (DATASETS_BYTES if table.verbatim else 0) + PER_ROW_BYTES * len(table)
+    base = (
+        BASE_BYTES
+        + HUB_BYTES * hub
+        + XET_BYTES * xet
+        + (DATASETS_BYTES if table.verbatim else 0)
+        + PER_ROW_BYTES * len(table)
+    )
     base += sum(cuts.arrow_bytes(table.rows.column(n)) for n in table.rows.column_names if n not in table.borrowed)
     base += paths + 24 * len(table.files)
     from_bucket = table.files.bucket is not None

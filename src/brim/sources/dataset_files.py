@@ -312,7 +312,7 @@ def _remote_files(text: str, access: Access) -> DatasetFiles:
     for name, stat in sorted(listed):
         remote = RemoteObject(root, root.key(name), stat.etag)
         files.append(DatasetFile(f"{root}/{name}", name, stat, _split_of(name), remote))
-        revision = stat.etag if address.scheme == "hf" else None
+        revision = stat.etag if address.scheme == "hf" and not address.on_hub else None
     return DatasetFiles(text, tuple(files), card, revision, manifests=manifests)
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.buckets.bucket_address import SCHEMES, Access, BucketAddress, is_bucket_address, parse_bucket_address
+from brim.buckets.bucket_address import ADDRESSES, Access, BucketAddress, is_bucket_address, parse_bucket_address
 from brim.buckets.listing import stat_object
 from brim.errors import SourceError
 from brim.sources.bucket_tree import ObjectTree
@@ -110,7 +110,7 @@ def _texts(array: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _holds_addresses(column: pa.ChunkedArray) -> bool:
-    found = pc.match_substring_regex(_texts(column).cast(pa.large_string()), f"^({'|'.join(SCHEMES)})://")
+    found = pc.match_substring_regex(_texts(column).cast(pa.large_string()), f"^({'|'.join(ADDRESSES)})")
     return bool(pc.any(found).as_py())
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.buckets.bucket_address import Access, BucketAddress, is_bucket_address
+from brim.buckets.bucket_address import Access, is_bucket_address, parse_object_address
 from brim.buckets.read_object import TO_END, Changed, ObjectPiece, fetch
 from brim.errors import InputError
 from brim.steps.models import VectorType, need
@@ -125,13 +125,12 @@ def fetched(cell: Any, root: str | None, access: Access) -> Any:
     address = in_bucket(cell, root)
     if address is None:
         return cell
-    scheme, _, rest = address.partition("://")
-    bucket, _, key = rest.partition("/")
+    there = parse_object_address(address, access)
     try:
-        content = fetch(BucketAddress(scheme, bucket, "", access), ObjectPiece(key, 0, TO_END))
+        content = fetch(there, ObjectPiece(there.prefix, 0, TO_END))
     except Changed:
         return cell  # it is not there: `decoded` says so of the row
-    return {"bytes": content, "path": key}
+    return {"bytes": content, "path": there.prefix}
 
 
 def decoded(cell: Any, root: str | None) -> Any:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from brim.buckets import hub_bucket
 from brim.buckets.abilities import CHECKS, ask_abilities
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_client import patience_s
@@ -57,7 +58,7 @@ class BucketCarrier:
         """Whether this machine may write there."""
         key = self.address.key(f".brim/{CHECKS}{time.time_ns():x}")
         with explained(self.address):
-            send_small(self.address, key, b"")
+            send_small(self.address, key, b"brim")
             delete_objects(self.address, [key])
 
     def put(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
@@ -80,6 +81,11 @@ class BucketCarrier:
             raise
 
     def _put(self, name: str, splice: Splice, watcher: _Told) -> Put:
+        if self.address.on_hub:
+            etag, sha256 = hub_bucket.send(
+                self.address, self.address.key(name), splice, lambda sent, _: watcher.sent(sent)
+            )
+            return self._there(name, splice.size, sha256, etag)
         digest = hashlib.sha256()
         key, size = self.address.key(name), part_bytes(splice.size)
 
@@ -95,16 +101,20 @@ class BucketCarrier:
         else:
             in_flight = max(1, self.in_flight * PART_BYTES // size)
             etag = send_parts(self.address, key, parts(), size, in_flight, lambda: watcher.sent(0))
+        return self._there(name, splice.size, digest.hexdigest(), etag)
+
+    def _there(self, name: str, size: int, sha256: str, etag: str) -> Put:
+        """What was sent, if that is what the store has."""
         there = stat_object(self.address.below(name), reading=False)
-        if there is None or there.st_size != splice.size:
+        if there is None or there.st_size != size:
             there_are = "is not there" if there is None else f"has {there.st_size:,} there"
             raise SinkFailed(
-                f"{self.address.below(name)} was sent with {splice.size:,} bytes and {there_are}.",
+                f"{self.address.below(name)} was sent with {size:,} bytes and {there_are}.",
                 hint="Somebody else may be writing to the same place. Run the same command again.",
             )
         # A store that answers with one ETag and then has another tells nothing by them.
         tells = self.etags and etag in ("", there.etag)
-        return Put(digest.hexdigest(), etag=there.etag if tells else "")
+        return Put(sha256, etag=there.etag if tells else "")
 
     def drop(self, name: str) -> None:
         """What was begun and will not be finished."""
@@ -140,6 +150,14 @@ def parts_in_flight(room: SendingRoom) -> int:
     return max(1, min(1 + room.bytes // max(room.workers, 1) // PART_BYTES, _MOST_IN_FLIGHT))
 
 
+def need_place(address: BucketAddress, note: Callable[[str], None]) -> None:
+    """A bucket of the Hub is made if it is not there, as a repository is; others are not brim's to make."""
+    if address.on_hub:
+        with explained(address):
+            if hub_bucket.need_bucket(address):
+                note(f"made the private bucket hf://{address.bucket}")
+
+
 class BucketStore:
     """One build at one place. With `mine`, others are at it too: only these shards are this run's."""
 
@@ -162,6 +180,7 @@ class BucketStore:
         self._there: dict[str, ObjectStat] = {}
 
     def open(self, fingerprint: str) -> None:
+        need_place(self.address, self._listener.note)
         with told_if_slow(self._listener.note, f"still waiting for {self.address}"):
             self._look()
         able = ask_abilities(self.address)

@@ -29,14 +29,14 @@ CLAIM = "destination"  # the file that says which one books are of, if their fol
 def parse_destination(destination: str | os.PathLike[str], access: Access | None = None) -> Destination:
     """`access` is how a bucket is reached."""
     text = os.fspath(destination)
-    if text.startswith(SCHEME):
-        return parse_hub_address(text)
     if is_bucket_address(text):
         return parse_bucket_address(text, access)
+    if text.startswith(SCHEME):
+        return parse_hub_address(text)
     if "://" in text:
         raise InputError(
             f"brim cannot use {text.partition('://')[0]}:// as a destination.",
-            hint="Give a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX (gs://, az://).",
+            hint="Give a folder, hf://datasets/ORG/NAME, hf://buckets/ORG/NAME, or s3://BUCKET/PREFIX (gs://, az://).",
         )
     return Path(os.path.abspath(text))
 
@@ -86,7 +86,8 @@ def _is_place(destination: Destination, place: str, access: Access) -> bool:
     if isinstance(destination, Path):
         return "://" not in place and _same_path(destination, Path(place))
     if isinstance(destination, HubAddress):
-        return place.startswith(SCHEME) and parse_hub_address(place).repo == destination.repo
+        on_hub = place.startswith(SCHEME) and not is_bucket_address(place)
+        return on_hub and parse_hub_address(place).repo == destination.repo
     if not is_bucket_address(place):
         return False
     source = parse_bucket_address(place, access)

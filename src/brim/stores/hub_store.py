@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from brim.buckets.xet import NoXet
 from brim.errors import DestinationError, SinkFailed
 from brim.formats.card import CARD
 from brim.formats.card_configs import UNFINISHED
@@ -25,7 +26,7 @@ from brim.stores.hub_client import HubClient, Snapshot
 from brim.stores.hub_commits import CONFLICT, REFUSED, Commits, OperationsAt, pointers, texts
 from brim.stores.hub_options import MAIN, HubAddress, HubOptions
 from brim.stores.hub_session import explained, hub_session, hub_tries, status_of
-from brim.stores.hub_upload import Lfs, NoXet, Xet
+from brim.stores.hub_upload import Lfs, Xet
 from brim.stores.store import (
     Announcement,
     CardMaker,

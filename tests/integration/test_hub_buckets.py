@@ -1,0 +1,233 @@
+"""Storage buckets of the Hub, hf://buckets/ORG/NAME/PREFIX, as destination and as source, by the real clients."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from brim.buckets.bucket_address import is_bucket_address, is_web_address, parse_bucket_address, parse_object_address
+from brim.buckets.xet import PIECE_BYTES
+from brim.errors import InputError
+from tests.conftest import random_bytes, tree_digest, write_files
+from tests.hub import TestHub
+from tests.places import FolderPlace, listing, run, start
+from tests.publishing import Machine
+
+BUCKET = "ada/things"
+
+
+@dataclass
+class HubBucketPlace:
+    hub: TestHub
+    folder: Path
+    prefix: str = "some/where"
+
+    @property
+    def address(self) -> str:
+        return f"hf://buckets/{BUCKET}/{self.prefix}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return Machine(self.hub, self.folder).environment
+
+    def content(self) -> dict[str, bytes]:
+        names = [name for name in self.hub.buckets[BUCKET].files if name.startswith(f"{self.prefix}/")]
+        short = [name[len(self.prefix) + 1 :] for name in names]
+        return {n: self.hub.read_bucket(BUCKET, f"{self.prefix}/{n}") for n in short if not n.startswith(".brim/")}
+
+    def plant(self, name: str, data: bytes) -> None:
+        self.plant_all({name: data})
+
+    def plant_all(self, files: dict[str, bytes]) -> None:
+        add = [(data, f"{self.prefix}/{name}") for name, data in files.items()]
+        Machine(self.hub, self.folder, more={"HF_HUB_DISABLE_XET": "0"}).python(f"""
+            from huggingface_hub import HfApi
+            HfApi().create_bucket({BUCKET!r}, exist_ok=True)
+            HfApi().batch_bucket_files({BUCKET!r}, add={add!r})
+        """)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[TestHub]:
+    with TestHub(tmp_path / "hub", xet=True, page_size=3) as hub:
+        yield hub
+
+
+@pytest.fixture
+def place(hub: TestHub, tmp_path: Path) -> HubBucketPlace:
+    return HubBucketPlace(hub, tmp_path / "machine")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_files(tmp_path / "source", {f"f{i}.bin": random_bytes(300_000 + i, i) for i in range(8)})
+
+
+ROWS = ("--rows-per-shard", "2")
+
+
+def test_built_verified_unpacked(place: HubBucketPlace, source: Path, tmp_path: Path) -> None:
+    """The bytes of a folder; known again; verified by what it lists and by content; taken back; and the real client
+    sees the same. The token went to the Hub alone: its storage refuses it."""
+    done = run(place, "build", source, place.address, *ROWS)
+    assert f"made the private bucket hf://buckets/{BUCKET}" in done.stderr
+    assert "heeds no conditions" in done.stderr
+    assert place.hub.buckets[BUCKET].private
+    here = FolderPlace(tmp_path / "out")
+    run(here, "build", source, here.address, "--quiet", *ROWS)
+    assert listing(place) == listing(here)
+    again = json.loads(run(place, "build", source, place.address, "--json", *ROWS).stdout.splitlines()[-1])
+    assert (again["written"], again["kept"]) == (0, 4)
+    assert "sizes and ETags are those noted" in run(place, "verify", place.address).stdout
+    deep = run(place, "verify", place.address, source, "--deep", "--json")
+    assert json.loads(deep.stdout.splitlines()[-1])["files_compared"] == 8
+    run(place, "unpack", place.address, tmp_path / "back", "--quiet")
+    assert tree_digest(tmp_path / "back") == tree_digest(source)
+    assert not any("/.brim/check-" in name for name in place.hub.buckets[BUCKET].files)
+    load = next(line for line in done.stdout.splitlines() if " load " in line).split("load  ")[1]
+    seen = Machine(place.hub, place.folder, more={"HF_HUB_DISABLE_XET": "0"}).python(f"""
+        import datasets
+        print(*[cell["path"] for cell in {load}["train"]["file"]])
+    """)
+    assert seen.stdout.split() == [f"f{i}.bin" for i in range(8)]
+
+
+def test_killed_and_continued(place: HubBucketPlace, source: Path, tmp_path: Path) -> None:
+    """What a killed run has sent stays; a reader sees a card that loads nothing until the last shard is there."""
+    place.hub.faults.add("bucket-batch", nth=5, action="stall", seconds=60)
+    process = start(place, "build", source, place.address, "--quiet", *ROWS, "--workers", "1")
+    until = time.monotonic() + 60
+    while place.hub.counters.requests["bucket-batch"] < 5 and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    place.hub.faults.clear()
+    assert "unfinished" in run(place, "verify", place.address, check=3).stderr
+    done = json.loads(run(place, "build", source, place.address, "--json", *ROWS).stdout.splitlines()[-1])
+    assert done["kept"] > 0
+    here = FolderPlace(tmp_path / "out")
+    run(here, "build", source, here.address, "--quiet", *ROWS)
+    assert listing(place) == listing(here)
+    run(place, "verify", place.address, source, "--quiet")
+
+
+def test_selected_mapped_appended(place: HubBucketPlace, source: Path, tmp_path: Path) -> None:
+    """Rows chosen from there, rows through a function to there, and more rows behind those that are there."""
+    run(place, "build", source, place.address, "--quiet", *ROWS)
+    run(place, "select", place.address, tmp_path / "some", "--limit", "3", "--quiet")
+    run(place, "unpack", tmp_path / "some", tmp_path / "back", "--quiet")
+    first = {f"f{i}.bin": (source / f"f{i}.bin").read_bytes() for i in range(3)}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == first
+
+    write_files(tmp_path, {"steps.py": b"def longer(row):\n    return {'length': len(row['text'])}\n"})
+    write_files(tmp_path, {"rows.jsonl": b"".join(b'{"text": "row %d"}\n' % n for n in range(100))})
+    function = ("--fn", f"{tmp_path / 'steps.py'}:longer", "--quiet", "--memory", "600MB")
+    here, there = FolderPlace(tmp_path / "mapped"), HubBucketPlace(place.hub, place.folder, "mapped")
+    run(here, "map", tmp_path / "rows.jsonl", here.address, *function)
+    run(there, "map", tmp_path / "rows.jsonl", there.address, *function)
+    assert listing(there) == listing(here)
+
+    before = listing(place)
+    more = write_files(tmp_path / "more", {f"g{i}.bin": random_bytes(1000, 90 + i) for i in range(2)})
+    received = place.hub.counters.bytes_received
+    run(place, "build", more, place.address, "--append", "--quiet", *ROWS)
+    after = listing(place)
+    assert before.items() < after.items()
+    assert len(after) == 5
+    assert place.hub.counters.bytes_received - received < 50_000
+    run(place, "verify", place.address, "--quiet")
+    run(place, "verify", place.address, more, "--quiet")
+
+
+def test_moved_by_the_hub(place: HubBucketPlace, source: Path) -> None:
+    """A shard whose number changes gets its other name from the Hub: nothing is sent again."""
+    run(place, "build", source, place.address, "--quiet", *ROWS)
+    write_files(source, {"a0.bin": random_bytes(5000, 50), "a1.bin": random_bytes(5000, 51)})
+    received = place.hub.counters.bytes_received
+    run(place, "build", source, place.address, "--update", "--quiet", *ROWS)
+    assert place.hub.counters.bytes_received - received < 100_000
+    assert not any("/keep/" in name for name in place.hub.buckets[BUCKET].files)
+    run(place, "verify", place.address, source, "--deep", "--quiet")
+
+
+def test_damage_and_another_object(place: HubBucketPlace, source: Path) -> None:
+    """An object that somebody replaced is found by what the bucket lists."""
+    run(place, "build", source, place.address, "--quiet", *ROWS)
+    name = next(iter(listing(place)))
+    place.plant(name, b"something else")
+    assert name in run(place, "verify", place.address, check=3).stderr
+
+
+def test_files_there_as_source(place: HubBucketPlace, source: Path, tmp_path: Path) -> None:
+    """Objects that another client put there are files to package; names that need escapes among them."""
+    names = ["a b.bin", "ü+%25.bin", "c#?=&.bin"]
+    place.plant_all({f"in/{name}": name.encode() * 100 for name in names})
+    done = run(place, "build", f"{place.address}/in", tmp_path / "out", "--json")
+    assert json.loads(done.stdout.splitlines()[-1])["files"] == 3
+    run(place, "unpack", tmp_path / "out", tmp_path / "back", "--quiet")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "back").iterdir()} == {n: n.encode() * 100 for n in names}
+
+
+def test_in_pieces(place: HubBucketPlace, tmp_path: Path) -> None:
+    """A shard of several pieces is one object, and its bytes go once."""
+    size = 2 * PIECE_BYTES + 5_000_000
+    source = write_files(tmp_path / "large", {"one.bin": random_bytes(size, 1)})
+    run(place, "build", source, place.address, "--quiet")
+    assert size <= place.hub.counters.bytes_received < 1.03 * size
+    run(place, "verify", place.address, source, "--deep", "--quiet")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        ({"status": 403}, 2, "You may not write to"),
+        ({"status": 503}, 5, "Run the same command to continue"),
+    ],
+)
+def test_refused(place: HubBucketPlace, source: Path, fault: dict[str, int], code: int, said: str) -> None:
+    """What lasts is exit 2, what may pass exit 5: a loop ends."""
+    place.hub.faults.add("bucket-batch", times=99, **fault)  # type: ignore[arg-type]
+    done = run(place, "build", source, place.address, check=code)
+    assert said in done.stderr
+    assert "hf_write" not in done.stderr
+
+
+def test_no_such_bucket(place: HubBucketPlace, tmp_path: Path) -> None:
+    assert "There is no bucket hf://buckets/ada/things" in run(place, "verify", place.address, check=2).stderr
+    assert "There is no bucket" in run(place, "build", place.address, tmp_path / "out", check=2).stderr
+    bad = Machine(place.hub, place.folder, token="hf_read")
+    source = write_files(tmp_path / "source", {"a": b"1"})
+    assert "You may not write" in bad.publish(source, to=place.address, check=2).stderr
+
+
+def test_addresses() -> None:
+    """A bucket of the Hub is a bucket like others; a repository is none."""
+    found = parse_bucket_address("hf://buckets/me/mine/a/b/")
+    assert (str(found), found.bucket, found.prefix, found.on_hub) == (
+        "hf://buckets/me/mine/a/b",
+        "buckets/me/mine",
+        "a/b",
+        True,
+    )
+    assert (
+        str(parse_object_address("hf://buckets/me/mine/a b.txt", found.access).below("c"))
+        == "hf://buckets/me/mine/a b.txt/c"
+    )
+    assert is_bucket_address("hf://buckets/me/mine")
+    assert not is_web_address("hf://buckets/me/mine")
+    assert not is_bucket_address("hf://datasets/me/mine")
+    for wrong in (
+        "hf://buckets/me",
+        "hf://buckets/",
+        "hf://buckets/me/a@main/x",
+        "hf://buckets/me/..",
+        "hf://buckets/me/a/../b",
+    ):
+        with pytest.raises(InputError):
+            parse_bucket_address(f"hf://buckets/{wrong}")
