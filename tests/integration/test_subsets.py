@@ -19,7 +19,9 @@ from tests.conftest import random_bytes, write_files
 from tests.forked import brim
 from tests.hub import TestHub
 from tests.hub.store import Entry
+from tests.places import BucketPlace, run
 from tests.publishing import DEST, REPO, Machine
+from tests.s3 import FaultProxy, S3Server
 
 EACH = ("--rows-per-shard", "1")
 
@@ -120,15 +122,33 @@ def test_states_of_all_parts(hub: TestHub, machine: Machine, source: Path) -> No
     assert "other/train-00000-of-00001.parquet: cannot be read" in machine.run("verify", DEST).stderr
 
 
+COUNT, LARGE = 58, 200_000
+
+
 def test_requests_of_a_verification(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
     """Without --deep, 64 KB of each shard or its footer are read, with two requests: to the Hub and to its storage."""
-    source = write_files(tmp_path / "files", {f"f{i:02d}.bin": random_bytes(200_000, i) for i in range(12)})
+    source = write_files(tmp_path / "files", {f"f{i:02d}.bin": random_bytes(LARGE, i) for i in range(COUNT)})
     machine.publish(source, *EACH)
     before, sent = len(hub.log), hub.counters.bytes_sent
     assert machine.run("verify", DEST).returncode == 0
     asked = [line for line in hub.log[before:] if ".parquet" in line or "/object/" in line]
-    assert len(asked) <= 2 * 12, asked
-    assert hub.counters.bytes_sent - sent <= 12 * (64 << 10) + 20_000
+    assert len(asked) <= 2 * COUNT, asked
+    assert hub.counters.bytes_sent - sent <= COUNT * (64 << 10) + 60_000  # and the manifest, the card, the listing
+
+
+def test_requests_of_a_verification_of_a_bucket(
+    s3: S3Server, s3_proxy: FaultProxy, s3_prefix: str, tmp_path: Path
+) -> None:
+    """The same of a bucket, which answers for itself: one request a shard."""
+    place = BucketPlace(s3, tmp_path / "machine", s3_prefix.rstrip("/"), s3_proxy)
+    source = write_files(tmp_path / "files", {f"f{i:02d}.bin": random_bytes(LARGE, i) for i in range(COUNT)})
+    run(place, "build", source, place.address, "--quiet", *EACH)
+    before = len(s3_proxy.requests)
+    run(place, "verify", place.address)
+    asked = [one for one in s3_proxy.requests[before:] if one.path.endswith(".parquet")]
+    assert 0 < len(asked) <= 2 * COUNT
+    assert max(one.received_bytes for one in asked) <= 64 << 10
+    assert sum(one.received_bytes for one in s3_proxy.requests[before:]) <= COUNT * (64 << 10) + 200_000
 
 
 @pytest.mark.parametrize(
