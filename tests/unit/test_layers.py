@@ -45,6 +45,7 @@ ORDER = [
     "extras",
     "errors",
     "wording",
+    "records",
 ]
 MOST_LINES = 650
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import shutil
@@ -61,6 +62,7 @@ def _answered(arguments: list[str]) -> bool:
     return True
 
 
+_OBJECTS = 50_000  # new ones before garbage is looked for: the usual 700 come by with every other import
 _INTERRUPTED = 130  # what typer makes of Ctrl-C
 _KEPT: list[TextIO] = []  # the interpreter's own streams: closing them would close the descriptors
 
@@ -90,6 +92,7 @@ def _end(code: int) -> NoReturn:
             hint="Its work is done. Make room or print elsewhere, and run the same command again to see the result.",
         )
         code = fail(lost, as_json=False)
+    gc.freeze()  # the interpreter need not look for what could be freed at its end
     sys.exit(code)
 
 
@@ -101,6 +104,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def main() -> None:
     """The `brim` command."""
+    gc.set_threshold(_OBJECTS)
     speak_of_flags()
     hear_all_signals()
     _settle_streams()

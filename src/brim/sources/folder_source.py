@@ -114,7 +114,7 @@ def _column(codes: np.ndarray[Any, np.dtype[np.uint8]], options: SourceOptions) 
     named = options.file_columns()
     if len(named) > 1:
         raise InputError("A folder of files has one file column; --files was given more than once.")
-    found = set(np.unique(codes).tolist()) - {_COMPANION}
+    found = set(np.flatnonzero(np.bincount(codes)).tolist()) - {_COMPANION}
     kind = KINDS[found.pop()] if len(found) == 1 else "file"
     for name, given in named.items():
         return name, given or kind, given is None
@@ -125,7 +125,7 @@ def _splits(
     numbers: Ints, tops: np.ndarray[Any, np.dtype[np.uint8]], paths: pa.Array, options: SourceOptions
 ) -> tuple[Ints, tuple[Split, ...]]:
     """The files, split after split, and the splits."""
-    present = sorted(set(np.unique(tops).tolist()) - {0})
+    present = sorted(set(np.flatnonzero(np.bincount(tops)).tolist()) - {0})
     if options.split is not None or not present:
         return numbers, (Split(options.split or "train", 0, len(numbers)),)
     names = list(_SPLIT_FOLDERS)
