@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from brim.errors import MissingExtra
+from brim.records import dataclass
 
 if TYPE_CHECKING:  # workers import this module, and have no use for those
     from packaging.requirements import Requirement

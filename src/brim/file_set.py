@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow as pa
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.listing import ObjectStat
 from brim.errors import SourceChanged, SourceError
+from brim.records import dataclass
 from brim.tarball import Bundle, tar_size
 
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]

@@ -7,7 +7,8 @@ ends in "/", so that whoever unpacks it knows that it was a folder.
 from __future__ import annotations
 
 import tarfile
-from dataclasses import dataclass
+
+from brim.records import dataclass
 
 BLOCK = 512
 END = bytes(2 * BLOCK)

@@ -11,7 +11,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from typing import Any, Literal, TypedDict, TypeVar, cast, get_type_hints
 
 from brim.buckets.bucket_address import Access
@@ -23,6 +23,7 @@ from brim.outputs.output import RowFormat
 from brim.plans.cut_shards import CutOptions
 from brim.plans.file_checks import CheckOptions, Oversize
 from brim.plans.plan import Format
+from brim.records import dataclass
 from brim.rows.row_options import RowOptions
 from brim.schedule.messages import OnError
 from brim.schedule.scheduler import Engine, Scaling

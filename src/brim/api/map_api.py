@@ -9,7 +9,7 @@ import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
@@ -26,6 +26,7 @@ from brim.jobs.units import without_function
 from brim.outputs.output import CachedRows
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
+from brim.records import dataclass
 from brim.rows.open_rows import open_rows
 from brim.rows.unit import RowSource
 from brim.schedule.spare_worker import caller_bytes

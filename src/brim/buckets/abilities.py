@@ -6,13 +6,13 @@ Stores that speak the language of S3 differ in what they leave out, and most of 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_errors import explained, is_changed, is_object_error
 from brim.buckets.listing import list_objects, stat_object
 from brim.buckets.read_object import ObjectPiece, fetch
 from brim.buckets.send_object import delete_objects, send_instead, send_small
+from brim.records import dataclass
 
 CHECKS = "check-"  # what the names of objects begin with that only try something
 _TEXT = b"brim"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from brim.buckets.bucket_address import Access, checked_endpoint
 from brim.buckets.certificates import certificates
 from brim.errors import InputError, MissingExtra
+from brim.records import dataclass
 
 _REGION = re.compile(r"[A-Za-z0-9._-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

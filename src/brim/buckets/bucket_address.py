@@ -7,9 +7,10 @@ may also be hf://datasets/ORG/NAME[@REVISION][/PATH] or an https address: web_ob
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from brim.errors import InputError
+from brim.records import dataclass
 
 # gs:// and az:// go through the same code; only s3:// is tested.
 SCHEMES = ("s3", "gs", "az")

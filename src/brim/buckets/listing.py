@@ -6,7 +6,6 @@ import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from brim.buckets.bucket_address import WEB_SCHEMES, BucketAddress
 from brim.buckets.bucket_client import store_of
 from brim.buckets.bucket_errors import WebFailed, explain, explained, is_missing, is_object_error
 from brim.buckets.requests import result_of, submit, tries, wait
+from brim.records import dataclass
 from brim.state.retry import Retry
 
 _PAGE = 1000

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from brim.buckets import web_objects
@@ -20,6 +20,7 @@ from brim.buckets.bucket_errors import explain, is_changed, is_missing, is_objec
 from brim.buckets.listing import DATED, quoted
 from brim.buckets.requests import result_of, submit, tries
 from brim.errors import SourceError
+from brim.records import dataclass
 from brim.remote_file import ForwardFile, WindowFile
 from brim.state.retry import pause
 

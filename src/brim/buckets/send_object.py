@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent import futures
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from brim.buckets import hub_bucket, web_objects
@@ -20,6 +20,7 @@ from brim.buckets.bucket_client import store_of
 from brim.buckets.bucket_errors import WebFailed, is_missing, is_object_error
 from brim.buckets.listing import quoted
 from brim.buckets.requests import submit, wait
+from brim.records import dataclass
 
 PART_BYTES = 8 << 20
 _MOST_PARTS = 10_000

@@ -13,7 +13,6 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
@@ -21,6 +20,7 @@ from xml.etree import ElementTree
 from brim.buckets.aws_account import Keys, S3Account, account_of
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.requests import wait
+from brim.records import dataclass
 
 _TIMEOUT_S = 20.0
 _PAGES = 1000

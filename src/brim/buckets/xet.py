@@ -13,10 +13,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from brim.memory.release import give_back_heap, keep_heap_small
+from brim.records import dataclass
 
 # Measured with hf-xet 1.8 (benchmarks/publish.py): what a session takes, and what a file on its way adds.
 BASE_BYTES = 15_000_000

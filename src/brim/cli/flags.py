@@ -8,7 +8,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, cast
 
 import typer
@@ -17,6 +17,7 @@ from brim.buckets.bucket_address import Access
 from brim.cli.completion import completion_of
 from brim.cli.show import say_nothing, waiting_for
 from brim.errors import InputError
+from brim.records import dataclass
 
 _SOURCE = typer.Argument(
     metavar="SOURCE",

@@ -1,12 +1,12 @@
 """brim forecast: will it fit, with the arithmetic; a command for each shape of work."""
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from brim.cli.flags import BidsFlags, Many, ReadingFlags, ShowingFlags, flat, help_text, read
 from brim.cli.show import emit, print_lines
+from brim.records import dataclass
 
 HELP = """Will it fit, with the arithmetic.
 

@@ -1,12 +1,12 @@
 """brim lab: see how common patterns use memory, beside brim's; a command for each experiment."""
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from brim.cli.flags import ShowingFlags, flat, help_text
 from brim.cli.show import emit, page_path, wrapped
+from brim.records import dataclass
 
 HELP = """See for yourself how common patterns use memory, beside brim's.
 

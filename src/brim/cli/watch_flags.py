@@ -3,7 +3,6 @@
 import functools
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 
 from brim.cli.show import absolute, page_path
 from brim.errors import BrimError, InputError
+from brim.records import dataclass
 from brim.state.stop import settle_stop_file
 
 

@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -24,6 +24,7 @@ from brim.forecasts.shapes import Component, Forecast, Reasons, concat
 from brim.memory.limit import Limit, cgroups, watch_limit
 from brim.memory.machine import Machine, machine_now, meminfo
 from brim.memory.meter import Process, Usage, proportional_usage, read_process, resident_tree, tree
+from brim.records import dataclass
 from brim.sizes import format_size, parse_size
 from brim.watching.find_processes import ProcessNames
 

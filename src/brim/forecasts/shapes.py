@@ -7,7 +7,7 @@ The factors were measured with `datasets` 5.2 and pyarrow 26 on 200 MB and 600 M
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +15,7 @@ from brim.choices import at_least, one_of
 from brim.described import Described
 from brim.errors import InputError
 from brim.memory.limit import Limit, watch_limit
+from brim.records import dataclass
 from brim.sizes import format_both, format_size, parse_size
 
 MODERATE_FROM = 0.70

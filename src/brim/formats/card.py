@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import yaml
 
 from brim.errors import DestinationError
 from brim.formats.card_configs import UNFINISHED, by_split, card_entries, changed_configs, fits, patterns_of
+from brim.records import dataclass
 from brim.sizes import format_size
 
 CARD = "README.md"

@@ -7,7 +7,6 @@ walks the pages, and yields byte ranges. Memory is that of one small page, whate
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from brim.formats.parquet_levels import decode_levels
 from brim.formats.parquet_shard import LEAF
 from brim.formats.readable import Readable, ReadableFile, ShardFile
 from brim.formats.thrift import Struct
+from brim.records import dataclass
 
 _HEADER_BYTES = 1024
 _BYTE_ARRAY, _UNCOMPRESSED = 6, 0

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from brim.file_set import Ints
+from brim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

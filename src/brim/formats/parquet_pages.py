@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from brim.file_set import Ints
+from brim.records import dataclass
 
 _LEAST_PIECE_BYTES = 512  # on average: below it, decompressing is cheaper than as many pieces
 _WINDOW_BYTES = 4096

@@ -11,7 +11,6 @@ Byte layout and the reasons for it: docs/internals.md. Reading such a shard back
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from brim.formats.parquet_levels import Levels, encode_levels, levels_of
 from brim.formats.scratch import Scratch
 from brim.formats.splice import Splice, SpliceBuilder
 from brim.formats.thrift import I32, I64, LIST, STRUCT, Struct
+from brim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,6 +33,7 @@ from brim.formats.parquet_pages import (
 )
 from brim.formats.readable import Readable
 from brim.formats.thrift import Struct
+from brim.records import dataclass
 
 PLAIN, PLAIN_DICTIONARY, DELTA_LENGTH, DELTA_BYTES, RLE_DICTIONARY = 0, 2, 6, 7, 8
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3

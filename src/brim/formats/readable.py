@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from brim.formats.seekable import Seekable
 from brim.formats.splice import Unreadable, copy_range
+from brim.records import dataclass
 from brim.state.durable import pread_all, reading
 
 if TYPE_CHECKING:

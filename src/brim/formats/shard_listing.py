@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +21,7 @@ from brim.file_set import Ints
 from brim.formats.parquet_levels import Levels, decode_levels, encode_levels, levels_of
 from brim.formats.parquet_shard import LEAF
 from brim.formats.parquet_values import Leaf, PageSpan
+from brim.records import dataclass
 
 LISTING = "listing"  # the type of the record
 MOST_LISTING_BYTES = 6_000_000  # of all listings of a split: the Hub takes no larger text

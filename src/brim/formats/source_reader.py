@@ -17,7 +17,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
 
@@ -28,6 +27,7 @@ from brim.buckets.read_object import Changed, ObjectFile, ObjectPiece, ahead, cu
 from brim.file_set import FileSet
 from brim.formats.seekable import Seekable
 from brim.memory.release import keep_heap_small
+from brim.records import dataclass
 from brim.state.durable import reason, refuse_more_files
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ and are refused.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any
+
+from brim.records import dataclass
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, STRUCT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 12
 

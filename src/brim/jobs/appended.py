@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ from brim.plans.cut_shards import Shard, shard_name
 from brim.plans.fingerprint import changes_between, digest_items, digest_json
 from brim.plans.plan import EXTENSIONS, Plan
 from brim.plans.shard_bytes import PlanSlice, Slice
+from brim.records import dataclass
 from brim.state.ledger import Ledger, Receipt, Total, totals
 
 

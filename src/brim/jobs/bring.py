@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from brim.formats.shard_listing import LISTING, MOST_LISTING_BYTES
 from brim.jobs.content import Content
 from brim.plans.cut_shards import Shard
 from brim.progress import Progress, tell_rows
+from brim.records import dataclass
 from brim.schedule.scheduler import Bring, Listed, Retries, Task, TaskQueue, run
 from brim.schedule.threads import Dropped, ThreadBackend
 from brim.sizes import format_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from brim.plans.fingerprint import changes_between
 from brim.plans.plan import EXTENSIONS, Format, Plan, make_plan
 from brim.plans.saved_plan import save_plan
 from brim.progress import Progress, Watch, given_or_silent
+from brim.records import dataclass
 from brim.sources.file_table import FileTable
 from brim.state.durable import reason
 from brim.state.ledger import Ledger

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from brim.errors import DamageFound, DestinationError, InputError
 from brim.jobs.layout import WriteBadRows
 from brim.outputs.output import MadeShard
 from brim.outputs.rows_file import read_schema
+from brim.records import dataclass
 from brim.schedule.unit_work import clear_scratch, has_scratch
 from brim.sizes import parse_size
 from brim.state.durable import reason, rename, write_whole

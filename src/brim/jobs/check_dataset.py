@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from brim.memory.limit import effective_limit, usable_cores
 from brim.plans.file_checks import Oversize
 from brim.plans.shard_bytes import hollow_columns
 from brim.progress import Progress, Silent
+from brim.records import dataclass
 from brim.sources.expectations import Counted, expectation_findings
 from brim.sources.features import kind_of_feature
 from brim.sources.file_table import FileTable

@@ -18,7 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import IO, Any, get_args
 
@@ -37,6 +37,7 @@ from brim.formats.source_reader import open_file
 from brim.memory.limit import effective_limit, usable_cores
 from brim.plans.file_checks import REASONS, CheckOptions, Oversize, check_files, check_paths_stay_home, todo
 from brim.progress import Progress, Silent
+from brim.records import dataclass
 from brim.sources.file_table import FileTable, Finding, Reason, Refused, flat_numbers
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions

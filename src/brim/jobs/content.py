@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from brim.plans.cut_shards import Shard
 from brim.plans.fingerprint import changes_between, digest_json
 from brim.plans.plan import EXTENSIONS, Plan
 from brim.plans.shard_bytes import FileSlice, Slice, slice_of
+from brim.records import dataclass
 from brim.sources.features import as_yaml
 from brim.state.ledger import Receipt, Total, totals
 

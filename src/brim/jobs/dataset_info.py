@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from brim.jobs.published import Published, opened
 from brim.jobs.subsets import SHARD_NAME, missing_numbers
 from brim.plans.cut_shards import shard_name
 from brim.plans.shard_bytes import count_rows
+from brim.records import dataclass
 from brim.sources.features import kind_of_feature
 
 _REQUESTS = 8  # at a time

@@ -9,7 +9,7 @@ missing and nothing else: a file is on disk before its receipt, and a receipt be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from brim.jobs.spec import Spec, check_hub_limits, limits_of, preflight, stop_fi
 from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
 from brim.progress import Progress, Silent
+from brim.records import dataclass
 from brim.schedule.ray_cluster import Cluster, Sight, sample_of, workplace
 from brim.schedule.unit_work import Outcome
 from brim.sizes import format_size

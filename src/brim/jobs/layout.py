@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from brim.errors import DestinationError
 from brim.formats.splice import FileSplice
 from brim.jobs.bring import refuse_strangers
 from brim.outputs.vector_output import check_target, quarantine_path, rows_path
+from brim.records import dataclass
 from brim.state.durable import failures, rename
 from brim.state.ledger import Ledger
 from brim.stores.destination import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from brim.buckets.bucket_address import BucketAddress
@@ -21,6 +20,7 @@ from brim.jobs.published import opened as dataset_at
 from brim.jobs.spec import How, stop_files
 from brim.plans.describe_plan import HUB_BYTES, OBJECTS_BYTES
 from brim.progress import Progress, told_if_slow
+from brim.records import dataclass
 from brim.state.durable import failures, write_whole
 from brim.state.ledger import STATE, Ledger
 from brim.state.lock import lock_in_turn, locked, owner_of

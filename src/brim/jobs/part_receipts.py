@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from brim import cuts
 from brim.errors import DestinationError, InputError
 from brim.file_set import Ints
 from brim.plans.cut_shards import Shard
+from brim.records import dataclass
 from brim.state.durable import reason, sync_folder, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked

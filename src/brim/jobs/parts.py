@@ -11,7 +11,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from brim.plans.describe_plan import BuildForecast, forecast_build, plan_facts, 
 from brim.plans.plan import Plan
 from brim.plans.saved_plan import Saved, load_plan, moved, understood
 from brim.progress import Progress, Watch, given_or_silent
+from brim.records import dataclass
 from brim.state.ledger import STATE, Ledger, Receipt
 from brim.stores.destination import Destination, parse_destination
 from brim.stores.hub_options import HubAddress, HubOptions

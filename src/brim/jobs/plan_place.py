@@ -12,7 +12,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from brim.buckets.bucket_address import Access, BucketAddress, is_bucket_address, parse_bucket_address
@@ -23,6 +23,7 @@ from brim.buckets.send_object import send_small
 from brim.errors import DestinationError, InputError
 from brim.formats.splice import FileSplice
 from brim.jobs.part_receipts import Part, PartReceipts
+from brim.records import dataclass
 from brim.state.durable import private_folder, reason, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked, owner_of

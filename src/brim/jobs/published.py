@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from brim.formats.readable import LocalFile, Readable
 from brim.jobs.subsets import Key, Subset, chosen_subsets, find_subsets
 from brim.plans.fingerprint import digest_json
 from brim.progress import Advance
+from brim.records import dataclass
 from brim.state.durable import reading, sha256_of
 from brim.state.ledger import LEDGER, STATE, JobRecord, Ledger, Receipt
 from brim.stores.destination import parse_destination, state_folder

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -24,6 +24,7 @@ from brim.memory.limit import Limit, effective_limit, usable_cores
 from brim.outputs.output import Output
 from brim.plans.describe_plan import BuildForecast
 from brim.plans.fingerprint import digest_json
+from brim.records import dataclass
 from brim.rows.unit import RowSource
 from brim.schedule.messages import OnError
 from brim.schedule.scheduler import Scaling

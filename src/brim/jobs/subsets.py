@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from brim.errors import InputError
 from brim.formats.card_configs import UNFINISHED, card_entries, fits, patterns_of
+from brim.records import dataclass
 from brim.state.ledger import Receipt
 
 SHARD_NAME = re.compile(

@@ -13,7 +13,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from brim.jobs.parts import PartDone, PlanStatus
 from brim.jobs.plan_place import PlanPlace, open_place, save_to
 from brim.memory.limit import Limit
 from brim.progress import Progress, Silent
+from brim.records import dataclass
 from brim.schedule.ray_cluster import workplace
 from brim.schedule.unit_work import Outcome, UnitShare
 from brim.state.durable import failures, write_whole

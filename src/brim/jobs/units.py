@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from brim.errors import PlanChanged
 from brim.jobs.bring import refuse_strangers, versions
 from brim.jobs.content import computed_changes
 from brim.plans.fingerprint import digest_json
+from brim.records import dataclass
 from brim.state.ledger import JobRecord, Ledger
 from brim.stores.store import PublishedThere
 

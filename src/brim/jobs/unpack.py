@@ -8,7 +8,6 @@ import shutil
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from brim.buckets.bucket_address import Access, is_web_file
@@ -21,6 +20,7 @@ from brim.jobs.unpack_rows import WAITING, safe_place, split_apart, unpack_rows
 from brim.memory.limit import effective_limit
 from brim.plans.shard_bytes import locate
 from brim.progress import Progress, Silent, tell_begin
+from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.open_dataset import open_dataset
 from brim.sources.selection import Selection

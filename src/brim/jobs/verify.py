@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from brim.plans.cut_shards import CutOptions, shard_name
 from brim.plans.plan import Plan, make_plan
 from brim.plans.shard_bytes import count_rows, hollow_in, locate, splice_of
 from brim.progress import Advance, Progress, Silent, tell_begin, tell_rows
+from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.features import as_yaml
 from brim.sources.file_table import FileTable, flat_numbers

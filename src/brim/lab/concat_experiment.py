@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import filecmp
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brim.forecasts.shapes import concat
 from brim.lab.measure import measure, need_room, step
 from brim.lab.steps import Experiment, ExperimentPart, Watch
+from brim.records import dataclass
 from brim.sizes import format_size
 
 if TYPE_CHECKING:

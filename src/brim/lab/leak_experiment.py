@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from brim.lab.measure import measure, need_room, step
 from brim.lab.steps import Experiment, ExperimentPart, Watch
+from brim.records import dataclass
 from brim.sizes import format_size
 
 _PAGE = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from brim.errors import InputError
 from brim.lab.measure import measure, need, need_room, step, tell
 from brim.lab.steps import Experiment, ExperimentPart, Watch, versions
+from brim.records import dataclass
 from brim.sizes import format_size
 
 _NOTABLE = 0.1  # of a shard: less growth than that, shard after shard, is noise

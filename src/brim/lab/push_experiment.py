@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from brim.forecasts.shapes import Forecast, embed_files
 from brim.lab.measure import measure, need, need_room, step, tell
 from brim.lab.steps import Experiment, ExperimentPart, Watch
+from brim.records import dataclass
 from brim.sizes import format_size
 
 

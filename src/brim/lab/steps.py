@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from brim.memory.meter import Usage
+from brim.records import dataclass
 from brim.sizes import format_size
 
 _WIDTH, _HEIGHT = 56, 6

@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from brim.memory.meter import Usage
+from brim.records import dataclass
 
 _V2_HINT = "for a hard limit, start it with: systemd-run --user --scope -p Delegate=yes brim run …"
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 
 from brim.errors import InputError
 from brim.memory.prediction import Past, Point, Prediction, predict, rush, slope
+from brim.records import dataclass
 from brim.sizes import format_size, parse_size
 
 _FLOORS = 12

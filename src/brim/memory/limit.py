@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from brim.memory.machine import meminfo
 from brim.memory.meter import tree_bytes
+from brim.records import dataclass
 from brim.sizes import format_size, parse_size
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from brim.records import dataclass
 
 PROC = Path("/proc")
 

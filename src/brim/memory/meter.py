@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from brim.records import dataclass
 
 _GONE = (FileNotFoundError, ProcessLookupError)
 

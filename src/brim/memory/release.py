@@ -8,11 +8,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from brim.memory.meter import process_bytes
+from brim.records import dataclass
 from brim.sizes import format_size
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8

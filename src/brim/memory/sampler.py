@@ -10,13 +10,13 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from brim.memory.cgroup import Cgroup
 from brim.memory.machine import Machine, machine_now
 from brim.memory.meter import Process, Usage, read_process
 from brim.memory.tree_meter import TreeReading
+from brim.records import dataclass
 
 _LIBRARY = "libnvidia-ml.so.1"
 

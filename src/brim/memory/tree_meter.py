@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from brim.memory.meter import (
     Process,
@@ -26,6 +25,7 @@ from brim.memory.meter import (
     tree,
 )
 from brim.memory.tmpfs import TmpfsFiles
+from brim.records import dataclass
 
 _PAGE_BYTES = 4096
 _NOTABLE_BYTES = 1 << 20

@@ -10,13 +10,14 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from brim.oom.kills import Bound, CurvePoint, Effect, Evidence, Kill, Killer, ListedTask, MachineRoom, Sizes, Sure
 from brim.oom.log_lines import UNREADABLE, blocks_of, lines_of
+from brim.records import dataclass
 from brim.redact import redact
 
 _CURVE_S = 60.0

@@ -7,9 +7,9 @@ missing value is better than a wrong one.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from brim.oom.kills import Scope, Sizes
+from brim.records import dataclass
 
 _CAUSE = r"(?P<cause>(?:Memory cgroup )?[Oo]ut of [Mm]emory(?: \([\w ]+\))?: )?"
 KILLED = re.compile(_CAUSE + r"Killed process (?P<pid>\d+)(?=[ ,:.]|$)")

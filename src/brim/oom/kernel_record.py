@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from brim.oom import kernel_lines as lines
 from brim.oom.kills import ASKED_FOR, Bound, Evidence, GroupMemory, Kill, ListedTask, MachineRoom, Scope, Sizes
 from brim.oom.log_lines import Stamp
+from brim.records import dataclass
 
 _LARGEST = 5
 

@@ -5,9 +5,10 @@ are rate-limited, and some killers say little.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
+
+from brim.records import dataclass
 
 Killer = Literal[
     "kernel",

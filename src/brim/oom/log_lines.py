@@ -13,10 +13,11 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
+
+from brim.records import dataclass
 
 # The first letters of month names as glibc's locales write them. Ambiguous ones are left out.
 _MONTHS: dict[str, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from brim.oom import kernel_log, other_killers, scan_log, terminal_log
 from brim.oom.folded_logs import unfold
 from brim.oom.kills import Kill, Restart, Source
 from brim.oom.log_lines import UNREADABLE, Clock, blocks_of, lines_of, unwrap
+from brim.records import dataclass
 
 NEEDLES = (
     b"Linux version ",

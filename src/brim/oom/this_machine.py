@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO
@@ -21,6 +21,7 @@ from brim.memory.machine import meminfo
 from brim.oom.kills import Bound, Evidence, Kill, MachineRoom, Restart, Source
 from brim.oom.log_lines import BLOCK_BYTES, Clock
 from brim.oom.scan_log import LogFindings, Scan, scan_file, scan_lines, why_unreadable
+from brim.records import dataclass
 
 _MOST_GROUPS = 20_000
 _UNLIMITED = 1 << 60

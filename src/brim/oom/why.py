@@ -12,7 +12,7 @@ import html
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from os import PathLike, uname
 from pathlib import Path
@@ -25,6 +25,7 @@ from brim.memory.machine import boot_id
 from brim.oom import brim_log, explain, merge_kills, oom_report, this_machine
 from brim.oom.kills import Kill, MachineRoom, Restart, Source
 from brim.oom.scan_log import LogFindings, scan_file, why_unreadable
+from brim.records import dataclass
 from brim.watching.run_log import log_folder
 
 _AGO = re.compile(r"(\d{1,6})\s*(s|m|min|h|d|w)")

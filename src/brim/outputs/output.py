@@ -8,7 +8,7 @@ rows are written again, cut anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -20,6 +20,7 @@ from brim.formats.card import CardFacts
 from brim.outputs.rows_file import EXTENSIONS, RowsFile, Writing, read_rows, read_schema, write_rows
 from brim.plans.cut_shards import shard_name
 from brim.progress import Advance
+from brim.records import dataclass
 from brim.rows.schemas import cast
 from brim.sources.features import as_yaml
 from brim.state.durable import rename

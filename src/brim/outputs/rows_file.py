@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.cuts import arrow_bytes
+from brim.records import dataclass
 from brim.rows.schemas import cast
 from brim.state.durable import rename, write_all
 from brim.steps.row_features import unified

@@ -7,13 +7,13 @@ cut into units, not on memory, not on workers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from brim.records import dataclass
 from brim.rows.schemas import cast
 from brim.steps.tokenize_step import IDS, NOTE
 

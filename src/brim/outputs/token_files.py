@@ -12,7 +12,6 @@ import io
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from brim.outputs.beside import Beside
 from brim.outputs.rows_file import HashedFile
 from brim.outputs.token_documents import ends_of, tokens_of
 from brim.plans.cut_shards import shard_name
+from brim.records import dataclass
 from brim.state.durable import sha256_of
 from brim.steps.tokenize_step import IDS
 

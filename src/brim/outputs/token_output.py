@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from brim.outputs.rows_file import Writing
 from brim.outputs.token_documents import SPLIT, Packer, TokenSplit, in_key_order, open_unit, unit_batches, with_places
 from brim.outputs.token_files import GROUP_TOKENS, BinWriter, ShardOptions, ShardWriter, TokenShard
 from brim.progress import Advance
+from brim.records import dataclass
 from brim.rows.schemas import unify
 from brim.sizes import format_size
 from brim.state.durable import failures, rename

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from brim.outputs.beside import Beside
 from brim.outputs.output import Finished, MadeShard, Units
 from brim.outputs.rows_file import HashedFile, Writing
 from brim.progress import Advance
+from brim.records import dataclass
 from brim.state.durable import rename
 from brim.steps.embed_columns import vectors_in
 from brim.steps.models import VectorType

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, overload
 
 import numpy as np
@@ -15,6 +15,7 @@ from brim import cuts
 from brim.choices import at_least
 from brim.errors import InputError
 from brim.file_set import Ints
+from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.file_table import FileTable, Split
 

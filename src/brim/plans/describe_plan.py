@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from brim.memory.limit import Limit
 from brim.plans.cut_shards import metadata_bytes
 from brim.plans.file_checks import absent_text
 from brim.plans.plan import Plan
+from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.features import SIZED_BY_PATH
 from brim.sources.file_table import FileTable, flat_numbers, is_list

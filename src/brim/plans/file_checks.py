@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from brim import cuts
 from brim.buckets.read_object import Changed, ObjectPiece, ahead
 from brim.errors import FilesRefused, InputError, SourceError
 from brim.file_set import FileSet, Ints
+from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.file_table import FileTable, Reason, Refused, flat_numbers, one_array
 from brim.sources.folder_tree import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from brim.errors import InputError, SourceError
 from brim.file_set import FILE_TYPE, Ints
 from brim.plans.cut_shards import CutOptions, Shard, Shards, cut_shards
 from brim.plans.fingerprint import digest_ints, digest_items, digest_json, digest_table
+from brim.records import dataclass
 from brim.sources.file_table import FileTable, flat_numbers, is_list, one_array
 
 Format = Literal["parquet", "webdataset"]

@@ -14,7 +14,6 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, Ints
 from brim.plans.cut_shards import CutOptions, Shard, Shards
 from brim.plans.plan import FORMAT_VERSION, Plan
+from brim.records import dataclass
 from brim.sources.file_table import FileColumn, FileTable, Split, flat_numbers
 from brim.state.durable import reason, rename
 from brim.tarball import Bundle

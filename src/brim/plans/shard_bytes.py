@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from brim.formats.splice import FileSplice, Splice
 from brim.formats.tar_shard import locate_tar, splice_tar, tar_rows
 from brim.plans.cut_shards import Shard
 from brim.plans.plan import Format, Plan
+from brim.records import dataclass
 
 _EMPTY_PAGE_BYTES, _EMPTY_VALUE_BYTES = 128, 5
 

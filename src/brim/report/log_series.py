@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from brim.errors import InputError
 from brim.memory.guard import Trend, judge
+from brim.records import dataclass
 from brim.report.work_table import WorkState, work_of
 from brim.state.durable import reason
 from brim.watching.log_entries import End, Head, end_of, head_of, objects, size, text, texts, time_of_day

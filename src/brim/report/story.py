@@ -9,10 +9,11 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from brim.errors import Stopped
 from brim.memory.guard import span_text
+from brim.records import dataclass
 from brim.report.log_series import RunLog
 from brim.report.watch_summary import ending, evidence
 from brim.sizes import format_size

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from brim.memory.guard import Trend, judge, span_text, sparkline
 from brim.memory.prediction import Point
+from brim.records import dataclass
 from brim.sizes import format_size
 from brim.watching.run_log import read_log
 

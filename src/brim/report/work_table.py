@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from brim.records import dataclass
 from brim.watching.log_entries import objects, size, text, time_of_day
 
 _MOST_RUNNING, _MOST_AGAIN = 40, 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow as pa
 from brim.cuts import running
 from brim.errors import InputError
 from brim.file_set import Ints
+from brim.records import dataclass
 from brim.rows.arrow_rows import ArrowFile
 from brim.rows.make_unit import SPANS_PER_UNIT, Named, make_unit
 from brim.rows.open_files import AnyFile

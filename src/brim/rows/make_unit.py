@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from dataclasses import dataclass
 
+from brim.records import dataclass
 from brim.rows.open_files import changed
 from brim.rows.unit import Span, Unit
 from brim.state.durable import reason

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ import pyarrow as pa
 from brim.buckets.bucket_address import Access, BucketAddress, parse_object_address
 from brim.buckets.read_object import Changed, ObjectFile, ObjectPiece, RangeRun, cut
 from brim.errors import InputError, SourceChanged
+from brim.records import dataclass
 from brim.rows.unit import Span
 from brim.state.durable import pread_all
 

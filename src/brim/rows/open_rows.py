@@ -7,7 +7,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from brim.cuts import arrow_bytes
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder
 from brim.formats.scratch import scratch_folder
+from brim.records import dataclass
 from brim.rows.cut_tables import TableLayout, lay_out, of_arrow, row_units
 from brim.rows.cut_text import text_units
 from brim.rows.make_unit import unit_size

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from brim.buckets.read_object import AHEAD_BYTES, ObjectPiece, RangeRun, ahead
+from brim.records import dataclass
 from brim.rows.open_files import (
     STREAM_BYTES,
     AnyFile,

@@ -13,12 +13,12 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from brim.buckets.bucket_address import is_bucket_address, is_web_address
 from brim.errors import InputError
 from brim.file_set import FileSet, FileSetBuilder, Stat
+from brim.records import dataclass
 from brim.rows.open_files import AnyFile, as_option, located
 from brim.rows.row_names import COMPANIONS, WILD, arrow_files_of_cache, endings, pick, split_name
 from brim.rows.row_objects import common_root, resolve_objects

@@ -10,13 +10,13 @@ import fnmatch
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from brim.buckets.bucket_address import BucketAddress, is_web_address, parse_bucket_address, parse_web_address
 from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_object
 from brim.errors import InputError, SourceError
 from brim.file_set import Stat
+from brim.records import dataclass
 from brim.rows.row_names import COMPANIONS, WILD, arrow_files_of_cache, pick, split_name
 from brim.rows.row_options import RowOptions
 from brim.sources.dataset_files import find_files

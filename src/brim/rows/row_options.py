@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from brim.buckets.bucket_address import Access
 from brim.choices import at_least, one_of
 from brim.errors import InputError
+from brim.records import dataclass
 
 FORMATS = ("jsonl", "csv", "tsv", "parquet", "arrow", "text")
 

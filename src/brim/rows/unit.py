@@ -7,11 +7,13 @@ given a unit and a `Reading`, both plain enough for JSON, and needs nothing else
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
+
+from brim.records import dataclass
 
 if TYPE_CHECKING:  # of the source; units and workers have none
     from brim.file_set import FileSet

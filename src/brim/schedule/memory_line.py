@@ -11,13 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from brim.memory.guard import Guard, Level, Line
 from brim.memory.meter import process_bytes, tree
 from brim.memory.sampler import Pace
 from brim.memory.tree_meter import TreeMeter
+from brim.records import dataclass
 from brim.schedule.worker_process import WorkerProcess
 from brim.state.durable import write_all
 

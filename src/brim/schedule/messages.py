@@ -5,8 +5,9 @@ Rows never travel here: a worker reads its unit and writes a file, and what come
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from brim.records import dataclass
 
 if TYPE_CHECKING:  # whoever only starts a worker needs none of them
     from brim.outputs.rows_file import Writing

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +34,7 @@ from brim.errors import (
 from brim.extras import missing
 from brim.file_set import FileSet
 from brim.formats.source_reader import open_source
+from brim.records import dataclass
 from brim.schedule.ray_private import address_here, be_quiet
 from brim.schedule.scheduler import Scaling
 from brim.stores.store import Carrier

@@ -12,11 +12,12 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from brim.memory.meter import process_bytes, tree
+from brim.records import dataclass
 from brim.schedule.ray_cluster import NAMESPACE, Cluster, Node
 
 _EVERY_S = 0.5

@@ -14,12 +14,13 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from brim.buckets.bucket_address import Access, BucketAddress
 from brim.errors import BrimError, DoesNotFit, SinkFailed
 from brim.progress import Progress
+from brim.records import dataclass
 from brim.rows.unit import Unit
 from brim.schedule.memory_line import WorkerRoom
 from brim.schedule.messages import Done, Order, Probed, Setup

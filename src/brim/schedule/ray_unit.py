@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from brim.buckets.bucket_address import BucketAddress
 from brim.errors import BrimError
 from brim.memory.machine import oom_kills
 from brim.memory.meter import process_bytes
+from brim.records import dataclass
 from brim.schedule.messages import At, Done, Failed, Order, Probed, Ready
 from brim.schedule.ray_gauges import Telling, private_folder
 from brim.schedule.work_failures import aborted_for_memory

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args
 
 from brim.choices import one_of
 from brim.errors import InputError
 from brim.extras import need_extra
 from brim.progress import tell_again, tell_begin
+from brim.records import dataclass
 
 if TYPE_CHECKING:  # workers read what failed, and bring nothing
     from brim.plans.cut_shards import Shard

@@ -16,11 +16,12 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from brim.memory.limit import usable_cores
 from brim.memory.meter import tree
 from brim.memory.tree_meter import TreeMeter
+from brim.records import dataclass
 from brim.schedule.worker_process import WorkerProcess, worker_environment
 
 KEPT_S = 60.0

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, get_args
@@ -21,6 +21,7 @@ from brim.choices import at_least, one_of
 from brim.errors import DoesNotFit, SourceChanged
 from brim.outputs.rows_file import EXTENSIONS, Writing
 from brim.progress import Progress, tell_rows
+from brim.records import dataclass
 from brim.rows.unit import Reading, RowSource, Unit
 from brim.schedule.messages import At, Done, OnError
 from brim.schedule.scheduler import Attempt, Backend, Compute, Retries, Task, TaskQueue, run

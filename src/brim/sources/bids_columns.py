@@ -12,12 +12,13 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import pyarrow as pa
 
 from brim.errors import InputError, SourceError
+from brim.records import dataclass
 from brim.sources.bids_layout import Item, file_kind, is_text
 from brim.sources.features import KINDS
 from brim.sources.source_options import BidsOptions

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from brim.errors import SourceError
 from brim.extras import missing
 from brim.file_set import AbsentStat, Stat
+from brim.records import dataclass
 from brim.sources.features import kind_of
 from brim.sources.file_table import Refused
 from brim.sources.folder_tree import Tree, Walk, natural

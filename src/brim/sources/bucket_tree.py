@@ -18,7 +18,6 @@ import posixpath
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, BinaryIO, TextIO
 
 import numpy as np
@@ -31,6 +30,7 @@ from brim.buckets.read_object import Changed, ObjectPiece, ahead, cut
 from brim.errors import SourceChanged
 from brim.file_set import Ints
 from brim.memory.release import give_back_heap
+from brim.records import dataclass
 from brim.sources.folder_tree import HEAD_BYTES, MAX_POINTER_BYTES, Absent, Folder, LocalTree, Tree
 
 _BLOCK = 65536

@@ -12,7 +12,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +33,7 @@ from brim.formats.card import CARD, read_card
 from brim.formats.card_configs import card_entries, fits, patterns_of
 from brim.formats.shard_listing import LISTING, ShardListing
 from brim.formats.source_reader import join_ranges
+from brim.records import dataclass
 from brim.remote_file import WindowFile
 from brim.state.durable import record_line
 from brim.state.ledger import STATE, Ledger, Receipt

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import pyarrow.compute as pc
 from brim import cuts
 from brim.errors import SourceError
 from brim.file_set import FILE_TYPE, NO_CONTENT, Bools, Ints, RangeSetBuilder, Stat
+from brim.records import dataclass
 from brim.sources.file_table import Refused, is_list
 from brim.sources.folder_tree import Folder, Walk
 from brim.sources.spill import Blob, Spill

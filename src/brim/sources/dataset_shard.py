@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +14,7 @@ from brim.formats.parquet_index import read_footer
 from brim.formats.parquet_values import Leaf, PageSpan, leaves_of, page_spans
 from brim.formats.readable import Readable, ReadableFile
 from brim.formats.thrift import Struct
+from brim.records import dataclass
 from brim.sources.dataset_files import DatasetFile
 from brim.sources.file_table import is_list
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from brim import cuts
 from brim.errors import InputError, SourceError
 from brim.extras import missing
 from brim.file_set import Ints
+from brim.records import dataclass
 from brim.sources.dataset_media import Media, MediaColumns, media_of
 from brim.sources.datasets_private import read_undecoded, resolve_features, row_order, tokens_of
 from brim.sources.file_table import FileColumn, FileTable, Split

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from brim.errors import InputError
+from brim.records import dataclass
 from brim.sources.file_table import Finding
 from brim.sources.folder_tree import Tree
 from brim.sources.recipe import Expect, Recipe, Span

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from brim import cuts
 from brim.file_set import FileSet, Ints
+from brim.records import dataclass
 from brim.sources.unmatched import Unmatched
 
 _NAMED = 100  # rows that are out of line, of one column

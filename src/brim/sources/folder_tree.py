@@ -13,12 +13,13 @@ import re
 import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import BinaryIO, Literal, Protocol, TextIO
 
 from brim.buckets.bucket_address import BucketAddress
 from brim.errors import SourceError
 from brim.file_set import AbsentStat, Stat
+from brim.records import dataclass
 from brim.sources.file_table import Refused
 from brim.state.durable import reason
 

@@ -7,7 +7,7 @@ import re
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from brim.buckets.bucket_address import Access, is_web_address
 from brim.errors import InputError
 from brim.formats.scratch import scratch_folder
+from brim.records import dataclass
 from brim.sources.dataset_files import CITATION, DatasetFiles, find_files
 from brim.sources.features import features_in
 from brim.sources.file_table import FileTable

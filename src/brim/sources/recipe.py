@@ -10,13 +10,14 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib import resources
 from typing import Any
 
 import pyarrow as pa
 
 from brim.errors import InputError
+from brim.records import dataclass
 from brim.sources.features import KINDS
 from brim.state.durable import reason
 

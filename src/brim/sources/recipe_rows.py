@@ -9,12 +9,13 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import pyarrow as pa
 
 from brim.errors import InputError, SourceError
+from brim.records import dataclass
 from brim.sources import unmatched
 from brim.sources.bucket_tree import tree_of
 from brim.sources.expectations import Counted, expectation_findings, required_findings

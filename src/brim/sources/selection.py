@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from brim.choices import at_least, whole
 from brim.errors import InputError
 from brim.file_set import Ints, join_sets
 from brim.formats.splice import SpliceBuilder
+from brim.records import dataclass
 from brim.sources.file_table import FileTable, Split, flat_numbers, is_list, one_array
 from brim.sources.source_options import check_split
 from brim.sources.where import names_in, need_duckdb, sql_mask, where_mask

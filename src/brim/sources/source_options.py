@@ -6,12 +6,13 @@ import fnmatch
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal, get_args
 
 from brim.buckets.bucket_address import Access
 from brim.choices import at_least, one_of
 from brim.errors import InputError
+from brim.records import dataclass
 from brim.sources.features import parse_kind
 
 RowsOf = Literal["session", "subject", "file"]

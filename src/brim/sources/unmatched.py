@@ -8,9 +8,9 @@ user left out by an option is not counted here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from brim.records import dataclass
 from brim.sources.features import extension_of, is_companion
 
 Group = Literal["data", "sidecars", "documentation"]

@@ -13,11 +13,12 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, KeysView, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 from brim.errors import DestinationError
+from brim.records import dataclass
 from brim.state.durable import reason, record_line, write_whole
 from brim.state.record_log import RecordLog, broken_line, records_of
 

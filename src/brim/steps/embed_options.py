@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, get_args
 
 from brim.buckets.bucket_address import Access
 from brim.choices import at_least, one_of
 from brim.errors import InputError
+from brim.records import dataclass
 
 Device = str  # auto, cpu, cuda, cuda:1, mps
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from brim.errors import BrimError, DoesNotFit, InputError
 from brim.memory.limit import usable_cores
+from brim.records import dataclass
 from brim.steps.embed_columns import (
     Array,
     check_image_type,

@@ -13,7 +13,6 @@ import json
 import os
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -26,6 +25,7 @@ from brim.errors import InputError
 from brim.extras import missing
 from brim.memory.meter import process_bytes
 from brim.memory.release import give_back_heap
+from brim.records import dataclass
 from brim.steps.encoded import Encoded, Encoder, offsets_of
 from brim.steps.step import Redo
 

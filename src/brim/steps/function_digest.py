@@ -22,8 +22,9 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from brim.records import dataclass
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _BUILTIN_CALLS = (

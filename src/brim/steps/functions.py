@@ -16,12 +16,12 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from brim.errors import InputError
 from brim.extras import missing
+from brim.records import dataclass
 
 _FROM_FILE = "_brim_file_"
 

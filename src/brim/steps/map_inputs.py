@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from brim.records import dataclass
 from brim.steps.map_options import MapOptions
 from brim.steps.row_features import features_of, import_datasets, is_plain
 

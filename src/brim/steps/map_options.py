@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
 from brim.choices import at_least, one_of
 from brim.errors import ArgumentError, InputError
+from brim.records import dataclass
 
 InputKind = Literal["python", "arrow", "numpy"]
 ALL_ROWS = 2**62  # a batch as long as the dataset

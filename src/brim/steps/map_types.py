@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import decimal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from inspect import signature
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from brim.errors import MissingExtra
+from brim.records import dataclass
 from brim.steps.row_features import Feature, features_of, import_datasets, is_plain
 
 _LEAF_TYPES = {bool, int, float, str, bytes, datetime.datetime, datetime.date, datetime.time, datetime.timedelta}

@@ -15,7 +15,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, Protocol
 
 from brim.errors import InputError, MissingExtra
 from brim.extras import EXTRAS, missing
+from brim.records import dataclass
 from brim.steps.embed_options import ModelOptions
 from brim.steps.functions import load_function, look_here
 

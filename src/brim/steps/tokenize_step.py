@@ -7,7 +7,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from brim.choices import at_least, one_of
 from brim.errors import InputError
+from brim.records import dataclass
 from brim.steps.encoded import Encoded, Encoder, Ids
 from brim.steps.fast_encoder import FastEncoder, FastKind, ProvedEncoder, fast_name
 from brim.steps.step import BadRow, Batch

@@ -10,7 +10,6 @@ import re
 import tempfile
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pyarrow as pa
 
 from brim.errors import InputError, SourceChanged
 from brim.extras import missing
+from brim.records import dataclass
 from brim.state.durable import reason
 from brim.steps.encoded import Encoded, Ids
 

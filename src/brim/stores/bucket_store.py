@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from brim.buckets import hub_bucket
 from brim.buckets.abilities import CHECKS, ask_abilities
@@ -25,6 +25,7 @@ from brim.formats.card_configs import UNFINISHED
 from brim.formats.source_reader import Buffers
 from brim.formats.splice import Splice
 from brim.progress import told_if_slow
+from brim.records import dataclass
 from brim.state.ledger import Piece
 from brim.state.retry import Retry, leaving
 from brim.stores.bucket_lease import Lease

@@ -11,13 +11,13 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from brim.errors import DestinationError
 from brim.formats.card import CARD
 from brim.formats.source_reader import Buffers
 from brim.formats.splice import FileSplice, Splice
+from brim.records import dataclass
 from brim.state.durable import BUFFER_BYTES, failures, free_bytes, rename, write_whole
 from brim.state.ledger import Piece
 from brim.stores.store import Announcement, CardMaker, Publication, Put, PutWatcher

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from brim.errors import DestinationError
+from brim.records import dataclass
 from brim.state.ledger import Piece
 from brim.stores.hub_options import MAIN, HubAddress
 from brim.stores.hub_session import explained, persistently, status_of

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, get_args
 from urllib.parse import unquote
 
 from brim.choices import one_of
 from brim.errors import InputError
+from brim.records import dataclass
 from brim.sizes import format_size
 
 SCHEME = "hf://"

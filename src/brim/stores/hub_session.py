@@ -13,11 +13,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from brim.errors import BrimError, DestinationError, InputError, SinkFailed
+from brim.records import dataclass
 from brim.state.retry import CONFLICTS, Retry, may_pass, pause
 from brim.stores.hub_private import client_factory
 

@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol
 
 from brim.buckets.xet import NoXet
@@ -20,6 +20,7 @@ from brim.errors import DestinationError, SinkFailed
 from brim.formats.card import CARD
 from brim.formats.card_configs import UNFINISHED
 from brim.formats.splice import Splice
+from brim.records import dataclass
 from brim.state.ledger import Piece
 from brim.stores import hub_private
 from brim.stores.hub_client import HubClient, Snapshot

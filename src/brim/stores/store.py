@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from brim.formats.splice import Splice
+from brim.records import dataclass
 from brim.state.ledger import Piece
 
 # From the card that is there, and the files there with their sizes as far as they are known, to the card that shall be.

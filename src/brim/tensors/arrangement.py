@@ -12,13 +12,13 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from brim.errors import InputError
 from brim.formats.splice import copy_range
+from brim.records import dataclass
 from brim.state.durable import write_all
 from brim.tensors.tensor_files import NpyLayout, SafetensorsLayout, VectorColumn, check_columns, npy_path, write_parquet
 from brim.tensors.tensor_spec import Body, Tensor

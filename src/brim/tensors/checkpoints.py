@@ -8,10 +8,10 @@ that says so. One writer at a time: the lock on this file dies with its process.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from brim.records import dataclass
 from brim.state.record_log import RecordLog
 
 RECEIPTS = "receipts.jsonl"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.errors import InputError
+from brim.records import dataclass
 from brim.tensors.tensor_spec import RAW_BITS, STRING, Tensor, dtype_name
 
 PIECE_BYTES = 16 * 1024 * 1024

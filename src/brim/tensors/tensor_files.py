@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 
 from brim.errors import DamageFound, InputError
 from brim.extras import missing
+from brim.records import dataclass
 from brim.tensors.tensor_spec import NAMES_BY_CODE, RAW_BITS, STRING, Body, Tensor, TensorPlace
 
 

@@ -10,9 +10,9 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
+from brim.records import dataclass
 from brim.state.durable import BUFFER_BYTES, write_all
 
 _OPEN_FILES = 64

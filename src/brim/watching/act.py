@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from brim.memory.guard import DEFAULT_LEAD_S, span_text
+from brim.records import dataclass
 from brim.state.stop import forget_run
 from brim.watching.run_log import log_folder, read_log
 

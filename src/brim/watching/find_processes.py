@@ -10,9 +10,10 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from brim.memory.meter import started
+from brim.records import dataclass
 from brim.redact import redact
 
 _LOOK_S, _LOOK_AGAIN_S = 0.5, 5.0

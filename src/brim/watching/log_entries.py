@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from brim.errors import InputError
 from brim.memory.guard import parse_level
+from brim.records import dataclass
 
 _LAST_SECOND = 253_402_214_400.0  # a day before the year 10000, where calendars end, whatever the time zone
 _LARGEST = 1 << 62

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from brim.choices import seconds
 from brim.memory.guard import DEFAULT_LEAD_S, Line, check_order, parse_level, standard_lines
+from brim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

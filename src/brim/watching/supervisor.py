@@ -14,12 +14,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from brim.errors import CommandNotStarted
 from brim.memory.cgroup import Cgroup
+from brim.records import dataclass
 from brim.state.stop import note_run
 from brim.watching.launch import WatcherProcess
 from brim.watching.orders import Orders
