@@ -1,13 +1,15 @@
 """A local Hub in a process of its own, for publish.py: prints its address, ends when stdin does.
 
-    python benchmarks/hub_server.py FOLDER [--xet] [--keep] [--user NAME=TOKEN]
+    python benchmarks/hub_server.py FOLDER [--xet] [--keep] [--tail BYTES] [--user NAME=TOKEN]
 
-Without --keep it hashes what it gets and stores nothing, so that a disk does not decide what is measured.
+Without --keep it hashes what it gets and stores nothing (or the last BYTES of each object), so that a disk does not
+decide what is measured. For each line on stdin it prints what it has seen, as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -25,6 +27,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--xet", action="store_true")
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--tail", type=int, default=0, metavar="BYTES")
     parser.add_argument("--user", help="NAME=TOKEN of somebody who may write, in the place of the usual ones")
     arguments = parser.parse_args()
     tokens = TOKENS
@@ -32,10 +35,19 @@ def main() -> None:
         name, _, token = arguments.user.partition("=")
         tokens = {token: {"user": name, "can_write": True}}
     with TestHub(
-        arguments.folder, tokens, keep=arguments.keep, xet=arguments.xet, multipart_bytes=MULTIPART_BYTES
+        arguments.folder,
+        tokens,
+        keep=arguments.keep,
+        tail_bytes=arguments.tail,
+        xet=arguments.xet,
+        multipart_bytes=MULTIPART_BYTES,
     ) as hub:
         print(hub.endpoint, flush=True)
-        sys.stdin.read()
+        for _ in sys.stdin:
+            seen = hub.counters
+            told = {"received": seen.bytes_received, "sent": seen.bytes_sent, "requests": sum(seen.requests.values())}
+            told["objects_read"] = seen.requests["object"]
+            print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

@@ -94,11 +94,11 @@ class Bench:
         self._count += 1
         bucket = f"bench-{self._count}"
         self.server.create_bucket(bucket)
-        with tempfile.TemporaryDirectory() as home, local_hub(xet=False) as endpoint:
-            hub = {"HF_ENDPOINT": endpoint, "HF_TOKEN": "hf_write", "HF_HUB_DISABLE_XET": "1", "HF_HOME": f"{home}/hf"}
-            own = {"XDG_STATE_HOME": f"{home}/state", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        with tempfile.TemporaryDirectory() as home, local_hub(xet=False) as hub:
+            to = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_write", "HF_HUB_DISABLE_XET": "1"}
+            own = {"XDG_STATE_HOME": f"{home}/state", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": f"{home}/hf"}
             done = measure(
-                contender.command(bucket), env={**os.environ, **self.server.environment, **hub, **own}, period_s=0.05
+                contender.command(bucket), env={**os.environ, **self.server.environment, **to, **own}, period_s=0.05
             )
         if done.exit_code:
             raise SystemExit(f"{contender.name} ended with {done.exit_code}:\n{done.output[-2000:]}")

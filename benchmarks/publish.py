@@ -1,7 +1,9 @@
 """What publishing costs: brim beside `push_to_hub` and the usual loop, and a dataset of 273 GB.
 
-Two parts. *speed*: 12 files of 300 MB to a local Hub, by LFS and by Xet, against what `datasets` does.
-*whole*: 902 sessions, 273 GB of sparse files, in one go, with the memory curve.
+Three parts. *speed*: 12 files of 300 MB to a local Hub, by LFS and by Xet, against what `datasets` does. *ways*: the
+same by Xet with little and with more memory, to a storage bucket of the Hub, and an update of one file, beside
+`hf upload` of shards that are on disk already. *whole*: 902 sessions, 273 GB of sparse files, in one go, with the memory
+curve; then four sessions more, appended.
 
 The Hub is tests/hub in a process of its own on the same machine: it hashes what it gets and stores nothing.
 Its time counts for everybody alike, and both cores are shared with it. Contenders take turns; memory is
@@ -25,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from package_data import GB, MB, ROW_BYTES, ROWS, made, make_scans, warm
+from package_data import GB, MB, ROW_BYTES, ROWS, made, make_scans, remove, warm
 from peak import Measured, measure
 from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
@@ -35,7 +37,7 @@ HERE = Path(__file__).parent
 BRIM = [sys.executable, "-m", "brim"]
 PACKAGES = ("brim", "pyarrow", "datasets", "huggingface_hub", "hf-xet")
 REPO = "ada/scans"
-SESSIONS, TENTHS = 902, 10
+SESSIONS, APPENDED, TENTHS = 902, 4, 10
 CACHE = "cache"  # of the Hub's libraries: not temporary, and not brim's
 
 
@@ -52,18 +54,35 @@ class Run:
     measured: Measured
     disk_bytes: int  # the most that lay under its temporary and state folders
     disk_files: tuple[str, ...]
+    seen: dict[str, int]  # by the Hub, of this run
+
+
+class LocalHub:
+    """A Hub in a process of its own."""
+
+    def __init__(self, server: subprocess.Popen[str]) -> None:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        self._in, self._out = server.stdin, server.stdout
+        self.endpoint = self._out.readline().strip()
+
+    def seen(self) -> dict[str, int]:
+        """What it has got, sent and answered so far."""
+        self._in.write("\n")
+        self._in.flush()
+        return dict(json.loads(self._out.readline()))
 
 
 @contextlib.contextmanager
-def local_hub(xet: bool) -> Iterator[str]:
-    """A fresh Hub, as its address."""
+def local_hub(xet: bool, tail_bytes: int = 0) -> Iterator[LocalHub]:
+    """A fresh Hub."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(HERE / "hub_server.py"), folder, *(["--xet"] if xet else [])]
+        command = [sys.executable, str(HERE / "hub_server.py"), folder, "--tail", str(tail_bytes)]
+        command += ["--xet"] if xet else []
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdin is not None
-            assert server.stdout is not None
             try:
-                yield server.stdout.readline().strip()
+                yield LocalHub(server)
             finally:
                 server.stdin.close()
 
@@ -109,15 +128,23 @@ class DiskUse:
         self._look()
 
 
-def publish(command: Sequence[str], xet: bool, *, curve: bool = False, period_s: float = 0.01) -> Run:
-    """Run a command against a fresh Hub with fresh folders of its own."""
-    with tempfile.TemporaryDirectory() as folder, local_hub(xet) as endpoint:
-        env: Mapping[str, str] = environment(endpoint, Path(folder), xet)
+def publish(command: Sequence[str], xet: bool) -> Run:
+    """Run a command against a fresh Hub."""
+    with local_hub(xet) as hub:
+        return publish_to(hub, command, xet)
+
+
+def publish_to(hub: LocalHub, command: Sequence[str], xet: bool, *, curve: bool = False, period_s: float = 0.01) -> Run:
+    """Run a command against a Hub with fresh folders of its own."""
+    before = hub.seen()
+    with tempfile.TemporaryDirectory() as folder:
+        env: Mapping[str, str] = environment(hub.endpoint, Path(folder), xet)
         with DiskUse(Path(folder)) as disk:
             measured = measure(command, env=env, curve=curve, period_s=period_s)
     if measured.exit_code:
         raise SystemExit(f"{' '.join(command)} ended with {measured.exit_code}:\n{measured.output[-2000:]}")
-    return Run(measured, disk.most, tuple(sorted(disk.names)))
+    seen = {name: count - before[name] for name, count in hub.seen().items()}
+    return Run(measured, disk.most, tuple(sorted(disk.names)), seen)
 
 
 def speed(arguments: argparse.Namespace) -> Part:
@@ -175,24 +202,113 @@ def _speed_part(runs: dict[str, list[Run]]) -> Part:
         at_least("brim by LFS faster than push_to_hub", median[push] / median[lfs], 4, "×"),
         at_least("brim by LFS faster than the usual loop", median[loop] / median[lfs], 4, "×"),
         at_most("peak anonymous memory by LFS", peak[lfs] / MB, 110, " MB"),
-        at_most("peak anonymous memory by Xet", peak[xet] / MB, 300, " MB"),
+        at_most("peak anonymous memory by Xet", peak[xet] / MB, 150, " MB"),
         at_most("files on disk beside the ledger (0: none)", float(not ledger_only), 0, ""),
     ]
     return part
 
 
+def ways(arguments: argparse.Namespace) -> Part:
+    """Xet, a bucket of the Hub, and an update, beside `hf upload` of the same shards."""
+    source = made(arguments.data / "speed", make_scans, ROWS * ROW_BYTES)
+    shards = ["--num-shards", str(ROWS)]
+    packed = arguments.data / "packed"
+    subprocess.run([*BRIM, "build", str(source), str(packed), *shards, "--quiet"], check=True)
+    build = [*BRIM, "build", str(source)]
+    to, bucket, quiet = f"hf://datasets/{REPO}", "hf://buckets/ada/b/x", [*shards, "--quiet"]
+    hf = str(Path(sys.executable).with_name("hf"))
+    upload = [hf, "upload", REPO, str(packed), "--repo-type", "dataset", "--quiet"]
+    contenders = [
+        Contender("hf upload of shards on disk, by Xet", upload, arguments.repeats, xet=True),
+        Contender("brim, by Xet", [*build, to, *quiet, "--via", "xet"], arguments.repeats, xet=True),
+        Contender(
+            "brim, by Xet, --memory 2GB",
+            [*build, to, *quiet, "--via", "xet", "--memory", "2GB"],
+            arguments.repeats,
+            xet=True,
+        ),
+        Contender("brim, to a bucket of the Hub", [*build, bucket, *quiet], arguments.repeats, xet=True),
+        Contender("brim, by LFS", [*build, to, *quiet, "--via", "lfs"], arguments.repeats),
+    ]
+    runs: dict[str, list[Run]] = {contender.name: [] for contender in contenders}
+    for _ in range(arguments.repeats):
+        for contender in contenders:
+            warm(source)
+            warm(packed / "data")
+            runs[contender.name].append(publish(contender.command, contender.xet))
+            run = runs[contender.name][-1]
+            progress(f"{contender.name}: {run.measured.seconds:.2f} s, {run.measured.peak_bytes / MB:.0f} MB")
+    for via in ("lfs", "xet"):
+        runs[f"brim --update of one file of {ROWS}, by {via}"] = [_updated(arguments.data, source, via)]
+    return _ways_part(runs)
+
+
+def _updated(data: Path, source: Path, via: str) -> Run:
+    """One shard of all has another end: what LFS and Xet send of it."""
+    changed = data / "changed"
+    remove(changed)
+    changed.mkdir()
+    for path in source.iterdir():
+        os.link(path, changed / path.name)
+    command = [*BRIM, "build", str(changed), f"hf://datasets/{REPO}", "--num-shards", str(ROWS), "--via", via]
+    with local_hub(xet=True) as hub, tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder)  # where Xet remembers what this machine has sent
+        publish_to(hub, [*command, "--quiet"], xet=True, cache=cache)
+        last = max(changed.iterdir())
+        kept = last.read_bytes()
+        last.unlink()
+        last.write_bytes(kept[:-MB] + os.urandom(MB))
+        return publish_to(hub, [*command, "--update", "--quiet"], xet=True, cache=cache)
+
+
+def _ways_part(runs: dict[str, list[Run]]) -> Part:
+    part = Part(
+        f"ways: {ROWS} files of {ROW_BYTES // MB} MB to a local Hub, {ROWS} shards",
+        ("what", "runs", "median s", "time against hf upload", "peak MB", "sent MB", "requests"),
+    )
+    upload, xet, more, bucket, *_ = runs
+    median = {name: statistics.median(run.measured.seconds for run in of) for name, of in runs.items()}
+    peak = {name: max(run.measured.peak_bytes for run in of) / MB for name, of in runs.items()}
+    for name, of in runs.items():
+        part.runs[name] = [{"seconds": r.measured.seconds, "peak_bytes": r.measured.peak_bytes, **r.seen} for r in of]
+        part.rows.append(
+            (
+                name,
+                str(len(of)),
+                f"{median[name]:.2f}",
+                f"{median[name] / median[upload]:.2f}×",
+                f"{peak[name]:.0f}",
+                f"{of[-1].seen['received'] / MB:.0f}",
+                str(of[-1].seen["requests"]),
+            )
+        )
+    part.notes.append("`hf upload` has the shards on disk: the time of packaging them is not in its row.")
+    part.goals = [
+        at_most("peak anonymous memory by Xet", peak[xet], 150, " MB"),
+        at_most("peak anonymous memory to a bucket of the Hub", peak[bucket], 150, " MB"),
+        at_most("by Xet, with 2 GB, against `hf upload`", median[more] / median[upload], 1.5, "×"),
+    ]
+    return part
+
+
 def whole(arguments: argparse.Namespace) -> Part:
-    source = arguments.data / "arc"
+    source = arguments.data / f"arc-{arguments.sessions}"
     if not source.exists():
-        make_arc(source, sessions=SESSIONS, sparse_sizes=True)
-    command = [*BRIM, "build", str(source), f"hf://datasets/{REPO}", "--recipe", "arc", "--rows-per-shard", "1"]
-    run = publish([*command, "--via", "lfs", "--json"], xet=False, curve=True, period_s=0.05)
+        make_arc(source, sessions=arguments.sessions, sparse_sizes=True)
+    more = arguments.data / "arc-more"
+    if not more.exists():
+        make_arc(more, sessions=APPENDED, sparse_sizes=True)
+    words = [f"hf://datasets/{REPO}", "--recipe", "arc", "--rows-per-shard", "1", "--via", "lfs", "--json"]
+    with local_hub(xet=False, tail_bytes=MB) as hub:
+        run = publish_to(hub, [*BRIM, "build", str(source), *words], xet=False, curve=True, period_s=0.05)
+        progress(f"{arguments.sessions} sessions: {run.measured.seconds:.0f} s")
+        added = publish_to(hub, [*BRIM, "build", str(more), *words, "--append"], xet=False)
     built = json.loads(run.measured.output.splitlines()[-1])
     points = run.measured.curve
     first, last = points[: len(points) // TENTHS], points[-(len(points) // TENTHS) :]
     means = [statistics.mean(size for _, size in tenth) / MB for tenth in (first, last)]
     part = Part(
-        f"whole: {SESSIONS} sessions, {built['bytes'] / GB:.0f} GB of sparse files, by LFS",
+        f"whole: {arguments.sessions} sessions, {built['bytes'] / GB:.0f} GB of sparse files, by LFS",
         ("seconds", "GB/s", "shards", "commits", "peak MB", "first tenth MB", "last tenth MB", "on disk"),
         notes=["Sparse files cost no disk: this measures memory over a long run, not a disk."],
     )
@@ -208,16 +324,40 @@ def whole(arguments: argparse.Namespace) -> Part:
             f"{run.disk_bytes / 1000:.0f} kB ({', '.join(run.disk_files)})",
         )
     )
+    total = json.loads(added.measured.output.splitlines()[-1])
+    new_bytes = int(total["sent_bytes"])
+    ratio = added.seen["received"] / max(new_bytes, 1)
+    part.rows.append(
+        (
+            f"{added.measured.seconds:.0f} (append of {new_bytes / GB:.2f} GB)",
+            f"{new_bytes / GB / added.measured.seconds:.2f}",
+            str(total["shards"]),
+            str(total["commits"]),
+            f"{added.measured.peak_bytes / MB:.0f}",
+            "",
+            "",
+            f"{added.disk_bytes / 1000:.0f} kB ({', '.join(added.disk_files)})",
+        )
+    )
+    part.runs["append"] = [{"seconds": added.measured.seconds, "new_bytes": new_bytes, **added.seen}]
+    part.notes.append(
+        f"The append sent {added.seen['received'] / MB:,.1f} MB for {new_bytes / MB:,.1f} MB of new shards, with "
+        f"{added.seen['requests']} requests; it read {added.seen['objects_read']} old object(s) and "
+        f"{added.seen['sent'] / MB:.2f} MB in all (listing, manifest, footer)."
+    )
     step = max(len(points) // 60, 1)
     part.notes.append("MB over time: " + " ".join(f"{size / MB:.0f}" for _, size in points[::step]))
     part.goals = [
         at_most("peak anonymous memory", run.measured.peak_bytes / MB, 150, " MB"),
         at_most("mean of the last tenth above the first", means[1] - means[0], 15, " MB"),
+        at_most("append: sent, of what is new", ratio, 1.01, "×"),
+        at_most("append: old objects of which something is read", added.seen["objects_read"], 1, ""),
+        at_most("append: peak anonymous memory", added.measured.peak_bytes / MB, 150, " MB"),
     ]
     return part
 
 
-PARTS = {"speed": speed, "whole": whole}
+PARTS = {"speed": speed, "ways": ways, "whole": whole}
 
 
 def main() -> None:
@@ -225,6 +365,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("bench-data"), help="where sources go")
     parser.add_argument("--repeats", type=int, default=3, help="runs of brim (default: 3)")
     parser.add_argument("--peer-repeats", type=int, default=2, help="runs of the slow ones (default: 2)")
+    parser.add_argument("--sessions", type=int, default=SESSIONS, help="of the whole (default: 902, 273 GB)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME", help=", ".join(PARTS))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables here")
     arguments = parser.parse_args()

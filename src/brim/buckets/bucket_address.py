@@ -96,7 +96,7 @@ def parse_bucket_address(text: str, access: Access | None = None) -> BucketAddre
     if scheme == "hf":
         if not _HUB_BUCKET.fullmatch(bucket) or ".." in bucket:
             hint = f"Write {ON_HUB}ORG/NAME/PREFIX; a bucket has no revisions."
-            raise InputError(f"{_without_user(text)!r} names no bucket of the Hub.", hint=hint)
+            raise InputError(f"{text!r} names no bucket of the Hub.", hint=hint)
         access = None  # it is reached as the Hub is, whatever is said of other stores
     elif scheme not in SCHEMES or not _BUCKET.fullmatch(bucket) or ".." in bucket:
         hint = f"Write {scheme}://BUCKET/PREFIX; a bucket's name has 3 to 63 letters, digits, dots, dashes."
