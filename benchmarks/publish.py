@@ -2,8 +2,8 @@
 
 Three parts. *speed*: 12 files of 300 MB to a local Hub, by LFS and by Xet, against what `datasets` does. *ways*: the
 same by Xet with little and with more memory, to a storage bucket of the Hub, and an update of one file, beside
-`hf upload` of shards that are on disk already. *whole*: 902 sessions, 273 GB of sparse files, in one go, with the memory
-curve; then four sessions more, appended.
+`hf upload` of shards that are on disk already. *whole*: 902 sessions, 273 GB of sparse files, in one go, with the
+memory curve; then four sessions more, appended.
 
 The Hub is tests/hub in a process of its own on the same machine: it hashes what it gets and stores nothing.
 Its time counts for everybody alike, and both cores are shared with it. Contenders take turns; memory is
