@@ -84,8 +84,9 @@ class HubPlace:
         return self.address.removeprefix("hf://datasets/")
 
     def content(self) -> dict[str, bytes]:
-        names = [name for name in self.hub.files(self.repo) if not name.startswith((".brim/", ".gitattributes"))]
-        return {name: self.hub.read(self.repo, name) for name in names}
+        at = self.hub.head(self.repo)  # as readers do: files of one commit
+        names = [name for name in self.hub.files(self.repo, at) if not name.startswith((".brim/", ".gitattributes"))]
+        return {name: self.hub.read(self.repo, name, at) for name in names}
 
     def plant(self, name: str, data: bytes) -> None:
         if self.repo not in {repo.name for repo in self.hub.repos}:
