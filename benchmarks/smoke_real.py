@@ -4,7 +4,8 @@
 
 SOURCE is a small BIDS dataset or any folder, here or at s3://openneuro.org/dsNNNNNN (public: read without credentials).
 It makes a private repository of a random name, publishes by LFS and by Xet, by a pull request, appends, verifies
-without and with a download, and deletes the repository. It needs a token that may write, and the network.
+without and with a download, does the same in a storage bucket, and deletes both. It needs a token that may write, and
+the network.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ def main() -> None:
     finally:
         if not arguments.keep:
             api.delete_repo(repo, repo_type="dataset", missing_ok=True)
-            print(f"smoke-real: deleted {repo}")
+            api.delete_bucket(repo, missing_ok=True)
+            print(f"smoke-real: deleted {repo}, the repository and the bucket")
 
 
 def prove(repo: str, source: str) -> None:
     """Each step is a command that must end well."""
-    dest = f"hf://datasets/{repo}"
+    dest, bucket = f"hf://datasets/{repo}", f"hf://buckets/{repo}/some/where"
     reading = ["--anonymous"] if source.startswith("s3://") else []
     with tempfile.TemporaryDirectory(prefix="smoke-") as folder:
         more = Path(folder) / "more"
@@ -66,6 +68,10 @@ def prove(repo: str, source: str) -> None:
             ("every config", ["verify", dest]),
             ("what it is", ["info", dest]),
             ("files back", ["unpack", dest, str(Path(folder) / "back"), "--from-config", "more"]),
+            ("a bucket", ["build", str(first), bucket]),
+            ("append to it", ["build", str(second), bucket, "--append"]),
+            ("verify it, read back", ["verify", bucket, "--deep"]),
+            ("rows from it", ["select", bucket, str(Path(folder) / "rows"), "--limit", "1"]),
         ]
         for name, words in steps:
             start = time.monotonic()
