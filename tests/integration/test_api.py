@@ -22,6 +22,7 @@ import pytest
 import brim
 from brim.api import job_options
 from brim.cli.flags import flat
+from tests.integration.embed_models import hashing
 
 WORDS = ["Build", "Compute", "Embed", "Map", "Place", "Select", "Source", "Tokenize"]
 # What is only for a terminal, and what has another form there.
@@ -118,12 +119,21 @@ def test_vectors_without_a_destination(corpus: Path, tmp_path: Path) -> None:
     assert made[name].shape == (300, 5)
     assert made.rows == 300
     assert made.kept is not None
-    again = brim.embed(corpus, model, cache_dir=tmp_path / "cache", **words)  # type: ignore[call-overload]
+    again = brim.embed(corpus, hashing, cache_dir=tmp_path / "cache", **words)  # type: ignore[call-overload]
     assert again.computed.outcome.computed == 0
     assert again.path == made.path
     brim.embed(corpus, model, destination=tmp_path / "v.npy", **words)  # type: ignore[call-overload]
     assert (np.load(tmp_path / "v.npy") == again[name]).all()
     assert [one.done for one in brim.caches(tmp_path / "cache")] == [True]
+
+
+@pytest.mark.parametrize("model", [lambda: None, 3, None])
+def test_a_model_that_workers_cannot_import(corpus: Path, tmp_path: Path, model: object) -> None:
+    """It is told before anything runs, with what to do."""
+    with pytest.raises(brim.ArgumentError, match="model= takes a name") as caught:
+        brim.embed(corpus, model, destination=tmp_path / "v.npy", column="text")  # type: ignore[call-overload]
+    assert "MODULE:FACTORY" in str(caught.value)
+    assert list(tmp_path.iterdir()) == [corpus]
 
 
 def test_a_destination_is_what_the_command_makes(corpus: Path, tmp_path: Path) -> None:

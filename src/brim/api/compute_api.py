@@ -49,7 +49,7 @@ from brim.steps.embed_step import EmbedStep
 from brim.steps.fast_encoder import choose
 from brim.steps.map_options import MapOptions
 from brim.steps.map_step import MapStep
-from brim.steps.models import is_factory
+from brim.steps.models import is_factory, model_name
 from brim.steps.row_features import import_datasets
 from brim.steps.step import Step
 from brim.steps.step_process import make_step
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 Place = str | os.PathLike[str]
+ModelWord = Place | Callable[..., Any]  # a name, a folder, or a factory
 Array = np.ndarray[Any, Any]
 _UNIT_BYTES = 4 << 20  # encoding is slow: small units keep all cores busy to the end
 _DATASET, _VECTORS = "dataset", "vectors.safetensors"
@@ -201,7 +202,7 @@ def _tokenize_job(
 
 def embed_job(
     source: Any,
-    model: str,
+    model: ModelWord,
     destination: Place | None,
     column: str | None,
     image: str | None,
@@ -220,9 +221,10 @@ def embed_job(
         refuse_without_place(given, "split")
     elif as_file and given.split != "train":
         raise InputError("--split is for shards, and DEST is a file.", hint="Leave --split out.")
+    name = model_name(model)
     how = given.how(held_bytes)
     with heard_while_reading(to, how, as_file=as_file):
-        return _embed_job(source, model, to, column, image, given, how, cache_dir, as_file=as_file)
+        return _embed_job(source, name, to, column, image, given, how, cache_dir, as_file=as_file)
 
 
 def _embed_job(
@@ -357,7 +359,7 @@ def tokenize(
 @overload
 def embed(
     source: Any,
-    model: str,
+    model: ModelWord,
     *,
     destination: Place,
     column: str | None = ...,
@@ -369,7 +371,7 @@ def embed(
 @overload
 def embed(
     source: Any,
-    model: str,
+    model: ModelWord,
     *,
     destination: None = ...,
     column: str | None = ...,
@@ -382,7 +384,7 @@ def embed(
 @spelled_out(EmbedGiven)
 def embed(
     source: Any,
-    model: str,
+    model: ModelWord,
     *,
     destination: Place | None = None,
     column: str | None = None,
@@ -395,9 +397,9 @@ def embed(
     """Put the texts of `column`, the images of `image`, or both through a model, without ever holding their vectors.
 
     `source` is what `map` takes, or a folder of images; `model` a name or a folder of sentence-transformers or
-    transformers, or "MODULE:FACTORY" of yours with `argument` for it. The destination is a file (.safetensors, .npy,
-    .parquet), or a folder, hf://datasets/ORG/NAME or s3://BUCKET/PREFIX for Parquet shards. Without one, the vectors
-    are mapped from a file in `cache_dir`, and found there when the same is asked for again.
+    transformers, or "MODULE:FACTORY" of yours (or that function itself) with `argument` for it. The destination is a
+    file (.safetensors, .npy, .parquet), or a folder, hf://datasets/ORG/NAME or s3://BUCKET/PREFIX for Parquet shards.
+    Without one, the vectors are mapped from a file in `cache_dir`, and found there when the same is asked for again.
     """
     given = EmbedGiven(**options)
     watched = shown(progress)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import re
+import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -20,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from brim.errors import InputError, MissingExtra
+from brim.errors import ArgumentError, InputError, MissingExtra
 from brim.extras import EXTRAS, missing
 from brim.records import dataclass
 from brim.steps.embed_options import ModelOptions
@@ -186,6 +188,20 @@ def _taken(
 
 _FACTORY = re.compile(r"(?:[A-Za-z_][\w.]*|.+\.py):[A-Za-z_][\w.]*")
 _SENTENCE_FILES = ("modules.json", "config_sentence_transformers.json")
+
+
+def model_name(model: str | os.PathLike[str] | Callable[..., Any]) -> str:
+    """A model as words: a factory by the name that workers import it under."""
+    if isinstance(model, str | os.PathLike):
+        return os.fspath(model)
+    module, name = getattr(model, "__module__", None), getattr(model, "__qualname__", None)
+    if callable(model) and name is not None and module not in (None, "__main__") and name.isidentifier():
+        return f"{module}:{name}"
+    raise ArgumentError(
+        f"model= takes a name, a folder, or a factory that can be imported, not {reprlib.repr(model)}.",
+        hint='Put the function that makes the model into a module of its own, and give "MODULE:FACTORY".',
+        option="model",
+    )
 
 
 def is_factory(spec: str) -> bool:
