@@ -156,6 +156,7 @@ benchmarks: .venv/dev
 # The pictures of README.md and the docs, drawn from a measurement and a recording.
 pictures: .venv/dev
 	$(BIN)/python benchmarks/curves.py
+	$(BIN)/python benchmarks/curves.py --demo
 
 # The minute that convinces: a limit that the kernel holds, the usual way killed, brim killed halfway and continued.
 demo-limit: .venv/dev
