@@ -47,7 +47,9 @@ def options(command: Any) -> str:
         panels[panel if names.startswith("`-") else "Arguments"].append(
             f"| {names}{metavar.replace('|', chr(92) + '|')} | {cell(parameter.help)} |"
         )
-    parts = [f"\n**{panel}**\n\n| | |\n|---|---|\n" + "\n".join(lines) for panel, lines in panels.items()]
+    parts = [
+        f"\n**{panel}**\n\n| name | what it is |\n|---|---|\n" + "\n".join(lines) for panel, lines in panels.items()
+    ]
     return "\n".join(parts)
 
 

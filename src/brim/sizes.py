@@ -61,3 +61,8 @@ def _scaled(size: int | float, step: int, units: tuple[str, ...]) -> str:
         value, unit = value / step, larger
     digits = 0 if unit == "B" or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
     return f"{value:.{digits}f} {unit}"
+
+
+def plural(number: int, what: str) -> str:
+    """1 row, 1,234 rows."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

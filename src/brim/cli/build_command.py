@@ -26,7 +26,7 @@ from brim.cli.plan_command import PlanOption, need, opened, planned, refuse_give
 from brim.cli.show import emit, followed, loading, memory_held, print_lines
 from brim.errors import InputError
 from brim.progress import Progress
-from brim.sizes import format_size
+from brim.sizes import format_size, plural
 
 HELP = """Package files into shards at DEST: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX.
 
@@ -134,7 +134,7 @@ def build(
     dest = dest or str(result.destination)
     lines = [
         ("built", f"{result.destination}{f' ({result.visibility})' if result.visibility else ''}"),
-        ("holds", f"{result.rows:,} rows, {result.files:,} files, {format_size(result.bytes)}"),
+        ("holds", f"{plural(result.rows, 'row')}, {plural(result.files, 'file')}, {format_size(result.bytes)}"),
         ("shards", shard_counts(result)),
     ]
     if result.proved:

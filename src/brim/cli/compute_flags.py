@@ -8,10 +8,10 @@ from typing import Any
 import typer
 
 from brim.cli.flags import ComputingFlags, LiveFlags, PartFlags, ScalingFlags, ShowingFlags, WatchingFlags, split_names
-from brim.cli.show import count, emit, followed, memory_held, print_lines
+from brim.cli.show import emit, followed, memory_held, print_lines
 from brim.errors import InputError
 from brim.progress import Progress
-from brim.sizes import format_size
+from brim.sizes import format_size, plural
 
 # What a machine may say of a plan that was saved; the plan says the rest.
 _WITH_PLAN = (
@@ -155,13 +155,15 @@ def tell(computed: Any, progress: Any, job: Any, showing: ShowingFlags, more: Se
         emit("done", **(facts | counted), quarantine=computed.quarantine)
         return
     lines = [("done", f"{built.destination}{f' ({built.visibility})' if built.visibility else ''}")]
-    lines.append(("holds", f"{built.rows:,} rows, {format_size(built.bytes)} in {count(built.shards, 'shard')}"))
+    lines.append(
+        ("holds", f"{plural(built.rows, 'row')}, {format_size(built.bytes)} in {plural(built.shards, 'shard')}")
+    )
     lines += more
     if units:
         kept = units - outcome.computed
         again = f", {outcome.retries} tried again" if outcome.retries else ""
         done = f"{outcome.computed:,} done{f', {kept:,} kept' if kept else ''}{again}"
-        lines.append(("units", f"{done}, {count(outcome.workers, 'worker')}"))
+        lines.append(("units", f"{done}, {plural(outcome.workers, 'worker')}"))
     else:
         lines.append(("units", "nothing to do: it was all there"))
     if outcome.bad_rows:

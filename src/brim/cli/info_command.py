@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from brim.cli.flags import FetchingFlags, FromFlags, KeepingFlags, ShowingFlags
-from brim.cli.show import count, emit, print_lines
-from brim.sizes import format_size
+from brim.cli.show import emit, print_lines
+from brim.sizes import format_size, plural
 
 HELP = """What a dataset is: rows, splits, columns, bytes, shards, whole or not.
 
@@ -51,7 +51,7 @@ def _lines(found: Any) -> list[tuple[str, str]]:
     lines = [("dataset", found.address), ("rows", f"{found.rows:,}")]
     for split in found.splits:
         name = split.split if split.config == "default" else f"{split.config}/{split.split}"
-        held = f"{split.rows:,} rows, {count(split.shards, 'shard')}, {format_size(split.bytes)}"
+        held = f"{plural(split.rows, 'row')}, {plural(split.shards, 'shard')}, {format_size(split.bytes)}"
         held += "" if split.state in ("", "whole") else f", {split.state}"
         lines.append(("split", f"{name}: {held}"))
     lines.append(("bytes", format_size(found.bytes)))

@@ -22,7 +22,7 @@ from brim.cli.flags import (
 )
 from brim.cli.plan_command import show
 from brim.cli.show import emit, followed, loading, memory_held, print_lines, waiting_for
-from brim.sizes import format_size
+from brim.sizes import format_size, plural
 
 HELP = """Filter, sort, shuffle, split, join or re-shard what is a dataset already, without holding it.
 
@@ -104,7 +104,7 @@ def select(
     lines = [
         ("selected", dict(job.plan.table.query)["chosen"]),
         ("built", f"{result.destination}{f' ({result.visibility})' if result.visibility else ''}"),
-        ("holds", f"{result.rows:,} rows, {result.files:,} files, {format_size(result.bytes)}"),
+        ("holds", f"{plural(result.rows, 'row')}, {plural(result.files, 'file')}, {format_size(result.bytes)}"),
         *([("splits", ", ".join(f"{s.name} {s.stop - s.start:,}" for s in splits))] if len(splits) > 1 else []),
         ("shards", shard_counts(result)),
         *([("proved", result.proved)] if result.proved else []),

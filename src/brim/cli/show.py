@@ -134,10 +134,6 @@ def print_lines(lines: list[tuple[str, str]], width: int = 0) -> None:
         print(wrapped(f"{label:>{width}}  {text}", width + 2))
 
 
-def count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def memory_held(progress: Any, limit_bytes: int, seen_bytes: int = 0) -> list[tuple[str, str]]:
     """What a job held at most, here and on the nodes of a cluster; nothing if nobody looked."""
     here, limit = getattr(progress, "peak_bytes", 0), format_size(limit_bytes)

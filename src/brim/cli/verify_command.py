@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from brim.cli.flags import FromFlags, KeepingFlags, LiveFlags, ShowingFlags, StoringFlags, WatchingFlags
-from brim.cli.show import count, emit, followed, print_lines
-from brim.sizes import format_size
+from brim.cli.show import emit, followed, print_lines
+from brim.sizes import format_size, plural
 
 HELP = """Prove that what is at DEST is whole.
 
@@ -54,7 +54,7 @@ def verify(
     if showing.json:
         emit("verified", **vars(result))
         return
-    lines = [("whole", f"{count(result.shards, 'shard')}, {result.rows:,} rows, {format_size(result.bytes)}")]
+    lines = [("whole", f"{plural(result.shards, 'shard')}, {plural(result.rows, 'row')}, {format_size(result.bytes)}")]
     if len(result.subsets) > 1 or set(result.subsets.values()) - {"whole"}:
         lines += [(name, words) for name, words in result.subsets.items()]
     if result.files_compared:

@@ -27,7 +27,7 @@ from brim.progress import Progress, Silent
 from brim.records import dataclass
 from brim.schedule.ray_cluster import Cluster, Sight, sample_of, workplace
 from brim.schedule.unit_work import Outcome
-from brim.sizes import format_size
+from brim.sizes import format_size, plural
 from brim.state.ledger import Receipt
 from brim.stores.hub_options import HubAddress, HubOptions
 from brim.stores.hub_store import HubStore
@@ -64,8 +64,8 @@ class Built(Described):
     def lines(self) -> list[tuple[str, str]]:
         """What is there, for people."""
         seen = f" ({self.visibility})" if self.visibility else ""
-        files = f" of {self.files:,} files" if self.files else ""
-        holds = f"{self.rows:,} rows{files}, {format_size(self.bytes)} in {self.shards:,} shards"
+        files = f" of {plural(self.files, 'file')}" if self.files else ""
+        holds = f"{plural(self.rows, 'row')}{files}, {format_size(self.bytes)} in {plural(self.shards, 'shard')}"
         lines = [("done", f"{self.destination}{seen}"), ("holds", holds)]
         lines.append(("shards", f"{self.written:,} written, {self.kept:,} kept"))
         if self.commits:

@@ -32,7 +32,7 @@ from brim.plans.plan import Plan, make_plan
 from brim.plans.shard_bytes import count_rows, hollow_in, locate, splice_of
 from brim.progress import Advance, Progress, Silent, tell_begin, tell_rows
 from brim.records import dataclass
-from brim.sizes import format_size
+from brim.sizes import format_size, plural
 from brim.sources.features import as_yaml
 from brim.sources.file_table import FileTable, flat_numbers
 from brim.sources.open_source import columns_beside, read_source
@@ -61,9 +61,9 @@ class Verified(Described):
     @property
     def lines(self) -> list[tuple[str, str]]:
         """What was proved, for people."""
-        lines = [("proved", f"{self.rows:,} rows, {format_size(self.bytes)} in {self.shards:,} shards")]
+        lines = [("proved", f"{plural(self.rows, 'row')}, {format_size(self.bytes)} in {plural(self.shards, 'shard')}")]
         if self.files_compared:
-            lines.append(("compared", f"{self.files_compared:,} source files, byte for byte"))
+            lines.append(("compared", f"{plural(self.files_compared, 'source file')}, byte for byte"))
         return [*lines, *(("unproved", text) for text in self.unproved), *(("wrong", text) for text in self.findings)]
 
 

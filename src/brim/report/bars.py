@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from brim.memory.meter import tree_bytes
-from brim.sizes import format_size
+from brim.sizes import format_size, plural
 from brim.wording import drawing_stream, escape_controls
 
 _PLAIN_EVERY_S = 10.0
@@ -157,7 +157,7 @@ class PlainLines:
             f"{self._what}: {f'{min(percent, 100):.0f} %, ' if self._total else ''}{_amount(self._done, self._total)}, "
             f"{f'{format_size(self._hashed)} hashed, ' if self._hashed else ''}"
             f"{f'{self._shards_done} of {self._shards} shards, ' if self._shards else ''}"
-            f"{f'{_rows_text(self._rows)}, ' if self._rows else ''}"
+            f"{plural(self._rows, 'row') + ', ' if self._rows else ''}"
             f"{f'{self._commits} commits, ' if self._commits else ''}"
             f"{format_size(rate)}/s, {left}"
             f"memory {format_size(memory)} of {format_size(self._limit)}{_nodes_text(self._nodes)}",
@@ -251,7 +251,7 @@ class Bar:
         left = f" {clock_text(rest / rate)} left" if moved and rest else ""
         speed = f" {format_size(rate)}/s" if moved else ""
         gauge, amount = f"memory {format_size(memory)}", done if self._total else format_size(self._done)
-        if self._rows and len(_rows_text(self._rows)) + 2 > self._room(f"{amount}{speed}{left}", gauge):
+        if self._rows and len(plural(self._rows, "row")) + 2 > self._room(f"{amount}{speed}{left}", gauge):
             speed = ""  # rows tell more
         amount, gauge = self._fitted(f"{amount}{speed}{left}", gauge)
         completed = min(self._done, self._total) if self._total else self._done
@@ -270,7 +270,7 @@ class Bar:
         room -= len(nodes)
         limit = f" of {format_size(self._limit)}"
         more = (
-            f"  {_rows_text(self._rows)}" if self._rows else "",
+            f"  {plural(self._rows, 'row')}" if self._rows else "",
             f"  {self._shards_done}/{self._shards} shards" if self._shards else "",
             limit,
             f"  {format_size(self._hashed)} hashed" if self._hashed else "",
@@ -304,10 +304,6 @@ def _nodes_text(held: Mapping[str, int]) -> str:
     if not held:
         return ""
     return f", {len(held)} node{'' if len(held) == 1 else 's'} up to {format_size(max(held.values()))}"
-
-
-def _rows_text(rows: int) -> str:
-    return f"{rows:,} row{'' if rows == 1 else 's'}"
 
 
 def _amount(done: int, total: int) -> str:
