@@ -110,10 +110,13 @@ LINES = (
     Line(
         "a function over 1 GB of Parquet",
         Figure("map", "1 GB, python", "brim"),
-        (("a loop of pyarrow", Figure("map", "1 GB, python", "pyarrow")),),
+        (
+            ("a loop of pyarrow", Figure("map", "1 GB, python", "pyarrow")),
+            ("`Dataset.map`, of its cache", Figure("map", "1 GB, python", "datasets")),
+        ),
     ),
     Line(
-        "3,000 texts through MiniLM",
+        "2,000 texts through MiniLM",
         Figure("embed", "model", "brim embed"),
         (("`SentenceTransformer.encode`", Figure("embed", "model", "SentenceTransformer.encode")),),
     ),

@@ -81,9 +81,11 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """What is typed in it, with lines that go on joined."""
-        joined = self.text.replace("\\\n", " ")
-        return [line[2:] for line in joined.splitlines() if line.startswith("$ ")]
+        """What is typed in it, with lines that go on joined. A block of sh on a page that is run is nothing else."""
+        joined = self.text.replace("\\\n", " ").splitlines()
+        if self.kind == "sh" and self.page in RUN:
+            return [line for line in joined if line.strip()]
+        return [line[2:] for line in joined if self.kind == "console" and line.startswith("$ ")]
 
 
 def blocks_of(page: str) -> Iterator[Block]:
@@ -129,7 +131,7 @@ def test_commands_and_python_are_what_brim_has(page: str, group: Any) -> None:
             lines = block.text.splitlines()
             typed = [line[4:] for line in lines if line.startswith((">>> ", "... "))]
             compile("\n".join(typed or lines), where, "exec")
-        for command in block.commands if block.kind == "console" else []:
+        for command in block.commands:
             check_command(command, group, where)
 
 
@@ -201,7 +203,7 @@ def test_pages_run(page: str, place: Machine) -> None:
         if block.kind == "python":
             done = typed(place, shlex.join(["python", "-c", block.text]))
             assert done.returncode == 0, f"{where}\n{done.stdout}\n{done.stderr}"
-        for command in block.commands if block.kind == "console" else []:
+        for command in block.commands:
             done = typed(place, command)
             assert done.returncode == 0, f"{where}: {command}\n{done.stdout}\n{done.stderr}"
 
