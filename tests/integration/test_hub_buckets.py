@@ -205,6 +205,14 @@ def test_refused(place: HubBucketPlace, source: Path, fault: dict[str, int], cod
     assert "hf_write" not in done.stderr
 
 
+def test_asked_to_wait(place: HubBucketPlace, source: Path) -> None:
+    """A Hub that is asked too often says for how long to wait; then it goes on."""
+    place.hub.faults.add("bucket-batch", times=4, status=429, retry_after=1)
+    place.hub.faults.add("bucket-paths", times=2, status=429, retry_after=1)
+    run(place, "build", source, place.address, "--quiet")
+    run(place, "verify", place.address, source, "--quiet")
+
+
 def test_no_such_bucket(place: HubBucketPlace, tmp_path: Path) -> None:
     assert "There is no bucket hf://buckets/ada/things" in run(place, "verify", place.address, check=2).stderr
     assert "There is no bucket" in run(place, "build", place.address, tmp_path / "out", check=2).stderr

@@ -16,8 +16,10 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.bucket_errors import WebFailed
+from brim.state.retry import RATE_LIMITED, asked_s, pause
 
 _HOPS = 5
+_MOST_WAIT_S = 300.0  # the Hub counts requests by five minutes
 _PATHS = 1000  # that may be asked about at once
 _TIMEOUT_S = 60.0
 _LOCK = threading.Lock()
@@ -67,6 +69,9 @@ def _ask(method: str, url: str, headers: dict[str, str], body: bytes | None = No
             if type(error).__module__.split(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2"):
                 raise
             raise WebFailed(f"{type(error).__name__}") from None
+        if answer.status_code == RATE_LIMITED and (wait_s := asked_s(answer.status_code, answer.headers)):
+            pause(min(wait_s, _MOST_WAIT_S))
+            continue
         if _origin(url) == _origin(_endpoint()):
             told = answer.headers.get("X-Xet-Hash") or told
         if answer.status_code not in (301, 302, 303, 307, 308) or "Location" not in answer.headers:
@@ -75,6 +80,8 @@ def _ask(method: str, url: str, headers: dict[str, str], body: bytes | None = No
         if not to.startswith(("https://", "http://")) or (url.startswith("https://") and to.startswith("http://")):
             raise WebFailed("status code: 403 (it leads to an address that is not safe)")
         url = to
+    if answer.status_code == RATE_LIMITED:
+        raise WebFailed("status code: 429 Too Many Requests")
     raise WebFailed("status code: 403 (it leads from one address to another without end)")
 
 

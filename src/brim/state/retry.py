@@ -8,15 +8,17 @@ an error that ends a run for good. What a library tries again by itself is not c
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
 _CHECK_S = 0.2
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529})
+RATE_LIMITED = 429
 CONFLICTS = frozenset({409, 412})  # somebody else was quicker: whoever looks again may go on
 _PASSING_CODES = frozenset(
     {
@@ -57,6 +59,14 @@ class _Here(threading.local):
 
 
 _HERE = _Here()
+
+
+def asked_s(status: int, headers: Mapping[str, str]) -> float:
+    """For how long an answer asks to wait: Retry-After, or what the Hub tells of its limits: `"api";r=0;t=57`."""
+    said = re.fullmatch(r"\s*(\d+)\s*", headers.get("Retry-After", ""))
+    if said is None and status == RATE_LIMITED:
+        said = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
+    return float(said[1]) if said else 0.0
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from brim.errors import BrimError, DestinationError, InputError, SinkFailed
 from brim.records import dataclass
-from brim.state.retry import CONFLICTS, Retry, may_pass, pause
+from brim.state.retry import CONFLICTS, Retry, asked_s, may_pass, pause
 from brim.stores.hub_private import client_factory
 
 T = TypeVar("T")
@@ -28,7 +28,6 @@ _LOGGER = "huggingface_hub"
 _CONNECT_S, _STALL_S, _ANSWER_S = 30.0, 60.0, 300.0  # an answer may take long: merging thousands of files does
 _MOST_STALL_S = 7 * 86400.0
 _WAITS_S = (1.0, 2.0, 4.0, 8.0, 8.0)
-_RATE_LIMITED = 429
 _URL = re.compile(r"(https?://[^\s/'\"]+)[^\s'\"]*")
 _CODE = re.compile(r"<Code>([^<]{1,60})</Code>")
 _ROOM = re.compile(r"storage|quota|billing|upgrade|payment|subscri", re.IGNORECASE)
@@ -137,11 +136,12 @@ def _change_library(stall_s: float) -> None:
 
 def _wait_as_asked(response: Any) -> None:
     """Wait here as long as an answer asks for: the library would sleep where no request to stop reaches it."""
-    asked_s = _asked_s(response) if response.status_code >= 400 and may_pass(response.status_code) else 0.0
-    if asked_s > max(_WAITS_S):
+    passing = response.status_code >= 400 and may_pass(response.status_code)
+    wait_s = asked_s(response.status_code, response.headers) if passing else 0.0
+    if wait_s > max(_WAITS_S):
         response.read()
-        logging.getLogger(_LOGGER).warning("%s; waiting %g s, as it asks", response.status_code, asked_s)
-        _wait(asked_s)
+        logging.getLogger(_LOGGER).warning("%s; waiting %g s, as it asks", response.status_code, wait_s)
+        _wait(wait_s)
         for name in ("Retry-After", "RateLimit"):
             response.headers.pop(name, None)
 
@@ -225,18 +225,10 @@ def persistently(call: Callable[[], T]) -> T:
 def wait_after(error: BaseException, wait_s: float) -> None:
     """Wait before the next try, as long as the answer asks for, and say so."""
     response = getattr(error, "response", None)
-    wait_s = max(wait_s, 0.0 if response is None else _asked_s(response))
+    wait_s = max(wait_s, 0.0 if response is None else asked_s(response.status_code, response.headers))
     what = status_of(error) or type(error).__name__
     logging.getLogger(_LOGGER).warning("%s; trying again in %g s", what, wait_s)
     _wait(wait_s)
-
-
-def _asked_s(response: Any) -> float:
-    """Retry-After, or what the Hub tells of its limits: `"api";r=0;t=57`."""
-    said = re.fullmatch(r"\s*(\d+)\s*", response.headers.get("Retry-After", ""))
-    if said is None and response.status_code == _RATE_LIMITED:
-        said = re.search(r"\bt=(\d+)", response.headers.get("RateLimit", ""))
-    return float(said[1]) if said else 0.0
 
 
 @contextmanager

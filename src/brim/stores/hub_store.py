@@ -12,10 +12,10 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any, Protocol
 
-from brim.buckets.xet import NoXet
+from brim.buckets.xet import XET_BYTES, NoXet
 from brim.errors import DestinationError, SinkFailed
 from brim.formats.card import CARD
 from brim.formats.card_configs import UNFINISHED
@@ -286,7 +286,8 @@ class HubStore:
         """By the way that was chosen; what the repository holds already is found out by asking for it."""
         token = self.client.token
         assert token is not None  # open() has seen one
-        room = None if self._way is self._lfs else replace(self._room, workers=1)
+        # What a task elsewhere may take is counted as the least that Xet needs.
+        room = None if self._way is self._lfs else SendingRoom(XET_BYTES, 1, asked_for=False)
         return HubCarrier(self.address, self.client.api.endpoint, token, room)
 
     def checkpoint(self, pieces: Sequence[Piece], oldest: float) -> None:
