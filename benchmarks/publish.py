@@ -134,11 +134,20 @@ def publish(command: Sequence[str], xet: bool) -> Run:
         return publish_to(hub, command, xet)
 
 
-def publish_to(hub: LocalHub, command: Sequence[str], xet: bool, *, curve: bool = False, period_s: float = 0.01) -> Run:
-    """Run a command against a Hub with fresh folders of its own."""
+def publish_to(
+    hub: LocalHub,
+    command: Sequence[str],
+    xet: bool,
+    *,
+    curve: bool = False,
+    period_s: float = 0.01,
+    cache: Path | None = None,
+) -> Run:
+    """Run a command against a Hub with fresh folders of its own; `cache` is that of another run."""
     before = hub.seen()
     with tempfile.TemporaryDirectory() as folder:
         env: Mapping[str, str] = environment(hub.endpoint, Path(folder), xet)
+        env = {**env, "HF_HOME": str(cache)} if cache is not None else env
         with DiskUse(Path(folder)) as disk:
             measured = measure(command, env=env, curve=curve, period_s=period_s)
     if measured.exit_code:

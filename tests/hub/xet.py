@@ -17,6 +17,7 @@ from .store import HubError
 from .wire import REPO, REVISION, Answer, Request, route
 
 END = b"\xff" * 32
+SMALL_BYTES = 1 << 20  # cards and manifests, which are read back also where nothing else is kept
 WITH_VERIFICATION, WITH_SHA256 = 1 << 31, 1 << 30
 
 
@@ -84,7 +85,7 @@ class XetStore:
     def add_xorb(self, name: str, part: Path) -> bool:
         new = name not in self.chunks
         self.chunks[name] = chunks_of_xorb(part)
-        if self.keep:
+        if self.keep or part.stat().st_size <= SMALL_BYTES:
             part.replace(self.folder / name)
         else:
             part.unlink()

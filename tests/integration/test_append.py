@@ -18,6 +18,7 @@ from brim.errors import InputError
 from brim.progress import Silent
 from tests.conftest import random_bytes, write_files
 from tests.forked import brim
+from tests.generators.arc import make_arc
 from tests.hub import TestHub
 from tests.publishing import DEST, REPO, Listing, Machine, shards
 
@@ -208,6 +209,23 @@ def test_rows_that_do_not_go_with_those_there(tmp_path: Path) -> None:
         api.build(tmp_path / "b", tmp_path / "out", append=True)
     assert len(list((tmp_path / "out" / "data").iterdir())) == 1
     api.verify(tmp_path / "out")
+
+
+def test_lists_of_files(tmp_path: Path) -> None:
+    """Columns of lists, texts and numbers, as a recipe makes them, agree with themselves."""
+    make_arc(tmp_path / "old", sessions=4)
+    make_arc(tmp_path / "new", sessions=3)
+    for source, more in (("old", False), ("new", True)):
+        api.build(api.bids(tmp_path / source, recipe="arc"), tmp_path / "out", rows_per_shard=2, append=more)
+    assert api.verify(tmp_path / "out").rows == 7
+    plain = pa.table({"n": pa.array([1], pa.int32()), "t": pa.array(["a"], pa.large_string())})
+    for number, table in enumerate((plain, plain, plain.cast(pa.schema([("n", pa.int64()), ("t", pa.string())])))):
+        pq.write_table(table.append_column("x", [pa.array([[f"{number}"]])]), tmp_path / f"{number}.parquet")
+    for number in (0, 1):
+        api.build(api.dataset(tmp_path / f"{number}.parquet"), tmp_path / "rows", append=True)
+    with pytest.raises(InputError, match="'n' is int64 instead of int32"):
+        api.build(api.dataset(tmp_path / "2.parquet"), tmp_path / "rows", append=True)
+    assert api.verify(tmp_path / "rows").rows == 2
 
 
 @pytest.mark.parametrize("more", [("--fresh",), ("--update",)])

@@ -7,12 +7,16 @@ and the same command again appends nothing twice.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from brim.errors import DamageFound, DestinationError, InputError
 from brim.formats.card import CardFacts, SplitFacts
@@ -37,6 +41,7 @@ class AppendBase:
     columns: Mapping[str, str]
     features: Mapping[str, Any]
     jobs: frozenset[str]  # what the manifests there are of
+    types: Mapping[str, str]  # of the columns, as Parquet keeps them
 
     @property
     def names(self) -> list[str]:
@@ -87,7 +92,7 @@ def base_of(
     with closing(published.open(first.name)) as shard, ParquetColumns(shard) as columns:
         types = {name: str(columns.schema.field(name).type) for name in columns.schema.names}
         jobs = frozenset(job.fingerprint for job in told.jobs)
-        return AppendBase(parts, receipts, types, columns.features(), jobs)
+        return AppendBase(parts, receipts, types, columns.features(), jobs, _stored(columns.schema))
 
 
 def _before_append(ledger: Ledger | None) -> tuple[Sequence[Mapping[str, Any]], dict[str, int]] | None:
@@ -310,9 +315,17 @@ class AppendedContent:
         return replace(self.own.card(()), splits=splits, left_out=self.left_out, appended=True)
 
 
+def _stored(schema: pa.Schema) -> dict[str, str]:
+    """The types of columns as they come back from a Parquet file, which has other names inside of lists and knows
+    nothing of large ones."""
+    file = io.BytesIO()
+    pq.write_table(schema.empty_table(), file, store_schema=False)
+    return {column.name: str(column.type) for column in pq.read_schema(file)}
+
+
 def check_agrees(base: AppendBase, plan: Plan) -> None:
     """InputError with the difference if new rows have other columns or types than those that are there."""
-    wanted, found = dict(base.columns), {column.name: str(column.type) for column in plan.schema}
+    wanted, found = dict(base.types), _stored(plan.schema)
     said = [f"{name!r} is missing" for name in wanted if name not in found]
     said += [f"{name!r} is new" for name in found if name not in wanted]
     said += [f"{n!r} is {found[n]} instead of {wanted[n]}" for n in wanted if n in found and found[n] != wanted[n]]
