@@ -688,6 +688,25 @@ def test_xet(tmp_path: Path, source: Path) -> None:
         assert not [p for p in (machine.folder / "home/xet").rglob("*.*") if b"hf_write" in p.read_bytes()]
 
 
+@pytest.mark.parametrize(("options", "by_xet"), [((), True), (("--via", "lfs"), False), (("--memory", "100MB"), False)])
+def test_an_update_goes_by_xet(tmp_path: Path, options: tuple[str, ...], by_xet: bool) -> None:
+    """A shard of which a part has changed: the first time by LFS, then its new chunks by Xet, if there is memory."""
+    source = write_files(tmp_path / "source", {f"f{i}.bin": random_bytes(1_000_000, i) for i in range(4)})
+    with TestHub(tmp_path / "hub", xet=True) as hub:
+        machine = Machine(hub, tmp_path / "machine")
+        machine.publish(source)
+        assert (hub.counters.requests["put"], hub.counters.requests["xorb"]) == (1, 0)
+        for number in range(2):
+            (source / "f3.bin").write_bytes(random_bytes(900_000, 9 + number))
+            received = hub.counters.bytes_received
+            machine.publish(source, "--update", *options)
+        assert (hub.counters.requests["put"], hub.counters.requests["xorb"] > 0) == (1 if by_xet else 3, by_xet)
+        if by_xet:  # this machine knows the chunks of the second version, and the third differs by one file
+            assert hub.counters.bytes_received - received < 1_100_000
+        assert shards(hub) == built(source, tmp_path / "out")
+        assert machine.run("verify", DEST, "--deep").returncode == 0
+
+
 def test_no_xet_on_the_server(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
     """Where the server has no Xet, --via xet says so and sends by LFS."""
     done = machine.publish(source, *ROWS, "--via", "xet")

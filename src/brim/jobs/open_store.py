@@ -188,7 +188,7 @@ def _store(layout: Layout, how: How, room: SendingRoom, books: Books, mine: froz
         return OpenStore(bucket, manifest_name=bucket.manifest_name)
     # Nothing is committed by a run that shares its destination.
     hub = how.hub if mine is None else dataclasses.replace(how.hub, direct=False, create_pull=False)
-    repository = HubStore(to, hub, books.ledger, room, books.progress, check)
+    repository = HubStore(to, hub, books.ledger, room, books.progress, check, updates=how.update)
     return OpenStore(repository, lambda facts: _hub_card(facts, to, hub), repository.manifest_name)
 
 

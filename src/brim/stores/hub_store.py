@@ -16,7 +16,7 @@ from dataclasses import field
 from typing import Any, Protocol
 
 from brim.buckets.xet import XET_BYTES, NoXet
-from brim.errors import DestinationError, SinkFailed
+from brim.errors import DestinationError, DoesNotFit, SinkFailed
 from brim.formats.card import CARD
 from brim.formats.card_configs import UNFINISHED
 from brim.formats.splice import Splice
@@ -130,8 +130,11 @@ class HubStore:
         room: SendingRoom,
         listener: Listener,
         check: Callable[[], None] = lambda: None,
+        *,
+        updates: bool = False,
     ) -> None:
-        self.address, self.options = address, options
+        """`updates`: its shards may be much like those that are there."""
+        self.address, self.options, self._updates = address, options, updates
         self.visibility, self.pull = "", 0
         self._memory, self._room, self._listener, self._note = memory, room, listener, listener.note
         self._check = check
@@ -183,13 +186,19 @@ class HubStore:
         self._filled = self.client.snapshot(f"refs/pr/{number}")
 
     def _choose_way(self, token: str) -> Way:
-        if self.options.via != "xet":
+        """A changed shard is mostly what was there: by Xet its new chunks go, if there is Xet and memory for it."""
+        asked = self.options.via == "xet"
+        if not asked and not (self.options.via == "auto" and self._updates and any(self.shards())):
             return self._lfs
         try:
             return Xet(self.address, token, self._room)
         except NoXet as error:
-            self._note(f"{error}: sending by LFS instead")
-            return self._lfs
+            if asked:
+                self._note(f"{error}: sending by LFS instead")
+        except DoesNotFit:
+            if asked:
+                raise
+        return self._lfs
 
     def _explained(self) -> Any:
         return explained(self.address.repo, begun=self._begun)
@@ -287,7 +296,8 @@ class HubStore:
         token = self.client.token
         assert token is not None  # open() has seen one
         # What a task elsewhere may take is counted as the least that Xet needs.
-        room = None if self._way is self._lfs else SendingRoom(XET_BYTES, 1, asked_for=False)
+        by_xet = self.options.via == "xet" and self._way is not self._lfs
+        room = SendingRoom(XET_BYTES, 1, asked_for=False) if by_xet else None
         return HubCarrier(self.address, self.client.api.endpoint, token, room)
 
     def checkpoint(self, pieces: Sequence[Piece], oldest: float) -> None:

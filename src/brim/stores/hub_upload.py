@@ -147,7 +147,7 @@ class Xet:
 
     def send(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
         def told(sent: int, hashed: int) -> None:
-            watcher.hashed(hashed)
+            watcher.hashed(0 if sha256 else hashed)  # else whoever knows it has told
             watcher.sent(sent)
 
         try:
