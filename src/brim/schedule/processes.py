@@ -9,6 +9,7 @@ import functools
 import os
 import pickle
 import signal
+import time
 from collections import deque
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -33,6 +34,7 @@ _PYTHON_BYTES, _UNSEEN_BYTES = 50 << 20, 80 << 20  # a worker with pyarrow and n
 _KEPT_BYTES = 64 << 20  # what a worker may keep from unit to unit
 _DIFFERED = "differed"  # the note of a job whose encoders were seen to differ
 _SEEN, _RARE, _BAD_STARTS = 16, 8, 3
+_REST_BYTES, _REST_S = 1 << 20, 1.0  # a last unit so small is not worth another process before so long
 
 
 class ProcessBackend:
@@ -53,6 +55,7 @@ class ProcessBackend:
         self._spares: tuple[WorkerProcess, ...] = ()  # started before this job, for the first units
         self._taken: deque[int] = deque(maxlen=_SEEN)  # what units took above what their worker holds at rest
         self._started = self._bad_starts = self._shortages = 0
+        self._largest_bytes, self._began = 0, time.monotonic()
         self._kills = oom_kills()
         # The types of the first batch, as hex; None until they are known.
         self._types: str | None = work.ledger.recall("types") if isinstance(work.step, Settles) else ""
@@ -145,9 +148,18 @@ class ProcessBackend:
         while not tight and len(self._workers) < wanted and queue.find() is not None:
             starting = [worker for worker in self._workers if not worker.ready]
             one_by_one = len(starting) < len(self._workers)
-            if (starting and one_by_one) or len(starting) >= queue.ahead:
+            if (starting and one_by_one) or len(starting) >= queue.ahead or self._is_small_rest(queue, len(starting)):
                 return
             self._start()
+
+    def _is_small_rest(self, queue: TaskQueue, starting: int) -> bool:
+        """Whether a worker that is there will have done all that is left before another one has loaded its libraries."""
+        total = self._work.source.total_bytes
+        if queue.first is not None:
+            self._largest_bytes = max(self._largest_bytes, queue.first.unit.bytes)
+        if not self._workers or self._spares or total is None or queue.ahead - starting > 1:
+            return False
+        return total - self._largest_bytes < _REST_BYTES and time.monotonic() - self._began < _REST_S
 
     def _admit_alone(self, queue: TaskQueue) -> None:
         """A unit that needs all the room: once nobody else works, in a fresh process."""
