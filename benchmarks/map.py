@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from peak import Measured, measure
-from tables import MB, Part, machine, print_machine, print_part, progress, write_json
+from tables import MB, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 GROUP_ROWS = 20_000
 RUNS = 3
@@ -101,32 +101,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, nargs="+", default=[1, 5])
     parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--only", nargs="+", choices=tuple(SCRIPTS), default=list(SCRIPTS), metavar="WHO")
+    parser.add_argument("--data", type=Path, help="Where the rows are made, and kept for the next time.")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     parts: dict[str, Part] = {}
-    with tempfile.TemporaryDirectory(prefix="brim-map-") as home:
-        facts = machine(Path(home), ("brim", "datasets", "pyarrow"))
+    with tempfile.TemporaryDirectory(prefix="brim-map-", dir=arguments.data) as folder:
+        home = arguments.data or Path(folder)
+        facts = machine(home, ("brim", "datasets", "pyarrow"))
         for size in arguments.gigabytes:
-            source = Path(home) / f"{size:g}.parquet"
-            rows = write_source(source, int(size * 1e9))
-            cache = Path(home) / "cache"
-            loading = run("datasets", source, cache, "load")
+            source, cache = home / f"{size:g}.parquet", home / "cache"
+            if not source.exists():
+                write_source(source, int(size * 1e9))
+            loading = None if cache.exists() else run("datasets", source, cache, "load")
+            if not arguments.runs:
+                continue  # only made, for a measurement that is to be short
+            rows = pq.read_metadata(source).num_rows
             for kind in ("python", "arrow"):
-                results: dict[str, list[Measured]] = {name: [] for name in SCRIPTS}
+                results: dict[str, list[Measured]] = {name: [] for name in arguments.only}
                 for number in range(arguments.runs):
-                    for name in SCRIPTS:
+                    for name in arguments.only:
                         progress(f"{size:g} GB, {kind}, {name}, run {number + 1}")
-                        folder = cache if name.startswith("datasets") else Path(home) / "out"
-                        results[name].append(run(name, source, folder, kind))
-                        shutil.rmtree(Path(home) / "out", ignore_errors=True)
+                        out = cache if name.startswith("datasets") else home / "out"
+                        results[name].append(run(name, source, out, kind))
+                        shutil.rmtree(home / "out", ignore_errors=True)
                         for left in cache.glob("mapped*"):
                             left.unlink()
                 part = part_of(f"{size:g} GB of Parquet, {rows:,} rows: a function of {FUNCTIONS[kind]}", results)
-                part.notes.append(f"`datasets` makes its Arrow cache first: {loading.seconds:.1f} s.")
+                if loading is not None:
+                    part.notes.append(f"`datasets` makes its Arrow cache first: {loading.seconds:.1f} s.")
                 parts[f"{size:g} GB, {kind}"] = part
                 print_part(part)
-            shutil.rmtree(cache)
-            source.unlink()
+            if arguments.data is None:
+                shutil.rmtree(cache)
+                source.unlink()
+    print_goals(parts)
     print_machine(facts)
     write_json(arguments.json, facts, parts)
 
@@ -137,8 +146,14 @@ def part_of(title: str, results: dict[str, list[Measured]]) -> Part:
     for name, of in results.items():
         mine = "brim, of the Dataset" if name.startswith(("datasets", "brim, of")) else "brim"
         peak = max(one.peak_bytes for one in of) / MB
-        part.rows.append((name, f"{seconds[name]:.1f}", f"{peak:.0f}", f"{seconds[mine] / seconds[name]:.2f}"))
+        share = f"{seconds[mine] / seconds[name]:.2f}" if mine in seconds else ""
+        part.rows.append((name, f"{seconds[name]:.1f}", f"{peak:.0f}", share))
         part.runs[name] = [{"seconds": one.seconds, "peak_bytes": one.peak_bytes} for one in of]
+    if {"brim, of the Dataset", "datasets, 2 processes"} <= seconds.keys():
+        ratio = seconds["brim, of the Dataset"] / seconds["datasets, 2 processes"]
+        part.goals.append(
+            at_most("brim's time to Dataset.map's with two processes, both after loading", ratio, 1.0, "×")
+        )
     return part
 
 

@@ -169,3 +169,31 @@ def test_it_counts_in_the_limit(tmp_path: Path) -> None:
     made = brim.map(rows, another, cache_dir=tmp_path / "cache", memory="1GB", workers=None)
     assert set(made["pid"]) == {spare}
     assert spare in tree([os.getpid()])
+
+
+def test_a_small_rest_is_left_to_those_who_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4.2 MB and 0.4 MB: the second process would have loaded its libraries when all is done. Not for long, though."""
+    from types import SimpleNamespace
+
+    from brim.schedule import processes
+
+    now = 10.0
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now))
+    backend: Any = object.__new__(processes.ProcessBackend)
+    backend._work = SimpleNamespace(source=SimpleNamespace(total_bytes=4_600_000))
+    backend._largest_bytes, backend._began, backend._spares, backend._workers = 0, now, (), ("first",)
+    queue: Any = SimpleNamespace(first=SimpleNamespace(unit=SimpleNamespace(bytes=4_200_000)), ahead=2)
+    assert backend._is_small_rest(queue, starting=1)
+    for change, value in (("_spares", ("there",)), ("_workers", ())):
+        with monkeypatch.context() as changed:
+            changed.setattr(backend, change, value)
+            assert not backend._is_small_rest(queue, starting=1)
+    with monkeypatch.context() as changed:
+        changed.setattr(queue, "ahead", 3)
+        assert not backend._is_small_rest(queue, starting=1)
+    for total in (None, 6_000_000):
+        with monkeypatch.context() as changed:
+            changed.setattr(backend._work.source, "total_bytes", total)
+            assert not backend._is_small_rest(queue, starting=1)
+    now = 12.0
+    assert not backend._is_small_rest(queue, starting=1)

@@ -276,6 +276,41 @@ def test_killed_and_continued(work: Path, tmp_path: Path) -> None:
     assert tree_digest(tmp_path / "out") == tree_digest(tmp_path / "whole")
 
 
+_KILLED = """
+import os, signal, sys, threading
+from brim.outputs.token_files import ParquetShard
+place, beside, seen = sys.argv[1], sys.argv[2] == "beside", []
+usual = getattr(ParquetShard, place)
+def killed(*given):
+    seen.append(given)
+    if len(seen) == 3:
+        assert (threading.current_thread() is not threading.main_thread()) == beside
+        os.kill(os.getpid(), signal.SIGKILL)
+    return usual(*given)
+setattr(ParquetShard, place, killed)
+sys.argv[1:] = sys.argv[3:]
+from brim.cli import main
+main()
+"""
+
+
+def test_killed_while_shards_are_put_together(work: Path, tmp_path: Path) -> None:
+    """kill -9 while threads encode row groups, while one is added, and between two shards: no unit is encoded again,
+    and the shards are those of an undisturbed run."""
+    words = ["tokenize", "corpus.jsonl", "--tokenizer", "tokenizer.json", "--rows-per-shard", "30", "--memory", "600MB"]
+    plain = [sys.executable, "-m", "brim", *words]
+    subprocess.run([*plain, str(tmp_path / "whole")], cwd=work, check=True, stdout=subprocess.DEVNULL)
+    assert len(list((tmp_path / "whole" / "data").iterdir())) == 7
+    for place, who in (("encoded", "beside"), ("append", "main"), ("_close", "main")):
+        out = tmp_path / place
+        command = [sys.executable, "-c", _KILLED, place, who, *words, str(out), "--quiet"]
+        assert subprocess.run(command, cwd=work).returncode == -signal.SIGKILL
+        assert not list(out.glob("data/*"))
+        said = subprocess.run([*plain, str(out), "--json"], cwd=work, check=True, stdout=subprocess.PIPE, text=True)
+        assert json.loads(said.stdout.splitlines()[-1])["computed"] == 0
+        assert tree_digest(out) == tree_digest(tmp_path / "whole")
+
+
 def test_to_the_hub(work: Path, tmp_path: Path, expected: list[list[int]]) -> None:
     """The same shards and a card arrive; a second run has nothing to do."""
     with TestHub(tmp_path / "hub") as hub:
