@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -294,3 +295,12 @@ def test_words_that_never_come_again_do_not_fill_the_memory(made: dict[str, Path
         most = max(most, process_bytes(os.getpid()) - first)
     assert found.values.tolist() == loaded(made["bpe"]).encode(texts).values.tolist()
     assert most < 130 << 20
+
+
+@pytest.mark.parametrize("row", [b'{"text": "a\\ud83d"}', b'{"text": "a", "text": "b"}', b'{"text": "a"}\n{"text": 5}'])
+def test_json_is_not_parsed_by_what_reads_other_values(row: bytes) -> None:
+    """docs/tokenize.md says so of polars: it takes what pyarrow refuses. If that has changed, it may be looked at."""
+    polars = pytest.importorskip("polars")
+    with pytest.raises(pa.ArrowInvalid):
+        pyarrow.json.read_json(pa.BufferReader(row))
+    assert polars.read_ndjson(row).height
