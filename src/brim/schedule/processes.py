@@ -153,7 +153,7 @@ class ProcessBackend:
             self._start()
 
     def _is_small_rest(self, queue: TaskQueue, starting: int) -> bool:
-        """Whether a worker that is there will have done all that is left before another one has loaded what it needs."""
+        """Whether those that are there will have done all that is left before another one has loaded what it needs."""
         total = self._work.source.total_bytes
         if queue.first is not None:
             self._largest_bytes = max(self._largest_bytes, queue.first.unit.bytes)
