@@ -83,9 +83,8 @@ def drawn(found: dict[str, object], colours: dict[str, str]) -> str:
         f"Memory while {FILES} files of {FILE_MB} MB become Parquet</text>",
     ]
     floor = HEIGHT - BOTTOM
-    for share in range(5):
-        size = top * share / 4
-        y = floor - (HEIGHT - TOP - BOTTOM) * share / 4
+    for size in range(0, int(top), 500 * MB):
+        y = floor - (HEIGHT - TOP - BOTTOM) * size / top
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{colours["dim"]}" stroke-opacity=".3"/>')
         parts.append(
             f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{colours["dim"]}">{size / 1e9:.1f} GB</text>'
@@ -116,7 +115,7 @@ def recorded() -> None:
     done = subprocess.run([sys.executable, "examples/demo_limit.py"], capture_output=True, text=True, cwd=HERE.parent)
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
-    text = re.sub(r"/\S+/(?=brim-\d)", "…/", done.stdout)
+    text = re.sub(r"/\S+/(?=brim-\d|out\b)", "…/", done.stdout)
     console = Console(record=True, width=100, file=open(os.devnull, "w"))  # noqa: SIM115
     for line in text.splitlines():
         style = "bold cyan" if line.startswith("$") else "bold" if re.match(r"\d\. ", line) else ""
