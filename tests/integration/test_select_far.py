@@ -215,3 +215,30 @@ def test_several_shards_at_once(s3: S3Server, s3_prefix: str, tmp_path: Path, mo
         assert proxy.most_at_once >= 6
     expected = [row for row in table.to_pylist() if row["age"] is not None and row["age"] > 50]
     assert read(tmp_path / "out").to_pylist() == expected
+
+
+def test_statistics_leave_row_groups_out(
+    s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a shard that somebody else wrote, row groups that cannot hold a chosen row are not asked for."""
+    table = people(600, 2000)
+    shards(tmp_path / "in", table, 1, row_group_size=100, write_page_index=True)
+    s3.write(PRIVATE, f"{s3_prefix}a.parquet", next((tmp_path / "in").iterdir()).read_bytes())
+    with FaultProxy(s3.endpoint) as proxy:
+        for name, value in s3.environment_at(proxy.endpoint).items():
+            monkeypatch.setenv(name, value)
+        rows = library.dataset(f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}")
+
+        def asked() -> int:
+            return sum(request.path.endswith(".parquet") and request.method == "GET" for request in proxy.requests)
+
+        assert len(rows.where("age > 1000 or subject == 'x'")) == 0
+        assert asked() <= 3  # the footer, and the names of the first files, on both sides of their bytes
+        one = rows.where("subject in ['s150']")
+        assert len(one) == 3
+        assert one.small(["sex"])["sex"].to_pylist() == ["F", "M", None]
+        assert asked() <= 5
+        one.where("age is not None").sort("-age").table()
+        assert asked() <= 7
+        brim("select", f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}", tmp_path / "out", "--where", "subject == 's150'")
+    assert read(tmp_path / "out").to_pylist() == table.slice(450, 3).to_pylist()

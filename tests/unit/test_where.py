@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from brim.errors import InputError
 from brim.file_set import Pieces, Ranges
 from brim.sources.selection import keyed
-from brim.sources.where import MOST_CHARACTERS, MOST_DEPTH, sql_mask, where_mask
+from brim.sources.where import MOST_CHARACTERS, MOST_DEPTH, may_choose, sql_mask, where_mask
 
 TABLE = pa.table(
     {
@@ -151,3 +153,59 @@ def test_pieces_are_taken_with_their_values() -> None:
     assert kept.edges.tolist() == [0, 3, 5]
     ranges = Ranges(None, np.zeros(3, np.int32), starts, pieces)  # type: ignore[arg-type]
     assert ranges.first_bytes(np.arange(3)).tolist() == [50, 7, 10]
+
+
+_NUMBERS = st.none() | st.integers(-5, 5) | st.sampled_from([-0.0, 0.5, 2.5, float("nan")])
+_SIDES = st.sampled_from(["n", "x", "t", "3", "-2", "0.5", "'b'", "'bé'", "None", "n + 1", "len(t)"])
+_SIGNS = st.sampled_from(["<", "<=", ">", ">=", "==", "!="])
+_CHAINED = st.builds(
+    lambda one, sign, other, more: f"{one} {sign} {other}{more}",
+    _SIDES, _SIGNS, _SIDES, st.sampled_from(["", " < 2", " >= 'a'"]),
+)  # fmt: skip
+_OTHERS = st.sampled_from(
+    ["n in [3, 4]", "n not in [3]", "t in ('b', 'c')", "t is None", "x in [0.5, -1]", "not n > 2"]
+)
+_WORDS = st.sampled_from(["and", "or"])
+_TEXTS = st.recursive(
+    _CHAINED | _OTHERS, lambda inner: st.builds(lambda a, word, b: f"({a} {word} {b})", inner, _WORDS, inner)
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(_NUMBERS, _NUMBERS, st.none() | st.sampled_from(["a", "b", "bé", "z"])), min_size=1, max_size=4),
+    _TEXTS,
+)
+def test_no_row_is_left_out_by_bounds(rows: list[tuple[Any, Any, str | None]], text: str) -> None:
+    """What statistics leave out, --where does not choose."""
+    n = [None if row[0] is None else int(row[0]) if row[0] == row[0] else 0 for row in rows]
+    x = [None if row[1] is None else float(row[1]) for row in rows]
+    table = pa.table({"n": pa.array(n, pa.int64()), "x": pa.array(x, pa.float64()), "t": [row[2] for row in rows]})
+    table = table.set_column(2, "t", table["t"].cast(pa.string()))
+    file = pa.BufferOutputStream()
+    pq.write_table(table, file)
+    columns = pq.read_metadata(pa.BufferReader(file.getvalue())).row_group(0)
+    told = {columns.column(number).path_in_schema: columns.column(number).statistics for number in range(3)}
+    bounds = {name: (one.min, one.max) for name, one in told.items() if one.has_min_max}
+    try:
+        mask = where_mask(text, table)
+    except InputError:
+        return
+    assert may_choose(text, bounds) or not mask.any()
+
+
+def test_bounds_leave_out_what_they_can() -> None:
+    """Comparisons with constants, in any order and joined; what is not understood may be."""
+    bounds = {"n": (10, 20), "t": ("b", "d")}
+    for text in (
+        "n > 20",
+        "20 < n",
+        "n == 9 or t == 'a'",
+        "n > 5 and t >= 'e'",
+        "n in [1, 30]",
+        "5 < n < 10",
+        "n < -1",
+    ):
+        assert not may_choose(text, bounds), text
+    for text in ("n >= 20", "n != 1", "not n < 30", "k == 1", "n == '1'", "n > 1e300", "n >", "t.lower() == 'x'"):
+        assert may_choose(text, bounds), text

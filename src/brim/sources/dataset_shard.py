@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from brim.records import dataclass
 from brim.sources.dataset_files import DatasetFile
 from brim.sources.file_table import is_list
 
+_NEAR_BYTES = 1_000_000
 BROKEN = (
     thrift.ThriftError, ValueError, KeyError, IndexError, TypeError, OverflowError, OSError, UnicodeDecodeError,
     RecursionError, MemoryError, AttributeError, pa.ArrowException,
@@ -118,14 +120,38 @@ class DatasetShard:
         entry = self.groups[group][1][1].items[leaf]
         return dict(entry[3][1])
 
-    def ranges_of(self, leaves: Sequence[int]) -> list[tuple[int, int]]:
-        """Where the chunks of some leaves lie."""
+    def ranges_of(self, leaves: Sequence[int], groups: Iterable[int] | None = None) -> list[tuple[int, int]]:
+        """Where the chunks of some leaves lie, in all row groups or in some."""
         found = []
-        for group in range(len(self.groups)):
+        for group in range(len(self.groups)) if groups is None else groups:
             for leaf in leaves:
                 meta = self.meta(group, leaf)
                 start = min(int(meta[n][1]) for n in (9, 11) if n in meta and meta[n][1])
                 found.append((start, start + int(meta[7][1])))
+        return found
+
+    def near(self, leaves: Sequence[int], groups: Sequence[int]) -> list[int]:
+        """The leaves that are fetched with some: all that are small, if that costs little but a request saved."""
+        every = [leaf.number for leaf in self.leaves if leaf.number not in self._left]
+        asked, whole = (sum(stop - start for start, stop in self.ranges_of(some, groups)) for some in (leaves, every))
+        return every if whole <= max(2 * asked, _NEAR_BYTES) else list(leaves)
+
+    def bounds(self, opened: Readable) -> list[dict[str, tuple[Any, Any]]]:
+        """Of each row group, the smallest and the largest value of the columns whose statistics tell."""
+        found: list[dict[str, tuple[Any, Any]]] = []
+        with pq.ParquetFile(ReadableFile(opened), pre_buffer=False) as parquet:
+            for group in range(len(self.groups)):
+                of, own = parquet.metadata.row_group(group), {}
+                for leaf in self.leaves:
+                    if len(leaf.path) > 1:
+                        continue
+                    try:
+                        told = of.column(leaf.number).statistics
+                        if told is not None and told.has_min_max:
+                            own[leaf.path[0]] = (told.min, told.max)
+                    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+                        continue  # without it, the values decide
+                found.append(own)
         return found
 
     def index_ranges(self, leaves: Sequence[int]) -> list[tuple[int, int]]:

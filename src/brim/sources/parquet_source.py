@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.errors import BrimError, SourceError
-from brim.file_set import Ints
+from brim.file_set import Bools, Ints
 from brim.formats.readable import LocalFile, Readable, ReadableFile
 from brim.formats.shard_listing import ShardListing
 from brim.formats.value_spool import ValueSpool
@@ -27,6 +27,7 @@ from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, brok
 from brim.sources.features import NoFeature, feature_of, feature_of_type, fits_type, kind_of, kind_of_feature
 from brim.sources.file_table import FileColumn, FileTable, Split, is_list, one_array
 from brim.sources.value_places import Finder, ValuePlaces, fetch_chosen, numbers_type
+from brim.sources.where import may_choose
 
 HELD_BYTES = 64_000_000  # of small columns; more goes to disk
 _BATCH_ROWS = 1024
@@ -165,7 +166,7 @@ class ParquetOrigin:
         column = self.content.get(field.name)
         if column is None or column.bare:
             return feature_of_type(field.type)
-        names = self.small([field.name]).column(field.name).slice(0, 100)
+        names = self.small([field.name], np.arange(min(100, len(self)))).column(field.name).slice(0, 100)
         array = one_array(names)
         array = array.flatten() if is_list(array.type) else array
         kinds = {kind_of(path) for path in array.field("path").drop_null().to_pylist()}
@@ -193,18 +194,88 @@ class ParquetOrigin:
         """The columns of which `small` gives only a part, or nothing."""
         return [*self.content, *self._first.deep]
 
-    def small(self, names: Iterable[str] | None = None) -> pa.Table:
+    @cached_property
+    def _read(self) -> dict[str, Any]:
+        """Columns of all rows that were read."""
+        return {}
+
+    @cached_property
+    def _read_groups(self) -> dict[tuple[str, int, int], pa.ChunkedArray]:
+        """What was read of shards far away: by column, shard and row group."""
+        return {}
+
+    @cached_property
+    def _far(self) -> bool:
+        """Whether a row group takes a request."""
+        return not self._listed and any(file.remote is not None for file in self.files)
+
+    def possible(self, expression: str) -> Bools | None:
+        """By the statistics of row groups that lie far away."""
+        if not self._far:
+            return None
+        mask = np.ones(len(self), bool)
+        for number, shard in enumerate(self._shards(range(len(self.files)))):
+            if self.files[number].remote is not None:
+                for group, bounds in enumerate(shard.bounds(self._open(number))):
+                    start, stop = self.edges[number] + shard.edges[group : group + 2]
+                    mask[start:stop] = may_choose(expression, bounds)
+        return None if mask.all() else mask
+
+    def small(self, names: Iterable[str] | None = None, rows: Ints | None = None) -> pa.Table:
         """Columns without their content. What is large in sum is mapped from disk."""
         names = [name for name in self.readable if names is None or name in set(names)]
-        if not hasattr(self, "_read"):
-            self._read: dict[str, Any] = {}
         missing = [name for name in names if name not in self._read]
+        if missing and rows is not None and self._far:
+            some = self._of_groups(missing, rows)
+            if some is not None:
+                return pa.table({name: some[name] if name in some else self._read[name] for name in names})
         if missing:
             table = self._read_small(missing)
             self._read |= {name: table.column(name) for name in missing}
         if not names:
             return pa.table({}).select([]) if not len(self) else pa.table({"": pa.nulls(len(self))}).select([])
         return pa.table({name: self._read[name] for name in names})
+
+    def _of_groups(self, names: list[str], rows: Ints) -> dict[str, pa.ChunkedArray] | None:
+        """Columns of the row groups that hold some rows, and null elsewhere; None if that is too much to hold."""
+        shards = self._shards(range(len(self.files)))
+        places = [(number, group) for number, shard in enumerate(shards) for group in range(len(shard.groups))]
+        ends = [self.edges[number] + shard.edges[1:] for number, shard in enumerate(shards)]
+        used = np.unique(np.searchsorted(np.concatenate(ends), rows, side="right")).tolist()
+        wanted: dict[int, list[int]] = {}
+        for number, group in (places[place] for place in used):
+            if any((name, number, group) not in self._read_groups for name in names):
+                wanted.setdefault(number, []).append(group)
+        leaves = {number: shards[number].small_leaves(names) for number in {0, *wanted}}
+        size = sum(
+            int(shards[number].meta(group, leaf)[6][1])
+            for number, groups in wanted.items() for group in groups for leaf in leaves[number]
+        )  # fmt: skip
+        if size > HELD_BYTES:
+            return None
+        fetch_together(
+            [
+                (opened, shards[number].ranges_of(shards[number].near(leaves[number], groups), groups))
+                for number, groups in wanted.items()
+                if isinstance(opened := self._opened.get(number), RemoteShard)
+            ]
+        )
+        (nothing,) = self._tables(0, shards[0], leaves[0], [])
+        for number, groups in wanted.items():
+            tables = self._tables(number, shards[number], leaves[number], groups)
+            for group, table in zip(groups, tables, strict=True):
+                self._read_groups |= {(name, number, group): table.column(name) for name in names}
+        found = {}
+        for name in names:
+            kind = nothing.schema.field(name).type
+            parts = [
+                self._read_groups[name, number, group].chunks
+                if (name, number, group) in self._read_groups
+                else [pa.nulls(int(shards[number].groups[group][3][1]), kind)]
+                for number, group in places
+            ]
+            found[name] = pa.chunked_array([chunk for part in parts for chunk in part], kind)
+        return found
 
     def _read_small(self, names: list[str]) -> pa.Table:
         listings = [file.listing.small for file in self.files if file.listing is not None]
@@ -218,7 +289,7 @@ class ParquetOrigin:
                 total += sum(int(shard.meta(group, leaf)[6][1]) for leaf in leaves[-1])
         fetch_together(
             [
-                (opened, shard.ranges_of(of))
+                (opened, shard.ranges_of(of if total > HELD_BYTES else shard.near(of, range(len(shard.groups)))))
                 for number, (shard, of) in enumerate(zip(shards, leaves, strict=True))
                 if isinstance(opened := self._opened.get(number), RemoteShard)
             ]
@@ -228,19 +299,14 @@ class ParquetOrigin:
         writer: Any = None
         sink = None
         for number, shard in enumerate(shards):
-            try:
-                for table in self._tables(number, shard, leaves[number], spool is not None):
-                    if spool is None:
-                        tables.append(table)
-                        continue
-                    if writer is None:
-                        sink = open(spool.descriptor, "wb", closefd=False)  # noqa: SIM115  # closed below
-                        writer = pa.ipc.new_stream(sink, table.schema)
-                    writer.write_table(table)
-            except BrimError:
-                raise
-            except BROKEN as error:
-                raise broken(shard.file, error) from error
+            for table in self._tables(number, shard, leaves[number], in_batches=spool is not None):
+                if spool is None:
+                    tables.append(table)
+                    continue
+                if writer is None:
+                    sink = open(spool.descriptor, "wb", closefd=False)  # noqa: SIM115  # closed below
+                    writer = pa.ipc.new_stream(sink, table.schema)
+                writer.write_table(table)
         if spool is not None and writer is not None and sink is not None:
             writer.close()
             sink.close()
@@ -249,19 +315,33 @@ class ParquetOrigin:
             return pa.ipc.open_stream(pa.memory_map(spool.path)).read_all()
         return pa.concat_tables(tables)
 
-    def _tables(self, number: int, shard: DatasetShard, leaves: list[int], in_batches: bool) -> Iterable[pa.Table]:
+    def _tables(
+        self, number: int, shard: DatasetShard, leaves: list[int], groups: list[int] | None = None,
+        in_batches: bool = False,
+    ) -> Iterator[pa.Table]:  # fmt: skip
+        """Some leaves of a shard: all rows at once, or in batches, or each row group alone (of none: no rows)."""
         opened = self._open(number)
         try:
             with pq.ParquetFile(ReadableFile(opened), pre_buffer=False, buffer_size=1 << 20) as parquet:
+                reader = parquet.reader
                 if in_batches:
-                    groups = list(range(len(shard.groups)))
-                    for batch in parquet.reader.iter_batches(_BATCH_ROWS, groups, leaves, use_threads=False):
+                    every = list(range(len(shard.groups)))
+                    for batch in reader.iter_batches(_BATCH_ROWS, every, leaves, use_threads=False):
                         yield _plain(pa.Table.from_batches([batch]))
                     return
-                table = parquet.reader.read_all(column_indices=leaves, use_threads=False)
-                if table.num_rows != shard.rows:
-                    raise ValueError("its columns have other rows than it says")
-                yield _plain(table)
+                for some in [None] if groups is None else [[group] for group in groups] or [[]]:
+                    if some is None:
+                        rows, table = shard.rows, reader.read_all(column_indices=leaves, use_threads=False)
+                    else:
+                        rows = sum(int(shard.groups[group][3][1]) for group in some)
+                        table = reader.read_row_groups(some, column_indices=leaves, use_threads=False)
+                    if table.num_rows != rows:
+                        raise ValueError("its columns have other rows than it says")
+                    yield _plain(table)
+        except BrimError:
+            raise
+        except BROKEN as error:
+            raise broken(shard.file, error) from error
         finally:
             if shard.file.remote is None:
                 opened.close()
@@ -276,7 +356,8 @@ class ParquetOrigin:
         found = {name: self.content[name] for name in names if name in self.content}
         cells: dict[str, list[pa.Array]] = {name: [] for name in found}
         deep = [name for name in names if name in self._first.deep]
-        small = self.small([name for name in names if name not in deep and not (name in found and found[name].bare)])
+        shown = [name for name in names if name not in deep and not (name in found and found[name].bare)]
+        small = self.small(shown, rows)
         paths = {name: small.column(name) for name in found if not found[name].bare}
         held: list[object] = list(self.held)
         if found:

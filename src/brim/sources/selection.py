@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from brim.choices import at_least, whole
 from brim.errors import InputError
-from brim.file_set import Ints, join_sets
+from brim.file_set import Bools, Ints, join_sets
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
 from brim.sources.file_table import FileTable, Split, flat_numbers, is_list, one_array
@@ -60,7 +60,11 @@ class Origin(Protocol):
 
     def __len__(self) -> int: ...
 
-    def small(self, names: Sequence[str]) -> pa.Table: ...
+    def small(self, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
+        """Columns of all rows; if only some rows are asked for, others may be null."""
+
+    def possible(self, expression: str) -> Bools | None:
+        """Which rows `--where` may choose, as far as that is known before they are read; None for all."""
 
     def locate(self, rows: Ints | None, names: Sequence[str]) -> FileTable: ...
 
@@ -77,7 +81,10 @@ class TableOrigin:
     def __len__(self) -> int:
         return len(self.table)
 
-    def small(self, names: Sequence[str]) -> pa.Table:
+    def possible(self, expression: str) -> Bools | None:
+        return None
+
+    def small(self, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
         return self.table.rows.select([name for name in names if name not in self.table.columns])
 
     def locate(self, rows: Ints | None, names: Sequence[str]) -> FileTable:
@@ -148,7 +155,10 @@ class JoinedOrigin:
     def __len__(self) -> int:
         return int(self.edges[-1])
 
-    def small(self, names: Sequence[str]) -> pa.Table:
+    def possible(self, expression: str) -> Bools | None:
+        return None
+
+    def small(self, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
         tables = [part.small(names) for part in self.parts]
         whole = pa.concat_tables([table.select(tables[0].column_names) for table in tables])
         return whole.take(pa.array(self.edges[self._part_of] + self._row_of))
@@ -327,8 +337,7 @@ class Selection:
     def small(self, names: Sequence[str] | None = None) -> pa.Table:
         """Small columns of the chosen rows."""
         wanted = [name for name in self._chosen.names if names is None or name in names]
-        table = self.origin.small(wanted)
-        return table if self._chosen.untouched else table.take(pa.array(self._chosen.rows))
+        return self._chosen.small(wanted)
 
     def __len__(self) -> int:
         return sum(len(rows) for _, rows in self._chosen.parts)
@@ -414,9 +423,12 @@ class _Chosen:
         if name not in self.names:
             raise InputError(f"There is no column {name!r}.", hint=f"Columns: {', '.join(self.names[:30])}.")
 
-    def _small(self, names: Sequence[str]) -> pa.Table:
-        table = self._origin.small([name for name in self.names if name in names])
-        return table if self.untouched else table.take(pa.array(self.rows))
+    def small(self, names: Sequence[str]) -> pa.Table:
+        names = [name for name in self.names if name in names]
+        if self.untouched:
+            return self._origin.small(names)
+        rows = self.rows
+        return self._origin.small(names, rows).take(pa.array(rows))
 
     def _keep(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
         at, parts = 0, []
@@ -426,13 +438,16 @@ class _Chosen:
         self.parts, self.untouched = parts, False
 
     def where(self, expression: str) -> None:
-        table = self._small(names_in(expression, self.names))
+        possible = self._origin.possible(expression)
+        if possible is not None:
+            self._keep(possible[self.rows])
+        table = self.small(names_in(expression, self.names))
         if not table.num_columns:  # a condition on nothing, or on a column that is not there
-            table = self._small(self.names)
+            table = self.small(self.names)
         self._keep(where_mask(expression, table, _labels(self._origin.features), self.names))
 
     def sql(self, expression: str) -> None:
-        self._keep(sql_mask(expression, self._small(self.names)))
+        self._keep(sql_mask(expression, self.small(self.names)))
 
     def columns(self, names: Sequence[str]) -> None:
         for name in names:
@@ -458,7 +473,7 @@ class _Chosen:
             if name in self._origin.file_columns:
                 raise InputError(f"Rows cannot be sorted by the files of {name!r}.")
             keys.append((name, "descending" if down else "ascending"))
-        table = self._small([name for name, _ in keys])
+        table = self.small([name for name, _ in keys])
         at, parts = 0, []
         for split, rows in self.parts:
             part = table.slice(at, len(rows))
@@ -509,7 +524,7 @@ class _Chosen:
         self._check(column)
         if column in self._origin.partial and column not in files:
             raise InputError(f"--unique cannot compare {column!r}, which holds bytes inside.")
-        keys = self._contents(column) if column in files else _values(self._small([column]).column(0))
+        keys = self._contents(column) if column in files else _values(self.small([column]).column(0))
         _, first = np.unique(keys, return_index=True)
         mask = np.zeros(len(keys), bool)
         mask[first] = True
@@ -549,7 +564,7 @@ class _Chosen:
             self._check(group_by)
             if group_by in self._origin.partial:
                 raise InputError(f"Rows cannot be grouped by the files of {group_by!r}.")
-            which = _by_group(self._small([group_by]).column(0), edges, seed)
+            which = _by_group(self.small([group_by]).column(0), edges, seed)
         self.parts = [(name, rows[which == number]) for number, name in enumerate(shares)]
         self.untouched = False
 

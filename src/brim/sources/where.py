@@ -74,6 +74,74 @@ def names_in(text: str, known: list[str]) -> list[str]:
     return [name for name in known if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(tree))]
 
 
+Bounds = Mapping[str, tuple[Any, Any]]
+
+
+def may_choose(text: str, bounds: Bounds) -> bool:
+    """Whether a text can choose one of some rows, of which the smallest and the largest values of columns are known.
+
+    What is not understood may: only rows that cannot be chosen are left out.
+    """
+    if len(text) > MOST_CHARACTERS:
+        return True
+    try:
+        return _may(ast.parse(text.strip(), mode="eval").body, bounds)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return True
+
+
+def _may(node: ast.expr, bounds: Bounds) -> bool:
+    if isinstance(node, ast.BoolOp):
+        found = (_may(value, bounds) for value in node.values)
+        return all(found) if isinstance(node.op, ast.And) else any(found)
+    if not isinstance(node, ast.Compare):
+        return True
+    sides = [node.left, *node.comparators]
+    return all(_may_compare(*parts, bounds) for parts in zip(sides, node.ops, sides[1:], strict=False))
+
+
+_MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Gt: ast.Lt, ast.Lt: ast.Gt, ast.GtE: ast.LtE, ast.LtE: ast.GtE, ast.Eq: ast.Eq,
+}  # fmt: skip
+
+
+def _may_compare(left: ast.expr, operator: ast.cmpop, right: ast.expr, bounds: Bounds) -> bool:
+    kind = type(operator)
+    if isinstance(right, ast.Name) and kind in _MIRRORED:
+        left, right, kind = right, left, _MIRRORED[kind]
+    if not isinstance(left, ast.Name) or left.id not in bounds:
+        return True
+    low, high = bounds[left.id]
+    if kind is ast.In and isinstance(right, ast.List | ast.Tuple):
+        return any(_may_be(ast.Eq, part, low, high) for part in right.elts)
+    return _may_be(kind, right, low, high)
+
+
+def _may_be(kind: type[ast.cmpop], node: ast.expr, low: Any, high: Any) -> bool:
+    sign = 1
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node, sign = node.operand, -1
+    if not isinstance(node, ast.Constant):
+        return True
+    value = node.value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = sign * value
+        # pyarrow compares fractions with whole numbers as fractions
+        if any(type(one) not in (int, float) or not -(2**53) < one < 2**53 for one in (value, low, high)):
+            return True
+    elif not all(isinstance(one, str) for one in (value, low, high)):
+        return True
+    if kind is ast.Gt:
+        return bool(high > value)
+    if kind is ast.GtE:
+        return bool(high >= value)
+    if kind is ast.Lt:
+        return bool(low < value)
+    if kind is ast.LtE:
+        return bool(low <= value)
+    return bool(low <= value <= high) if kind is ast.Eq else True
+
+
 class _Evaluation:
     def __init__(self, text: str, table: pa.Table, labels: Mapping[str, list[str]], known: Sequence[str]) -> None:
         self.text, self.table, self.labels = text.strip(), table, labels
