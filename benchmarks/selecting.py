@@ -145,6 +145,7 @@ def large(work: Path, arguments: argparse.Namespace) -> Part:
         seconds = copied(made, work / "copy")
         shutil.rmtree(out)
         ratio = done.seconds / seconds
+        progress(f"{name}: {seconds:.1f} s for cp, sync and sha256sum, {ratio:.2f}×")
         part.runs[name] = [
             {"seconds": done.seconds, "copy_seconds": seconds, "bytes": size, "peak_bytes": done.peak_bytes}
         ]
