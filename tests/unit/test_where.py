@@ -162,9 +162,7 @@ _CHAINED = st.builds(
     lambda one, sign, other, more: f"{one} {sign} {other}{more}",
     _SIDES, _SIGNS, _SIDES, st.sampled_from(["", " < 2", " >= 'a'"]),
 )  # fmt: skip
-_OTHERS = st.sampled_from(
-    ["n in [3, 4]", "n not in [3]", "t in ('b',)", "t is None", "x in [0.5, -1]", "not n > 2"]
-)
+_OTHERS = st.sampled_from(["n in [3, 4]", "n not in [3]", "t in ('b',)", "t is None", "x in [0.5, -1]", "not n > 2"])
 _WORDS = st.sampled_from(["and", "or"])
 _TEXTS = st.recursive(
     _CHAINED | _OTHERS, lambda inner: st.builds(lambda a, word, b: f"({a} {word} {b})", inner, _WORDS, inner)
