@@ -342,8 +342,8 @@ class PublishingFlags:
         _hub(
             "--via",
             metavar="auto|lfs|xet",
-            help="How the bytes go: lfs takes the least memory, xet reads every file once and sends only chunks that "
-            "the Hub does not have. (auto: lfs)",
+            help="How the bytes go: lfs takes the least memory, xet sends only chunks that the Hub does not have. "
+            "(auto: lfs; xet for --update, if the Hub has it and memory allows it)",
         ),
     ] = "auto"
 
