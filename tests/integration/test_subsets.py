@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -228,3 +230,24 @@ def test_parts_that_are_not_there(source: Path, tmp_path: Path, verb: str) -> No
     assert "It has: train." in done.stderr
     assert "has no config" in brim(verb, tmp_path / "out", *more, "--from-config", "x", check=2).stderr
     brim(verb, tmp_path / "out", *more, "--from-config", "default", "--from-split", "train")
+
+
+@pytest.mark.parametrize("words", [("verify",), ("info",), ("check",), ("unpack", "out"), ("select", "out")])
+def test_what_is_missing_is_told_apart(hub: TestHub, machine: Machine, words: tuple[str, ...]) -> None:
+    """A dataset, a branch, a right, and a server that is no Hub: each in its words, whichever verb reads."""
+    hub.create(REPO, private=True)
+    pq.write_table(pa.table({"n": [1]}), shard := io.BytesIO())
+    put_by_hand(hub, {"data/train-00000-of-00001.parquet": shard.getvalue()})
+    verb, *more = words
+    told = {
+        "hf://datasets/ada/none": "There is no dataset ada/none on the Hub",
+        f"{DEST}@nope": "has no (such )?branch or commit",
+    }
+    for address, said in told.items():
+        done = machine.run(verb, address, *more)
+        assert (done.returncode, bool(re.search(said, done.stderr))) == (2, True), done.stderr
+    hub.repos.get("datasets", REPO).private, hub.repos.get("datasets", REPO).gated = False, "manual"
+    done = replace(machine, token="hf_read").run(verb, DEST, *more)
+    assert done.returncode == 2, done.stderr
+    assert re.search("does not let|may not read", done.stderr), done.stderr
+    assert "There is no dataset" not in done.stderr

@@ -96,13 +96,24 @@ def explained(address: BucketAddress, *, reading: bool = False) -> Iterator[None
         raise explain(error, address, reading=reading) from None  # the original holds addresses and answers
 
 
+def _missing_on_hub(code: str, address: BucketAddress) -> str | None:
+    """What the Hub says that it does not have."""
+    repo, _, revision = address.bucket.removeprefix("datasets/").partition("@")
+    if code == _NO_REPO:
+        what = f"bucket hf://{address.bucket}" if address.on_hub else f"dataset {repo} on the Hub"
+        return f"There is no {what}, or the token may not see it (404)."
+    if code == "RevisionNotFound":
+        return f"{repo} has no branch or commit {revision or 'main'!r} (404)."
+    return None
+
+
 def explain(error: BaseException, address: BucketAddress, *, reading: bool = False) -> BrimError:
     wrong = SourceError if reading else DestinationError
     status, code, kind = status_of(error), code_of(error), type(error).__name__
     bucket = f"{address.scheme}://{address.bucket}"
     credentials = _ON_HUB if address.on_hub else _CREDENTIALS[address.scheme]
-    if address.on_hub and code == _NO_REPO:
-        return wrong(f"There is no bucket {bucket}, or the token may not see it.", hint=_ON_HUB)
+    if address.scheme == "hf" and (found := _missing_on_hub(code, address)) is not None:
+        return wrong(found, hint=credentials)
     if code in _NO_BUCKET or (is_missing(error) and any(name in str(error) for name in _NO_BUCKET)):
         make = "" if reading else " Or make it; brim makes no buckets."
         return wrong(f"There is no bucket {bucket}.", hint=f"Check its name and the store (--endpoint-url).{make}")
