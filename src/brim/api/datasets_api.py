@@ -13,17 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from brim import cuts
 from brim.api.recorded_run import shown
 from brim.errors import ArgumentError, InputError, named
 from brim.jobs.build_job import Build, BuildOptions
 from brim.jobs.caches import Cached, cache_home, list_caches, remove_cache
 from brim.jobs.content import MEMORY
 from brim.jobs.job import Built
-from brim.plans.cut_shards import DEFAULT_SHARD_BYTES, CutOptions
+from brim.plans.cut_shards import DEFAULT_SHARD_BYTES, CutOptions, metadata_bytes
 from brim.plans.file_checks import CheckOptions
 from brim.progress import Progress
 from brim.sizes import parse_size
 from brim.sources.dataset_source import dataset_source
+from brim.sources.file_table import FileTable
 from brim.stores.hub_client import own_name
 from brim.stores.hub_options import SCHEME, HubAddress, HubOptions, Via, parse_hub_address, repo_name_is_valid
 
@@ -41,7 +43,6 @@ _PUSH_NAMES = {
 def push_to_hub(
     dataset: Any,
     repo_id: str,
-    *,
     config_name: str = "default",
     set_default: bool | None = None,
     split: str | None = None,
@@ -56,13 +57,14 @@ def push_to_hub(
     num_shards: int | Mapping[str, int] | None = None,
     embed_external_files: bool = True,
     num_proc: int | None = None,
+    *,
     append: bool = False,
     memory: str | int | float | None = None,
     via: Via = "auto",
     state: str | os.PathLike[str] | None = None,
     progress: Progress | bool | None = None,
 ) -> Built:
-    """Publish a dataset of `datasets` without holding it: the names and meanings of `Dataset.push_to_hub`.
+    """Publish a dataset of `datasets` without holding it: the arguments of `Dataset.push_to_hub`, in their order.
 
     For a Dataset, IterableDataset, DatasetDict or IterableDatasetDict. Called again after a crash, it goes on
     where it was. Unlike the original, a new repository is private unless you say `private=False`; `num_proc` is
@@ -72,7 +74,7 @@ def push_to_hub(
         set_default = None  # it is
     with named(_PUSH_NAMES), _as_values():
         options = BuildOptions(
-            cut=_cut(dataset, split, max_shard_size, num_shards, num_proc),
+            cut=CutOptions(None if max_shard_size is None else parse_size(max_shard_size), num_shards),
             checks=CheckOptions(allow_empty=True),
             memory=memory,
             workers=num_proc,
@@ -112,9 +114,11 @@ def _push(
             dataset, split=split, embed_external_files=embed_external_files, spill=Path(spill), note=progress.note
         )
         hub = replace(options.hub, split=None if many else table.splits[0].name)
-        weights = {name: weight for name, one in _parts(dataset, split) if (weight := _weight(one)) is not None}
+        parts = dict(zip((one.name for one in table.splits), dataset.values() if many else [dataset], strict=True))
+        weights = {name: weight for name, one in parts.items() if (weight := _weight(one)) is not None}
         table = table.replace(about={**table.about, MEMORY: weights}) if weights else table
-        return Build(table, destination, replace(options, hub=hub)).run(progress)
+        cut = _cut(table, parts, weights, options.cut, options.workers)
+        return Build(table, destination, replace(options, hub=hub, cut=cut)).run(progress)
 
 
 @contextmanager
@@ -126,12 +130,6 @@ def _as_values() -> Iterator[None]:
         if type(error) is not InputError:
             raise  # it is not about what was said, or is a ValueError already
         raise ArgumentError(error.words[0], hint=error.words[1], **error.facts) from error
-
-
-def _parts(dataset: Any, split: str | None) -> list[tuple[str, Any]]:
-    if hasattr(dataset, "values") and hasattr(dataset, "items"):
-        return [(str(name), one) for name, one in dataset.items()]
-    return [(split or str(getattr(dataset, "split", None) or "train"), dataset)]
 
 
 def _weight(dataset: Any) -> int | None:
@@ -150,23 +148,30 @@ def _weight(dataset: Any) -> int | None:
 
 
 def _cut(
-    dataset: Any,
-    split: str | None,
-    max_shard_size: int | str | None,
-    num_shards: int | Mapping[str, int] | None,
-    num_proc: int | None,
+    table: FileTable, parts: Mapping[str, Any], weights: Mapping[str, int], asked: CutOptions, num_proc: int | None
 ) -> CutOptions:
-    """The number of shards that the original makes, where it is asked for one by `max_shard_size` or `num_proc`."""
-    size = None if max_shard_size is None else parse_size(max_shard_size)
-    if num_shards is not None or (size is None and num_proc is None):
-        return CutOptions(size, num_shards)
-    counts = {}
-    for name, one in _parts(dataset, split):
-        weight, rows = _weight(one), getattr(one, "num_rows", None)
-        if weight is None or rows is None:
-            return CutOptions(size, None)
-        counts[name] = min(max(int(weight / (size or DEFAULT_SHARD_BYTES)) + 1, num_proc or 1), max(rows, 1))
-    return CutOptions(None, counts)
+    """As many shards as the original makes, but none without rows; media are cut by their true size."""
+    import datasets
+
+    rows = {split.name: max(split.stop - split.start, 1) for split in table.splits}
+    if (number := asked.num_shards) is not None:
+        wanted = number if isinstance(number, Mapping) else dict.fromkeys(rows, number)
+        most = {name: min(count, rows.get(name, count)) for name, count in wanted.items()}
+        return asked if most == dict(wanted) else CutOptions(None, most)
+    size = asked.shard_bytes or parse_size(datasets.config.MAX_SHARD_SIZE)
+    as_read = asked.shard_bytes is None and all(isinstance(part, datasets.IterableDataset) for part in parts.values())
+    true_bytes = cuts.running(table.file_bytes() + metadata_bytes(table))
+    counts, by_size = {}, True
+    for split in table.splits:
+        weight = weights.get(split.name, int(true_bytes[split.stop] - true_bytes[split.start]))
+        count = int(weight / size) + 1
+        # Of a stream the original makes as many as it is read in, however large they are.
+        least = parts[split.name].num_shards if as_read else num_proc or 1
+        by_size = by_size and least <= count
+        counts[split.name] = min(max(count, least), rows[split.name])
+    if by_size and (as_read or table.columns):
+        return asked if size in (asked.shard_bytes, DEFAULT_SHARD_BYTES) else CutOptions(size)
+    return asked if asked == CutOptions() and set(counts.values()) == {1} else CutOptions(None, counts)
 
 
 def _address(repo_id: str, revision: str | None, token: str | None) -> HubAddress:

@@ -14,7 +14,7 @@ from brim.sizes import format_size
 
 SCHEME = "hf://"
 MAIN = "main"
-_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPO = re.compile(rf"{_PART}/{_PART}")
 _HINT = "Write hf://datasets/ORG/NAME, with @BRANCH after it for another branch than main."
 
