@@ -319,5 +319,6 @@ ROUTES = [
     route("refs", "GET", REPO + r"/refs", refs),
     route("branch", "POST DELETE", REPO + r"/branch/(?P<branch>[^/]+)", branch),
     route("info", "GET", REPO + r"(?:/revision" + REVISION + r")?", info),
+    route("info", "GET", r"/api/(?P<kind>models|datasets|spaces)/(?P<name>[^/]+)(?P<revision>)", info),
     route("resolve", "GET HEAD", FILES + r"/resolve" + REVISION + r"/(?P<path>.+)", resolve),
 ]
