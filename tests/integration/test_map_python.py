@@ -565,6 +565,12 @@ def is_long(row: Any, *more: Any, kind: int = 0, offset: int = 0) -> Any:
     return (len(str(row[first])) + kind + offset + (more[0] if more else 0)) % 2 == 0
 
 
+def are_long(batch: Any, *more: Any, kind: int = 0, offset: int = 0) -> Any:
+    first = next(iter(batch))
+    given = more[0] if more else [0] * len(batch[first])
+    return [(len(str(value)) + kind + offset + n) % 2 == 0 for value, n in zip(batch[first], given, strict=True)]
+
+
 @st.composite
 def tables(draw: Any) -> dict[str, list[Any]]:
     count = draw(st.integers(1, 12))
@@ -585,9 +591,19 @@ def tables(draw: Any) -> dict[str, list[Any]]:
     batched=st.booleans(),
     batch_size=st.sampled_from([1, 3, 1000, None]),
     reordered=st.booleans(),
+    removed=st.booleans(),
+    last_dropped=st.booleans(),
 )
 def test_beside_the_original(
-    table: Any, kind: int, offset: int, with_indices: bool, batched: bool, batch_size: Any, reordered: bool
+    table: Any,
+    kind: int,
+    offset: int,
+    with_indices: bool,
+    batched: bool,
+    batch_size: Any,
+    reordered: bool,
+    removed: bool,
+    last_dropped: bool,
 ) -> None:
     """The same random dataset, function and arguments give the same rows and features, or both fail."""
     source = datasets.Dataset.from_dict(table)
@@ -600,11 +616,12 @@ def test_beside_the_original(
         "load_from_cache_file": False,
     }
     function = changes if batched else of_rows
-    ours, theirs = (_made(make, function, options) for make in (brim_map(source), source.map))
+    more = {"remove_columns": list(table)[:1] if removed else None, "drop_last_batch": batched and last_dropped}
+    ours, theirs = (_made(make, function, options | more) for make in (brim_map(source), source.map))
     assert ours == theirs
-    if not batched:
-        ours, theirs = (_made(make, is_long, options) for make in (brim_filter(source), source.filter))
-        assert ours == theirs
+    keeps = are_long if batched else is_long
+    ours, theirs = (_made(make, keeps, options) for make in (brim_filter(source), source.filter))
+    assert ours == theirs
 
 
 def brim_map(source: Any) -> Any:

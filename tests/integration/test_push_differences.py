@@ -1,118 +1,356 @@
-"""What brim.push_to_hub and the original do differently: the table of docs/publish.md, line by line."""
+"""What brim.push_to_hub and the original do differently: the table of docs/publish.md, each test named by its line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import datasets
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
+import brim
 from tests.hub import TestHub
 from tests.publishing import Machine
 
-PUSHED = """
+PAGE = Path(__file__).parents[2] / "docs" / "publish.md"
+PUSHED = r"""
+import json, os, sys
 import datasets, brim
+from huggingface_hub import HfApi
 from PIL import Image
-ds = datasets.Dataset.from_dict({"n": list(range(1000)), "t": ["x" * 100] * 1000}, split="train")
-asked = [{}, {"max_shard_size": "30KB"}, {"num_shards": 3}]
-for number, options in enumerate(asked):
-    ds.push_to_hub(f"ada/original{number}", private=False, **options)
-    told = brim.push_to_hub(ds, f"ada/brim{number}", **options)
-assert (told.rows, told.shards, told.commits, told.pull_request) == (1000, 3, 1, 0), told
-assert brim.push_to_hub(ds, "ada/two", num_proc=2).shards == 2  # as the original counts
-many = datasets.DatasetDict({"train": ds, "test": ds.select(range(10))})
-for push, repo in ((many.push_to_hub, "ada/many-original"), (lambda r: brim.push_to_hub(many, r), "ada/many-brim")):
-    push(repo)
-ds.push_to_hub("ada/many-original", config_name="b", split="more")
-brim.push_to_hub(ds, "ada/many-brim", config_name="b", split="more")
-ds.select(range(20)).push_to_hub("ada/many-original", split="test")
-brim.push_to_hub(ds.select(range(20)), "ada/many-brim", split="test")
-for bad in ({"config_name": "data"}, {"max_shard_size": "1MB", "num_shards": 2}, {"split": "a b"}):
-    for push in (ds.push_to_hub, lambda r, **o: brim.push_to_hub(ds, r, **o)):
+
+datasets.disable_progress_bars()
+said = {}
+
+def both(name, do):
+    "The same with the original and with brim: what it gave, or raised."
+    for who in ("original", "brim"):
+        def push(dataset, *given, **options):
+            if who == "original":
+                return dataset.push_to_hub(f"ada/{name}-original", *given, **options)
+            return brim.push_to_hub(dataset, f"ada/{name}-brim", *given, progress=False, **options)
         try:
-            push("ada/bad", **bad)
-        except ValueError as error:
-            assert push == ds.push_to_hub or isinstance(error, brim.ArgumentError), error
-        else:
-            raise AssertionError(bad)
+            said[f"{name}-{who}"] = type(do(push)).__name__
+        except Exception as error:
+            said[f"{name}-{who}"] = [one.__name__ for one in type(error).__mro__]
+
+ds = datasets.Dataset.from_dict({"n": list(range(1000)), "t": ["x" * 100] * 1000}, split="train")
+few = datasets.Dataset.from_dict({"n": [1, 2, 3]})
+both("plain", lambda push: push(ds))
+both("sized", lambda push: push(ds, max_shard_size="30KB"))
+both("numbered", lambda push: push(ds, num_shards=3))
+both("public", lambda push: push(few, private=False))
+
+def several(push):
+    push(datasets.DatasetDict({"train": ds, "test": ds.select(range(10))}))
+    push(ds, "b", split="more")
+    push(ds.select(range(20)), split="test")
+both("many", several)
+
+uneven = datasets.Dataset.from_dict({"t": ["long " * 1000] * 10 + ["short"] * 90})
+both("uneven", lambda push: push(uneven, num_shards=2))
+both("processes", lambda push: push(few, num_proc=2))
+both("too-many", lambda push: push(few, num_shards=5))
+both("one-number", lambda push: push(datasets.DatasetDict({"train": few}), num_shards=2))
+both("stream", lambda push: push(few.to_iterable_dataset(num_shards=3)))
+both("stream-sized", lambda push: push(few.to_iterable_dataset(num_shards=3), max_shard_size=20))
+datasets.config.MAX_SHARD_SIZE = 10
+both("stream-large", lambda push: push(few.to_iterable_dataset()))
+datasets.config.MAX_SHARD_SIZE = "30KB"
+both("setting", lambda push: push(ds))
+datasets.config.MAX_SHARD_SIZE = "500MB"
+datasets.config.UPLOADS_MAX_NUMBER_PER_COMMIT = 1
+both("commits", lambda push: push(few, num_shards=3))
+datasets.config.UPLOADS_MAX_NUMBER_PER_COMMIT = 50
+
 pictures = datasets.Dataset.from_dict({"i": [Image.new("RGB", (8, 8))] * 4}).cast_column("i", datasets.Image())
-pictures.push_to_hub("ada/pictures-original")
-brim.push_to_hub(pictures, "ada/pictures-brim")
+both("pictures", lambda push: push(pictures))
+for number in range(3):
+    with open(f"{os.environ['TMPDIR']}/{number}.pdf", "wb") as file:
+        file.write(os.urandom(20_000))
+pages = datasets.Dataset.from_dict({"p": [f"{os.environ['TMPDIR']}/{n}.pdf" for n in range(3)]})
+both("pages", lambda push: push(pages.cast_column("p", datasets.Pdf(decode=False)), max_shard_size="30KB"))
+
+both("bad-data", lambda push: push(few, "data"))
+both("bad-both", lambda push: push(few, max_shard_size="1MB", num_shards=2))
+both("bad-split", lambda push: push(few, split="a b"))
+both("bad-size", lambda push: push(few, max_shard_size="many"))
+both("bad-splits", lambda push: push(datasets.DatasetDict({"train": few, "test": uneven})))
+both("bad-default", lambda push: (push(few), push(few, "x", True)))
+both("bad-features", lambda push: (push(few), push(uneven, split="test")))
+both("odd-all", lambda push: push(few, "all"))
+both("odd-name", lambda push: push(few, "a b"))
+both("odd-folder", lambda push: push(few, data_dir="a b"))
+
+api, old = HfApi(), {"features": {"n": {"dtype": "int64", "_type": "Value"}}, "dataset_size": 1, "download_size": 1}
+for who in ("original", "brim"):
+    api.create_repo(f"ada/old-{who}", repo_type="dataset")
+    api.upload_file(path_or_fileobj=json.dumps({"default": old}).encode(), path_in_repo="dataset_infos.json",
+                    repo_id=f"ada/old-{who}", repo_type="dataset")
+both("old", lambda push: push(few))
+assert datasets.load_dataset("ada/old-brim", split="train").num_rows == 3
+print(json.dumps(said))
 """
+_tests: dict[str, list[str]] = {}
+
+
+def line(words: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The line of the table that a test is about, by its first words."""
+
+    def named(test: Callable[..., None]) -> Callable[..., None]:
+        _tests.setdefault(words, []).append(test.__name__)
+        return test
+
+    return named
+
+
+class Pushed:
+    """What both have made of the same calls."""
+
+    def __init__(self, hub: TestHub, said: dict[str, Any]) -> None:
+        self.hub, self.said = hub, said
+
+    def shards(self, repo: str) -> list[str]:
+        return [name for name in self.hub.files(f"ada/{repo}") if name.endswith(".parquet")]
+
+    def card(self, repo: str) -> dict[str, Any]:
+        found: dict[str, Any] = yaml.safe_load(self.hub.read(f"ada/{repo}", "README.md").decode().split("---\n")[1])
+        return found
+
+    def rows(self, repo: str) -> list[int]:
+        read = (BytesIO(self.hub.read(f"ada/{repo}", name)) for name in self.shards(repo))
+        return [pq.read_metadata(file).num_rows for file in read]
+
+    def sent(self, repo: str, under: str = "") -> int:
+        files = self.hub.files(f"ada/{repo}").items()
+        return sum(size for name, (size, _) in files if name.endswith(".parquet") and name.startswith(under))
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
+def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pushed]:
     folder = tmp_path_factory.mktemp("push")
     with TestHub(folder / "hub") as hub:
-        Machine(hub, folder / "machine").python(PUSHED)
-        yield hub
+        done = Machine(hub, folder / "machine").python(PUSHED)
+        yield Pushed(hub, json.loads(done.stdout.splitlines()[-1]))
 
 
-def card(hub: TestHub, repo: str) -> dict[str, object]:
-    found = yaml.safe_load(hub.read(repo, "README.md").decode().split("---\n")[1])
-    assert isinstance(found, dict)
-    return found
+@pytest.mark.parametrize("repo", ["plain", "sized", "numbered", "processes", "stream", "stream-sized", "setting"])
+def test_the_same_shards(pushed: Pushed, repo: str) -> None:
+    """As many as the original makes for `max_shard_size`, `num_shards`, `num_proc`, a stream and `datasets.config`."""
+    assert pushed.shards(f"{repo}-brim") == pushed.shards(f"{repo}-original")
+    assert (len(pushed.shards(f"{repo}-brim")) > 1) == (repo != "plain")
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_shards_and_card(hub: TestHub, number: int) -> None:
-    """The same names of shards, patterns and `dataset_size`; what is downloaded is what the shards weigh."""
-    ours, theirs = (f"ada/{who}{number}" for who in ("brim", "original"))
-    names = [name for name in hub.files(ours) if name.endswith(".parquet")]
-    assert names == [name for name in hub.files(theirs) if name.endswith(".parquet")]
-    mine, other = card(hub, ours), card(hub, theirs)
+@pytest.mark.parametrize("repo", ["plain", "sized", "numbered"])
+def test_the_same_card(pushed: Pushed, repo: str) -> None:
+    """The same patterns and `dataset_size`; what is downloaded is what the shards weigh."""
+    mine, other = pushed.card(f"{repo}-brim"), pushed.card(f"{repo}-original")
     assert mine["configs"] == other["configs"]
-    info, wanted = mine["dataset_info"], other["dataset_info"]
-    assert isinstance(info, dict)
-    assert isinstance(wanted, dict)
     for same in ("features", "splits", "dataset_size"):
-        assert info[same] == wanted[same]
-    assert info["download_size"] == sum(hub.files(ours)[name][0] for name in names)
+        assert mine["dataset_info"][same] == other["dataset_info"][same]
+    assert mine["dataset_info"]["download_size"] == pushed.sent(f"{repo}-brim")
 
 
-def test_private_unless_said(hub: TestHub) -> None:
-    assert hub.repos.get("datasets", "ada/brim0").private
-    assert not hub.repos.get("datasets", "ada/original0").private
-
-
-def test_splits_and_configs(hub: TestHub) -> None:
+def test_the_same_splits_and_configs(pushed: Pushed) -> None:
     """A split or config that is pushed later is listed as the original lists it, and the sums are right."""
-    mine, other = card(hub, "ada/many-brim"), card(hub, "ada/many-original")
-    configs = [sorted(fields["configs"], key=str) for fields in (mine, other)]  # type: ignore[call-overload]
+    mine, other = pushed.card("many-brim"), pushed.card("many-original")
+    configs = [sorted(fields["configs"], key=str) for fields in (mine, other)]
     assert configs[0] == configs[1]
-    infos = {i["config_name"]: i for i in mine["dataset_info"]}  # type: ignore[attr-defined]
-    for wanted in other["dataset_info"]:  # type: ignore[attr-defined]
+    infos = {i["config_name"]: i for i in mine["dataset_info"]}
+    for wanted in other["dataset_info"]:
         found = infos[wanted["config_name"]]
         assert sorted(found["splits"], key=str) == sorted(wanted["splits"], key=str)
         assert found["dataset_size"] == wanted["dataset_size"]
         folder = "data" if wanted["config_name"] == "default" else wanted["config_name"]
-        files = hub.files("ada/many-brim").items()
-        assert found["download_size"] == sum(size for name, (size, _) in files if name.startswith(f"{folder}/"))
+        assert found["download_size"] == pushed.sent("many-brim", f"{folder}/")
 
 
-def test_files_of_brim(hub: TestHub) -> None:
-    """One small file for each split beside what the original writes, and a text in a new card."""
-    extra = set(hub.files("ada/many-brim")) - set(hub.files("ada/many-original"))
+def test_the_same_commit(pushed: Pushed) -> None:
+    assert pushed.hub.history("ada/plain-brim") == pushed.hub.history("ada/plain-original")
+
+
+@line("a new repository without `private=`")
+def test_private_unless_said(pushed: Pushed) -> None:
+    repos = pushed.hub.repos
+    seen = [repos.get("datasets", f"ada/{repo}").private for repo in ("plain-brim", "plain-original", "public-brim")]
+    assert seen == [True, False, False]
+
+
+@line("shards of media columns")
+def test_media_by_their_true_size(pushed: Pushed) -> None:
+    """Three files of 20 kB and at most 30 kB a shard."""
+    assert (pushed.rows("pages-original"), pushed.rows("pages-brim")) == ([3], [1, 1, 1])
+
+
+@line("where the cuts are")
+def test_cuts_by_bytes(pushed: Pushed) -> None:
+    assert pushed.rows("uneven-original") == [50, 50]
+    first, second = pushed.rows("uneven-brim")
+    assert first < 10
+    assert first + second == 100
+
+
+@line("more `num_shards` or `num_proc` than rows")
+def test_no_shard_without_rows(pushed: Pushed) -> None:
+    assert "IndexError" in pushed.said["too-many-original"]
+    assert pushed.rows("too-many-brim") == [1, 1, 1]
+
+
+@line("`num_shards` of a `DatasetDict`")
+def test_one_number_for_all(pushed: Pushed) -> None:
+    assert "ValueError" in pushed.said["one-number-original"]
+    assert pushed.rows("one-number-brim") == [1, 2] or pushed.rows("one-number-brim") == [2, 1]
+
+
+@line("a stream without `max_shard_size`")
+def test_streams(pushed: Pushed) -> None:
+    """As many shards as it is read in, and more where they would be too large."""
+    assert (pushed.rows("stream-large-original"), pushed.rows("stream-large-brim")) == ([3], [1, 1, 1])
+
+
+@line("`num_proc`")
+def test_no_processes(tmp_path: Path) -> None:
+    """Shards are on their way in threads: no other process is there when they arrive."""
+    code = """
+    import os, datasets, brim
+    started, spawn = [], os.posix_spawn
+    import subprocess
+    real = subprocess.Popen.__init__
+    subprocess.Popen.__init__ = lambda self, *a, **o: (started.append(a), real(self, *a, **o))[1]
+    ds = datasets.Dataset.from_dict({"n": [1, 2, 3]})
+    assert brim.push_to_hub(ds, "ada/data", num_proc=2, progress=False).shards == 2
+    assert not started, started
+    """
+    with TestHub(tmp_path / "hub") as hub:
+        Machine(hub, tmp_path / "machine").python(code)
+
+
+@line("`dataset_size` of media columns and streams")
+def test_sizes_of_media_and_streams(pushed: Pushed) -> None:
+    for repo in ("pictures", "stream"):
+        mine, other = (pushed.card(f"{repo}-{who}")["dataset_info"] for who in ("brim", "original"))
+        assert mine["features"] == other["features"]
+        assert mine["dataset_size"] == mine["download_size"] == pushed.sent(f"{repo}-brim")
+
+
+@line("above 50 files")
+def test_one_commit(pushed: Pushed) -> None:
+    assert len(pushed.hub.history("ada/commits-original")) == 5
+    assert pushed.hub.history("ada/commits-brim") == ["Upload dataset", "initial commit"]
+
+
+AGAIN = """
+import sys, datasets, brim
+ds = datasets.Dataset.from_dict({"n": list(range(300))})
+try:
+    if sys.argv[1:] == ["original"]:
+        ds.push_to_hub("ada/data", num_shards=3)
+    else:
+        built = brim.push_to_hub(ds, "ada/data", num_shards=3, progress=False)
+        print(built.written, built.kept)
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+@line("a rerun after a crash")
+def test_it_goes_on(tmp_path: Path) -> None:
+    """Nothing is made or sent again."""
+    with TestHub(tmp_path / "hub") as hub:
+        machine = Machine(hub, tmp_path / "machine")
+        hub.faults.add("commit", action="status", status=403)
+        assert machine.python(AGAIN, check=False).returncode
+        sent = hub.counters.puts
+        assert machine.python(AGAIN).stdout == "0 3\n"
+        assert (hub.counters.puts, len(hub.files("ada/data"))) == (sent, 3 + 3)
+
+
+@line("somebody else commits meanwhile")
+def test_somebody_else(tmp_path: Path) -> None:
+    with TestHub(tmp_path / "hub") as hub:
+        machine = Machine(hub, tmp_path / "machine")
+        hub.create("ada/data")
+        hub.faults.add("commit", action="conflict")
+        failed = machine.python(f"import sys; sys.argv = ['', 'original']\n{AGAIN}", check=False)
+        assert "412" in failed.stderr
+        hub.faults.add("commit", action="conflict")
+        assert machine.python(AGAIN).stdout == "3 0\n"
+
+
+@line("`.brim/CONFIG/SPLIT.jsonl`")
+def test_files_of_brim(pushed: Pushed) -> None:
+    """One small file for each split beside what the original writes, and no other."""
+    extra = set(pushed.hub.files("ada/many-brim")) - set(pushed.hub.files("ada/many-original"))
     assert extra == {".brim/default/train.jsonl", ".brim/default/test.jsonl", ".brim/b/more.jsonl"}
-    assert b"<!-- brim:begin -->" in hub.read("ada/brim0", "README.md")
 
 
-def test_media(hub: TestHub) -> None:
-    """Of media, `dataset_size` is the bytes of the shards, and the features are the same."""
-    mine, other = card(hub, "ada/pictures-brim")["dataset_info"], card(hub, "ada/pictures-original")["dataset_info"]
-    assert mine["features"] == other["features"]  # type: ignore[index]
-    assert mine["dataset_size"] == mine["download_size"]  # type: ignore[index]
+@line("text of the card")
+def test_text_of_a_new_card(pushed: Pushed) -> None:
+    assert b"<!-- brim:begin -->" in pushed.hub.read("ada/plain-brim", "README.md")
+    assert not pushed.hub.read("ada/plain-original", "README.md").decode().split("---\n")[2].strip()
 
 
-def test_the_page_has_the_table() -> None:
-    """Each difference is told in docs/publish.md."""
-    page = (Path(__file__).parents[2] / "docs" / "publish.md").read_text()
-    for words in (
-        "a new repository without `private=`",
-        "`num_proc`",
-        "`.brim/CONFIG/SPLIT.jsonl`",
-        "brim.ArgumentError",
-    ):
-        assert words in page
+@line("`dataset_infos.json` of an old repository")
+def test_old_infos(pushed: Pushed) -> None:
+    sizes = [
+        json.loads(pushed.hub.read(f"ada/old-{who}", "dataset_infos.json"))["default"]["dataset_size"]
+        for who in ("original", "brim")
+    ]
+    assert sizes == [24, 1]
+
+
+@line("names of configs and folders")
+@pytest.mark.parametrize("name", ["odd-all", "odd-name", "odd-folder"])
+def test_plain_names(pushed: Pushed, name: str) -> None:
+    assert pushed.said[f"{name}-original"] == "CommitInfo"
+    assert "ArgumentError" in pushed.said[f"{name}-brim"]
+
+
+@line("`buckets/ORG/NAME`")
+def test_buckets_are_refused() -> None:
+    with pytest.raises(ValueError, match="does not publish to buckets"):
+        brim.push_to_hub(datasets.Dataset.from_dict({"n": [1]}), "buckets/ada/data", progress=False)
+
+
+@line("what it returns")
+def test_what_it_returns(pushed: Pushed) -> None:
+    assert (pushed.said["plain-original"], pushed.said["plain-brim"]) == ("CommitInfo", "Built")
+
+
+@line("what it raises")
+@pytest.mark.parametrize("name", ["data", "both", "split", "size", "splits", "default", "features"])
+def test_errors_are_values(pushed: Pushed, name: str) -> None:
+    """Where the original raises ValueError, brim's error is one too; whatever it is, nothing was sent for it."""
+    assert "ValueError" in pushed.said[f"bad-{name}-original"]
+    assert {"ArgumentError", "ValueError"} <= set(pushed.said[f"bad-{name}-brim"])
+
+
+@line("arguments by position")
+@line("`append=True`, `memory=`, `via=`, `state=`, `progress=`")
+def test_the_arguments_are_those_of_the_original() -> None:
+    """All of `Dataset.push_to_hub`, in their order, with their defaults; those of DatasetDict are there by name."""
+    ours = inspect.signature(brim.push_to_hub).parameters.values()
+    for kind in (datasets.Dataset, datasets.IterableDataset):
+        theirs = list(inspect.signature(kind.push_to_hub).parameters.values())[1:]
+        positional = [p for p in ours if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD][1:]
+        assert [(p.name, p.default) for p in positional] == [(p.name, p.default) for p in theirs]
+    for several in (datasets.DatasetDict, datasets.IterableDatasetDict):
+        assert not inspect.signature(several.push_to_hub).parameters.keys() - {p.name for p in ours} - {"self"}
+    own = [p.name for p in ours if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert own == ["append", "memory", "via", "state", "progress"]
+
+
+def test_every_line_of_the_table_is_tested() -> None:
+    """And every test is about a line that is there."""
+    _, _, rest = PAGE.read_text().partition("What differs from the original, and all that does:")
+    table = re.match(r"\n\n((?:\|.*\n)+)", rest)
+    assert table is not None
+    lines = [re.split(r" \| ", row.strip("| \n"))[0] for row in table[1].splitlines()[2:]]
+    assert sorted(lines) == sorted(_tests)

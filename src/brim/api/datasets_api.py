@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from brim import cuts
 from brim.api.recorded_run import shown
-from brim.errors import ArgumentError, InputError, named
+from brim.errors import ArgumentError, DestinationError, InputError, named
 from brim.jobs.build_job import Build, BuildOptions
 from brim.jobs.caches import Cached, cache_home, list_caches, remove_cache
 from brim.jobs.content import MEMORY
@@ -84,7 +84,7 @@ def push_to_hub(
             hub=HubOptions(
                 config=config_name,
                 data_dir=data_dir,
-                message=commit_message,
+                message=commit_message or "Upload dataset",
                 description=commit_description,
                 public=private is False,
                 via=via,
@@ -127,7 +127,7 @@ def _as_values() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if type(error) is not InputError:
+        if type(error) not in (InputError, DestinationError):
             raise  # it is not about what was said, or is a ValueError already
         raise ArgumentError(error.words[0], hint=error.words[1], **error.facts) from error
 

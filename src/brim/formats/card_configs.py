@@ -83,6 +83,11 @@ def changed_configs(
         else:
             _refuse_mixed(entry, files, names)
     if set_default:
+        if config != "default" and any(entry.get("config_name") == "default" for entry in entries):
+            raise DestinationError(
+                "There is a config named 'default', and that is what loads by default.",
+                hint="Rename it in the card first, or leave out set_default=.",
+            )
         entries = [{key: value for key, value in entry.items() if key != "default"} for entry in entries]
         mine["default"] = True
     if not any(entry.get("config_name") == config for entry in entries):
