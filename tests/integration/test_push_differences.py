@@ -56,7 +56,8 @@ both("many", several)
 
 uneven = datasets.Dataset.from_dict({"t": ["long " * 1000] * 10 + ["short"] * 90})
 both("uneven", lambda push: push(uneven, num_shards=2))
-both("processes", lambda push: push(few, num_proc=2))
+brim.push_to_hub(few, "ada/processes-brim", num_proc=2, progress=False)
+few.push_to_hub("ada/processes-original", num_shards=2)  # what num_proc=2 makes, without starting two Pythons
 both("too-many", lambda push: push(few, num_shards=5))
 both("one-number", lambda push: push(datasets.DatasetDict({"train": few}), num_shards=2))
 both("stream", lambda push: push(few.to_iterable_dataset(num_shards=3)))
@@ -314,9 +315,22 @@ def test_plain_names(pushed: Pushed, name: str) -> None:
 
 
 @line("`buckets/ORG/NAME`")
-def test_buckets_are_refused() -> None:
-    with pytest.raises(ValueError, match="does not publish to buckets"):
-        brim.push_to_hub(datasets.Dataset.from_dict({"n": [1]}), "buckets/ada/data", progress=False)
+def test_buckets_by_map(tmp_path: Path) -> None:
+    """What the error says does it."""
+    code = """
+    import datasets, brim
+    from huggingface_hub import HfApi
+    HfApi().create_bucket("ada/data", private=True)
+    ds = datasets.Dataset.from_dict({"n": [1, 2, 3]})
+    try:
+        brim.push_to_hub(ds, "buckets/ada/data", progress=False)
+    except ValueError as error:
+        to = str(error).partition("destination='")[2].partition("'")[0]
+    assert brim.map(ds, None, destination=to, progress=False, memory="1GB").built.rows == 3
+    assert datasets.load_dataset("buckets/ada/data", split="train")["n"][:] == [1, 2, 3]
+    """
+    with TestHub(tmp_path / "hub", xet=True) as hub:
+        Machine(hub, tmp_path / "machine", more={"HF_HUB_DISABLE_XET": "0"}).python(code)
 
 
 @line("what it returns")

@@ -179,7 +179,10 @@ def _address(repo_id: str, revision: str | None, token: str | None) -> HubAddres
         found = parse_hub_address(repo_id)
         return HubAddress(found.repo, revision or found.revision)
     if repo_id.startswith("buckets/"):
-        raise InputError("brim does not publish to buckets.", hint="Give the name of a dataset, ORG/NAME.")
+        raise InputError(
+            "push_to_hub publishes to repositories, and this is a bucket.",
+            hint=f"Write brim.map(ds, None, destination={SCHEME + repo_id!r}).",
+        )
     repo = repo_id if "/" in repo_id else f"{own_name(token)}/{repo_id}"
     if not repo_name_is_valid(repo):
         raise InputError(f"{repo_id!r} is not the name of a repository on the Hub.", hint="Write ORG/NAME.")

@@ -76,7 +76,8 @@ def changed_configs(
     for entry in entries:
         if entry.get("config_name") == config:
             if keep_splits:
-                mine["data_files"] = by_split(_by_split_of(entry, extension), files, "split")
+                gone = {str(one["split"]) for one in files} if replace else set()
+                mine["data_files"] = by_split(_by_split_of(entry, extension, gone), files, "split")
             elif not replace:
                 _refuse_hidden(entry, files, names)
             mine = {**{key: value for key, value in entry.items() if key == "default"}, **mine}
@@ -103,14 +104,15 @@ def by_split(known: Any, mine: list[dict[str, Any]], key: str) -> list[dict[str,
     return [*kept, *ours.values()]
 
 
-def _by_split_of(entry: dict[str, Any], extension: str) -> list[dict[str, Any]]:
-    """The files of a config by split, so that a split can be added to it."""
+def _by_split_of(entry: dict[str, Any], extension: str, gone: Collection[str]) -> list[dict[str, Any]]:
+    """The files of a config by split, so that a split can be added to it. Those that are `gone` may be of any kind."""
     name = entry["config_name"]
     extra = sorted(set(entry) - _OWN_KEYS)
     others: dict[str, list[str]] = {}
     for split, pattern in patterns_of(entry):
         others.setdefault(split, []).append(pattern)
-    kinds = {pattern.rpartition(".")[2] for patterns in others.values() for pattern in patterns if "." in pattern}
+    staying = [pattern for split, patterns in others.items() if split not in gone for pattern in patterns]
+    kinds = {pattern.rpartition(".")[2] for pattern in staying if "." in pattern}
     strange = kinds - {extension.removeprefix(".")} if extension else set()
     odd = [kind for kind in sorted(strange) if not _WILD.search(kind) and "/" not in kind]
     if extra or not others or odd:
