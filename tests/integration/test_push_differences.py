@@ -91,6 +91,7 @@ both("odd-name", lambda push: push(few, "a b"))
 both("odd-folder", lambda push: push(few, data_dir="a b"))
 
 api, old = HfApi(), {"features": {"n": {"dtype": "int64", "_type": "Value"}}, "dataset_size": 1, "download_size": 1}
+old["splits"] = {"train": {"name": "train", "num_bytes": 1, "num_examples": 1}}
 for who in ("original", "brim"):
     api.create_repo(f"ada/old-{who}", repo_type="dataset")
     api.upload_file(path_or_fileobj=json.dumps({"default": old}).encode(), path_in_repo="dataset_infos.json",
@@ -103,11 +104,11 @@ _tests: dict[str, list[str]] = {}
 
 
 def line(words: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The line of the table that a test is about, by its first words."""
+    """The line of the table that a test is about, by its first words. Both push, so it takes a while."""
 
     def named(test: Callable[..., None]) -> Callable[..., None]:
         _tests.setdefault(words, []).append(test.__name__)
-        return test
+        return pytest.mark.slow(test) if inspect.signature(test).parameters else test
 
     return named
 
@@ -142,6 +143,7 @@ def pushed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pushed]:
         yield Pushed(hub, json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repo", ["plain", "sized", "numbered", "processes", "stream", "stream-sized", "setting"])
 def test_the_same_shards(pushed: Pushed, repo: str) -> None:
     """As many as the original makes for `max_shard_size`, `num_shards`, `num_proc`, a stream and `datasets.config`."""
@@ -149,6 +151,7 @@ def test_the_same_shards(pushed: Pushed, repo: str) -> None:
     assert (len(pushed.shards(f"{repo}-brim")) > 1) == (repo != "plain")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repo", ["plain", "sized", "numbered"])
 def test_the_same_card(pushed: Pushed, repo: str) -> None:
     """The same patterns and `dataset_size`; what is downloaded is what the shards weigh."""
@@ -159,6 +162,7 @@ def test_the_same_card(pushed: Pushed, repo: str) -> None:
     assert mine["dataset_info"]["download_size"] == pushed.sent(f"{repo}-brim")
 
 
+@pytest.mark.slow
 def test_the_same_splits_and_configs(pushed: Pushed) -> None:
     """A split or config that is pushed later is listed as the original lists it, and the sums are right."""
     mine, other = pushed.card("many-brim"), pushed.card("many-original")
@@ -173,6 +177,7 @@ def test_the_same_splits_and_configs(pushed: Pushed) -> None:
         assert found["download_size"] == pushed.sent("many-brim", f"{folder}/")
 
 
+@pytest.mark.slow
 def test_the_same_commit(pushed: Pushed) -> None:
     assert pushed.hub.history("ada/plain-brim") == pushed.hub.history("ada/plain-original")
 
