@@ -79,14 +79,14 @@ class TestCluster:
                 return True
         return False
 
-    def loaded(self, task: str, library: str) -> list[bool]:
-        """Of every worker that does a task of this name, whether it has loaded a library."""
+    def maps(self, task: str) -> list[str]:
+        """What every worker that does a task of this name has mapped: its libraries above all."""
         found = []
         for node in self._cluster.worker_nodes:
             for pid in tree([_raylet(node)])[1:]:
                 try:
                     if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(f"ray::{task}".encode()):
-                        found.append(f"/{library}/" in Path(f"/proc/{pid}/maps").read_text())
+                        found.append(Path(f"/proc/{pid}/maps").read_text())
                 except OSError:
                     continue
         return found

@@ -280,8 +280,9 @@ def test_the_driver_is_stopped_and_killed(
     words = ("build", source, DEST, "--rows-per-shard", "1", *cluster.options)
     first = Run(*words, cwd=tmp_path, environment=machine.environment)
     first.until_shards(3)
-    assert cluster.loaded("carry", "pyarrow")[0]
-    assert not any(cluster.loaded("carry", "pandas"))
+    maps: list[str] = []
+    until(lambda: maps.extend(cluster.maps("carry")) or any("/pyarrow/" in one for one in maps))
+    assert not any("/pandas/" in one for one in maps)
     first.stop()
     assert first.end(6)["error"] == "Stopped"
     stopped = set(Ledger(machine.ledgers[0]).receipts)
