@@ -116,7 +116,7 @@ LINES = (
         ),
     ),
     Line(
-        "2,000 texts through MiniLM",
+        "20,000 texts through MiniLM",
         Figure("embed", "model", "brim embed"),
         (("`SentenceTransformer.encode`", Figure("embed", "model", "SentenceTransformer.encode")),),
     ),
