@@ -72,12 +72,12 @@ def remote(work: Path, arguments: argparse.Namespace) -> Part:
     return part
 
 
-def _write(path: Path) -> None:
+def _write(path: Path, count: int = VALUES * SHARDS) -> None:
     rng, step = np.random.default_rng(1), 300
     schema = pa.schema([("n", pa.int64()), ("key", pa.int64()), ("image", FILE)])
     with pq.ParquetWriter(path, schema, compression="none") as writer:
-        for start in range(0, VALUES * SHARDS, step):
-            rows = range(start, min(start + step, VALUES * SHARDS))
+        for start in range(0, count, step):
+            rows = range(start, min(start + step, count))
             files = [{"bytes": rng.bytes(VALUE_BYTES), "path": f"{row}.jpg"} for row in rows]
             columns = {"n": list(rows), "key": list(rows), "image": pa.array(files, FILE)}
             writer.write_table(pa.table(columns, schema=schema))
@@ -107,6 +107,10 @@ def _from_a_bucket(part: Part, s3: S3Server, source: Path, work: Path) -> None:
         far.brim(place)
         for peer in ("polars", "pyarrow"):
             far.peer(peer, f"{BUCKET}/far/data")
+        theirs = work / "theirs.parquet"
+        _write(theirs, VALUES)
+        s3.write(BUCKET, "theirs/theirs.parquet", theirs.read_bytes())
+        far.not_brims(f"s3://{BUCKET}/theirs")
 
 
 def _publish(source: Path, place: str, env: dict[str, str]) -> None:
@@ -136,6 +140,21 @@ class _Far:
         some = f"import brim; brim.unpack({place!r}, {folder + '-b'!r}, where='n in {SCATTERED}')"
         requests, size = self._run("20 scattered rows", "brim", ["-c", some], wanted)
         self._goal("scattered rows, against their bytes", size / wanted, 1.1, "×")
+
+    def not_brims(self, place: str) -> None:
+        """A shard that pyarrow wrote, in four row groups: statistics tell which of them are asked for.
+
+        Its pages hold 300 values each, and where one begins is told by the lengths of those before it: a row group is
+        read to find some of them.
+        """
+        listing = f"print(len(brim.dataset({place!r}).where('key < 0')))"
+        requests, _ = self._run("pyarrow's shard: list what cannot be", "brim", ["-c", f"import brim; {listing}"], 0)
+        self._goal("pyarrow's shard, list by statistics, requests", requests, 3, "")
+        listing = f"print(len(brim.dataset({place!r}).where('key != 1')))"
+        self._run("pyarrow's shard: list all rows", "brim", ["-c", f"import brim; {listing}"], 0)
+        one = f"import brim; brim.unpack({place!r}, {str(self._work / 'theirs')!r}, where={SUBJECT!r})"
+        requests, _ = self._run("pyarrow's shard: one subject", "brim", ["-c", one], 20 * VALUE_BYTES)
+        self._goal("pyarrow's shard, one subject, requests", requests, 10, "")
 
     def peer(self, name: str, place: str) -> None:
         for what, rows in (("one subject", "subject"), ("20 scattered rows", "scattered")):
