@@ -463,3 +463,23 @@ def test_batches_of_a_unit_stream(tmp_path: Path) -> None:
         batch.num_rows for unit in source.units(64) for batch in cut_batches(read_unit(source.reading, unit), 64, 0)
     ]
     assert batches == [64] * 39 + [4]
+
+
+def test_a_unit_of_arrow_begins_at_its_own_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at the first of the file: a dataset of many units would be walked again for each. Also of a part of it."""
+    from brim.rows import arrow_rows
+
+    table = pa.table({"n": list(range(1000))})
+    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+    whole = datasets.Dataset.from_file(str(tmp_path / "rows.arrow"))
+    usual, looks = arrow_rows._header, list[int]()
+    monkeypatch.setattr(arrow_rows, "_header", lambda view: looks.append(1) or usual(view))
+    for dataset in (whole, whole.select(range(100, 903)), datasets.concatenate_datasets([whole, whole])):
+        rows = open_rows(dataset, RowOptions(unit_bytes=2000))
+        units = list(rows.units(1))
+        assert len(units) > 20
+        looks.clear()
+        found = [value for unit in units for part in read_unit(rows.reading, unit) for value in part["n"].to_pylist()]
+        assert found == dataset["n"][:]
+        assert len(looks) < 2 * 300 + 2 * len(units)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import field
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +40,7 @@ class TableLayout:
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     bytes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     versions: list[tuple[int, str] | None] = field(default_factory=list)  # of each file, where files are objects
-    places: Ints | None = None  # of each batch of Arrow objects: its first byte
+    places: Ints | None = None  # of each batch of Arrow files: its first row and first byte there, and its end
 
     @property
     def total_rows(self) -> int:
@@ -63,7 +63,8 @@ def lay_out(found: RowFiles) -> TableLayout:
         if found.kind == "parquet":
             schema, own_rows, own_bytes = _of_parquet(file, shown, footer)
         else:
-            schema, own_rows, own_bytes, own_places = of_arrow(file, shown)
+            schema, own_rows, own_places = of_arrow(file, shown)
+            own_bytes = own_places[:, 2] - own_places[:, 1]
             places.append(own_places)
         if layout is None:
             layout, first = TableLayout(found.kind, schema), shown
@@ -84,7 +85,7 @@ def lay_out(found: RowFiles) -> TableLayout:
         sizes.append(own_bytes)
     assert layout is not None
     layout.rows, layout.bytes = np.concatenate(rows), np.concatenate(sizes)
-    if found.files.bucket is not None and places:
+    if places:
         layout.places = np.concatenate(places)
     return layout
 
@@ -101,12 +102,13 @@ def _of_parquet(file: AnyFile, shown: str, footer: bytes) -> tuple[pa.Schema, In
         raise InputError(f"{shown!r} is not a whole Parquet file: {reason}.", hint="Write it again.") from error
 
 
-def of_arrow(file: AnyFile, shown: str) -> tuple[pa.Schema, Ints, Ints, Ints]:
-    """The schema, and of each batch the rows, the bytes and the first byte."""
+def of_arrow(file: AnyFile, shown: str) -> tuple[pa.Schema, Ints, Ints]:
+    """The schema, the rows of each batch, and where each lies: see `TableLayout.places`."""
     opened = ArrowFile(file, shown)
     found = np.array(list(opened.batches()), np.int64).reshape(-1, 3)
     opened.close()
-    return opened.schema, found[:, 1].copy(), found[:, 2].copy(), found[:, 0].copy()
+    start, rows, size = found.T
+    return opened.schema, rows.copy(), np.stack([running(rows)[:-1], start, start + size], axis=1)
 
 
 def row_units(layout: TableLayout, unit_bytes: int, align: int, limit: int | None) -> Iterator[Unit]:
@@ -158,25 +160,19 @@ def _parts(
             path, shown, size, mtime = layout.names[number]
             offset = layout.starts[number] - int(before[number])
             weight = _bytes_at(stop, rows_before, bytes_before) - _bytes_at(start, rows_before, bytes_before)
-            span = Span(path, layout.kind, start + offset, stop + offset)
-            if layout.versions:
-                batches = _batches(layout, rows_before, start, stop, int(before[number]))
-                span = replace(span, version=layout.versions[number], batches=batches)
+            version = layout.versions[number] if layout.versions else None
+            batches = _batches(layout, rows_before, start, stop)
+            span = Span(path, layout.kind, start + offset, stop + offset, version, batches)
             parts.append(Named(span, shown, size, mtime, round(weight)))
         start, number = stop, number + 1
     return parts
 
 
-def _batches(
-    layout: TableLayout, rows_before: Ints, start: int, stop: int, file_start: int
-) -> tuple[int, int, int] | None:
-    """Where in an Arrow object the batches with these rows lie: see `Span.batches`."""
+def _batches(layout: TableLayout, rows_before: Ints, start: int, stop: int) -> tuple[int, int, int] | None:
+    """Where in an Arrow file the batches with these rows lie: see `Span.batches`."""
     if layout.places is None:
         return None
     first = int(np.searchsorted(rows_before, start, "right")) - 1
     last = int(np.searchsorted(rows_before, stop, "left")) - 1
-    return (
-        int(rows_before[first]) - file_start,
-        int(layout.places[first]),
-        int(layout.places[last] + layout.bytes[last]),
-    )
+    row, place, _ = layout.places[first].tolist()
+    return row, place, int(layout.places[last, 2])

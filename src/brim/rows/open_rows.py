@@ -58,14 +58,14 @@ def mapped_layout(dataset: Any) -> tuple[TableLayout, dict[str, str]] | None:
         return None
     lines = getattr(dataset.data, "blocks", [[dataset.data]])
     layout = TableLayout("arrow", dataset.features.arrow_schema)
-    rows, sizes = [], []
+    rows, sizes, places = [], [], []
     stored: dict[str, str] | None = None
     for line in lines:
         path = getattr(line[0], "path", None) if len(line) == 1 else None
         if path is None or not os.path.exists(path):
             return None
         path = os.path.abspath(path)
-        schema, own_rows, own_bytes, _ = of_arrow(path, os.path.basename(path))
+        schema, own_rows, own_places = of_arrow(path, os.path.basename(path))
         followed = _follow(line[0].replays, schema.names, int(own_rows.sum()))
         if followed is None:
             return None
@@ -82,10 +82,12 @@ def mapped_layout(dataset: Any) -> tuple[TableLayout, dict[str, str]] | None:
         edges = np.clip(np.concatenate([[0], np.cumsum(own_rows)]), start, stop)
         kept = np.diff(edges)
         rows.append(kept.astype(np.int64))
+        own_bytes = own_places[:, 2] - own_places[:, 1]
         sizes.append((own_bytes * kept / np.maximum(own_rows, 1)).astype(np.int64))
+        places.append(own_places)
     if stored is None:
         return None
-    layout.rows, layout.bytes = np.concatenate(rows), np.concatenate(sizes)
+    layout.rows, layout.bytes, layout.places = np.concatenate(rows), np.concatenate(sizes), np.concatenate(places)
     return layout, {field.name: stored[field.name] for field in layout.schema}
 
 

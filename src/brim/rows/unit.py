@@ -26,7 +26,7 @@ class Span:
     """A part of one file: rows of Parquet and Arrow, bytes of everything else.
 
     Of an object (whose path is its address), `version` is the size and the ETag that were planned. `batches` says of
-    an Arrow object where the batches with these rows lie: the first one's first row and first byte, and where the last
+    an Arrow file where the batches with these rows lie: the first one's first row and first byte, and where the last
     one ends.
     """
 
