@@ -97,10 +97,12 @@ def select(
         for warning in job.plan.table.warnings:
             progress.note(warning)
         result = job.run(progress)
-    if showing.json:
-        emit("done", **{name: getattr(result, name) for name in result.__slots__}, query=dict(job.plan.table.query))
-        return
     splits = job.plan.table.splits
+    if showing.json:
+        told = {split.name: split.stop - split.start for split in splits}
+        facts = {name: getattr(result, name) for name in result.__slots__}
+        emit("done", **facts, splits=told, query=dict(job.plan.table.query))
+        return
     lines = [
         ("selected", dict(job.plan.table.query)["chosen"]),
         ("built", f"{result.destination}{f' ({result.visibility})' if result.visibility else ''}"),

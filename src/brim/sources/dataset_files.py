@@ -369,7 +369,8 @@ def _of_config(found: DatasetFiles, config: str | None, text: str) -> DatasetFil
         known = ", ".join(by_name) or ", ".join(
             sorted({f.shown.partition("/")[0] for f in found.files if "/" in f.shown})
         )
-        raise InputError(f"{text!r} has no config {config!r}.", hint=f"It has: {known or 'none'}.")
+        hint = f"It has: {known}." if known else "It has none: leave out --from-config."
+        raise InputError(f"{text!r} has no config {config!r}.", hint=hint)
     return replace(found, files=tuple(own), config=config)
 
 

@@ -185,7 +185,8 @@ class _Evaluation:
             raise self._wrong("holds a number that is too large to compare with", node) from None
         except (pa.ArrowException, TypeError) as error:
             reason = _in_words(str(error).split("\n")[0][:200])
-            raise self._wrong(f"cannot be computed ({reason})", node, "Are the types those of the columns?") from None
+            hint = "" if "regular expression" in reason else "Are the types those of the columns?"
+            raise self._wrong(f"cannot be computed ({reason})", node, hint) from None
 
     def _known(self, node: ast.AST) -> Any:
         if isinstance(node, ast.BoolOp):
