@@ -143,9 +143,17 @@ def steps_of(names: list[str]) -> list[Query]:
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), seed=st.integers(0, 10**6), writer=st.sampled_from(WRITERS), rows=st.integers(1, 60))
-def test_random_queries(tmp_path: Path, data: st.DataObject, seed: int, writer: Writer, rows: int) -> None:
-    """Whoever wrote the shards and whatever is asked of them: the rows and values of pyarrow, in its order."""
+@given(
+    data=st.data(), seed=st.integers(0, 10**6), writer=st.sampled_from(WRITERS), rows=st.integers(1, 60),
+    as_if_far=st.booleans(),
+)  # fmt: skip
+def test_random_queries(
+    tmp_path: Path, data: st.DataObject, seed: int, writer: Writer, rows: int, as_if_far: bool
+) -> None:
+    """Whoever wrote the shards and whatever is asked of them: the rows and values of pyarrow, in its order.
+
+    As if they were far away, their statistics leave row groups out, and small columns are read a row group at a time.
+    """
     rng = random.Random(seed)
     folder = tmp_path / "in"
     shutil.rmtree(folder, ignore_errors=True)
@@ -159,6 +167,7 @@ def test_random_queries(tmp_path: Path, data: st.DataObject, seed: int, writer: 
     expected = pa.concat_tables([one.replace_schema_metadata(None) for one in read])
     expected = expected.append_column("__row", pa.array(range(len(expected)), pa.int64()))
     found = open_dataset(folder)
+    vars(found.origin)["_far"] = as_if_far
     for _ in range(data.draw(st.integers(0, 3))):
         names = [name for name in expected.column_names if name != "__row"]
         mine, its = data.draw(st.sampled_from(steps_of(names)))

@@ -215,10 +215,14 @@ class ParquetOrigin:
             return None
         mask = np.ones(len(self), bool)
         for number, shard in enumerate(self._shards(range(len(self.files)))):
-            if self.files[number].remote is not None:
-                for group, bounds in enumerate(shard.bounds(self._open(number))):
+            opened = self._open(number)
+            try:
+                for group, bounds in enumerate(shard.bounds(opened)):
                     start, stop = self.edges[number] + shard.edges[group : group + 2]
                     mask[start:stop] = may_choose(expression, bounds)
+            finally:
+                if shard.file.remote is None:
+                    opened.close()
         return None if mask.all() else mask
 
     def small(self, names: Iterable[str] | None = None, rows: Ints | None = None) -> pa.Table:
