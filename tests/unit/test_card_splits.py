@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from brim.errors import DestinationError
@@ -43,3 +45,22 @@ def test_beside_files_of_another_kind() -> None:
     """A config has one reader: CSV files and shards cannot be of the same one."""
     with pytest.raises(DestinationError, match=r"its files are \.csv"):
         write_card(facts("test", bare=True), BY_HAND.format("mine/*.csv"))
+
+
+def test_in_the_place_of_files_of_another_kind() -> None:
+    """A split that is replaced may have been anything, where replacing was asked for, as of `push_to_hub`."""
+    replacing = replace(facts("train", bare=True), replace=True)
+    done = read_card(write_card(replacing, BY_HAND.format("mine/*.csv")))
+    assert done["configs"] == [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*"}]}]
+    with pytest.raises(DestinationError, match=r"its files are \.csv"):
+        write_card(facts("train", bare=True), BY_HAND.format("mine/*.csv"))
+
+
+def test_another_default_beside_the_config_of_that_name() -> None:
+    """`load_dataset` takes the config named default; without it, the one that is set."""
+    there = write_card(facts("train"), None)
+    wanted = replace(facts("train"), config="x", folder="x", set_default=True)
+    with pytest.raises(DestinationError, match="a config named 'default'"):
+        write_card(wanted, there)
+    (mine,) = read_card(write_card(wanted, None))["configs"]
+    assert (mine["config_name"], mine["default"]) == ("x", True)
