@@ -413,6 +413,13 @@ def test_all_columns_removed_and_none_returned(rows: datasets.Dataset, batched: 
     assert (ours.features, len(ours)) == (theirs.features, len(theirs)) == ({}, 0)
 
 
+def test_the_only_batch_is_dropped(rows: datasets.Dataset) -> None:
+    """Then there are no rows; the original gives those that it was given, not mapped."""
+    options = {"batched": True, "batch_size": 100, "drop_last_batch": True}
+    assert len(brim.map(rows, lambda batch: {"m": batch["n"]}, **options)) == 0
+    assert rows.map(lambda batch: {"m": batch["n"]}, **options) is rows
+
+
 def test_streams_are_computed_now(rows: datasets.Dataset) -> None:
     """Into what is not a stream, with the stream's features; nothing of another stream is found again."""
     features = datasets.Features({"n": datasets.Value("int32"), "text": datasets.Value("string")})
@@ -616,7 +623,8 @@ def test_beside_the_original(
         "load_from_cache_file": False,
     }
     function = changes if batched else of_rows
-    more = {"remove_columns": list(table)[:1] if removed else None, "drop_last_batch": batched and last_dropped}
+    last_dropped = batched and last_dropped and (batch_size or 0) <= len(source)  # else there is nothing to map
+    more = {"remove_columns": list(table)[:1] if removed else None, "drop_last_batch": last_dropped}
     ours, theirs = (_made(make, function, options | more) for make in (brim_map(source), source.map))
     assert ours == theirs
     keeps = are_long if batched else is_long
