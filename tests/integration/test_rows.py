@@ -476,7 +476,7 @@ def test_a_unit_of_arrow_begins_at_its_own_batches(tmp_path: Path, monkeypatch: 
     usual, looks = arrow_rows._header, list[int]()
     monkeypatch.setattr(arrow_rows, "_header", lambda view: looks.append(1) or usual(view))
     for dataset in (whole, whole.select(range(100, 903)), datasets.concatenate_datasets([whole, whole])):
-        rows = open_rows(dataset, RowOptions(unit_bytes=2000))
+        rows = open_rows(dataset, RowOptions(unit_bytes=1000))
         units = list(rows.units(1))
         assert len(units) > 20
         looks.clear()
