@@ -136,16 +136,16 @@ def test_readers(place: Place, tmp_path: Path) -> None:
     assert len(shown_by(place.content())) == 12
 
 
+@pytest.mark.parametrize("place", ["folder", "bucket"], indirect=True)  # of the Hub: test_append.py
 def test_two_writers(place: Place, shim: Shim, tmp_path: Path) -> None:
-    """While one appends, another is told so, or comes behind it; and can go on: no row is lost or twice."""
+    """While one appends, another is told so, and can go on afterwards: no row is lost or twice."""
     run(place, "build", files(tmp_path / "old", 0, 4), place.address, *ROWS, "--quiet")
     one, two = files(tmp_path / "one", 4, 12), files(tmp_path / "two", 12, 16)
     process = caught(place, shim, "build", one, place.address, *ROWS, "--append", "--quiet")
     try:
-        if not isinstance(place, HubPlace):  # where whoever commits first wins, whenever it began
-            second = elsewhere(place, tmp_path)
-            said = run(second, "build", two, place.address, *ROWS, "--append", check=2).stderr
-            assert "Another brim" in said, said
+        second = elsewhere(place, tmp_path)
+        said = run(second, "build", two, place.address, *ROWS, "--append", check=2).stderr
+        assert "Another brim" in said, said
     finally:
         shim.release()
     assert process.wait() == 0
@@ -172,8 +172,6 @@ def caught(place: Place, shim: Shim, *words: str | Path) -> Process:
 
 def elsewhere(place: Place, tmp_path: Path) -> Place:
     """The same place, from another machine; a folder is on this one."""
-    if isinstance(place, HubPlace):
-        return HubPlace(place.hub, tmp_path / "other", place.address)
     if isinstance(place, BucketPlace):
         return BucketPlace(place.server, tmp_path / "other", place.prefix)
     return place
