@@ -42,7 +42,7 @@ def built(place: BucketPlace, source: Path) -> dict[str, object]:
 def until_it_sends(place: BucketPlace) -> None:
     """Wait until the run has begun an upload."""
     until = time.monotonic() + 20
-    while not place.server.uploads("private", place.prefix):
+    while not place.server.uploads("private", f"{place.prefix}/data/"):
         assert time.monotonic() < until, "nothing was sent"
         time.sleep(0.05)
 
@@ -253,6 +253,17 @@ def test_server_that_stays_away(place: BucketPlace, source: Path) -> None:
     assert "does not answer" in done.stderr
     assert "continue" in done.stderr
     place.server.restart()
+
+
+def test_a_store_that_takes_no_parts(place: BucketPlace, source: Path, tmp_path: Path) -> None:
+    """It is found out at the start and said; small shards go, and a large one is refused with the reason."""
+    assert place.proxy is not None
+    place.proxy.fail(405, times=None, method="POST", contains="uploads")
+    done = run(place, "build", source, place.address, *LARGE, check=2)
+    assert "takes no uploads in parts, so no shard may be larger than" in done.stderr
+    assert "--shard-size 8MB" in done.stderr
+    small = write_files(tmp_path / "small", {"a.bin": random_bytes(100_000)})
+    run(place, "build", small, f"{place.address}/small", "--quiet")
 
 
 def test_https(place: BucketPlace, s3_https: tuple[FaultProxy, Path], source: Path) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import time
 
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_errors import explained, is_changed, is_object_error
+from brim.buckets.bucket_errors import explained, is_changed, is_object_error, status_of
 from brim.buckets.listing import list_objects, stat_object
 from brim.buckets.read_object import ObjectPiece, fetch
-from brim.buckets.send_object import delete_objects, send_instead, send_small
+from brim.buckets.send_object import PART_BYTES, delete_objects, send_instead, send_parts, send_small
 from brim.records import dataclass
+from brim.sizes import format_size
+from brim.state.retry import look
 
 CHECKS = "check-"  # what the names of objects begin with that only try something
 _TEXT = b"brim"
+_REFUSED = (400, 404, 405, 501)  # by which stores say that they do not know a kind of request
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Abilities:
 
     ranges: bool = True
     same_etags: bool = True  # what it lists is what it answers
+    parts: bool = True  # one object may come in several
 
     def missing(self) -> list[str]:
         """What is done instead, in words."""
@@ -32,17 +36,20 @@ class Abilities:
             told.append("gives no ranges of objects, so nothing can be selected or verified from here")
         if not self.same_etags:
             told.append("lists other ETags than it answers, so content is proved by size, and by `verify --deep`")
+        if not self.parts:
+            told.append(f"takes no uploads in parts, so no shard may be larger than {format_size(PART_BYTES)}")
         return told
 
 
 def ask_abilities(address: BucketAddress) -> Abilities:
-    """Try with a small object, which is gone afterwards."""
+    """Try with small objects, which are gone afterwards."""
     name = f".brim/{CHECKS}{time.time_ns():x}"
     key = address.key(name)
     with explained(address):
         try:
             etag = send_small(address, key, _TEXT)
-            return Abilities(ranges=_gives_ranges(address, key), same_etags=_same_etags(address, name, etag))
+            same = _same_etags(address, name, etag)
+            return Abilities(ranges=_gives_ranges(address, key), same_etags=same, parts=_takes_parts(address, key))
         finally:
             delete_objects(address, [key])
 
@@ -65,6 +72,16 @@ def _gives_ranges(address: BucketAddress, key: str) -> bool:
         if not is_object_error(error):
             raise
         return False
+
+
+def _takes_parts(address: BucketAddress, key: str) -> bool:
+    try:
+        send_parts(address, key, [memoryview(_TEXT)], PART_BYTES, 1, look)
+    except Exception as error:
+        if not is_object_error(error) or status_of(error) not in _REFUSED:
+            raise
+        return False
+    return True
 
 
 def _same_etags(address: BucketAddress, name: str, etag: str) -> bool:

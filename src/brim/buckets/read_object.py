@@ -8,7 +8,7 @@ names the ETag that was planned: an object that became another one is noticed by
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,8 @@ from brim.state.retry import pause
 PIECE_BYTES = 8 << 20
 TO_END = 1 << 62
 AHEAD_BYTES = 2 * PIECE_BYTES  # asked for and not taken yet, by one reader
-_AHEAD_REQUESTS = 16  # small objects: their number is what counts
+_AHEAD_REQUESTS = 32  # small objects: their number is what counts
+_TOGETHER, _SMALL_BYTES = 16, 64 << 10
 
 
 class Changed(Exception):
@@ -45,6 +46,10 @@ class ObjectPiece:
     start: int
     stop: int
     etag: str | None = None
+
+    @property
+    def is_small(self) -> bool:
+        return self.weight <= _SMALL_BYTES
 
     @property
     def weight(self) -> int:
@@ -73,7 +78,10 @@ def ahead(
 
 
 class RangeRun:
-    """Pieces in order, of which a few are asked for before they are taken. `start` asks for the first ones."""
+    """Pieces in order, of which a few are asked for before they are taken. `start` asks for the first ones.
+
+    Small ones are asked for several together: handing each to the thread of the requests takes longer than its bytes.
+    """
 
     def __init__(
         self,
@@ -86,39 +94,75 @@ class RangeRun:
     ) -> None:
         self._address, self._raw = address, raw
         self._most_bytes, self._requests = most_bytes, requests
+        self._together = max(min(_TOGETHER, requests // 2), 1)
         self._pieces = iter(pieces)
         self._next = next(self._pieces, None)
-        self._waiting: deque[tuple[ObjectPiece, Future[bytes] | None]] = deque()
+        self._waiting: deque[tuple[ObjectPiece, _Answers | None]] = deque()
         self._asked = 0
 
     def start(self) -> None:
         while self._next is not None and self._fits(self._next):
-            piece = self._next
-            future = submit(_get(self._address, piece, self._raw)) if piece.weight or piece.etag else None
-            self._waiting.append((piece, future))
-            self._asked += piece.weight
-            self._next = next(self._pieces, None)
+            if not (self._next.weight or self._next.etag):
+                self._wait_for(None)
+                continue
+            if self._next.is_small and len(self._waiting) > self._requests - self._together:
+                return  # until there is room for several
+            answers = _Answers()
+            group = [self._wait_for(answers)]
+            while group[-1].is_small and len(group) < self._together and self._follows():
+                group.append(self._wait_for(answers))
+            answers.future = submit(_get_all(self._address, group, self._raw))
+
+    def _wait_for(self, answers: _Answers | None) -> ObjectPiece:
+        piece = self._next
+        assert piece is not None
+        self._waiting.append((piece, answers))
+        self._asked += piece.weight
+        self._next = next(self._pieces, None)
+        return piece
+
+    def _follows(self) -> bool:
+        """Whether the next piece can be asked for with those before it."""
+        piece = self._next
+        return piece is not None and piece.is_small and bool(piece.weight or piece.etag) and self._fits(piece)
 
     def take(self) -> tuple[ObjectPiece, bytes] | None:
         """The next piece; None behind the last. While it is used, others are on their way."""
         self.start()
         if not self._waiting:
             return None
-        piece, future = self._waiting.popleft()
-        data = b"" if future is None else _result(future, self._address, piece, self._raw)
+        piece, answers = self._waiting.popleft()
+        data = b"" if answers is None else _result(answers.next, self._address, piece, self._raw)
         self._asked -= piece.weight
         return piece, data
 
     def close(self) -> None:
-        for _, future in self._waiting:
-            if future is not None:
-                future.cancel()
+        for _, answers in self._waiting:
+            if answers is not None:
+                answers.future.cancel()
         self._waiting.clear()
         self._next = None
 
     def _fits(self, piece: ObjectPiece) -> bool:
         waiting = len(self._waiting)
         return not waiting or (self._asked + piece.weight <= self._most_bytes and waiting < self._requests)
+
+
+class _Answers:
+    """Those to pieces that were asked for together, taken one by one."""
+
+    def __init__(self) -> None:
+        self.future: Future[list[Any]] = Future()
+        self._taken = 0
+
+    def next(self) -> bytes:
+        answers = result_of(self.future)
+        answer, answers[self._taken] = answers[self._taken], None  # its bytes are whoever's takes them
+        self._taken += 1
+        if isinstance(answer, BaseException):
+            raise answer
+        data: bytes = answer
+        return data
 
 
 def _get_web(address: BucketAddress, piece: ObjectPiece) -> bytes:
@@ -134,22 +178,30 @@ def _get_web(address: BucketAddress, piece: ObjectPiece) -> bytes:
     return data
 
 
-async def _get(address: BucketAddress, piece: ObjectPiece, raw: bool) -> Any:
-    if address.scheme in WEB_SCHEMES:
-        import asyncio
+async def _get_all(address: BucketAddress, pieces: Sequence[ObjectPiece], raw: bool) -> list[Any]:
+    """What each brings: its bytes, or why there are none."""
+    import asyncio
 
-        return await asyncio.to_thread(_get_web, address, piece)
+    if address.scheme in WEB_SCHEMES:
+        requests = [asyncio.to_thread(_get_web, address, piece) for piece in pieces]
+    else:
+        store = store_of(address)
+        requests = [_get(store, piece, raw) for piece in pieces]
+    return await asyncio.gather(*requests, return_exceptions=True)
+
+
+async def _get(store: Any, piece: ObjectPiece, raw: bool) -> Any:
     import obstore
 
     if piece.start == piece.stop:  # a range of nothing cannot be asked for
-        found = await obstore.head_async(store_of(address), piece.key)
+        found = await obstore.head_async(store, piece.key)
         if found["size"] or (found["e_tag"] and quoted(found["e_tag"]) != piece.etag):
             raise Changed(piece.key)
         return b""
     options: Any = {} if piece.stop == TO_END else {"range": (piece.start, piece.stop)}
     if piece.etag and not piece.etag.startswith(DATED):
         options["if_match"] = piece.etag
-    result = await obstore.get_async(store_of(address), piece.key, options=options)
+    result = await obstore.get_async(store, piece.key, options=options)
     # Not every store heeds a condition.
     if options.get("if_match") and quoted(result.meta["e_tag"]) not in ("", piece.etag):
         raise Changed(piece.key)
@@ -157,11 +209,11 @@ async def _get(address: BucketAddress, piece: ObjectPiece, raw: bool) -> Any:
     return data if raw else bytes(data)
 
 
-def _result(future: Future[bytes], address: BucketAddress, piece: ObjectPiece, raw: bool) -> bytes:
+def _result(answer: Callable[[], bytes], address: BucketAddress, piece: ObjectPiece, raw: bool) -> bytes:
     retry = tries()
     while True:
         try:
-            data = result_of(future)
+            data = answer()
         except Changed:
             raise
         except CancelledError as error:
@@ -179,7 +231,9 @@ def _result(future: Future[bytes], address: BucketAddress, piece: ObjectPiece, r
             if (wait_s := retry.next_s()) is None:
                 raise Changed(piece.key)
         pause(wait_s)
-        future = submit(_get(address, piece, raw))
+        again = _Answers()
+        again.future = submit(_get_all(address, [piece], raw))
+        answer = again.next
 
 
 def cut(key: str, start: int, stop: int, etag: str | None, piece_bytes: int = PIECE_BYTES) -> Iterator[ObjectPiece]:

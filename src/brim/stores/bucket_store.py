@@ -26,6 +26,7 @@ from brim.formats.source_reader import Buffers
 from brim.formats.splice import Splice
 from brim.progress import told_if_slow
 from brim.records import dataclass
+from brim.sizes import format_size
 from brim.state.ledger import Piece
 from brim.state.retry import Retry, leaving
 from brim.stores.bucket_lease import Lease
@@ -48,12 +49,13 @@ _WAIT_S = 2.0
 class BucketCarrier:
     """Shards to `address`, with so many parts of one on their way at a time. Credentials are the machine's own.
 
-    `etags`: whether those of this store tell content (abilities.py); else none are noted.
+    `etags`: whether those of this store tell content (abilities.py); else none are noted. `parts`: if it takes any.
     """
 
     address: BucketAddress
     in_flight: int = 2
     etags: bool = True
+    parts: bool = True
 
     def check(self) -> None:
         """Whether this machine may write there."""
@@ -99,6 +101,11 @@ class BucketCarrier:
 
         if splice.size <= size:
             etag = send_small(self.address, key, next(iter(list(parts())), memoryview(b"")))
+        elif not self.parts:
+            raise DestinationError(
+                f"{name} has {format_size(splice.size)}, and the store at {self.address} takes no uploads in parts.",
+                hint=f"Give --shard-size={PART_BYTES >> 20}MB, or use another store.",
+            )
         else:
             in_flight = max(1, self.in_flight * PART_BYTES // size)
             etag = send_parts(self.address, key, parts(), size, in_flight, lambda: watcher.sent(0))
@@ -187,7 +194,7 @@ class BucketStore:
         able = ask_abilities(self.address)
         if missing := able.missing():
             self._listener.note(f"{self.address}: this store {'; it '.join(missing)}")
-        self._carrier = replace(self._carrier, etags=able.same_etags)
+        self._carrier = replace(self._carrier, etags=able.same_etags, parts=able.parts)
         if self._mine is None:
             self._lease.take(self._check)
         self._abort_left()
@@ -206,6 +213,8 @@ class BucketStore:
             left = abort_uploads(
                 self.address, start, lambda key: "/" not in key.removeprefix(start) if keys is None else key in keys
             )
+            if keys is None:
+                abort_uploads(self.address, self.address.key(f"{MANIFESTS}/{CHECKS}"), lambda key: True)
         except CannotTell as why:
             self._listener.note(f"{self.address}: {why}")
             return
