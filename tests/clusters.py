@@ -58,6 +58,11 @@ class TestCluster:
         more = {"HF_HUB_OFFLINE": "0", "ON_A_NODE": "1", **(environment or {})}
         return self._cluster.add_node(num_cpus=cpus, object_store_memory=_STORE_BYTES, env_vars=more)
 
+    @property
+    def workers(self) -> list[Any]:
+        """The nodes that do work."""
+        return list(self._cluster.worker_nodes)
+
     def kill(self, node: Any) -> None:
         """kill -9 of a raylet and all it has started."""
         for pid in tree([_raylet(node)]):

@@ -20,7 +20,7 @@ from brim.state.ledger import Ledger
 from tests.clusters import Run, TestCluster, cluster_of, run, until
 from tests.conftest import brim, tree_digest, write_files
 from tests.hub import TestHub
-from tests.places import BucketPlace
+from tests.places import BucketPlace, FolderPlace
 from tests.places import listing as bucket_listing
 from tests.publishing import DEST, Listing, Machine, built, shards
 from tests.s3 import S3Server
@@ -54,6 +54,29 @@ def fn(row):
     if row["id"] == 30 and not os.path.exists("mended"):
         raise ValueError
     return {"n": len(row["text"])}
+"""
+
+WHERE = """
+import os, time
+
+def fn(row):
+    open(f"SEEN/{os.environ.get('WHERE', 'other')}-{os.getpid()}", "a").close()
+    time.sleep(0.02)
+    return row
+"""
+
+SLOW_MODEL = """
+import os, time
+import embed_models
+
+def make(device):
+    model = embed_models.hashing(device)
+
+    def slow(batch):
+        time.sleep(0.02 if os.environ.get("ON_A_NODE") else 0)
+        return model(batch)
+
+    return slow
 """
 
 # brim with less patience.
@@ -100,6 +123,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [json.dumps({"id": n, "text": text}) for n, text in enumerate(texts)]
     write_files(folder, {"rows.jsonl": "\n".join(rows).encode(), "functions.py": FUNCTIONS.encode()})
     shutil.copy(Path(__file__).with_name("embed_models.py"), folder)
+    many = [json.dumps({"id": n, "text": f"row {n} " + texts[n % 400]}) for n in range(8000)]
+    write_files(folder, {"many.jsonl": "\n".join(many).encode(), "slow_model.py": SLOW_MODEL.encode()})
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="?"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.train_from_iterator(texts, tokenizers.trainers.WordLevelTrainer(special_tokens=["?"]))
@@ -250,6 +275,58 @@ def test_map_loses_a_worker_and_a_node(cluster: TestCluster, work: Path, tmp_pat
     assert done["retries"] >= 1
     assert any("was lost: trying it again" in note for note in running.notes)
     assert len(running.nodes) == 3
+
+
+LOSING = {
+    "tokenize": ("tokenize", ("--tokenizer", "tokenizer.json", "--pack", "32", "--shuffle", "3"), "out"),
+    "embed": ("embed", ("--model", "slow_model:make", "--column", "text", "--batch-size", "16"), "out.npy"),
+}
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["a shared disk", "a bucket"])
+@pytest.mark.parametrize("verb", LOSING)
+def test_a_node_a_worker_and_the_driver_are_lost(
+    cluster: TestCluster, s3: S3Server, s3_prefix: str, verb: str, shared: bool, work: Path, tmp_path: Path
+) -> None:
+    """In the middle of the units, and the worker that puts them together too: the bytes of a local run."""
+    name, words, target = LOSING[verb]
+    there = BucketPlace(s3, tmp_path / "machine", f"{s3_prefix}lost")
+    dest = str(tmp_path / target) if shared else f"{there.address}/{target}"
+    command = (name, "many.jsonl", dest, *words, "--unit-size", "4KB", *cluster.options)
+    environment = dict(os.environ) if shared else there.environment
+    with cluster.node() as third:
+        running = Run(*command, cwd=work, environment=environment)
+        running.until_shards(2)
+        until(lambda: cluster.kill_worker(third, "do_unit"))
+        running.until_shards(8)
+        cluster.kill(third)
+        running.until_shards(len(running.shards) + 4)
+        running.kill()
+    again = Run(*command, cwd=work, environment=environment)
+    until(lambda: any(cluster.kill_worker(node, "finish_there") for node in cluster.workers), seconds=60)
+    done = again.end()
+    assert 0 < done["computed"] < done["units"]
+    assert any("put the units together was lost" in note for note in again.notes)
+    brim(name, "many.jsonl", tmp_path / "local" / target, *words, "--unit-size", "4KB", "--quiet", cwd=work)
+    local = FolderPlace(tmp_path / "local").content()
+    made = FolderPlace(tmp_path).content() if shared else there.content()
+    data = [path for path in local if target == path or "/data/" in path]
+    assert data
+    assert {path: made[path] for path in data} == {path: local[path] for path in data}
+
+
+def test_nodes_of_unequal_size(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
+    """A limit that has room for two tasks on a node: a large one does two, and a small one is not left out because it
+    has not the CPUs that a task asks for on the large one."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    write_files(work, {"where.py": WHERE.replace("SEEN", str(seen)).encode()})
+    with cluster.node(4, {"WHERE": "large"}), cluster.node(1, {"WHERE": "small"}):
+        run("map", "rows.jsonl", tmp_path / "out", "--fn", "where.py:fn", "--unit-size", "1KB", "--memory", "650MB",
+            *cluster.options, cwd=work)  # fmt: skip
+    done = [path.name.split("-")[0] for path in seen.iterdir()]
+    assert done.count("small") >= 1
+    assert done.count("large") >= 2
 
 
 def test_build_loses_a_node(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -25,7 +28,8 @@ from brim.progress import Progress
 from brim.rows.unit import RowSource
 from brim.schedule.processes import ProcessBackend
 from brim.schedule.ray_cluster import Cluster, Sight
-from brim.schedule.ray_tasks import RayBringing, RayUnits
+from brim.schedule.ray_finish import Ending
+from brim.schedule.ray_tasks import RayBringing, RayUnits, finish_on_cluster
 from brim.schedule.unit_work import ComputeOptions, Outcome, UnitShare, UnitWork, compute
 from brim.state.ledger import Ledger
 from brim.state.stop import Stop
@@ -73,7 +77,6 @@ class Computing:
             if share.units is not None:
                 share.units(units)
             outcome = self._make(units, carrier, self.layout.units, self._share(share))
-            self._fetch(outcome)
             finished = self._finish(outcome, work)
             done = self._deliver(units, outcome, finished, executor)
         finally:
@@ -97,18 +100,12 @@ class Computing:
         there = None if self._units_at is None else units_there(self._units_at)
         return UnitShare(there=there, trusted=share.units is not None)
 
-    def _fetch(self, outcome: Outcome) -> None:
-        """Units that lie in a bucket are put together here."""
-        at, folder = self._units_at, self.layout.units
-        for receipt in outcome.receipts if at is not None else ():
+    def _fetch(self, at: BucketAddress, names: Iterable[str]) -> None:
+        """Files that lie in a bucket, to where they are put together or sent from."""
+        for name in names:
             self.books.stop.check()
-            assert at is not None
-            if not (folder / receipt.name).exists():
-                fetch_unit(at, receipt.name, folder)
-        if at is not None and outcome.bad_rows and self.how.on_error == "quarantine":
-            for name, _ in list_objects(at):
-                if name.endswith(".bad.arrow"):
-                    fetch_unit(at, name, folder)
+            if not (self.layout.units / name).exists():
+                fetch_unit(at, name, self.layout.units)
 
     def _is_done(self, wanted: Wanted) -> bool:
         """Whether an earlier run has done all of it, and it is still there. The destination knows better than this
@@ -165,12 +162,29 @@ class Computing:
         return compute(work, functools.partial(RayUnits, self.cluster, carrier, self._units_at))
 
     def _finish(self, outcome: Outcome, work: Path) -> Finished:
-        limit_bytes, receipts = self.spec.limit.bytes, outcome.receipts
-        self.books.progress.start("finish", sum(receipt.size for receipt in receipts), 0, limit_bytes)
-        watched = _Watched(self.books.progress, self.books.stop)
+        limit_bytes, receipts, at = self.spec.limit.bytes, outcome.receipts, self._units_at
+        if at is not None and outcome.bad_rows and self.how.on_error == "quarantine":
+            self._fetch(at, [name for name, _ in list_objects(at) if name.endswith(".bad.arrow")])
         units = Units(self.layout.units, receipts, limit_bytes, self.source.schema, work)
+        self.books.progress.start("finish", sum(receipt.size for receipt in receipts), 0, limit_bytes)
+        if self.cluster is not None and self.output.joins:
+            return self._finish_there(self.cluster, outcome, units)
+        if at is not None:
+            self._fetch(at, [receipt.name for receipt in receipts])
+        watched = _Watched(self.books.progress, self.books.stop)
         finished = self.output.finish(units, self.how.hub.folder, watched)
         outcome.peak_bytes = max(outcome.peak_bytes, watched.peak_bytes)
+        return finished
+
+    def _finish_there(self, cluster: Cluster, outcome: Outcome, units: Units) -> Finished:
+        """Joined, packed and cut by a task on a node. Without a shared disk, what it made is fetched."""
+        at, folder = self._units_at, self.layout.units.absolute()
+        ending = Ending(self.output, replace(units, folder=folder, work=units.work.absolute()), self.how.hub.folder, at)
+        finished, peak = finish_on_cluster(cluster, ending, self.books.progress, self.books.stop)
+        if at is not None:
+            shutil.rmtree(folder / "made", ignore_errors=True)  # of a run that was killed
+            self._fetch(at, [str(one.path.relative_to(folder)) for one in finished.made.values()])
+        outcome.peak_bytes = max(outcome.peak_bytes, peak)
         return finished
 
     def _deliver(self, units: Ledger, outcome: Outcome, finished: Finished, executor: RayBringing | None) -> Computed:

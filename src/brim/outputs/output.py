@@ -192,6 +192,10 @@ class Output(Protocol):
     def facts(self) -> dict[str, Any]:
         """What decides the output, for the fingerprint."""
 
+    @property
+    def joins(self) -> bool:
+        """Whether all rows are written again when it is finished: units are not the shards."""
+
     def check_room(self, limit_bytes: int) -> None:
         """DoesNotFit if it cannot be made within the limit: said before the first unit."""
 
@@ -232,6 +236,10 @@ class RowsOutput:
             "batch_rows": self._shards.batch_rows,
         }
 
+    @property
+    def joins(self) -> bool:
+        return self.rows_per_shard is not None
+
     def check_room(self, limit_bytes: int) -> None:
         """Rows stream."""
 
@@ -270,6 +278,10 @@ class CachedRows:
     @property
     def facts(self) -> dict[str, Any]:
         return {"batch_rows": self.batch_rows}
+
+    @property
+    def joins(self) -> bool:
+        return False
 
     def check_room(self, limit_bytes: int) -> None:
         """Rows stream."""

@@ -284,6 +284,10 @@ class TokenOutput:
     def facts(self) -> dict[str, Any]:
         return {**asdict(self.options), "splits": [asdict(split) for split in self.options.splits], "header": None}
 
+    @property
+    def joins(self) -> bool:
+        return True
+
     def check_room(self, limit_bytes: int) -> None:
         """A packed row is in memory as a whole, several times while it is written."""
         if self.options.pack is None or self.options.format == "bin":

@@ -81,6 +81,10 @@ class VectorOutput:
     def facts(self) -> dict[str, Any]:
         return {"file": Path(self.name).suffix}
 
+    @property
+    def joins(self) -> bool:
+        return True
+
     def check_room(self, limit_bytes: int) -> None:
         """Tables stream."""
 

@@ -12,23 +12,40 @@ import os
 import pickle
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 from brim.buckets.bucket_address import Access, BucketAddress
 from brim.errors import BrimError, DoesNotFit, SinkFailed
+from brim.outputs.output import Finished
 from brim.progress import Progress
 from brim.records import dataclass
 from brim.rows.unit import Unit
 from brim.schedule.memory_line import WorkerRoom
 from brim.schedule.messages import Done, Order, Probed, Setup
 from brim.schedule.ray_cluster import Cluster, Loss, Node, Sight, check_nodes, loss_of
+from brim.schedule.ray_finish import Ending, finish_there
 from brim.schedule.ray_gauges import Gauges, TaskNews
 from brim.schedule.ray_shard import carry
 from brim.schedule.ray_unit import OWN_UNITS, Answer, Asked, do_unit
-from brim.schedule.scheduler import Attempt, Event, Receipts, TaskAgain, TaskDone, TaskFailed, TaskLost, TaskQueue
+from brim.schedule.scheduler import (
+    Attempt,
+    Event,
+    Finish,
+    Listed,
+    Receipts,
+    Retries,
+    Task,
+    TaskAgain,
+    TaskDone,
+    TaskFailed,
+    TaskLost,
+    TaskQueue,
+    run,
+)
 from brim.schedule.unit_work import UnitReceipts, UnitWork
 from brim.schedule.work_failures import crashed, does_not_start, exit_words, too_small
 from brim.sizes import format_size
@@ -41,6 +58,8 @@ _LISTEN_S, _FIRST_S = 0.1, 0.01
 _WORKER_BYTES, _WORK_BYTES = 80 << 20, 48 << 20  # before any was seen: a worker with some imports, and a batch
 _SEEN, _BAD_STARTS = 16, 3
 _NODES_S, _CANCEL_S = 2.0, 5.0
+_FINISHING_CPUS = 2  # one that reads and packs, one that compresses
+_FINISHING = Retries(crashes=4, alone="with a node to itself")
 _LOOK_AT_IT = "Look at the cluster with `ray status`, then run the same command to continue."
 
 
@@ -51,6 +70,8 @@ class RayBackend:
         self._cluster, self._receipts, self._progress = cluster, receipts, progress
         self._remote, self._gauges = cluster.ray.remote(function), Gauges(cluster)
         self._running: dict[Any, Attempt] = {}
+        self._where: dict[Any, str] = {}  # the node that each was meant for
+        self._cpus_at: dict[str, int] = {}  # what a task asks for on each node
         self._told: dict[str, tuple[int, int]] = {}  # bytes sent and hashed: what is tried again does not count twice
         self._nodes: list[Node] = []
         self._nodes_at = 0.0
@@ -93,7 +114,7 @@ class RayBackend:
             except (BrimError, ray.exceptions.RayError):
                 continue
         _drop_tasks(ray, list(self._running))
-        self._running = {}
+        self._running, self._where = {}, {}
 
     # What differs
 
@@ -133,10 +154,35 @@ class RayBackend:
 
     # Tasks
 
-    def _send(self, attempt: Attempt, options: dict[str, Any], *words: Any) -> None:
-        remote = self._remote.options(max_retries=0, scheduling_strategy="SPREAD", **options)
-        self._running[remote.remote(*words)] = attempt
+    def _send(self, attempt: Attempt, node: Node, options: dict[str, Any], *words: Any) -> None:
+        remote = self._remote.options(max_retries=0, scheduling_strategy=self._strategy(attempt, node), **options)
+        ref = remote.remote(*words)
+        self._running[ref], self._where[ref] = attempt, node.id
         self._gauges.submitted()
+
+    def _strategy(self, attempt: Attempt, node: Node) -> Any:
+        """Ray finds a node by itself, where all are alike; else what a task asks for is of one node's size."""
+        if attempt.alone or len({(each.cpus, each.gpus) for each in self._nodes}) == 1:
+            return "SPREAD"
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return NodeAffinitySchedulingStrategy(node.id, soft=True)
+
+    def _divide(self, need_bytes: int, limit_bytes: int) -> int:
+        """Settle what a task asks of each node, so that those of a node stay within its limit; how many run at once."""
+        self._cpus_at = {
+            node.id: _cpus_for(node.cpus, need_bytes, min(limit_bytes, node.memory_bytes or limit_bytes))
+            for node in self._nodes
+        }
+        return sum(map(self._slots_of, self._nodes))
+
+    def _slots_of(self, node: Node) -> int:
+        return max(int(node.cpus // self._cpus_at[node.id]), 1)
+
+    def _freest(self) -> Node:
+        """The node with the most room for one more, for its size."""
+        busy = Counter(self._where[ref] for ref in self._running)
+        return max(self._nodes, key=lambda node: 1 - busy[node.id] / (self._slots_of(node) + 1))
 
     def _finished(self, wait_s: float) -> list[Any]:
         ray, refs = self._cluster.ray, list(self._running)
@@ -149,6 +195,7 @@ class RayBackend:
 
     def _take(self, ref: Any) -> Event:
         ray, attempt = self._cluster.ray, self._running.pop(ref)
+        self._where.pop(ref)
         try:
             answer = ray.get(ref)
         except ray.exceptions.RayError as error:
@@ -237,16 +284,17 @@ class RayShards(RayBackend):
 
     def _share_out(self) -> None:
         self._largest = max(self._nodes, key=lambda node: node.cpus)
-        self._cpus = _cpus_for(self._largest.cpus, self._bringing.need_bytes, self._bringing.limit_bytes)
-        slots = sum(max(int(node.cpus // self._cpus), 1) for node in self._nodes)
+        slots = self._divide(self._bringing.need_bytes, self._bringing.limit_bytes)
         self._most = self._bringing.workers or slots + len(self._nodes)  # one waits at each, so that none waits for us
 
     def _submit(self, attempt: Attempt) -> None:
-        node, work = self._largest, attempt.bring
-        cpus, memory = (node.cpus, node.memory_bytes) if attempt.alone else (self._cpus, self._bringing.need_bytes)
+        node, work = self._largest if attempt.alone else self._freest(), attempt.bring
+        cpus, memory = node.cpus, node.memory_bytes
+        if not attempt.alone:
+            cpus, memory = self._cpus_at[node.id], self._bringing.need_bytes
         slice, name = work.slice(work.shard), attempt.task.name
         options = {"num_cpus": cpus, "memory": memory}
-        self._send(attempt, options, self._gauges.run, name, slice, self._carrier, work.sha256)
+        self._send(attempt, node, options, self._gauges.run, name, slice, self._carrier, work.sha256)
 
     def _answered(self, attempt: Attempt, answer: tuple[int, Put] | BrimError) -> Event:
         return TaskFailed(answer) if isinstance(answer, BrimError) else self._done(attempt, answer, answer[0])
@@ -304,7 +352,7 @@ class RayUnits(RayBackend):
         self.peak_bytes = self._gauges.peak_bytes
 
     def _put_setup(self) -> None:
-        work, self._threads = self._work, int(self._cpus)
+        work, self._threads = self._work, self._cpus_at[self._largest.id]
         on_error = work.options.on_error
         folder = str(self._folder) if self._units is None else OWN_UNITS
         setup = pickle.dumps(Setup(work.step, work.reading, work.writing, folder, "gate", on_error, self._threads))
@@ -317,15 +365,15 @@ class RayUnits(RayBackend):
         self._largest = max(nodes, key=lambda node: (node.gpus if self._wants_gpu() else 0, node.cpus))
         usual = sorted(self._taken)[3 * len(self._taken) // 4] if self._taken else _WORK_BYTES
         need = max(self._base + max(round(1.1 * usual), _WORK_BYTES // 2), self._start_bytes)
-        self._cpus = _cpus_for(self._largest.cpus, need, self._limit)
+        self._slots = self._divide(need, self._limit)
         self._gpus = 0
         if self._work.options.whole_node and self._work.options.workers is None:
             self._gpus = int(self._wants_gpu() and self._largest.gpus >= 1)
-            self._cpus = max(int(self._largest.cpus // max(self._largest.gpus if self._gpus else 1, 1)), 1)
-        self._slots = sum(max(int(node.cpus // self._cpus), 1) for node in nodes)
-        self._most = self._work.options.workers or self._slots + len(
-            nodes
-        )  # one waits at each, so that none waits for us
+            for node in nodes:
+                self._cpus_at[node.id] = max(int(node.cpus // max(node.gpus if self._gpus else 1, 1)), 1)
+            self._slots = sum(map(self._slots_of, nodes))
+        # One waits at each, so that none waits for us.
+        self._most = self._work.options.workers or self._slots + len(nodes)
 
     def _wants_gpu(self) -> bool:
         return bool(getattr(self._work.step, "wants_gpu", False))
@@ -357,16 +405,17 @@ class RayUnits(RayBackend):
     def _submit(self, attempt: Attempt) -> None:
         if self._sight is None:
             self._check_with(attempt.unit)
-        node, limit = self._largest, self._limit
-        cpus = int(node.cpus) if attempt.alone else self._cpus
+        node = self._largest if attempt.alone else self._freest()
+        limit = min(self._limit, node.memory_bytes or self._limit)
+        cpus = int(node.cpus) if attempt.alone else self._cpus_at[node.id]
         soft = round(0.9 * limit * cpus / node.cpus)
         order = Order(attempt.unit, attempt.pieces, soft, self._types is None, bytes.fromhex(self._types or ""))
         run, name = self._gauges.run, attempt.task.name
         asked = Asked(run, name, self._digest, order, limit, cpus, self._threads, os.getcwd(), self._units)
-        options: dict[str, Any] = {"num_cpus": cpus, "memory": int(min(limit, node.memory_bytes) * cpus / node.cpus)}
+        options: dict[str, Any] = {"num_cpus": cpus, "memory": int(limit * cpus / node.cpus)}
         if self._gpus:
             options["num_gpus"] = self._gpus
-        self._send(attempt, options, self._setup, asked)
+        self._send(attempt, node, options, self._setup, asked)
         self.most_workers = max(self.most_workers, min(len(self._running), self._slots))
 
     def _advance(self, attempt: Attempt, sent: int, hashed: int = 0) -> None:
@@ -448,6 +497,75 @@ class RayUnits(RayBackend):
         what = f"the Ray worker or node that did unit {attempt.unit.number} was lost"
         end = functools.partial(SinkFailed, f"T{what[1:]} {attempt.crashes + 1} times.", hint=_LOOK_AT_IT)
         return TaskLost(attempt, "crash", what, end)
+
+
+class RayFinishing(RayBackend):
+    """The end of a computed job, on the largest node. A node that is lost on the way costs doing it again."""
+
+    def __init__(self, cluster: Cluster, ending: Ending, progress: Progress) -> None:
+        super().__init__(cluster, _NoReceipts(), progress, finish_there)
+        self._ending = ending
+
+    def __enter__(self) -> RayFinishing:
+        folder = () if self._ending.at is not None else (str(self._ending.units.folder),)
+        self._sight = Sight(paths=folder)
+        try:
+            self._look_at_nodes()
+        except BaseException:
+            self._gauges.end()
+            raise
+        return self
+
+    @property
+    def peak_bytes(self) -> int:
+        self._hear(self._gauges.last())
+        return self._gauges.peak_bytes
+
+    def _share_out(self) -> None:
+        self._largest = max(self._nodes, key=lambda node: (node.memory_bytes, node.cpus))
+
+    def _submit(self, attempt: Attempt) -> None:
+        node, units = self._largest, self._ending.units
+        limit = min(units.limit_bytes, node.memory_bytes or units.limit_bytes)
+        ending = replace(self._ending, units=replace(units, limit_bytes=limit))
+        options = {"num_cpus": min(int(node.cpus), _FINISHING_CPUS), "memory": limit}
+        self._send(attempt, node, options, self._gauges.run, attempt.task.name, ending)
+
+    def _answered(self, attempt: Attempt, answer: Finished | BrimError) -> Event:
+        return TaskFailed(answer) if isinstance(answer, BrimError) else self._done(attempt, answer, 0)
+
+    def _lost(self, attempt: Attempt, loss: Loss) -> TaskLost:
+        what = "the Ray worker or node that put the units together was lost"
+        if loss == "memory":
+            what = "putting the units together was stopped by Ray for want of memory"
+            end: Callable[[], Exception] = functools.partial(
+                DoesNotFit, f"P{what[1:]}.", hint="Give less --memory, or use nodes with more. Finished units are kept."
+            )
+            return TaskLost(attempt, "memory", what, end, was_alone=attempt.alone)
+        end = functools.partial(SinkFailed, f"T{what[1:]} {attempt.crashes + 1} times.", hint=_LOOK_AT_IT)
+        return TaskLost(attempt, "crash", what, end)
+
+
+class _NoReceipts:
+    """What is finished has its receipts when it is delivered."""
+
+    def skip(self, task: Task) -> bool:
+        return False
+
+    def begin(self, task: Task) -> None: ...
+
+    def done(self, task: Task, result: Any) -> Any:
+        return result
+
+
+def finish_on_cluster(cluster: Cluster, ending: Ending, progress: Progress, stop: Stop) -> tuple[Finished, int]:
+    """What a node made of all units, and the most that a node held meanwhile."""
+    size = sum(receipt.size for receipt in ending.units.receipts)
+    backend = RayFinishing(cluster, ending, progress)
+    queue = TaskQueue(Listed([ending]), lambda _: Task("finish", size, Finish()), _NoReceipts(), progress, _FINISHING)
+    with backend, closing(run(queue, backend, stop)) as results:
+        finished: Finished = next(results)
+        return finished, backend.peak_bytes
 
 
 def _cpus_for(node_cpus: float, need_bytes: int, limit_bytes: int) -> int:

@@ -76,12 +76,17 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class Finish:
+    """Units that become what is delivered."""
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """Something to be done, that has a receipt when it is."""
 
     name: str
     bytes: int
-    work: Bring | Compute
+    work: Bring | Compute | Finish
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,14 @@ def bad_rows_of(unit: str) -> str:
 
 def send_unit(address: BucketAddress, folder: Path, name: str) -> None:
     """A unit's file, and that of the rows that were left out of it, if there is one."""
-    carrier = BucketCarrier(address)
     for file in (folder / bad_rows_of(name), folder / name):
         if file.exists():
-            with FileSplice(file) as splice:
-                carrier.put(file.name, splice, None, _Nobody())
+            send_file(address, file, file.name)
+
+
+def send_file(address: BucketAddress, file: Path, name: str) -> None:
+    with FileSplice(file) as splice:
+        BucketCarrier(address).put(name, splice, None, _Nobody())
 
 
 def fetch_unit(address: BucketAddress, name: str, folder: Path) -> None:
@@ -44,6 +47,7 @@ def fetch_unit(address: BucketAddress, name: str, folder: Path) -> None:
     stat = stat_object(address.below(name))
     if stat is None:
         raise DestinationError(f"{address.below(name)} is not there any more.", hint="Run the same command again.")
+    (folder / name).parent.mkdir(exist_ok=True)
     with closing(ObjectStream(address, name, stat.st_size, stat.etag)) as stream:
         write_whole(folder / name, (stream.read_at(at, _CHUNK) for at in range(0, stat.st_size, _CHUNK)))
 
