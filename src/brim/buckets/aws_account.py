@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import field
 from typing import Any
+from urllib.parse import urlsplit
 
 from brim.buckets.bucket_address import Access, checked_endpoint
 from brim.buckets.certificates import certificates
@@ -157,9 +158,9 @@ def aws_options(access: Access, client: dict[str, Any]) -> dict[str, Any]:
     if endpoint is not None:
         options |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
         client["allow_http"] = endpoint.startswith("http://")
-    if endpoint is None or endpoint.startswith("https://"):
-        if (trusted := authorities()) is not None:
-            client["root_certificate"] = trusted
+    if (endpoint is None or endpoint.startswith("https://")) and (trusted := authorities()) is not None:
+        client["root_certificate"] = trusted
+    if endpoint is None or endpoint.startswith("https://") or is_loopback(endpoint):
         # The line itself keeps bytes as they are: no need for a SHA-256 of each part in its signature as well.
         options["unsigned_payload"] = True
     if access.anonymous:
@@ -170,6 +171,12 @@ def aws_options(access: Access, client: dict[str, Any]) -> dict[str, Any]:
     if profile is not None and profile.elsewhere:
         return options | {"credential_provider": provider(profile)}
     return options  # obstore looks for the role of the machine
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether what is sent there never leaves this machine: a gateway, a tunnel, a server beside us."""
+    host = urlsplit(endpoint).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def aws_endpoint(access: Access) -> str | None:
