@@ -299,3 +299,25 @@ def test_source_and_destination_may_nest(many_files: Callable[..., Path], tmp_pa
     brim("build", source, source / "out")
     assert "0 written, 1 kept" in brim("build", source, source / "out").stdout
     assert "source itself" in brim("build", source, source, check=2).stderr
+
+
+DEAF = """
+import hashlib
+from brim.state.stop import hear_all_signals, heard_at_once
+
+hear_all_signals()
+with heard_at_once():
+    print("busy", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 400_000_000)
+"""
+
+
+def test_a_stop_is_heard_while_a_library_does_not_come_back() -> None:
+    """Before anything has begun: Python itself would hear a signal when the library is done."""
+    process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "busy\n"
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 6
+    assert "Stopped by SIGTERM" in said

@@ -57,7 +57,7 @@ INTERPRETER_BYTES = 130_000_000  # a Ray worker with brim and pyarrow, before an
 _LISTEN_S, _FIRST_S = 0.1, 0.01
 _WORKER_BYTES, _WORK_BYTES = 80 << 20, 48 << 20  # before any was seen: a worker with some imports, and a batch
 _SEEN, _BAD_STARTS = 16, 3
-_NODES_S, _CANCEL_S = 2.0, 5.0
+_NODES_S, _CANCEL_S = 2.0, 1.5
 _FINISHING_CPUS = 2  # one that reads and packs, one that compresses
 _FINISHING = Retries(crashes=4, alone="with a node to itself")
 _LOOK_AT_IT = "Look at the cluster with `ray status`, then run the same command to continue."

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -32,6 +33,7 @@ from brim.state.retry import interrupted_by
 
 _OWN = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # batch systems warn with the last
 _LOOK_EVERY_S = 0.2
+_MOST_DEAF_S = 1.5  # for a library that does not come back
 
 _process_is_ours = False
 
@@ -140,35 +142,63 @@ def heard_at_once(*files: Path, asked: Stop | None = None) -> Iterator[None]:
 
 @contextmanager
 def _all_signals(stop: RunStop, *, at_once: bool = False) -> Iterator[None]:
+    heard = threading.Event()
+
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        stop.request({signal.SIGINT: "Ctrl-C"}.get(signal.Signals(number), signal.Signals(number).name))
+        heard.set()
+        stop.request(_name(number))
         signal.signal(number, signal.SIG_DFL)
         if at_once:
             stop.check()
 
     before = _handled(_OWN, on_signal)
-    over = threading.Event()
-    looking = threading.Thread(target=_look_for_others, args=(stop, over), name="stop", daemon=True)
-    if at_once and before:
-        looking.start()
+    try:
+        with _looking(stop, heard) if at_once and before else nullcontext():
+            yield
+    finally:
+        _put_back(before)
+
+
+def _name(number: int) -> str:
+    return {signal.SIGINT: "Ctrl-C"}.get(signal.Signals(number), signal.Signals(number).name)
+
+
+@contextmanager
+def _looking(stop: RunStop, heard: threading.Event) -> Iterator[None]:
+    """A file or another thread that asks is heard as a signal is. A signal is heard too while a library keeps the main
+    thread: nothing has begun that must end cleanly."""
+    news, told = os.pipe()
+    os.set_blocking(told, False)
+    over, other = threading.Event(), signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    thread = threading.Thread(target=_look, args=(stop, heard, over, news), name="stop", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         over.set()
-        if looking.ident is not None:
-            looking.join()
-        _put_back(before)
+        signal.set_wakeup_fd(other)
+        os.write(told, b"\0")
+        thread.join()
+        os.close(news)
+        os.close(told)
 
 
-def _look_for_others(stop: RunStop, over: threading.Event) -> None:
-    """A file or another thread that asks is heard as a signal is."""
-    while not over.wait(_LOOK_EVERY_S):
+def _look(stop: RunStop, heard: threading.Event, over: threading.Event, news: int) -> None:
+    began, number, asked = 0.0, 0, False
+    while not over.is_set():
+        if select.select([news], [], [], _LOOK_EVERY_S)[0]:
+            came = [one for one in os.read(news, 64) if one in _OWN]
+            began, number = (time.monotonic(), came[0]) if came and not number else (began, number)
+        if number and not heard.is_set() and not over.is_set() and time.monotonic() - began > _MOST_DEAF_S:
+            sys.stderr.write(f"brim: Stopped by {_name(number)}; nothing was begun.\n")
+            sys.stderr.flush()
+            os._exit(Stopped.exit_code)
         try:
             stop.check()
         except Stopped:
-            if not over.is_set():
+            if not asked and not over.is_set() and not number:
                 os.kill(os.getpid(), signal.SIGUSR1)
-            return
+            asked = True
 
 
 @contextmanager
