@@ -36,7 +36,7 @@ def part_bytes(size: int) -> int:
 def send_parts(
     address: BucketAddress, key: str, parts: Iterable[memoryview], size: int, in_flight: int, check: Callable[[], None]
 ) -> str:
-    """Send parts of `size` bytes (the last may be smaller) in order as one object, and return its ETag.
+    """Send bytes in order as one object of parts of `size` bytes, and return its ETag. They may come cut in any way.
 
     `check` may raise to drop it.
     """

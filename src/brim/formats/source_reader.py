@@ -60,6 +60,7 @@ _MOST_OPEN = 64  # of files that hold many values
 _JOINED_BYTES = 8 << 20  # of an object that holds many values, in one request, and of all before they are used
 _JOINED_SEGMENTS = 256  # at a time: what lies between them is held as well
 _NEAR_BYTES = 4096  # values of an Arrow file may have a little of something else between them
+_WORTH_BYTES = 256 * 1024  # a smaller piece is copied: handing it on costs more
 _OTHER_OBJECT = "is not the object that was planned, or is gone"
 
 
@@ -71,6 +72,9 @@ class Reader(Protocol):
 
     def read_into(self, target: memoryview, at: int) -> int:
         """Fill as much of `target` as one read gives, from byte `at` of the file."""
+
+    def piece(self, at: int, most: int) -> memoryview | None:
+        """Bytes from `at` on that are there already, in memory that stays as it is; None if `read_into` is as good."""
 
     def leave(self) -> None: ...
     def __enter__(self) -> Self: ...
@@ -134,6 +138,9 @@ class SourceReader:
         assert self._buffer is not None
         target[:size] = self._buffer[start : start + size]
         return size
+
+    def piece(self, at: int, most: int) -> None:
+        """A file is read where its bytes are wanted."""
 
     def _ended(self) -> int:
         raise self._files.changed(self._source, "became shorter while it was read")
@@ -205,6 +212,9 @@ class JoinedReader:
                     target[:step] = block.data[begin : begin + step]
                     return step
             self._fetch()
+
+    def piece(self, at: int, most: int) -> None:
+        """What was joined is held for several segments."""
 
     def _fetch(self) -> None:
         """Ask for what comes next, up to a few megabytes."""
@@ -298,15 +308,27 @@ class ObjectReader:
         self._data = memoryview(data)
 
     def read_into(self, target: memoryview, at: int) -> int:
+        self._need(at)
+        step = min(len(target), len(self._data))
+        target[:step] = self._data[:step]
+        self._data = self._data[step:]
+        return step
+
+    def piece(self, at: int, most: int) -> memoryview | None:
+        if most < _WORTH_BYTES:
+            return None
+        self._need(at)
+        if len(self._data) < _WORTH_BYTES:
+            return None
+        given, self._data = self._data[:most], self._data[most:]
+        return given
+
+    def _need(self, at: int) -> None:
         if not self._data:
             self._take()
         start = self._piece.stop - len(self._data)
         if start != at:
             raise ValueError(f"byte {at} of an object is read where byte {start} is next")
-        step = min(len(target), len(self._data))
-        target[:step] = self._data[:step]
-        self._data = self._data[step:]
-        return step
 
     def leave(self) -> None:
         """Each answer was compared with what was planned."""

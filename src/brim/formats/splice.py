@@ -86,11 +86,18 @@ class Splice:
                 begin = end
 
     def chunks(
-        self, start: int = 0, stop: int | None = None, buffer_bytes: int = BUFFER_BYTES, *, keep: Buffers | None = None
+        self,
+        start: int = 0,
+        stop: int | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
+        *,
+        keep: Buffers | None = None,
+        as_they_come: bool = False,
     ) -> Iterator[memoryview]:
         """The bytes from `start` to `stop`. A chunk is valid until the next one is asked for.
 
-        With `keep`, which has buffers of `buffer_bytes`, a chunk is valid for as long as somebody holds it.
+        With `keep`, which has buffers of `buffer_bytes`, a chunk is valid for as long as somebody holds it. With that
+        and `as_they_come`, large pieces of objects are handed on as they were received, and chunks are of any size.
         """
         stop = self.size if stop is None else min(stop, self.size)
         room = max(1, min(buffer_bytes, stop - start))
@@ -101,6 +108,14 @@ class Splice:
                 if source >= 0:
                     reader.turn_to(source)  # a file of zero bytes is looked at too
                 while size > 0:
+                    if as_they_come and source >= 0 and (piece := reader.piece(at, size)) is not None:
+                        if filled:
+                            assert keep is not None
+                            yield buffer[:filled]
+                            buffer, filled = keep.take()[:room], 0
+                        yield piece
+                        at, size = at + len(piece), size - len(piece)
+                        continue
                     target = buffer[filled : filled + min(size, room - filled)]
                     if source == _LITERAL:
                         step = len(target)

@@ -92,14 +92,16 @@ class BucketCarrier:
         digest = hashlib.sha256()
         key, size = self.address.key(name), part_bytes(splice.size)
 
+        whole = splice.size <= size
+
         def parts() -> Iterator[memoryview]:
             """Each its own memory: a part may be sent again while the next ones are made."""
-            for part in splice.chunks(buffer_bytes=size, keep=Buffers(size)):
+            for part in splice.chunks(buffer_bytes=size, keep=Buffers(size), as_they_come=not whole):
                 digest.update(part)
                 yield part
                 watcher.sent(len(part))
 
-        if splice.size <= size:
+        if whole:
             etag = send_small(self.address, key, next(iter(list(parts())), memoryview(b"")))
         elif not self.parts:
             raise DestinationError(
