@@ -167,6 +167,10 @@ class Run:
         told = [event["nodes"] for event in self.events if "nodes" in event]
         return {name: max(one.get(name, 0) for one in told) for one in told for name in one}
 
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
     def stop(self) -> None:
         self._process.terminate()
 
