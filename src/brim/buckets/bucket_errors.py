@@ -75,6 +75,11 @@ def is_changed(error: BaseException) -> bool:
     return type(error).__name__ in ("PreconditionError", "AlreadyExistsError", "NotModifiedError")
 
 
+def is_without_range(error: BaseException) -> bool:
+    """Whether all of an object was answered to a request for a range of it."""
+    return "NotPartial" in str(error)
+
+
 def is_passing(error: BaseException) -> bool:
     """Whether the same request may succeed later."""
     if not is_object_error(error) or is_missing(error) or is_changed(error):

@@ -16,7 +16,7 @@ from typing import Any
 from brim.buckets import web_objects
 from brim.buckets.bucket_address import WEB_SCHEMES, BucketAddress
 from brim.buckets.bucket_client import store_of
-from brim.buckets.bucket_errors import explain, is_changed, is_missing, is_object_error
+from brim.buckets.bucket_errors import explain, is_changed, is_missing, is_object_error, is_without_range
 from brim.buckets.listing import DATED, quoted
 from brim.buckets.requests import result_of, submit, tries
 from brim.errors import SourceError
@@ -201,12 +201,32 @@ async def _get(store: Any, piece: ObjectPiece, raw: bool) -> Any:
     options: Any = {} if piece.stop == TO_END else {"range": (piece.start, piece.stop)}
     if piece.etag and not piece.etag.startswith(DATED):
         options["if_match"] = piece.etag
-    result = await obstore.get_async(store, piece.key, options=options)
+    try:
+        result = await obstore.get_async(store, piece.key, options=options)
+    except Exception as error:
+        if not is_without_range(error):
+            raise
+        del options["range"]  # such a store gives an object from its start
+        result = await obstore.get_async(store, piece.key, options=options)
     # Not every store heeds a condition.
     if options.get("if_match") and quoted(result.meta["e_tag"]) not in ("", piece.etag):
         raise Changed(piece.key)
+    if "range" not in options and piece.stop != TO_END:
+        return await _cut_out(result, piece)
     data = await result.bytes_async()
     return data if raw else bytes(data)
+
+
+async def _cut_out(result: Any, piece: ObjectPiece) -> bytes:
+    """A piece of an object that comes from its start, without holding more of it."""
+    at, found = 0, bytearray()
+    async for chunk in result.stream():
+        view = memoryview(chunk)
+        found += view[max(piece.start - at, 0) : max(piece.stop - at, 0)]
+        at += len(view)
+        if at >= piece.stop:
+            break
+    return bytes(found)
 
 
 def _result(answer: Callable[[], bytes], address: BucketAddress, piece: ObjectPiece, raw: bool) -> bytes:
