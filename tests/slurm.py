@@ -42,7 +42,7 @@ AccountingStorageType=accounting_storage/none
 MailProg=/bin/true
 MpiDefault=none
 KillWait=5
-ReturnToService=2
+ReturnToService=0
 PartitionName=all Nodes=n1,n2,n3 Default=YES MaxTime=INFINITE State=UP
 """
 
