@@ -102,11 +102,26 @@ class Bench:
             )
         if done.exit_code:
             raise SystemExit(f"{contender.name} ended with {done.exit_code}:\n{done.output[-2000:]}")
-        for key in self.server.objects(bucket):
-            self.server.delete(bucket, key)
+        self._empty(bucket)
         self.server.request("DELETE", bucket)  # a bucket's volumes go with it
         progress(f"{contender.name}: {done.seconds:.1f} s, {done.peak_bytes / MB:.0f} MB")
         return done
+
+    def _empty(self, bucket: str) -> None:
+        import obstore
+        from obstore.store import S3Store
+
+        keys = self.server.credentials
+        store = S3Store(
+            bucket,
+            access_key_id=keys.access_key,
+            secret_access_key=keys.secret_key,
+            region=keys.region,
+            endpoint=self.server.endpoint,
+            client_options={"allow_http": True},
+        )
+        for page in obstore.list(store):
+            obstore.delete(store, [found["path"] for found in page])
 
     def part(self, title: str, contenders: list[Contender], goals: Goals | None = None) -> Part:
         """brim first, plain obstore second."""
