@@ -69,6 +69,20 @@ def test_errors_that_pass(place: BucketPlace, source: Path) -> None:
     is_whole(place, source)
 
 
+def test_pieces_are_handed_on_as_they_came(place: BucketPlace, source: Path, tmp_path: Path) -> None:
+    """From bucket to bucket, in parts that do not begin where pieces do, with a connection that is cut: the shards of a
+    folder."""
+    assert place.proxy is not None
+    for path in source.iterdir():
+        place.server.write("private", f"{place.prefix}/in/{path.name}", path.read_bytes())
+    there = [BucketPlace(place.server, tmp_path / name, f"{place.prefix}/{name}", place.proxy) for name in ("a", "b")]
+    place.proxy.cut(after_bytes=3_000_000, times=1, method="PUT", contains="partNumber=2")
+    run(there[0], "build", f"{place.address}/in", there[0].address, "--quiet", *LARGE)
+    run(there[1], "build", source, there[1].address, "--quiet", *LARGE)
+    assert listing(there[0]) == listing(there[1])
+    run(there[0], "verify", there[0].address, source, "--deep", "--quiet")
+
+
 def test_garbled_part_is_sent_again(place: BucketPlace, source: Path) -> None:
     assert place.proxy is not None
     place.proxy.corrupt(after_bytes=100_000, times=1, method="PUT", contains="partNumber=2")
