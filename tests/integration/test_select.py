@@ -18,6 +18,7 @@ import pytest
 
 import brim as library
 from brim.errors import DamageFound, InputError
+from brim.progress import Silent
 from brim.sources.selection import keyed
 from tests.forked import brim
 from tests.hub import TestHub
@@ -420,6 +421,29 @@ def test_rows_of_datasets(tmp_path: Path) -> None:
     theirs = one.train_test_split(test_size=0.25, seed=1)
     for split in ("train", "test"):
         same(mine[split], theirs[split])
+
+
+def test_rows_of_datasets_have_a_bar(tmp_path: Path) -> None:
+    """One for all splits, as long as their rows; none where they are there already."""
+    import datasets
+
+    said: list[Any] = []
+
+    class Listening(Silent):
+        def start(self, what: str, total_bytes: int, shards: int, limit_bytes: int) -> None:
+            said.extend([what, total_bytes])
+
+        def advance(self, size: int) -> None:
+            said.append(size)
+
+        def finish(self) -> None:
+            said.append("finish")
+
+    one, watched = datasets.Dataset.from_dict({"n": list(range(2500))}), Listening()
+    for _ in range(2):
+        library.train_test_split(one, test_size=500, seed=1, cache_dir=tmp_path, progress=watched)
+    what, total, *sizes, end = said
+    assert (what, total, sum(sizes), end) == ("split", 8 * 2500, 8 * 2500, "finish")
 
 
 def test_from_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
