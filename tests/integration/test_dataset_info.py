@@ -162,6 +162,9 @@ def test_datasets_that_brim_did_not_build(tmp_path: Path) -> None:
     found = brim.info(folder, head=1)
     assert (found.rows, found.whole, found.card) == (10, True, {"license": "cc0-1.0"})
     assert "parquet-cpp-arrow" in found.writers[0]
+    assert "      rows  10\n" in str(found)
+    assert repr(found) == str(found)
+    assert "license cc0-1.0</td>" in found._repr_html_()
     assert found.head[0]["dwi"][0] == {"type": "nifti", "path": "0-0.nii", "shape": (4, 5, 6), "bytes": 472}
     code = checks(brim_run(), str(folder), "--recipe", str(recipe), "--deep", code=3)
     assert [name for name, check in code.items() if not check["ok"]] == ["lists go together"]

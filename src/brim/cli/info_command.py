@@ -7,7 +7,7 @@ import typer
 
 from brim.cli.flags import FetchingFlags, FromFlags, KeepingFlags, ShowingFlags
 from brim.cli.show import emit, print_lines
-from brim.sizes import format_size, plural
+from brim.sizes import format_size
 
 HELP = """What a dataset is: rows, splits, columns, bytes, shards, whole or not.
 
@@ -40,36 +40,10 @@ def info(
     if showing.json:
         emit("info", **asdict(found))
         return
-    print_lines(_lines(found))
+    print_lines(found.lines)
     for number, row in enumerate(found.head):
         print()
         print_lines([("row", str(number)), *((name, _cell(value)) for name, value in row.items())])
-
-
-def _lines(found: Any) -> list[tuple[str, str]]:
-    smallest, median, largest = map(format_size, found.shard_bytes)
-    lines = [("dataset", found.address), ("rows", f"{found.rows:,}")]
-    for split in found.splits:
-        name = split.split if split.config == "default" else f"{split.config}/{split.split}"
-        held = f"{plural(split.rows, 'row')}, {plural(split.shards, 'shard')}, {format_size(split.bytes)}"
-        held += "" if split.state in ("", "whole") else f", {split.state}"
-        lines.append(("split", f"{name}: {held}"))
-    lines.append(("bytes", format_size(found.bytes)))
-    lines.append(("shards", f"{found.shards:,}: {smallest} / {median} / {largest}  (smallest / median / largest)"))
-    lines += [("column", f"{c.name}: {c.type}, {format_size(c.bytes)}") for c in found.columns]
-    if found.card is None:
-        lines.append(("card", "none"))
-    else:
-        texts = {name: value if isinstance(value, list) else [value] for name, value in found.card.items()}
-        said = [f"{name} {', '.join(map(str, value))}" for name, value in texts.items()]
-        lines.append(("card", "; ".join(said) or "README.md"))
-    lines.append(("written by", ", ".join(found.writers) or "nobody knows"))
-    whole = {True: "yes, by what was written down", False: "no", None: "nobody wrote down what it should be"}
-    lines.append(("whole", whole[found.whole]))
-    lines += [("problem", problem) for problem in found.problems[:10]]
-    if len(found.problems) > 10:
-        lines.append(("problem", f"and {len(found.problems) - 10:,} more"))
-    return lines
 
 
 def _cell(value: Any) -> str:

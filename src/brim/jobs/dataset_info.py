@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from brim.buckets.bucket_address import Access
 from brim.choices import at_least
+from brim.described import Described
 from brim.errors import BrimError, InputError
 from brim.formats.card import CARD, read_card
 from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_type
@@ -30,6 +31,7 @@ from brim.jobs.subsets import SHARD_NAME, missing_numbers
 from brim.plans.cut_shards import shard_name
 from brim.plans.shard_bytes import count_rows
 from brim.records import dataclass
+from brim.sizes import format_size, plural
 from brim.sources.features import kind_of_feature
 
 _REQUESTS = 8  # at a time
@@ -59,8 +61,8 @@ class SplitInfo:
     state: str = ""
 
 
-@dataclass
-class DatasetInfo:
+@dataclass(repr=False)
+class DatasetInfo(Described):
     """What is known. `whole` is None where nobody wrote down what it should be; `problems` say why it is not."""
 
     address: str
@@ -75,6 +77,33 @@ class DatasetInfo:
     whole: bool | None = None
     problems: list[str] = field(default_factory=list)
     head: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """All but the first rows, for people."""
+        smallest, median, largest = map(format_size, self.shard_bytes)
+        lines = [("dataset", self.address), ("rows", f"{self.rows:,}")]
+        for split in self.splits:
+            name = split.split if split.config == "default" else f"{split.config}/{split.split}"
+            held = f"{plural(split.rows, 'row')}, {plural(split.shards, 'shard')}, {format_size(split.bytes)}"
+            held += "" if split.state in ("", "whole") else f", {split.state}"
+            lines.append(("split", f"{name}: {held}"))
+        lines.append(("bytes", format_size(self.bytes)))
+        lines.append(("shards", f"{self.shards:,}: {smallest} / {median} / {largest}  (smallest / median / largest)"))
+        lines += [("column", f"{c.name}: {c.type}, {format_size(c.bytes)}") for c in self.columns]
+        if self.card is None:
+            lines.append(("card", "none"))
+        else:
+            texts = {name: value if isinstance(value, list) else [value] for name, value in self.card.items()}
+            said = [f"{name} {', '.join(map(str, value))}" for name, value in texts.items()]
+            lines.append(("card", "; ".join(said) or "README.md"))
+        lines.append(("written by", ", ".join(self.writers) or "nobody knows"))
+        whole = {True: "yes, by what was written down", False: "no", None: "nobody wrote down what it should be"}
+        lines.append(("whole", whole[self.whole]))
+        lines += [("problem", problem) for problem in self.problems[:10]]
+        if len(self.problems) > 10:
+            lines.append(("problem", f"and {len(self.problems) - 10:,} more"))
+        return lines
 
 
 @dataclass(slots=True)
