@@ -130,6 +130,22 @@ def in_place_and_return(row: Any) -> dict[str, Any]:
     return {"new": len(row["tags"] or [])}
 
 
+def batch_changed_in_place(batch: Any) -> dict[str, Any]:
+    batch["n"][1] = 77
+    return {"m": [len(batch["n"])] * len(batch["n"])}
+
+
+def batch_only_read(batch: Any) -> dict[str, Any]:
+    return {"m": [n for n in batch["n"]]}  # noqa: C416
+
+
+def batch_removed_and_set_again(batch: Any) -> dict[str, Any]:
+    held = batch["n"]
+    del batch["n"]
+    batch["n"] = held
+    return {}
+
+
 def list_in_place(row: Any) -> dict[str, Any]:
     if row["tags"] is not None:
         row["tags"].append("more")
@@ -313,6 +329,9 @@ BATCH_CASES = [
     C("batch replaces", plain, lambda b: {"text": [t.upper() for t in b["text"]]}, B),
     C("batch nothing", plain, lambda b: None, B),
     C("batch no function", plain, None, B),
+    C("batch, a list changed", plain, batch_changed_in_place, B),
+    C("batch, a list only read", plain, batch_only_read, B),
+    C("batch, a list that was away", plain, batch_removed_and_set_again, B),
     C("batch in place", plain, lambda b: b | {"n": [-n for n in b["n"]]}, B),
     C("batch spread", plain, lambda b: dict(b), B),
     C("batch groups", plain, group, B | {"remove_columns": ["n", "x", "text", "tags", "box"]}),

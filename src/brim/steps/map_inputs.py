@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import operator
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -14,6 +15,10 @@ from brim.steps.map_options import MapOptions
 from brim.steps.row_features import features_of, import_datasets, is_plain
 
 _FIXED = (type(None), bool, int, float, str, bytes, datetime.datetime, datetime.date)
+_FIXED_KINDS = (
+    pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
+    pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating,
+)  # fmt: skip
 Decode = Callable[[pa.Table], list[Any]]  # a table of one column, as Python values
 
 
@@ -41,6 +46,11 @@ class LazyRows:
         if decode is None:
             return self.stored(name)[row]
         return decode(self.table.select([name]).slice(row, 1))[0]
+
+    def is_fixed(self, name: str) -> bool:
+        """Whether its values are such that only another one can take their place."""
+        kind = self.table.schema.field(name).type
+        return name not in self._decoders and any(test(kind) for test in _FIXED_KINDS)
 
     def column(self, name: str) -> list[Any]:
         """A whole column, for the function to keep or change."""
@@ -93,6 +103,10 @@ class LazyRow(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def changes(self) -> dict[str, Any]:
+        """What of `touched` may differ from the input."""
+        return self.touched
+
     def __repr__(self) -> str:
         return repr(dict(self))
 
@@ -127,14 +141,28 @@ class LazyRow(MutableMapping[str, Any]):
 class LazyBatch(LazyRow):
     """Rows together: each value is the list of a column's values."""
 
-    __slots__ = ()
+    __slots__ = ("_given",)
 
     def __init__(self, rows: LazyRows, row: int = 0) -> None:
         super().__init__(rows, row)
+        self._given: dict[
+            str, tuple[list[Any], list[Any]]
+        ] = {}  # lists of what cannot be changed, and what was in them
 
     def _read(self, key: str) -> Any:
         value = self.touched[key] = self._rows.column(key)
+        if self._rows.is_fixed(key):
+            self._given[key] = (value, value.copy())
         return value
+
+    def changes(self) -> dict[str, Any]:
+        return {name: value for name, value in self.touched.items() if not self._is_as_given(name, value)}
+
+    def _is_as_given(self, name: str, value: Any) -> bool:
+        given, before = self._given.get(name, (None, list[Any]()))
+        if given is None or value is not given or (self.gone is not None and name in self.gone):
+            return False
+        return len(given) == len(before) and all(map(operator.is_, given, before))
 
 
 @dataclass(frozen=True, slots=True)

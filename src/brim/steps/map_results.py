@@ -189,7 +189,8 @@ class Results:
         """What the function set, in place or by what it returned."""
         changed: dict[str, Any] = {}
         if call.lazy is not None and call.lazy.touched:
-            changed = {name: value for name, value in call.lazy.touched.items() if name not in self._removed}
+            touched = call.lazy.changes() if call.merges else call.lazy.touched
+            changed = {name: value for name, value in touched.items() if name not in self._removed}
         if isinstance(result, LazyRow):
             changed |= {name: value for name, value in result.touched.items() if name not in self._removed}
         else:
