@@ -238,6 +238,23 @@ def test_no_processes(tmp_path: Path) -> None:
         Machine(hub, tmp_path / "machine").python(code)
 
 
+@pytest.mark.slow
+def test_a_stop_is_heard(tmp_path: Path) -> None:
+    """By a thread or a server, and the same call goes on."""
+    code = """
+    import datasets, brim
+    ds, stop = datasets.Dataset.from_dict({"n": [1, 2, 3]}), brim.Stop()
+    stop.request("the test")
+    try:
+        brim.push_to_hub(ds, "ada/data", stop=stop, progress=False)
+    except brim.Stopped as stopped:
+        print("the test" in str(stopped))
+    assert brim.push_to_hub(ds, "ada/data", progress=False).rows == 3
+    """
+    with TestHub(tmp_path / "hub") as hub:
+        assert Machine(hub, tmp_path / "machine").python(code).stdout == "True\n"
+
+
 @line("`dataset_size` of media columns and streams")
 def test_sizes_of_media_and_streams(pushed: Pushed) -> None:
     for repo in ("pictures", "stream"):
@@ -352,7 +369,7 @@ def test_errors_are_values(pushed: Pushed, name: str) -> None:
 
 
 @line("arguments by position")
-@line("`append=True`, `memory=`, `via=`, `state=`, `progress=`")
+@line("`append=True`, `memory=`, `via=`, `state=`, `stop=`, `progress=`")
 def test_the_arguments_are_those_of_the_original() -> None:
     """All of `Dataset.push_to_hub`, in their order, with their defaults; those of DatasetDict are there by name."""
     ours = inspect.signature(brim.push_to_hub).parameters.values()
@@ -363,7 +380,7 @@ def test_the_arguments_are_those_of_the_original() -> None:
     for several in (datasets.DatasetDict, datasets.IterableDatasetDict):
         assert not inspect.signature(several.push_to_hub).parameters.keys() - {p.name for p in ours} - {"self"}
     own = [p.name for p in ours if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert own == ["append", "memory", "via", "state", "progress"]
+    assert own == ["append", "memory", "via", "state", "stop", "progress"]
 
 
 def test_every_line_of_the_table_is_tested() -> None:

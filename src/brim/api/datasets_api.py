@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from brim import cuts
 from brim.api.recorded_run import shown
@@ -26,11 +26,9 @@ from brim.progress import Progress
 from brim.sizes import parse_size
 from brim.sources.dataset_source import dataset_source
 from brim.sources.file_table import FileTable
+from brim.state.stop import Stop
 from brim.stores.hub_client import own_name
 from brim.stores.hub_options import SCHEME, HubAddress, HubOptions, Via, parse_hub_address, repo_name_is_valid
-
-if TYPE_CHECKING:
-    pass
 
 _PUSH_NAMES = {
     "workers": "num-proc",
@@ -62,6 +60,7 @@ def push_to_hub(
     memory: str | int | float | None = None,
     via: Via = "auto",
     state: str | os.PathLike[str] | None = None,
+    stop: Stop | None = None,
     progress: Progress | bool | None = None,
 ) -> Built:
     """Publish a dataset of `datasets` without holding it: the arguments of `Dataset.push_to_hub`, in their order.
@@ -69,6 +68,7 @@ def push_to_hub(
     For a Dataset, IterableDataset, DatasetDict or IterableDatasetDict. Called again after a crash, it goes on
     where it was. Unlike the original, a new repository is private unless you say `private=False`; `num_proc` is
     how many shards are on their way at a time. With `append` the rows come behind those of the split that are there.
+    `stop` is a `brim.Stop` by which another thread can end it.
     """
     if set_default and config_name == "default":
         set_default = None  # it is
@@ -81,6 +81,7 @@ def push_to_hub(
             update=not append,
             append=append,
             state=None if state is None else os.fspath(state),
+            stop=stop,
             hub=HubOptions(
                 config=config_name,
                 data_dir=data_dir,
