@@ -31,7 +31,7 @@ from brim.formats.parquet_pages import (
     snappy_body,
     zstd_body,
 )
-from brim.formats.readable import Readable
+from brim.formats.readable import LocalFile, Readable
 from brim.formats.thrift import Struct
 from brim.records import dataclass
 
@@ -45,7 +45,7 @@ _WHOLE_PAGE_BYTES = 4 << 20  # of larger pages that are not compressed, only len
 _BLOCK_BYTES = 1 << 20
 _CHASED_BYTES = 256 << 10  # read at a time to find lengths; larger ones do not stay in the cache
 _MOST_SLOTS = 1 << 22  # of a page: its levels take 64 MB at most while they are decoded
-_SMALL_BYTES = 32 << 10
+_SMALL_BYTES, _SMALL_BYTES_FAR = 6 << 10, 32 << 10
 _DELTA_HEAD_BYTES = 40
 _LENGTH = struct.Struct("<I")
 
@@ -190,6 +190,22 @@ class _Dictionary:
     spooled: bool
     starts: Ints
     sizes: Ints
+
+
+def _lengths(body: PageBody, position: int, end: int, count: int) -> tuple[Ints, Ints]:
+    """Where values begin in a page that is a range of a file, and how long they are; only their lengths are read."""
+    begins, sizes, read, base = [0] * count, [0] * count, body.fetch, body.starts[0]
+    for number in range(count):
+        if position + 4 > end:
+            raise Damaged("the lengths of a page do not add up to its size")
+        length = read(base + position, 4)
+        if len(length) < 4:
+            raise Damaged("a page is cut off")
+        begins[number], sizes[number] = position + 4, int.from_bytes(length, "little")
+        position = begins[number] + sizes[number]
+    if position > end:
+        raise Damaged("the lengths of a page do not add up to its size")
+    return np.array(begins, np.int64), np.array(sizes, np.int64)
 
 
 class ChunkReader:
@@ -369,7 +385,13 @@ class ChunkReader:
         elif len(body.ends) == 1 and end - position <= _WHOLE_PAGE_BYTES:
             whole = bytes(position) + body.read(position, end - position)
         # Between small values more is read than their lengths: one call takes as long as some thousand bytes.
-        step = _CHASED_BYTES if end - position < count * _SMALL_BYTES else 4
+        local = isinstance(self._file, LocalFile)
+        if end - position < count * (_SMALL_BYTES if local else _SMALL_BYTES_FAR):
+            step = _CHASED_BYTES if local else _BLOCK_BYTES
+        elif len(body.ends) == 1 and not whole:
+            return _lengths(body, position, end, count)
+        else:
+            step = 4
         window, window_at = b"", 0
         for number in range(count):
             if position + 4 > end:

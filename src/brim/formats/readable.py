@@ -59,6 +59,12 @@ class LocalFile:
         self.size = os.fstat(self._descriptor).st_size
 
     def read_at(self, offset: int, size: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, size, offset)
+        except OSError:
+            data = b""
+        if len(data) == size:  # nearly always: lengths are found by a hundred thousand reads of a few bytes
+            return data
         with reading(self.name):
             return pread_all(self._descriptor, size, offset)
 
