@@ -24,14 +24,6 @@ Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
-def distinct(numbers: Ints) -> Ints:
-    """In order, each once. np.unique imports numpy.ma first, which takes longer than most that is asked of it here."""
-    ordered = np.sort(numbers)
-    kept = np.ones(len(ordered), bool)
-    kept[1:] = ordered[1:] != ordered[:-1]
-    return ordered[kept]
-
-
 @dataclass(frozen=True, slots=True)
 class AbsentStat:
     """A file whose content is not here, but whose size is known: a key of git-annex tells it."""
@@ -248,7 +240,7 @@ class Ranges:
     def take(self, numbers: Ints) -> Ranges:
         """Some of the values, and of the containers only those that hold one."""
         holders = self.holders[numbers]
-        used = distinct(holders[holders != NO_CONTENT]).astype(np.int64)
+        used = np.unique(holders[holders != NO_CONTENT]).astype(np.int64)
         anew = np.searchsorted(used, holders).astype(holders.dtype)
         anew[holders == NO_CONTENT] = NO_CONTENT
         pieces, starts = self.pieces, self.starts[numbers]

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brim.file_set import FileSet, Ints, distinct
+from brim.file_set import FileSet, Ints
 from brim.formats.parquet_index import locate_parquet
 from brim.formats.parquet_shard import splice_parquet
 from brim.formats.readable import Readable, ReadableFile, ShardFile
@@ -48,7 +48,7 @@ class PlanSlice:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Only the files of this shard travel, and of a table that is a part of another one only that part."""
-        every = distinct(np.concatenate([np.zeros(0, np.int64), *self.numbers.values()]))
+        every = np.unique(np.concatenate([np.zeros(0, np.int64), *self.numbers.values()]))
         numbers = {name: np.searchsorted(every, of) for name, of in self.numbers.items()}
         columns = [_packed(self.table, name) for name in range(self.table.num_columns)]
         schema = self.table.schema.serialize().to_pybytes()

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.errors import BrimError, SourceError
-from brim.file_set import Bools, Ints, distinct
+from brim.file_set import Bools, Ints
 from brim.formats.readable import LocalFile, Readable, ReadableFile
 from brim.formats.shard_listing import ShardListing
 from brim.formats.value_spool import ValueSpool
@@ -245,7 +245,7 @@ class ParquetOrigin:
         shards = self._shards(range(len(self.files)))
         places = [(number, group) for number, shard in enumerate(shards) for group in range(len(shard.groups))]
         ends = [self.edges[number] + shard.edges[1:] for number, shard in enumerate(shards)]
-        used = distinct(np.searchsorted(np.concatenate(ends), rows, side="right")).tolist()
+        used = np.unique(np.searchsorted(np.concatenate(ends), rows, side="right")).tolist()
         wanted: dict[int, list[int]] = {}
         for number, group in (places[place] for place in used):
             if any((name, number, group) not in self._read_groups for name in names):
@@ -355,7 +355,7 @@ class ParquetOrigin:
     def locate(self, rows: Ints | None = None, names: Sequence[str] | None = None) -> FileTable:
         """The file table of some rows, in their order, and of some columns: their values found, none of them read."""
         names = [name for name in self.schema.names if names is None or name in set(names)]
-        wanted = np.arange(len(self), dtype=np.int64) if rows is None else distinct(rows)
+        wanted = np.arange(len(self), dtype=np.int64) if rows is None else np.unique(rows)
         places = ValuePlaces()
         found = {name: self.content[name] for name in names if name in self.content}
         cells: dict[str, list[pa.Array]] = {name: [] for name in found}

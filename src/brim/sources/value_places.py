@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.errors import BrimError
-from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, Pieces, RangeSetBuilder, distinct
+from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, Pieces, RangeSetBuilder
 from brim.formats.parquet_values import ChunkReader, FoundValues, Leaf, NotLocated, PageSpan
 from brim.formats.readable import Readable
 from brim.formats.shard_listing import places_in_pages
@@ -301,5 +301,5 @@ def fetch_chosen(finders: Sequence[Finder], places: ValuePlaces) -> None:
 
 def _with_rows(pages: list[PageSpan], rows: Ints) -> list[PageSpan]:
     firsts = np.array([page.first for page in pages], np.int64)
-    chosen = distinct(np.searchsorted(firsts, rows, side="right") - 1)
+    chosen = np.unique(np.searchsorted(firsts, rows, side="right") - 1)
     return [pages[number] for number in chosen.tolist() if number >= 0]
