@@ -212,3 +212,16 @@ def test_figures_are_what_was_measured() -> None:
     """docs/benchmarks.md and the table of README.md are made of benchmarks/results, and not by hand."""
     done = subprocess.run([sys.executable, "benchmarks/page.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_benchmark_writes_its_tables() -> None:
+    """What prints tables takes --json, and writes them so that they land on the page."""
+    texts = {path.name: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
+    printing = {name for name, text in texts.items() if "print_part(" in text and name != "tables.py"}
+    written = {
+        name
+        for name in printing
+        if '"--json"' in texts[name] and re.search("write_json\\(|asdict\\(part\\)", texts[name])
+    }
+    assert printing >= {"arc.py", "embed.py", "map.py", "package.py", "start.py", "tokens.py"}
+    assert written == printing
