@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import brim
+from brim.memory.meter import tree_bytes
 from brim.schedule import spare_worker
-from brim.schedule.spare_worker import end_spares, start_spare, take_spares
+from brim.schedule.spare_worker import caller_bytes, end_spares, start_spare, take_spares
 
 pytest.importorskip("datasets")
 MAP = "brim.steps.map_step"
@@ -197,3 +198,23 @@ def test_a_small_rest_is_left_to_those_who_are_there(monkeypatch: pytest.MonkeyP
             assert not backend._is_small_rest(queue, starting=1)
     now = 12.0
     assert not backend._is_small_rest(queue, starting=1)
+
+
+def test_spares_are_not_the_callers() -> None:
+    """What waits for a job is counted by the job; what else the program has started is the caller's."""
+    start_spare(MAP)
+    (spare,) = (worker for worker, _ in spare_worker._KEPT.workers)
+    until = time.monotonic() + 60
+    while spare.held_bytes() < 20 << 20 and time.monotonic() < until:
+        time.sleep(0.02)
+    before = caller_bytes()
+    assert before + (10 << 20) < tree_bytes()
+    fat = "held = b'x' * (200 << 20); print(flush=True); input()"
+    other = subprocess.Popen([sys.executable, "-c", fat], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert caller_bytes() - before > 200 << 20
+    finally:
+        other.kill()
+        other.communicate()

@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from dataclasses import field
 
 from brim.memory.limit import usable_cores
-from brim.memory.meter import tree
-from brim.memory.tree_meter import TreeMeter
+from brim.memory.meter import process_bytes, tree
 from brim.records import dataclass
 from brim.schedule.worker_process import WorkerProcess, worker_environment
 
@@ -125,10 +124,13 @@ def keep_worker(worker: WorkerProcess, step: str, threads: int, work: str | None
 
 
 def caller_bytes() -> int:
-    """What this process and all it has started hold, for whom a job is none of their business: all but the spares."""
+    """What this process and all it has started hold, but for the spares: what is the caller's before a job.
+
+    Pages that forked processes share count for each, as in all sums over this tree that this is compared with.
+    """
     with _KEPT.lock:
-        spares = tree([worker.pid for worker, _ in _KEPT.workers])
-    return TreeMeter(lambda: [os.getpid()], without=spares).read().usage.total_bytes
+        spares = frozenset(tree([worker.pid for worker, _ in _KEPT.workers]))
+    return sum(process_bytes(pid) for pid in tree([os.getpid()]) if pid not in spares)
 
 
 def end_spares() -> None:
