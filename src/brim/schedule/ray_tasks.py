@@ -13,8 +13,8 @@ import pickle
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +81,15 @@ class RayBackend:
 
     def __exit__(self, *_: object) -> None:
         self._gauges.end()
+
+    @contextmanager
+    def _leaving_nothing(self) -> Iterator[None]:
+        """What cannot begin leaves nothing on the nodes."""
+        try:
+            yield
+        except BaseException:
+            self._gauges.end()
+            raise
 
     @property
     def busy(self) -> bool:
@@ -264,11 +273,8 @@ class RayShards(RayBackend):
         self._carrier = self._store.carrier()
         self._need_room(self._cluster.need_nodes())
         self._sight = replace(self._bringing.sight, carrier=self._carrier)
-        try:
+        with self._leaving_nothing():
             self._look_at_nodes()
-        except BaseException:
-            self._gauges.end()
-            raise
         return self
 
     def _need_room(self, nodes: list[Node]) -> None:
@@ -336,14 +342,11 @@ class RayUnits(RayBackend):
         self._types: str | None = work.ledger.recall("types") if isinstance(work.step, Settles) else ""
 
     def __enter__(self) -> RayUnits:
-        try:
+        with self._leaving_nothing():
             self._look_at_nodes()
             if self._limit < INTERPRETER_BYTES + _WORK_BYTES:
                 raise too_small(self._room(), known=False)
             self._put_setup()
-        except BaseException:
-            self._gauges.end()
-            raise
         self.ahead = self._most
         return self
 
@@ -509,11 +512,8 @@ class RayFinishing(RayBackend):
     def __enter__(self) -> RayFinishing:
         folder = () if self._ending.at is not None else (str(self._ending.units.folder),)
         self._sight = Sight(paths=folder)
-        try:
+        with self._leaving_nothing():
             self._look_at_nodes()
-        except BaseException:
-            self._gauges.end()
-            raise
         return self
 
     @property
