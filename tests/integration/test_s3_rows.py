@@ -450,6 +450,6 @@ def test_what_others_published_since(s3: S3Server, s3_prefix: str, tmp_path: Pat
         said = at(machine, "--fn", "fn.py:bad", check=2)
         assert "holds another dataset" in said
         assert "--update" not in said
-    assert "1 rows," in brim("verify", made, env=os.environ | s3.environment).stdout
+    assert "1 row," in brim("verify", made, env=os.environ | s3.environment).stdout
     assert "was computed" in brim("verify", made, source, check=2, env=os.environ | s3.environment).stderr
     assert "was computed" in brim("unpack", made, tmp_path / "out", check=2, env=os.environ | s3.environment).stderr
