@@ -180,10 +180,12 @@ def test_files_there_as_source(place: HubBucketPlace, source: Path, tmp_path: Pa
 @pytest.mark.parametrize("to", ["hf://buckets/ada/things/x", "hf://datasets/ada/data"])
 def test_in_pieces(place: HubBucketPlace, tmp_path: Path, to: str) -> None:
     """By Xet, with the usual settings: a large shard is one object, its bytes go once, and 150 MB are enough."""
-    size = 3 * PIECE_BYTES + 3_000_000
-    source = write_files(tmp_path / "large", {"one.bin": random_bytes(size, 1)})
+    size, each = 8 * PIECE_BYTES, 4 * PIECE_BYTES
+    source = write_files(tmp_path / "large", {f"{n}.bin": random_bytes(each, n) for n in range(2)})
     via = ["--via", "xet"] if "datasets" in to else []
-    done = measure([sys.executable, "-m", "brim", "build", str(source), to, "--quiet", *via], env=place.environment)
+    done = measure(
+        [sys.executable, "-m", "brim", "build", str(source), to, *ROWS[:1], "1", "--quiet", *via], env=place.environment
+    )
     assert done.exit_code == 0, done.output
     assert done.peak_bytes <= 150_000_000
     assert size <= place.hub.counters.bytes_received < 1.03 * size

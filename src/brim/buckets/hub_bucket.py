@@ -92,7 +92,7 @@ def _line(address: BucketAddress) -> XetLine:
     with _LOCK:
         if key not in _LINES:
             try:
-                _LINES[key] = XetLine(partial(_token, address), 1, in_pieces=True)
+                _LINES[key] = XetLine(partial(_token, address))
             except NoXet as error:
                 raise missing("hf-xet>=1.5", f"Buckets of the Hub take objects by Xet alone, and {error}.") from error
         return _LINES[key]

@@ -4,7 +4,8 @@ hf_xet collects chunks into blocks of 64 MB, whose size cannot be set, and holds
 one file at a time. It ends a block earlier only where a commit ends. So, unless there is memory to spare, a large file
 is sent twice: first in pieces, each a commit of its own, then whole. The second time every chunk is known already, and
 nothing goes but the list of them. The pieces overlap a little, because chunks are cut by content: a piece finds back to
-the cuts of the whole after its first ones. It costs as much computing again, and 2 % more bytes.
+the cuts of the whole after its first ones. It costs as much computing again, and 1 % more bytes. Two files go at a
+time, so that one is cut into chunks while another is on the line.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from brim.records import dataclass
 # Measured with hf-xet 1.8 (benchmarks/publish.py): what a session takes, and what a file on its way adds.
 BASE_BYTES = 15_000_000
 LANE_BYTES = 200_000_000  # in one go
-PIECES_BYTES = 60_000_000  # in pieces
+PIECES_BYTES = 60_000_000  # in pieces, two files at a time
 XET_BYTES = BASE_BYTES + PIECES_BYTES  # the least that it takes
-PIECE_BYTES = 24 << 20
+PIECE_BYTES, PIECE_LANES = 12 << 20, 2
 OVERLAP_BYTES = 1 << 19
 _INGESTION_BYTES = 1 << 20
 _AHEAD_BYTES = 80_000_000  # a block that is on the line, and a part of the next one
@@ -83,10 +84,11 @@ class XetContent(Protocol):
 
 
 class XetLine:
-    """`send` is called by several threads; `lanes` of them at a time, each with commits of its own."""
+    """`send` is called by several threads; `lanes` of them at a time, each with commits of its own. None: in pieces."""
 
-    def __init__(self, token: Callable[[], XetToken], lanes: int, *, in_pieces: bool) -> None:
-        self._ask, self._in_pieces = token, in_pieces
+    def __init__(self, token: Callable[[], XetToken], lanes: int | None = None) -> None:
+        self._ask, self._in_pieces = token, lanes is None
+        lanes = lanes or PIECE_LANES
         self._token = token()
         keep_heap_small()
         self._session = _session(lanes)

@@ -1,7 +1,7 @@
 """Two ways for a shard to get to a repository: LFS, and Xet (buckets/xet.py).
 
 Xet works in lanes, a shard and a block of 64 MB each, as many as fit the memory that a user has set; without such a
-word, or with little of it, it sends one shard at a time, in pieces.
+word, or with little of it, it sends shards in pieces.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Xet:
     hashes_first = False
 
     def __init__(self, address: HubAddress, token: str, room: SendingRoom, endpoint: str | None = None) -> None:
-        # One shard in pieces, unless someone said that there is memory for more.
+        # In pieces, unless someone said that there is memory for more.
         lanes = min((room.bytes - BASE_BYTES) // LANE_BYTES, _MOST_LANES, room.workers) if room.asked_for else 0
         if lanes < 1 and room.bytes < XET_BYTES:
             raise DoesNotFit(
@@ -143,7 +143,7 @@ class Xet:
                 need_bytes=XET_BYTES,
                 limit_bytes=room.bytes,
             )
-        self._line = XetLine(lambda: _token(address, token, endpoint), max(int(lanes), 1), in_pieces=lanes < 1)
+        self._line = XetLine(lambda: _token(address, token, endpoint), int(lanes) if lanes >= 1 else None)
 
     def send(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
         def told(sent: int, hashed: int) -> None:
