@@ -84,6 +84,8 @@ class Figure:
 
     def text(self, results: dict[str, Any]) -> str:
         runs = self.runs(results)
+        if any(run.get("exit_code") for run in runs):
+            return "does not finish"
         seconds, peak = statistics.median(run["seconds"] for run in runs), max(run["peak_bytes"] for run in runs)
         time = f"{seconds:,.{1 if seconds < 100 else 0}f} s"
         return f"{time}, {peak / 1e6:,.0f} MB" if peak >= 1e6 else time
