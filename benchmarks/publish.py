@@ -111,12 +111,17 @@ class DiskUse:
 
     def _look(self) -> None:
         total = 0
-        for path in self._folder.rglob("*"):
+        for path in self._files():
             with contextlib.suppress(OSError):
                 if path.relative_to(self._folder).parts[0] != CACHE and path.is_file() and path.stat().st_size:
                     total += path.stat().st_size
                     self.names.add(path.name)
         self.most = max(self.most, total)
+
+    def _files(self) -> Iterator[Path]:
+        """What lies there now; folders go meanwhile."""
+        for folder, _, names in os.walk(self._folder):
+            yield from (Path(folder, name) for name in names)
 
     def __enter__(self) -> DiskUse:
         self._thread.start()

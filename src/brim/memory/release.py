@@ -29,11 +29,15 @@ def _libc() -> Any:
         return None
 
 
-def keep_heap_small() -> None:
-    """From now on, threads share one heap, and blocks of 64 KB go back to the system when they are freed."""
+def keep_heap_small(*, at_once: bool = True) -> None:
+    """From now on, threads share one heap; `at_once`, blocks of 64 KB go back to the system when they are freed.
+
+    That costs system calls: whoever frees much together gives it back by `give_back_heap` instead.
+    """
     if _libc() is not None:
         _libc().mallopt(_M_ARENA_MAX, 1)
-        _libc().mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        if at_once:
+            _libc().mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def give_back_heap() -> None:
