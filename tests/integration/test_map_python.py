@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import brim
-from brim.jobs.caches import list_caches
+from brim.jobs.caches import list_caches, open_cache
 from brim.schedule.function_errors import own_error, parts_of
 
 MEMORY = "1GB"
@@ -646,3 +647,15 @@ def _made(make: Any, function: Any, options: Any) -> Any:
     except Exception as error:  # noqa: BLE001  the original raises many
         return type(error).__mro__[-3:]
     return made[:], made.features
+
+
+def test_a_cache_is_opened_by_many_at_once(cache: Path) -> None:
+    """Ranks of one program come to it at the same moment, before one of them has it for itself."""
+    about = {"what": "map", "source": "rows"}
+
+    def opens(_: int) -> Path:
+        return open_cache(cache, "job", about)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(opens, range(100))) == {cache / "job"}
+    assert [path.name for path in (cache / "job").iterdir()] == ["about.json"]

@@ -120,7 +120,8 @@ def open_cache(home: Path, name: str, about: dict[str, Any], *, adopt: bool = Fa
         if adopt and not folder.exists():
             _adopt(home, name)
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / _ABOUT, json.dumps(about).encode())
+        # Ranks of a program open it at the same moment, perhaps on several machines.
+        write_whole(folder / _ABOUT, json.dumps(about).encode(), mark=f".{secrets.token_hex(4)}")
     except OSError as error:
         raise DestinationError(
             f"The cache folder {str(folder)!r} cannot be used: {reason(error)}.",
@@ -131,10 +132,11 @@ def open_cache(home: Path, name: str, about: dict[str, Any], *, adopt: bool = Fa
 
 def _adopt(home: Path, name: str) -> None:
     alike = [path for path in home.glob(f"{name.partition('-')[0]}-*") if not Ledger(path / "units").done]
-    latest = max(alike, key=lambda path: path.stat().st_mtime, default=None)
-    if latest is not None:
-        with locked(latest):
-            latest.rename(home / name)
+    with suppress(FileNotFoundError):  # another process has made it its own
+        latest = max(alike, key=lambda path: path.stat().st_mtime, default=None)
+        if latest is not None:
+            with locked(latest):
+                latest.rename(home / name)
 
 
 def sweep_caches(home: Path) -> None:
