@@ -22,7 +22,7 @@ from brim.records import dataclass
 
 # Measured with hf-xet 1.8 (benchmarks/publish.py): what a session takes, and what a file on its way adds.
 BASE_BYTES = 15_000_000
-LANE_BYTES = 200_000_000  # in one go
+LANE_BYTES = 240_000_000  # in one go
 PIECES_BYTES = 60_000_000  # in pieces, two files at a time
 XET_BYTES = BASE_BYTES + PIECES_BYTES  # the least that it takes
 PIECE_BYTES, PIECE_LANES = 8 << 20, 2
