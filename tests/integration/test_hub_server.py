@@ -377,3 +377,43 @@ def test_restart(hub: TestHub, client: Client) -> None:
     assert hub.endpoint == before
     assert hub.files("ada/data")["b.bin"] == described(content(3_000_000, 1))
     assert hub.read("ada/data", "a.bin") == content(1000)
+
+
+def test_buckets(tmp_path: Path) -> None:
+    """Storage buckets: made, filled, listed by first letters, copied, read, and what fails is told one by one."""
+    code = """
+        from huggingface_hub.errors import BucketBatchError, BucketNotFoundError
+        url = api.create_bucket("ada/things", private=True)
+        assert (url.bucket_id, api.create_bucket("ada/things", exist_ok=True).bucket_id) == ("ada/things",) * 2
+        assert status(api.create_bucket, "ada/things") == 409
+        add = [(content(5000, n), f"logs/a b{n}.bin") for n in range(3)] + [(b"x", "logs.json")]
+        api.batch_bucket_files("ada/things", add=add)
+        found = {f.path: f for f in api.list_bucket_tree("ada/things", prefix="logs", recursive=True)}
+        assert sorted(found) == ["logs.json", *(f"logs/a b{n}.bin" for n in range(3))]
+        top = sorted((f.type, f.path) for f in api.list_bucket_tree("ada/things"))
+        assert top == [("directory", "logs"), ("file", "logs.json")], top
+        api.copy_files("hf://buckets/ada/things/logs/a b1.bin", "hf://buckets/ada/things/copy.bin")
+        api.batch_bucket_files("ada/things", delete=["logs/a b0.bin"])
+        told = list(api.get_bucket_paths_info("ada/things", ["copy.bin", "logs/a b0.bin", "logs/a b1.bin"]))
+        assert [t.path for t in told] == ["copy.bin", "logs/a b1.bin"] and told[0].xet_hash == told[1].xet_hash
+        assert api.get_bucket_file_metadata("ada/things", "copy.bin").size == 5000
+        with HfFileSystem().open("hf://buckets/ada/things/copy.bin") as file:
+            file.seek(100)
+            assert file.read(50) == content(5000, 1)[100:150]
+        try:
+            api.batch_bucket_files("ada/things", delete=["nothing"], add=[(b"y", "y")])
+            raise SystemExit("nothing failed")
+        except BucketBatchError as error:
+            assert [failure["path"] for failure in error.failures] == ["nothing"], error.failures
+        info = api.bucket_info("ada/things")
+        assert (info.private, info.total_files) == (True, 5)
+        api.delete_bucket("ada/things")
+        try:
+            api.bucket_info("ada/things")
+            raise SystemExit("it is there")
+        except BucketNotFoundError:
+            pass
+    """
+    with TestHub(tmp_path / "hub", xet=True, page_size=2) as hub:
+        run_client(hub, tmp_path / "home", code, token="hf_write", xet=True, check=True)
+        assert hub.counters.requests["bucket-batch"] == 4
