@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -206,16 +207,41 @@ def test_values_of_the_command_line() -> None:
             app(wrong, standalone_mode=False)
 
 
-@pytest.mark.parametrize("verb", ["--help", "build", "tokenize"])
-def test_the_command_imports_only_its_verb(verb: str) -> None:
-    """The help needs neither pyarrow nor rich; a verb's help does not import other verbs."""
-    modules = command_modules(*([verb] if verb.startswith("-") else [verb, "--help"]))
-    assert not [
-        name for name in ("numpy", "pyarrow", "datasets", "huggingface_hub", "psutil", "yaml") if name in modules
-    ]
-    if verb == "--help":
-        assert "rich" not in modules
-        assert "pydantic" not in modules
-    else:
+def test_the_command_imports_only_its_verb() -> None:
+    """The help needs neither pyarrow nor rich; a verb's help imports no other verb and nothing that it would run."""
+    from brim.cli.verbs import VERBS
+
+    with ThreadPoolExecutor(2) as pool:
+        bare, *found = pool.map(
+            lambda verb: command_modules(*verb), [["--help"], *([verb, "--help"] for verb in VERBS)]
+        )
+    assert not {"rich", "pydantic", "typer", "numpy", "pyarrow"} & bare
+    others = {"build": {"plan"}, "select": {"plan", "build"}}  # a build is a plan that is run
+    running = ("brim.jobs", "brim.rows", "brim.schedule.worker", "numpy", "pyarrow", "psutil", "tokenizers")
+    for verb, modules in zip(VERBS, found, strict=True):
+        assert not [name for name in (*HEAVY, *running) if name in modules and name not in ("typer", "rich")]
         commands = {name for name in modules if name.startswith("brim.cli.") and name.endswith("_command")}
-        assert commands <= {f"brim.cli.{verb}_command", "brim.cli.plan_command"}  # a build is a plan that is run
+        assert commands == {f"brim.cli.{name}_command" for name in {verb} | others.get(verb, set())}
+
+
+def test_verbs_that_look_at_a_dataset(tmp_path: Path) -> None:
+    """Nothing of the Hub, of HTTP, of models, of what typer checks values with: each would cost 0.1 s and more."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "one.txt").write_bytes(b"1")
+    source, out = str(tmp_path / "files"), str(tmp_path / "out")
+    assert "brim.jobs.build_job" in command_modules("build", source, out, "--workers", "1")
+    lines = [
+        ["plan", source],
+        ["info", out],
+        ["check", source],
+        ["verify", out],
+        ["unpack", out, str(tmp_path / "back")],
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        for line, modules in zip(lines, pool.map(lambda line: command_modules(*line), lines), strict=True):
+            usual = ("typer", "yaml", "rich")
+            assert line[0] in " ".join(name for name in modules if name.startswith("brim.cli."))
+            assert not [
+                n for n in (*HEAVY, "http.client", "ray", "duckdb", "obstore") if n in modules and n not in usual
+            ]
+    assert (tmp_path / "back" / "one.txt").read_bytes() == b"1"

@@ -105,7 +105,10 @@ def take_plain_values() -> None:
 
     def build(descriptor: Any) -> Any:
         kind = _plain_kind(descriptor)
-        return usual(descriptor) if kind is None else _PlainParam(kind, lambda: usual(descriptor))
+        if kind is None:
+            return usual(descriptor)
+        about = descriptor.parameter_info
+        return _PlainParam(kind, (getattr(about, "min", None), getattr(about, "max", None)), lambda: usual(descriptor))
 
     build.is_plain = True  # type: ignore[attr-defined]
     setattr(core, _PLACE, build)
@@ -118,8 +121,7 @@ def _plain_kind(descriptor: Any) -> Any:
         kinds = [each for each in get_args(kind) if each is not NoneType]
         kind = kinds[0] if len(kinds) == 1 else None
     inner = get_args(kind)[0] if get_origin(kind) is list else kind
-    settings = ("min", "max", "parser", "click_type")
-    if inner not in _PLAIN or any(getattr(about, name, None) is not None for name in settings):
+    if inner not in _PLAIN or any(getattr(about, name, None) for name in ("parser", "click_type", "clamp")):
         return None
     return kind
 
@@ -127,9 +129,10 @@ def _plain_kind(descriptor: Any) -> Any:
 class _PlainParam:
     """What typer asks to make a value of the words on the line."""
 
-    def __init__(self, kind: Any, usual: Any) -> None:
+    def __init__(self, kind: Any, bounds: tuple[Any, Any], usual: Any) -> None:
         self._many = get_origin(kind) is list
         self._kind = get_args(kind)[0] if self._many else kind
+        self._least, self._most = bounds
         self._usual = usual
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -138,9 +141,12 @@ class _PlainParam:
         given = value if self._many else [value]
         if isinstance(given, list | tuple):
             found = [self._one(each) for each in given]
-            if None not in found:
+            if None not in found and all(map(self._is_within, found)):
                 return found if self._many else found[0]
         return self._usual().coerce(value, param, ctx)
+
+    def _is_within(self, value: Any) -> bool:
+        return (self._least is None or value >= self._least) and (self._most is None or value <= self._most)
 
     def _one(self, value: Any) -> Any:
         """None if it does not look like one."""
