@@ -9,6 +9,7 @@ import typer
 
 from brim.buckets.bucket_address import BucketAddress
 from brim.cli.flags import (
+    DESTINATIONS,
     BidsFlags,
     CuttingFlags,
     KeepingFlags,
@@ -74,7 +75,7 @@ def build(
     source: MaybeSource = None,
     dest: Annotated[
         str | None,
-        typer.Argument(metavar="DEST", help="A folder, hf://datasets/ORG/NAME\\[@BRANCH], or s3://BUCKET/PREFIX."),
+        typer.Argument(metavar="DEST", help=DESTINATIONS),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over: remove what an earlier build left.")] = False,
     update: Annotated[bool, typer.Option("--update", help="Bring DEST up to date; keep unchanged shards.")] = False,

@@ -19,10 +19,13 @@ from brim.cli.show import say_nothing, waiting_for
 from brim.errors import InputError
 from brim.records import dataclass
 
+DESTINATIONS = "A folder, hf://datasets/ORG/NAME\\[@BRANCH], hf://buckets/ORG/NAME/PREFIX, or s3://BUCKET/PREFIX."
+BUILT = "What brim built: a folder, hf://datasets/ORG/NAME, hf://buckets/ORG/NAME/PREFIX, or s3://BUCKET/PREFIX."
 _SOURCE = typer.Argument(
     metavar="SOURCE",
     help="A folder of files, a BIDS dataset, or a table (CSV, TSV, Parquet, JSONL) that names files; on this machine "
-    "or at s3://BUCKET/PREFIX. Or a dataset: Parquet shards, WebDataset tars, hf://datasets/ORG/NAME.",
+    "or at s3://BUCKET/PREFIX, hf://buckets/ORG/NAME/PREFIX. Or a dataset: Parquet shards, WebDataset tars, "
+    "hf://datasets/ORG/NAME.",
 )
 SourceArgument = Annotated[str, _SOURCE]
 MaybeSource = Annotated[str | None, _SOURCE]

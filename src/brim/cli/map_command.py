@@ -6,6 +6,7 @@ import typer
 
 from brim.cli.compute_flags import is_saved, need, run_job, run_saved, start_worker, tell, tell_saved, words_of
 from brim.cli.flags import (
+    DESTINATIONS,
     ComputingFlags,
     KeepingFlags,
     LiveFlags,
@@ -61,7 +62,7 @@ def map(
     ] = None,
     dest: Annotated[
         str | None,
-        typer.Argument(metavar="DEST", help="A folder, hf://datasets/ORG/NAME\\[@BRANCH], or s3://BUCKET/PREFIX."),
+        typer.Argument(metavar="DEST", help=DESTINATIONS),
     ] = None,
     fn: Annotated[
         str | None, typer.Option("--fn", metavar="MODULE:FUNCTION", help="The function; or FILE.py:FUNCTION.")

@@ -7,6 +7,7 @@ import typer
 
 from brim.cli.build_command import shard_counts
 from brim.cli.flags import (
+    DESTINATIONS,
     CuttingFlags,
     FromFlags,
     KeepingFlags,
@@ -46,9 +47,7 @@ seen >= "2024-01-31"; site is not None; name.lower().startswith("a"); image.path
 
 def select(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The dataset that rows are chosen from.")],
-    dest: Annotated[
-        str, typer.Argument(metavar="DEST", help="A folder, hf://datasets/ORG/NAME\\[@BRANCH], or s3://BUCKET/PREFIX.")
-    ],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help=DESTINATIONS)],
     reading: FromFlags,
     selecting: SelectingFlags,
     cutting: CuttingFlags,

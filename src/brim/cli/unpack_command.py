@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from brim.cli.flags import (
+    BUILT,
     ChoosingFlags,
     FetchingFlags,
     FromFlags,
@@ -35,9 +36,7 @@ only these files are written, and of a dataset far away nothing else is fetched.
 def unpack(
     dest: Annotated[
         str,
-        typer.Argument(
-            metavar="DEST", help="What brim built: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX."
-        ),
+        typer.Argument(metavar="DEST", help=BUILT),
     ],
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the files go.")],
     reading: FromFlags,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from brim.cli.flags import FromFlags, KeepingFlags, LiveFlags, ShowingFlags, StoringFlags, WatchingFlags
+from brim.cli.flags import BUILT, FromFlags, KeepingFlags, LiveFlags, ShowingFlags, StoringFlags, WatchingFlags
 from brim.cli.show import emit, followed, print_lines
 from brim.sizes import format_size, plural
 
@@ -31,9 +31,7 @@ In a bucket, sizes and ETags take the place of SHA-256.
 def verify(
     dest: Annotated[
         str,
-        typer.Argument(
-            metavar="DEST", help="What brim built: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX."
-        ),
+        typer.Argument(metavar="DEST", help=BUILT),
     ],
     reading: FromFlags,
     keeping: KeepingFlags,
