@@ -393,7 +393,7 @@ def test_memory(cluster: TestCluster, work: Path, tmp_path: Path) -> None:
     none = run("build", work, tmp_path / "none", "--memory", "100MB", *cluster.options, cwd=work, code=4)
     assert "A task of Ray takes about" in none.events[-1]["message"]
     assert not (tmp_path / "none").exists()
-    sending = ("hf://datasets/ada/none", "--via", "xet", "--memory", "200MB", "--state", tmp_path / "state")
+    sending = ("hf://datasets/ada/none", "--via", "xet", "--memory", "230MB", "--state", tmp_path / "state")
     late = run("map", "rows.jsonl", *sending, "--fn", "functions.py:slow", *cluster.options, cwd=work, code=4)
     assert "A task of Ray takes about" in late.events[-1]["message"]
     assert not late.shards  # said before units are computed, and not after
