@@ -45,7 +45,8 @@ def _recorded(
 
     def settle(name: str) -> None:
         """Put the standard method in the place of the one that stands for it."""
-        about = [(each.name, each.type, _again(each)) for each in dataclasses.fields(made)]
+        fields = dataclasses.fields(made)
+        about = [(each.name, object, _again(each)) for each in fields]  # types as texts would be looked at, at a price
         more = {"__doc__": "", **({"__post_init__": None} if hasattr(made, "__post_init__") else {})}
         whole = dataclasses.make_dataclass(
             made.__name__,
@@ -57,6 +58,8 @@ def _recorded(
             frozen=frozen and name != "__eq__",
         )
         method = vars(whole)[name]
+        if name == "__init__":
+            method.__annotations__ = {each.name: each.type for each in fields if each.init} | {"return": None}
         method.__qualname__ = f"{made.__qualname__}.{name}"
         setattr(made, name, method)
 

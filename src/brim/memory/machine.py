@@ -7,7 +7,6 @@ have (pressure on an old kernel, /proc on macOS) is None or absent, never an err
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,15 +111,15 @@ def machine_facts() -> dict[str, Any]:
         "ram_bytes": now.total_bytes,
         "swap_bytes": now.swap_bytes,
         "cpus": os.cpu_count(),
-        "kernel": platform.release(),
-        "system": platform.system(),
+        "kernel": os.uname().release,
+        "system": os.uname().sysname,
     }
 
 
 def versions() -> dict[str, str]:
     from brim import __version__
 
-    return {"brim": __version__, "python": platform.python_version()}
+    return {"brim": __version__, "python": sys.version.split()[0]}
 
 
 def blind_spots() -> list[str]:

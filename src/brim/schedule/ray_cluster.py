@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import pickle
-import platform
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -333,7 +333,7 @@ def versions() -> dict[str, str]:
 
     import brim
 
-    python = ".".join(platform.python_version_tuple()[:2])
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return {"brim": brim.__version__, "pyarrow": pyarrow.__version__, "Python": python}
 
 
