@@ -106,7 +106,7 @@ def test_frozen_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(point, "x", 2)  # noqa: B010
     with pytest.raises(dataclasses.FrozenInstanceError):
-        delattr(point, "x")  # noqa: B043
+        delattr(point, "x")
     grown = Grown(1)
     grown.grow()
     assert grown.more == 1
