@@ -333,3 +333,13 @@ def test_all_of_one_job(tmp_path: Path) -> None:
     ledger.know(["data/k"])
     assert ledger.names == {"data/a", "data/k"}
     ledger.close()
+
+
+def test_what_is_gone_is_known_as_former(tmp_path: Path) -> None:
+    """Here and in the next run: its bytes may be used again, under another name."""
+    ledger = written(tmp_path)
+    ledger.forget("data/a")
+    ledger.close()
+    for each in (ledger, Ledger(tmp_path)):
+        assert each.receipts == {"data/b": TWO}
+        assert each.former == {"key-a": ONE}

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from brim.errors import DestinationError
-from brim.state.record_log import RecordLog, records_of
+from brim.state.record_log import RecordLog, broken_line, records_of
 
 RECORDS = st.lists(st.dictionaries(st.text(), st.integers() | st.text() | st.none()), max_size=5)
 
@@ -167,3 +167,18 @@ def test_a_checksum_over_what_is_no_json_is_no_record() -> None:
 
     wrong = [f"{zlib.crc32(body):08x} ".encode() + body + b"\n" for body in (b"{", b"[1]", b"")]
     assert list(records_of(wrong)) == []
+
+
+def test_the_first_broken_line_has_a_number(tmp_path: Path) -> None:
+    """From 1; empty lines are not broken; 0 if all are whole."""
+    log = RecordLog(tmp_path / "log")
+    log.append({"a": 1}, {"b": 2})
+    log.close()
+    assert log.broken == 0
+    whole = (tmp_path / "log").read_bytes().splitlines(keepends=True)
+    assert broken_line([]) == 0
+    assert broken_line([whole[0], b"\n", whole[1]]) == 0
+    assert broken_line([b"torn\n", whole[0]]) == 1
+    assert broken_line([whole[0], b"\n", b"torn"]) == 3
+    (tmp_path / "log").write_bytes(whole[0] + whole[1][:-3])
+    assert log.broken == 2

@@ -12,7 +12,6 @@ from dataclasses import replace
 from brim.errors import InputError
 from brim.records import dataclass
 
-# gs:// and az:// go through the same code; only s3:// is tested.
 SCHEMES = ("s3", "gs", "az")
 ON_HUB = "hf://buckets/"
 ADDRESSES = (*(f"{scheme}://" for scheme in SCHEMES), ON_HUB)  # what those of buckets begin with
