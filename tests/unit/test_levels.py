@@ -145,7 +145,9 @@ def test_what_levels_say(
     if rows:
         longer = pa.array([rows[0], *rows, rows[0]], kind).slice(1, len(rows))
         assert levels_of(longer, nullable, "bytes").definition.tolist() == definition
-    assert levels_of(pa.chunked_array([], kind), nullable, "bytes").definition.tolist() == []
+    none = levels_of(pa.chunked_array([], kind), nullable, "bytes")
+    assert none.definition.tolist() == []
+    assert (none.max_repetition, none.max_definition) == most
 
 
 def test_a_column_without_the_leaf_is_refused() -> None:

@@ -278,6 +278,13 @@ def test_deltas_are_never_longer(values: list[int]) -> None:
     assert len(deltas_of(values)) <= delta_bytes(deltas_of(values)[:20], len(values))
 
 
+@pytest.mark.parametrize("widths", [b"\x08\0\0\0", b"\x41\0\0\0", b"\x08"])
+def test_deltas_that_end_early(widths: bytes) -> None:
+    """A block of 128 in 4 parts, 3 numbers in all, and nothing of the bits that are told; or too many of them."""
+    with pytest.raises(Damaged, match="end early"):
+        delta_ints(b"\x80\x01\x04\x03\x00\x00" + widths + bytes(7 if widths[0] == 8 else 300), 3)
+
+
 @pytest.mark.parametrize("head", [b"\x80\x01\x00", b"\x00\x04", b"\x80\x01\x81\x04", b"\x81\x80\x40\x04"])
 def test_heads_of_deltas_that_cannot_be(head: bytes) -> None:
     with pytest.raises(Damaged, match="lengths of a page are broken"):

@@ -110,6 +110,9 @@ def test_the_footer_says_what_lies_there(files: FileSet, monkeypatch: pytest.Mon
             offset_indexes.append((entry[4][1], entry[5][1]))
             if 6 in entry:
                 column_indexes.append((entry[6][1], entry[7][1]))
+                bounds, end = thrift.decode(data[entry[6][1] : entry[6][1] + entry[7][1]])
+                assert end == entry[7][1]
+                assert len(bounds[2][1].items) == len(bounds[3][1].items) == len(told)
             assert spliced != (6 in entry)
             assert (7 in entry) == (6 in entry)
             if spliced:

@@ -18,6 +18,7 @@ from brim.formats import splice as splice_module
 from brim.formats.scratch import Scratch
 from brim.formats.source_reader import Buffers
 from brim.formats.splice import Splice, SpliceBuilder
+from brim.tarball import tar_size
 from tests.conftest import file_set, random_bytes, write_files
 
 _segment = st.one_of(
@@ -198,6 +199,7 @@ def test_a_folder_is_a_value(tmp_path: Path) -> None:
     whole = builder.finish().read_at(0, 1 << 20)
     assert whole.startswith(b"<<aaa>")
     assert whole.endswith(b"\0aaa")
+    assert len(whole) - len(b"<<aaa>" + b"aaa") == tar_size([("b", 512), ("c", 3)])
     with tarfile.open(fileobj=io.BytesIO(whole[6:-3])) as tar:
         assert {member.name: tar.extractfile(member).read() for member in tar} == {"b": b"b" * 512, "c": b"ccc"}  # type: ignore[union-attr]
 
