@@ -39,10 +39,10 @@ def built(place: BucketPlace, source: Path) -> dict[str, object]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def until_it_sends(place: BucketPlace) -> None:
-    """Wait until the run has begun an upload."""
-    until = time.monotonic() + 20
-    while not place.server.uploads("private", f"{place.prefix}/data/"):
+def until_it_sends(place: BucketPlace, what: str = "data/") -> None:
+    """Wait until the run has begun an upload of what it makes; what it asks of the store before is none."""
+    until = time.monotonic() + 60
+    while not place.server.uploads("private", f"{place.prefix}/{what}"):
         assert time.monotonic() < until, "nothing was sent"
         time.sleep(0.05)
 
@@ -115,7 +115,7 @@ def test_vectors_in_one_file(place: BucketPlace, tmp_path: Path) -> None:
     assert place.proxy is not None
     place.proxy.slow(2_000_000, method="PUT", contains="partNumber")
     process = forked.start(*command, "--quiet", env=environment)
-    until_it_sends(place)
+    until_it_sends(place, "v.npy")
     process.kill()
     process.wait()
     place.proxy.clear()

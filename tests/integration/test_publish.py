@@ -138,7 +138,10 @@ def test_many_shards_on_a_branch(hub: TestHub, machine: Machine, many: Path, all
         ("hf://models/ada/data", "Write hf://datasets/ORG/NAME"),
         ("hf://datasets/data", "Write hf://datasets/ORG/NAME"),
         ("hf://datasets/ada/data@", "Write hf://datasets/ORG/NAME"),
-        ("https://huggingface.co/datasets/ada/data", "Give a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX"),
+        (
+            "https://huggingface.co/datasets/ada/data",
+            "Give a folder, hf://datasets/ORG/NAME, hf://buckets/ORG/NAME, or s3://",
+        ),
     ],
 )
 def test_addresses_that_are_refused(hub: TestHub, machine: Machine, source: Path, address: str, hint: str) -> None:

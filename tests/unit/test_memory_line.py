@@ -339,3 +339,13 @@ def test_above_the_hard_line_a_worker_is_ended_and_then_another(machine: Machine
         assert first - begun < 10
     assert line.peak_bytes == 710 * MB
     assert [worker.over_line_bytes for worker in workers] == [300, 400]
+
+
+@pytest.mark.parametrize("parent", [0, 60 * MB, 2_000 * MB, 100_000 * MB])
+def test_what_the_caller_holds_takes_no_room(parent: int) -> None:
+    """A program of any size gives a job the same room: at rest memory is not short, and the margins are the job's."""
+    room = WorkerRoom(parent + 600 * MB, parent, 40 * MB, parent // 2)
+    assert room.hard_bytes - parent == 600 * MB - 32 * MIB
+    assert room.soft_bytes - parent == round(0.85 * (600 * MB - 32 * MIB))
+    assert room.smallest_bytes == parent + 100 * MB
+    assert room.workers(0, 9) == 6

@@ -62,7 +62,8 @@ class LocalFile:
         try:
             data = os.pread(self._descriptor, size, offset)
         except OSError:
-            data = b""
+            with reading(self.name):
+                raise
         if len(data) == size:  # nearly always: lengths are found by a hundred thousand reads of a few bytes
             return data
         with reading(self.name):

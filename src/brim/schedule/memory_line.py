@@ -37,19 +37,19 @@ class WorkerRoom:
 
     @property
     def hard_bytes(self) -> int:
-        """Above this a worker is ended."""
-        return self.limit_bytes - max(_MARGIN_BYTES, round(_MARGIN * self.limit_bytes))
+        """Above this a worker is ended. The margin is that of the workers: what the parent holds stays as it is."""
+        return self.limit_bytes - max(_MARGIN_BYTES, round(_MARGIN * (self.limit_bytes - self.parent_bytes)))
 
     @property
     def soft_bytes(self) -> int:
         """Above this nobody begins another batch."""
-        return round(_SOFT * self.hard_bytes)
+        return self.parent_bytes + round(_SOFT * (self.hard_bytes - self.parent_bytes))
 
     @property
     def smallest_bytes(self) -> int:
         """The limit that one worker needs to do anything at all, rounded up to ten megabytes."""
-        need = self.parent_bytes + self.worker_bytes + _WORK_BYTES // 2
-        with_margin = max(need + _MARGIN_BYTES, round(need / (1 - _MARGIN)))
+        need = self.worker_bytes + _WORK_BYTES // 2
+        with_margin = self.parent_bytes + max(need + _MARGIN_BYTES, round(need / (1 - _MARGIN)))
         return -(-with_margin // 10**7) * 10**7
 
     def workers(self, work_bytes: int, most: int) -> int:

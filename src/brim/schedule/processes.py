@@ -145,7 +145,8 @@ class ProcessBackend:
             if queue.find() is None:
                 return
             self._give(worker, queue.pop())
-        while not tight and len(self._workers) < wanted and queue.find() is not None:
+        # One is always there, or nothing would ever happen again: if it does not fit, that is found out by it.
+        while (not tight or not self._workers) and len(self._workers) < wanted and queue.find() is not None:
             starting = [worker for worker in self._workers if not worker.ready]
             one_by_one = len(starting) < len(self._workers)
             if (starting and one_by_one) or len(starting) >= queue.ahead or self._is_small_rest(queue, len(starting)):
