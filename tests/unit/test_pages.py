@@ -285,6 +285,12 @@ def test_deltas_that_end_early(widths: bytes) -> None:
         delta_ints(b"\x80\x01\x04\x03\x00\x00" + widths + bytes(7 if widths[0] == 8 else 300), 3)
 
 
+def test_widths_that_end_early() -> None:
+    """Though all numbers that are asked for are there."""
+    with pytest.raises(Damaged, match="end early"):
+        delta_ints(b"\x80\x01\x04\x03\x00\x00" + bytes(3), 3)
+
+
 @pytest.mark.parametrize("head", [b"\x80\x01\x00", b"\x00\x04", b"\x80\x01\x81\x04", b"\x81\x80\x40\x04"])
 def test_heads_of_deltas_that_cannot_be(head: bytes) -> None:
     with pytest.raises(Damaged, match="lengths of a page are broken"):

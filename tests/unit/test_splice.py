@@ -146,9 +146,10 @@ def test_a_change_while_reading_is_noticed(tmp_path: Path) -> None:
         list(chunks)
 
 
-def test_an_empty_file_that_grew_is_noticed(tmp_path: Path) -> None:
-    """Zero bytes are checked like any other content."""
-    splice, _ = make(tmp_path, [("literal", b"x"), ("file", (0, 0, 0)), ("literal", b"y")])
+@pytest.mark.parametrize("behind", [[("literal", b"y")], []])
+def test_an_empty_file_that_grew_is_noticed(tmp_path: Path, behind: list[tuple[str, object]]) -> None:
+    """Zero bytes are checked like any other content, at the end too."""
+    splice, _ = make(tmp_path, [("literal", b"x"), ("file", (0, 0, 0)), *behind])
     _append(tmp_path / "0.bin")
     with pytest.raises(SourceChanged, match=r"0\.bin"):
         splice.sha256()
