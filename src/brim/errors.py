@@ -56,6 +56,10 @@ class BrimError(Exception):
         """Name options as a function does that has other names for some."""
         self._message, self._hint = renamed(self._message, names), renamed(self._hint, names)
 
+    def with_hint(self, hint: str) -> None:
+        """Say what to do next where it happened, which may be another thing than where it was found."""
+        self._hint = hint
+
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
 

@@ -165,3 +165,14 @@ def test_what_has_no_parts(work: Path, tmp_path: Path) -> None:
     write_files(tmp_path, {"steps.py": STEPS.replace(b"/ 2", b"/ 3")})
     assert "not the job that was planned" in brim("map", "--plan", "a.plan", "--finish", check=2, cwd=tmp_path).stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_function_that_fails_in_a_part(work: Path, tmp_path: Path) -> None:
+    """What to do is what can be done with a plan."""
+    plan, late = tmp_path / "a.plan", tmp_path / "late.py"
+    late.write_text("def work(row):\n    return {'share': 1 / (row['number'] - 1100)}\n")
+    brim("map", "rows.jsonl", tmp_path / "out", "--fn", f"{late}:work", *UNITS, "--save", plan, "--quiet", cwd=work)
+    failed = brim("map", "--plan", plan, "--part", "1/1", cwd=work, check=2)
+    assert "ZeroDivisionError" in failed.stderr
+    assert "save the plan again" in failed.stderr
+    assert "--keep-done" not in failed.stderr

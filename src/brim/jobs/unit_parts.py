@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.buckets.bucket_address import Access
-from brim.errors import InputError
+from brim.errors import FunctionFailed, InputError
 from brim.jobs.bring import Share
 from brim.jobs.compute import Computing
 from brim.jobs.content import PlanContent, computed_changes
@@ -125,6 +125,10 @@ def load_job_plan(place: PlanPlace) -> JobPlan:
         ) from error
 
 
+# A plan names its function by what is in it, so another one is another plan.
+_MEND = "Mend it and save the plan again; or with --on-error=skip or --on-error=quarantine, to leave such rows out."
+
+
 class SavedComputation:
     """A plan of a computed job in a file: do a part of it, finish it, or do all that is missing.
 
@@ -169,8 +173,12 @@ class SavedComputation:
                 kept=lambda name: self.receipts.keep(part, folder, name),
                 there=self.receipts.holder(part, folder),
             )
-            with _computing(self.job, folder, progress or Silent()) as computing:
-                outcome = computing.part(folder, share, self.plan.types)
+            try:
+                with _computing(self.job, folder, progress or Silent()) as computing:
+                    outcome = computing.part(folder, share, self.plan.types)
+            except FunctionFailed as failed:
+                failed.with_hint(_MEND)
+                raise
         return self._done(part, outcome)
 
     def _done(self, part: Part, outcome: Outcome) -> PartDone:
