@@ -61,8 +61,18 @@ class FolderPlace:
         return dict(os.environ)
 
     def content(self) -> dict[str, bytes]:
-        paths = [path for path in sorted(self.folder.rglob("*")) if path.is_file() and ".brim" not in path.parts]
-        return {str(path.relative_to(self.folder)): path.read_bytes() for path in paths}
+        card = self.folder / "README.md"
+        found = {"README.md": card.read_bytes()} if card.exists() else {}  # before the others, as readers do
+        for path in sorted(self.folder.rglob("*")):
+            name = str(path.relative_to(self.folder))
+            if name in found or ".brim" in path.parts or not path.is_file():
+                continue
+            try:
+                found[name] = path.read_bytes()
+            except FileNotFoundError:
+                if not path.name.startswith("."):  # what is being written gets its name by a rename
+                    raise
+        return found
 
     def plant(self, name: str, data: bytes) -> None:
         (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
