@@ -74,7 +74,8 @@ def _module(frame: FrameType) -> str:
 
 
 def _is_brim(frame: FrameType) -> bool:
-    return _module(frame).partition(".")[0] == "brim"
+    name = _module(frame)
+    return name.partition(".")[0] == "brim" and name != "brim.records"  # the methods of dataclasses
 
 
 def _is_import(frame: FrameType | None) -> bool:
