@@ -120,7 +120,7 @@ def heard_while_reading(
             yield
         return
     if as_file:
-        from brim.jobs.layout import file_layout  # as below
+        from brim.jobs.file_layout import file_layout  # as below
 
         layout = file_layout(destination, how.state, how.access)
     else:
@@ -162,7 +162,7 @@ def dataset_spec(
 
 def vector_file_spec(source: RowSource, step: Step, destination: str | os.PathLike[str], how: How) -> Spec:
     """Rows through a model to one file of vectors."""
-    from brim.jobs.layout import file_layout  # other jobs have no use for them, and would hold them
+    from brim.jobs.file_layout import file_layout  # other jobs have no use for them, and would hold them
     from brim.outputs.vector_output import VectorOutput
 
     layout = file_layout(destination, how.state, how.access)
