@@ -99,6 +99,8 @@ def test_the_checksum_is_of_the_header(tmp_path: Path) -> None:
     assert first.checksum != second.checksum
     assert first.checksum == arrangement_for(request(tmp_path, rows=3)).checksum > 0
     assert arrangement_for(request(tmp_path, "x.parquet", 3)).checksum == 0
+    sharded = arrangement_for(request(tmp_path, rows=4, shard_bytes=16 * 3))
+    assert sharded.checksum == first.checksum, "the first of its shards has three rows too"
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -108,7 +110,9 @@ def test_shards_of_rows(tmp_path: Path, rows: int, shards: list[int], known: boo
     made = arrangement_for(request(tmp_path, rows=rows if known else None, shard_bytes=16 * 3 + 15))
     a, b = values(rows)
     found = finish(made, tmp_path, {"a": rows, "b": rows}, {"a": [a.tobytes()], "b": [b.tobytes()]})
-    index = json.loads(found.pop("x.safetensors.index.json"))
+    written = found.pop("x.safetensors.index.json")
+    index = json.loads(written)
+    assert written == json.dumps(index, indent=1).encode() + b"\n", "for people too"
     names = [f"x-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
     assert list(found) == names
     told = [{"file": name, "rows": count} for name, count in zip(names, shards, strict=True)]
@@ -212,18 +216,19 @@ def test_whole_files_are_on_disk_before_they_get_their_names(
     synced: set[str],
 ) -> None:
     """Everything that will be renamed has been synced, header and index included."""
-    found: set[str] = set()
+    found: dict[str, int] = {}
     plain = os.fsync
 
     def fsync(descriptor: int) -> None:
-        found.add(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        found[os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))] = os.fstat(descriptor).st_size
         plain(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
     made = arrangement_for(request(tmp_path, name, rows, **options))
     a, b = values(3)
     finish(made, tmp_path, {"a": 3, "b": 3}, {"a": [a.tobytes()], "b": [b.tobytes()]})
-    assert found == synced
+    assert found.keys() == synced
+    assert found == {name: (tmp_path / "partial" / name).stat().st_size for name in synced}, "all of it"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from obstore.store import MemoryStore
 
 from brim.buckets import listing, send_object
 from brim.buckets.bucket_address import BucketAddress
-from brim.errors import DestinationError, SinkFailed
+from brim.errors import DestinationError, SinkFailed, Stopped
 from brim.stores import bucket_lease
 from brim.stores.bucket_lease import Lease
 
@@ -188,8 +188,8 @@ def test_a_stop_ends_the_waiting(bucket: Bucket) -> None:
     assert bucket.slept == []
 
 
-def test_whoever_lost_the_place_is_told(bucket: Bucket) -> None:
-    """Renewing fails from then on, and what the other has is not removed."""
+def test_whoever_lost_the_place_is_told(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renewing fails from then on without asking, and what the other has is not removed."""
     lease = bucket.lease()
     lease.take(bucket.check)
     bucket.put(b'{"owner": "other"}')
@@ -197,6 +197,7 @@ def test_whoever_lost_the_place_is_told(bucket: Bucket) -> None:
         with pytest.raises(SinkFailed, match="Another brim took over") as caught:
             call()
         assert caught.value.hint == "Let it end; then run the same command to continue."
+        monkeypatch.setattr(bucket_lease, "send_instead", Broken(AssertionError("asked again")))
     lease.release()
     assert bucket.body() == {"owner": "other"}
 
@@ -247,13 +248,14 @@ def test_a_store_without_conditions_is_used_unguarded(
 ) -> None:
     """It is said, nothing is renewed, and nothing is removed."""
     monkeypatch.setattr(bucket_lease, "send_instead", Broken(error))
+    bucket.put(b"of somebody else")
     lease = bucket.lease()
     lease.take(bucket.check)
     assert "two runs at once are not kept apart here" in bucket.notes[0]
     assert lease._thread is None
     lease.renew()
     lease.release()
-    assert bucket.empty()
+    assert not bucket.empty()
 
 
 @pytest.mark.parametrize(
@@ -284,7 +286,8 @@ def test_other_failures_are_said(
 
 def test_a_failure_to_remove_is_no_matter(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes next sees that nobody renews it; a mistake of ours is not hidden."""
-    for error, raises in ((object_error("GenericError", "cut"), False), (ZeroDivisionError(), True)):
+    errors = ((object_error("GenericError", "cut"), False), (Stopped("now"), False), (ZeroDivisionError(), True))
+    for error, raises in errors:
         lease = bucket.lease()
         lease.take(bucket.check)
         monkeypatch.setattr(bucket_lease, "delete_objects", Broken(error))
@@ -339,4 +342,29 @@ def test_a_store_that_heeds_no_conditions_is_found_out(bucket: Bucket, monkeypat
     assert "two runs at once are not kept apart here" in bucket.notes[0]
     assert lease._thread is None
     lease.renew()
+    assert bucket.empty()
     lease.release()
+
+
+def test_a_renewal_that_hangs_is_not_waited_for(bucket: Bucket) -> None:
+    """Longer than one renewal; whoever asks the store once more is told that all is over."""
+    lease = bucket.lease()
+    waited: list[float | None] = []
+    lease._thread = SimpleNamespace(join=waited.append)  # type: ignore[assignment]
+    lease._need_more()
+    lease.release()
+    assert waited == [5.0]
+    with pytest.raises(Stopped):
+        lease._need_more()
+
+
+def test_a_lock_that_cannot_be_read_is_a_fault_of_the_destination(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told that a source cannot be read."""
+    bucket.put(b"{}")
+    monkeypatch.setattr(
+        obstore, "get_async", Broken(object_error("PermissionDeniedError", "status code: 403 Forbidden"))
+    )
+    with pytest.raises(DestinationError):
+        bucket.lease().take(bucket.check)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -80,6 +82,16 @@ def test_one_writer_at_a_time(folder: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
     log.close()
     CheckpointLog(folder).close()
+
+
+def test_a_disk_without_locks_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(DestinationError) as caught:
+        CheckpointLog(folder)
+    assert caught.value.message.startswith(f"The file system of {str(folder)!r} cannot lock files")
 
 
 def test_the_name_of_the_log_lasts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,9 +197,16 @@ def test_all_digests_are_what_they_were() -> None:
     )
 
 
-def test_deep_is_deep_inside_of_lists() -> None:
-    nested = pa.array([[[1.0, 2.0]], []], pa.list_(pa.list_(pa.float32(), 2)))
-    assert digest_of(nested, True) != digest_of(nested)
+def test_deep_is_deep_inside_of_others() -> None:
+    """Vectors in lists, in structs and in dictionaries."""
+    vectors = pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2))
+    nested = [
+        pa.ListArray.from_arrays([0, 1, 2], vectors),
+        pa.StructArray.from_arrays([vectors], ["v"]),
+        pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), vectors),
+    ]
+    for array in nested:
+        assert digest_of(array, True) != digest_of(array)
 
 
 def test_digests_of_bytes_are_what_they_were() -> None:

@@ -89,6 +89,7 @@ def test_names_and_groups_of_what_was_announced() -> None:
     kill = assemble(VICTIM, replace(SPOKEN, note="a note"), None, None)
     assert (kill.name, kill.notes, kill.signal, kill.pid) == ("python", ("a note",), 9, 7)
     assert kill.bound == Bound(group="/limit", task_group="/task")
+    assert assemble(VICTIM, SPOKEN, None, None).notes == ()
     assert assemble(replace(VICTIM, pid=8), SPOKEN, None, None).name is None
     assert assemble(replace(VICTIM, name="own"), SPOKEN, None, None).name == "own"
     assert assemble(VICTIM, None, SPOKEN, None).name == "python"
@@ -128,6 +129,9 @@ def test_the_group_of_a_record_without_its_line() -> None:
     named = replace(one, limit_group="/named", task_group="/t")
     assert assemble(VICTIM, None, None, named).bound == Bound(group="/named", task_group="/t")
     assert assemble(VICTIM, SPOKEN, None, named).bound == Bound(group="/limit", task_group="/task")
+    several = replace(two, limit_group="/b")
+    assert assemble(VICTIM, None, None, several).contents == GroupMemory(2), "of the group that the limit is of"
+    assert assemble(VICTIM, None, None, two).contents == GroupMemory(1)
 
 
 def test_a_kill_of_the_whole_machine_has_no_limit() -> None:
@@ -152,3 +156,22 @@ def test_what_lines_add_to_a_record() -> None:
     room = record()
     assert take(room, "262144 pages RAM") == take(room, "Total swap = 8kB") == take(room, "Free swap  = 4kB") == "room"
     assert (room.ram_pages, room.room) == (262144, MachineRoom(swap_bytes=8192, swap_free_bytes=4096))
+
+
+def test_lines_of_groups_and_processes() -> None:
+    """Which group reached its limit, in which one the victim was, what they held, and who was there."""
+    made = record()
+    assert take(made, "Task in /a/b killed as a result of limit of /a") == "quote"
+    assert (made.limit_group, made.task_group, made.tangled) == ("/a", "/a/b", False)
+    assert take(made, "Memory cgroup stats for /a: cache:4KB rss:8KB") == "stats"
+    assert take(made, "anon 5") == "stat"
+    assert take(made, "Memory cgroup stats: shmem:2KB") == "stats"
+    assert made.stats == {"/a": {"cache": 4096, "rss": 8192, "anon": 5}, "": {"shmem": 2048}}
+    assert take(made, "[ pid ]   uid  tgid total_vm      rss cpu oom_adj oom_score_adj name") == "table"
+    assert take(made, "[    7]  1000     7      100       10   0       0             0 python") == "row"
+    assert made.table is not None
+    assert list(made.table.rows) == [7]
+    assert take(made, "anon 6") == "", "what follows a table is not of the group"
+    reached = record()
+    assert take(reached, "Memory limit reached of cgroup /c") == "quote"
+    assert (reached.limit_group, reached.task_group) == ("/c", None)

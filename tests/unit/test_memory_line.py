@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ MB, MIB = 10**6, 1 << 20
 def test_the_line_lies_a_margin_below_the_limit(limit: int, margin: int) -> None:
     """32 MiB of a small limit, 3 % of a large one: what a worker may take between two looks."""
     room = WorkerRoom(limit, 0, 0)
+    assert room == WorkerRoom(limit, 0, 0, beside_bytes=0)
     assert room.hard_bytes == limit - margin
     assert room.soft_bytes == round(0.85 * (limit - margin))
 
@@ -63,6 +65,13 @@ def test_as_many_as_fit(work: int, most: int, workers: int) -> None:
     room = WorkerRoom(500 * MB + 32 * MIB, 50 * MB, 50 * MB)
     assert room.hard_bytes - room.parent_bytes == 450 * MB
     assert room.workers(work, most) == workers
+
+
+def test_the_first_batches_are_given_48_mib() -> None:
+    """Four that fit to the byte, and one byte less."""
+    whole = 32 * MIB + 4 * (50 * MB + 48 * MIB)
+    assert WorkerRoom(whole, 0, 50 * MB).workers(0, 9) == 4
+    assert WorkerRoom(whole - 1, 0, 50 * MB).workers(0, 9) == 3
 
 
 def test_shares_are_equal() -> None:
@@ -177,6 +186,15 @@ def test_nobody_left_to_end(machine: Machine) -> None:
     assert (ended.killed, line.own_bytes) == (0, 10 * MB + 77)
 
 
+def test_what_the_workers_hold_is_measured_where_nobody_can_be_ended(machine: Machine) -> None:
+    """By the pages of real processes: this one, and those that the workers are."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        line = machine.line([Worker(child.pid, over_line_bytes=1)])
+        line._end_one()
+        child.kill()
+    assert line.own_bytes > 10 * MB
+
+
 def test_workers_that_share_nothing_are_added_up(machine: Machine) -> None:
     """This process and its workers; the most that each held is kept."""
     workers = [Worker(1), Worker(2)]
@@ -212,10 +230,11 @@ def test_a_worker_that_has_just_come_is_counted(machine: Machine) -> None:
 
 def test_the_tree_is_walked_now_and_then(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty times a second: that costs ten times what reading does."""
-    now = [100.0]
+    now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     line = machine.line([Worker(1)])
-    for at, walks in ((100.0, 1), (100.04, 1), (100.051, 2), (100.1, 2), (100.102, 3)):
+    # A clock may begin at zero; the last one is just when it is time again.
+    for at, walks in ((0.0, 1), (0.04, 1), (0.051, 2), (0.1, 2), (0.102, 3), (0.102 + 0.05, 4)):
         now[0] = at
         line._read()
         assert machine.walks == walks
@@ -296,6 +315,14 @@ def test_crossing_the_hard_line_again_counts_again(machine: Machine) -> None:
     assert told == [False, True, False, True]
     assert [bool(line._guard.observe(at, hard)) for at in (1.1, 1.25, 1.3)] == [False, True, False]
     assert (line._thread.name, line._thread.daemon) == ("line", True)
+
+
+def test_nobody_is_ended_for_what_is_only_predicted(machine: Machine) -> None:
+    """A climb of two minutes to the limit: nothing is told below the hard line, and nothing else above it."""
+    line = machine.line([], limit=2_000 * MB)
+    alarms = [alarm for at in range(1333) for alarm in line._guard.observe(at / 10, 15 * MB * at // 10)]
+    assert {(alarm.kind, alarm.used_bytes >= line._room.hard_bytes) for alarm in alarms} == {("hard", True)}
+    assert len(alarms) > 5
 
 
 def until(true: Callable[[], object]) -> None:

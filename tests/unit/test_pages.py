@@ -313,6 +313,7 @@ def test_no_deltas() -> None:
         (b"\x80\x01\x81\x04\x01\x00", 1, "broken"),  # 513 parts
         (b"\x80\x80\x80\x01\x04\x01\x00", 1, "broken"),  # blocks of two million
         (b"\x80\x01\x04\x02\x00" + b"\x00\x00\x00", 2, "end early"),  # widths are cut off
+        (b"\x80\x01\x04\x02\x00" + b"\x00", 2, "end early"),  # not one width
         (b"\x80\x01\x04\x02\x00" + b"\x00\x41\x00\x00\x00" + b"\0" * 400, 2, "end early"),  # 65 bits
         (b"\x80\x01\x04\x02\x00" + b"\x00\x08\x00\x00\x00" + b"\0" * 31, 2, "end early"),
     ],

@@ -231,6 +231,15 @@ oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom
 Memory cgroup out of memory: Killed process 64214 (npm start) total-vm:3149468kB, anon-rss:165888kB, file-rss:52480kB, shmem-rss:92kB, UID:7 pgtables:1404kB oom_score_adj:986"""  # noqa: E501
 
 
+def test_a_group_that_is_killed_as_a_whole() -> None:
+    """Each of its processes has the limit of the record; where that is not said, only the first one has."""
+    together = "Tasks in /a are going to be killed due to memory.oom.group set"
+    also = "Memory cgroup out of memory: Killed process 9 (other) total-vm:8kB, anon-rss:4kB, file-rss:0kB"
+    for between, limit in ((together, 204800 * K), ("something else", None)):
+        limits = {kill.pid: kill.bound.bytes for kill in kills_in(f"{BARE}\n{between}\n{also}")}
+        assert limits == {64214: 204800 * K, 9: limit}
+
+
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_any_prefix(prefix: str) -> None:
     """A record is the same record whatever stands before its lines."""

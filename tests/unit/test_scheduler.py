@@ -229,8 +229,9 @@ def test_addresses_of_a_cluster(address: str, needed: list[str]) -> None:
     "address", ["", "head", ":6379", "head:", "head:0", "head:65536", "head:x", "ray://head:10001"]
 )
 def test_what_is_no_address(address: str, needed: list[str]) -> None:
-    with pytest.raises(InputError, match="takes auto or HOST:PORT") as caught:
+    with pytest.raises(InputError) as caught:
         Scaling("ray", address)
+    assert caught.value.message == f"address= takes auto or HOST:PORT, not {address!r}."
     assert "ray start --head" in caught.value.hint
 
 
@@ -242,7 +243,7 @@ def test_engines(needed: list[str]) -> None:
         Scaling("local", workspace="s3://bucket/place")
     assert Scaling("ray", workspace="s3://bucket/place").workspace == "s3://bucket/place"
     assert Scaling("ray").address is None
-    with pytest.raises(InputError, match="engine"):
+    with pytest.raises(InputError, match=r"^engine= takes local or ray, not 'dask'\."):
         Scaling("dask")  # type: ignore[arg-type]
 
 
@@ -258,6 +259,9 @@ def test_what_is_known_of_a_loss_goes_with_the_next_attempt() -> None:
     assert again is not None
     assert (again.held_bytes, again.at, again.alone, again.crashes) == (0, "before", False, 1)
     assert Retries(1).after(crash) is None
+    unseen = Retries(2).after(TaskLost(attempt, "memory", "t", lambda: ValueError()))
+    assert unseen is not None
+    assert unseen.held_bytes == 0
 
 
 @pytest.mark.parametrize(("pieces", "then"), [(1, 5), (5, 0), (0, None)])
@@ -268,6 +272,7 @@ def test_the_ladder_of_parts(pieces: int, then: int | None) -> None:
     again = Retries(3, splittable=True, parts=5).after(loss)
     assert (None if again is None else again.pieces) == then
     assert Retries(3, splittable=False).after(loss) is None
+    assert Retries(3).after(loss) is None, "rows stay together where nobody said that they may be split"
 
 
 def test_in_words() -> None:
@@ -307,6 +312,26 @@ def test_what_waits() -> None:
     assert first.unit.number == 0
     with pytest.raises(AssertionError):
         _ = first.bring
+
+
+class Slow(Listed[Unit]):
+    """A supply that is still being made."""
+
+    def news(self) -> list[int]:
+        return [3]
+
+
+def test_whom_to_listen_to_for_more() -> None:
+    """The supply, if there is nothing to do; whoever has something to do listens to nobody."""
+    supply = Slow([Unit(0, (), 1, "")])
+    queue = TaskQueue(supply, lambda u: Task(str(u.number), 1, Compute(u)), Written(), Told(), Retries(1))
+    assert queue.news() == [3]
+    queue.find()
+    assert queue.news() == []
+    queue.pop()
+    assert queue.news() == [3]
+    listed = TaskQueue(Listed([]), lambda u: Task(u, 1, Compute(u)), Written(), Told(), Retries(1))
+    assert listed.news() == []
 
 
 def test_a_task_is_skipped_by_its_receipt_only_when_it_comes() -> None:

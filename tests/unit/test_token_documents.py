@@ -58,6 +58,10 @@ def test_blocks_at_exact_multiples(batches: list[Any], rows: list[list[int]], re
     assert packed(3, *batches) == (rows, rest)
 
 
+def test_blocks_of_one_token() -> None:
+    assert packed(1, [[1, 2], [3]], [[]], [[4]]) == ([[1], [2], [3], [4]], [])
+
+
 def test_a_full_block_does_not_wait() -> None:
     packer = Packer(2, pa.uint16())
     assert [len(made) for made in packer.add(batch_of([[1]]))] == []
@@ -192,6 +196,23 @@ def test_equal_keys_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = list(in_key_order(iter([batch]), 60 * 20, tmp_path / "buckets", 0))
     order = [row[0] for each in found for row in each.column(IDS).to_pylist()]
     assert order == [*range(40, 60), *range(20), *range(20, 40)]
+
+
+def test_a_bucket_has_the_keys_from_its_edge_to_the_next(tmp_path: Path) -> None:
+    """Its own edge, and not the next one's; of several batches, in their order."""
+    keys = [29, 0, 10, 9, 20, 19]
+    batches = [batch_of([[n]], **{KEY: pa.array([key], pa.uint64())}) for n, key in enumerate(keys)]
+    buckets = module._scatter(iter(batches), tmp_path, [0, 10, 20, 30])
+    assert [rows for _, rows in buckets] == [2, 2, 2]
+    found = [[key for batch in module._read(path) for key in batch.column(KEY).to_pylist()] for path, _ in buckets]
+    assert found == [[0, 9], [10, 19], [29, 20]]
+
+
+def test_the_folder_of_buckets_is_made(tmp_path: Path) -> None:
+    """With those above it."""
+    found = list(in_key_order(iter(keyed(60)), 60 * 24, tmp_path / "above" / "buckets", 0))
+    assert sum(map(len, found)) == 60
+    assert not list((tmp_path / "above").iterdir())
 
 
 @pytest.mark.parametrize(
