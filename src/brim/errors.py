@@ -119,7 +119,7 @@ class FunctionFailed(InputError):
     """The user's function failed. `unit`, `row` and `rows` tell where, `traceback` what it looked like there.
 
     What travels from a worker holds the exception itself (`parts`, pickled) and where it came from (`frames`):
-    schedule/function_errors.py makes of it what Python's callers get, which is of the user's own type too.
+    schedule/work_failures.py makes of it what Python's callers get, which is of the user's own type too.
     """
 
     def __init__(

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 from brim.errors import InputError, MissingExtra
 from brim.memory.meter import process_bytes
-from brim.steps.encoded import Encoded
 from brim.steps.fast_encoder import FastEncoder, FastKind, ProvedEncoder, choose, doubtful, kind_of
 from brim.steps.step import BadRow, Batch, Redo
 from brim.steps.tokenize_step import IDS, TokenizeOptions, TokenizeStep
-from brim.steps.tokenizers import LoadedTokenizer, find_tokenizer, generation
+from brim.steps.tokenizers import Encoded, LoadedTokenizer, find_tokenizer, generation
 from tests.generators.code_points import differing as differing_points
 from tests.generators.texts import fuzz_texts
 from tests.generators.tokenizers import BYTE_LEVEL, KINDS, METASPACE, SPECIALS, made_tokenizers, prose

@@ -113,7 +113,7 @@ def test_workers_of_embed(tmp_path: Path, source: Path) -> None:
 
 def test_a_worker_that_waits(tmp_path: Path) -> None:
     """One that is started before there is a job has loaded brim and Arrow, and no step but the one it is for."""
-    from brim.schedule.spare_worker import _ALSO, _MODULES
+    from brim.schedule.worker_process import _ALSO, _MODULES
 
     for step in ("map_step", "tokenize_step", "embed_step"):
         name = f"brim.steps.{step}"

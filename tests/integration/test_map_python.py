@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 import brim
 from brim.jobs.caches import list_caches, open_cache
-from brim.schedule.function_errors import own_error, parts_of
+from brim.schedule.work_failures import own_error, parts_of
 
 MEMORY = "1GB"
 

@@ -15,8 +15,8 @@ import pytest
 
 import brim
 from brim.memory.meter import tree_bytes
-from brim.schedule import spare_worker
-from brim.schedule.spare_worker import caller_bytes, end_spares, start_spare, take_spares
+from brim.schedule import worker_process
+from brim.schedule.worker_process import caller_bytes, end_spares, start_spare, take_spares
 
 pytest.importorskip("datasets")
 MAP = "brim.steps.map_step"
@@ -104,7 +104,7 @@ def test_what_a_function_wants_done_at_the_end(tmp_path: Path, monkeypatch: pyte
 
 
 def test_not_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare_worker, "KEPT_S", 0.05)
+    monkeypatch.setattr(worker_process, "KEPT_S", 0.05)
     pid, _ = run(tmp_path, another)
     assert gone(pid)
     assert not take_spares(MAP, 1, None)
@@ -113,14 +113,14 @@ def test_not_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_that_died_is_not_missed(tmp_path: Path) -> None:
     """Killed between two calls, or while it loads: the next call starts its own."""
     pid, _ = run(tmp_path, another)
-    for worker, _ in spare_worker._KEPT.workers:
+    for worker, _ in worker_process._KEPT.workers:
         os.kill(worker.pid, signal.SIGKILL)
     assert gone_or_zombie(pid)
     again, _ = run(tmp_path, another)
     assert again != pid
     end_spares()
     start_spare(MAP)
-    os.kill(spare_worker._KEPT.workers[0][0].pid, signal.SIGKILL)
+    os.kill(worker_process._KEPT.workers[0][0].pid, signal.SIGKILL)
     run(tmp_path, another)
 
 
@@ -165,7 +165,7 @@ def test_it_counts_in_the_limit(tmp_path: Path) -> None:
     from brim.memory.meter import tree
 
     start_spare(MAP)
-    spare = spare_worker._KEPT.workers[0][0].pid
+    spare = worker_process._KEPT.workers[0][0].pid
     rows = datasets.Dataset.from_dict({"n": list(range(4))})
     made = brim.map(rows, another, cache_dir=tmp_path / "cache", memory="1GB", workers=None)
     assert set(made["pid"]) == {spare}
@@ -203,7 +203,7 @@ def test_a_small_rest_is_left_to_those_who_are_there(monkeypatch: pytest.MonkeyP
 def test_spares_are_not_the_callers() -> None:
     """What waits for a job is counted by the job; what else the program has started is the caller's."""
     start_spare(MAP)
-    (spare,) = (worker for worker, _ in spare_worker._KEPT.workers)
+    (spare,) = (worker for worker, _ in worker_process._KEPT.workers)
     until = time.monotonic() + 60
     while spare.held_bytes() < 20 << 20 and time.monotonic() < until:
         time.sleep(0.02)

@@ -42,8 +42,8 @@ from brim.progress import Progress
 from brim.rows.open_rows import open_rows
 from brim.rows.row_options import RowOptions
 from brim.rows.unit import RowSource
-from brim.schedule.function_errors import users_own
-from brim.schedule.spare_worker import caller_bytes, kept_workers, start_spare
+from brim.schedule.work_failures import users_own
+from brim.schedule.worker_process import caller_bytes, kept_workers, start_spare
 from brim.steps.embed_options import EmbedOptions, ModelOptions
 from brim.steps.embed_rows import open_source
 from brim.steps.embed_step import EmbedStep

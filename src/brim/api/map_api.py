@@ -29,7 +29,7 @@ from brim.progress import Progress
 from brim.records import dataclass
 from brim.rows.open_rows import open_rows
 from brim.rows.unit import RowSource
-from brim.schedule.spare_worker import caller_bytes
+from brim.schedule.worker_process import caller_bytes
 from brim.sources.datasets_private import format_of_stream, is_stream, with_rows
 from brim.steps.functions import AtEnd
 from brim.steps.map_options import NO_COLUMNS, UNCHANGED, InputKind, MapOptions

@@ -22,7 +22,7 @@ _WITH_PLAN = (
 
 def start_worker(step: str, workers: int | None, scaling: ScalingFlags) -> None:
     """The first one loads what it needs while this process does, and looks at the source."""
-    from brim.schedule.spare_worker import start_spare
+    from brim.schedule.worker_process import start_spare
 
     if scaling.engine == "local":
         start_spare(step, workers)

@@ -28,8 +28,8 @@ from brim.progress import Progress
 from brim.rows.unit import RowSource
 from brim.schedule.processes import ProcessBackend
 from brim.schedule.ray_cluster import Cluster, Sight
-from brim.schedule.ray_finish import Ending
 from brim.schedule.ray_tasks import RayBringing, RayUnits, finish_on_cluster
+from brim.schedule.ray_worker import Ending
 from brim.schedule.unit_work import ComputeOptions, Outcome, UnitShare, UnitWork, compute
 from brim.state.ledger import Ledger
 from brim.state.stop import Stop

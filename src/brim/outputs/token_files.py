@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.formats.parquet_join import MAGIC, JoinedFooter
-from brim.outputs.beside import Beside
+from brim.outputs.output import Beside
 from brim.outputs.rows_file import HashedFile
 from brim.outputs.token_documents import ends_of, tokens_of
 from brim.plans.cut_shards import shard_name

@@ -20,8 +20,7 @@ from brim.errors import DoesNotFit, InputError
 from brim.formats.card import CardFacts
 from brim.memory.limit import usable_cores
 from brim.memory.meter import tree_bytes
-from brim.outputs.beside import Beside
-from brim.outputs.output import Finished, MadeShard, Units, card_of, with_features
+from brim.outputs.output import Beside, Finished, MadeShard, Units, card_of, with_features
 from brim.outputs.rows_file import Writing
 from brim.outputs.token_documents import SPLIT, Packer, TokenSplit, in_key_order, open_unit, unit_batches, with_places
 from brim.outputs.token_files import GROUP_TOKENS, BinWriter, ShardOptions, ShardWriter, TokenShard

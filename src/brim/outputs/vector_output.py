@@ -21,13 +21,12 @@ import pyarrow.parquet as pq
 from brim.cuts import arrow_bytes
 from brim.errors import DamageFound, InputError
 from brim.formats.card import CardFacts
-from brim.outputs.beside import Beside
-from brim.outputs.output import Finished, MadeShard, Units
+from brim.outputs.output import Beside, Finished, MadeShard, Units
 from brim.outputs.rows_file import HashedFile, Writing
 from brim.progress import Advance
 from brim.records import dataclass
 from brim.state.durable import rename
-from brim.steps.embed_columns import vectors_in
+from brim.steps.embed_step import vectors_in
 from brim.steps.models import VectorType
 from brim.stores.destination import QUARANTINE
 from brim.tensors.tensor_batches import batch_for

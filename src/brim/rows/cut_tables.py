@@ -18,12 +18,11 @@ from brim.errors import InputError
 from brim.file_set import Ints
 from brim.records import dataclass
 from brim.rows.arrow_rows import ArrowFile
-from brim.rows.make_unit import SPANS_PER_UNIT, Named, make_unit
 from brim.rows.open_files import AnyFile
 from brim.rows.parquet_rows import footers, parquet_file
 from brim.rows.row_files import RowFiles
 from brim.rows.schemas import TypesDiffer, merged
-from brim.rows.unit import Kind, Span, Unit
+from brim.rows.unit import SPANS_PER_UNIT, Kind, Named, Span, Unit, make_unit
 
 _PIECES_OF_GROUP, _LEAST_PIECE_BYTES = 4, 64 << 20
 

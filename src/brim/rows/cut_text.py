@@ -13,9 +13,8 @@ import numpy as np
 
 from brim.errors import InputError
 from brim.file_set import Ints
-from brim.rows.make_unit import SPANS_PER_UNIT, Named, make_unit
 from brim.rows.open_files import AnyFile, head_of, located, looked_into, streamed
-from brim.rows.unit import Kind, Span, Unit
+from brim.rows.unit import SPANS_PER_UNIT, Kind, Named, Span, Unit, make_unit
 
 if TYPE_CHECKING:  # a worker reads what was found: it finds nothing
     from brim.rows.row_files import RowFiles

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from brim.buckets.bucket_address import Access, BucketAddress, parse_object_address
 from brim.buckets.read_object import Changed, ObjectFile, ObjectPiece, RangeRun, cut
-from brim.errors import InputError, SourceChanged
+from brim.errors import InputError
 from brim.records import dataclass
-from brim.rows.unit import Span
+from brim.rows.unit import Span, changed
 from brim.state.durable import pread_all
 
 _BLOCK_BYTES = 1 << 20
@@ -255,14 +255,6 @@ def watched(file: RemotePlace) -> Iterator[None]:
         yield
     except Changed:
         raise changed(file.shown) from None
-
-
-def changed(shown: str, what: str = "was changed or removed") -> SourceChanged:
-    return SourceChanged(
-        f"The source file {shown!r} {what} since the job was planned.",
-        hint="Let the source come to rest, then run the same command again.",
-        path=shown,
-    )
 
 
 def head_of(content: FileContent, end: int) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Open a source of rows, whatever it is: see `open_rows`."""
+"""Open a source of rows, whatever it is: see `open_rows`. The schema of text is settled from samples."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from brim.cuts import arrow_bytes
 from brim.errors import InputError, SourceError
@@ -20,21 +21,139 @@ from brim.file_set import FileSet, FileSetBuilder
 from brim.formats.scratch import scratch_folder
 from brim.records import dataclass
 from brim.rows.cut_tables import TableLayout, lay_out, of_arrow, row_units
-from brim.rows.cut_text import text_units
-from brim.rows.make_unit import unit_size
+from brim.rows.cut_text import BOM, RowScanner, csv_header, next_line, text_units
+from brim.rows.open_files import decompressed, head_of, looked_into
 from brim.rows.python_rows import tables_of
+from brim.rows.read_text import Place, TextReader, parse_csv, row_blocks
 from brim.rows.read_unit import read_unit
 from brim.rows.row_files import RowFiles, find
 from brim.rows.row_options import RowOptions, Skip, never
-from brim.rows.schemas import unify
+from brim.rows.schemas import TypesDiffer, merged, unify
 from brim.rows.spool import table_spool, text_spool
-from brim.rows.text_schema import settle
-from brim.rows.unit import Reading, RowSource, Unit
+from brim.rows.unit import Reading, RowSource, Span, Unit, unit_size
 from brim.sources.dataset_source import batches_of
 from brim.sources.datasets_private import fingerprint_of, is_reordered, is_stream, row_order
 from brim.sources.read_table import as_table
 from brim.sources.where import where_mask
 from brim.state.durable import reason
+
+SAMPLE_BYTES = 2 << 20
+_FILES = 16
+# 007 is a name and not the number seven, and twenty digits are more than a number holds.
+_LOSES_DIGITS = r"^[+-]?(0[0-9]|[0-9]{19,}$|[0-9]{16,}\.?[0-9]*$)"
+
+
+def settle(found: RowFiles, options: RowOptions) -> pa.Schema:
+    """The schema of lines, documents, JSON or CSV, from the start of some files and all over the largest."""
+    if found.kind == "lines":
+        return pa.schema([("text", pa.string())])
+    if found.kind == "document":
+        return pa.schema([("text", pa.string()), ("path", pa.string())])
+    schema = _of_csv(found, options) if found.kind == "csv" else _of_json(found)
+    if not len(schema):
+        raise InputError(f"{found.shown(0)!r} has no rows to tell the columns from.")
+    return schema
+
+
+def _samples(found: RowFiles) -> Iterator[tuple[int, int, bytes]]:
+    """(file, place, whole rows)."""
+    for number in range(min(len(found.files), _FILES)):
+        if found.codec is None:
+            yield number, *_rows_at(found, number, 0, int(found.files.sizes[number]))
+        else:
+            yield number, 0, _first_rows(found, number)
+    if found.codec is None:
+        largest = int(found.files.sizes.argmax())
+        size, file = int(found.files.sizes[largest]), found.file(largest)
+        for place in (size // 2, size - SAMPLE_BYTES // 2):
+            if place > SAMPLE_BYTES and (start := next_line(file, place, size)) < size:
+                end = min(start + SAMPLE_BYTES, size)
+                end = next_line(file, end, size) if end < size else end
+                yield largest, *_rows_at(found, largest, start, end)
+
+
+def _rows_at(found: RowFiles, number: int, start: int, end: int) -> tuple[int, bytes]:
+    """The first block of whole rows of a part of a file, and where it starts."""
+    span = Span(found.full(number), found.kind, start, end)
+    with looked_into(found.file(number)) as content:
+        return next(row_blocks(content, span, found.shown(number), SAMPLE_BYTES, found.delimiter))
+
+
+def _first_rows(found: RowFiles, number: int) -> bytes:
+    content = b""
+    scanner, end = RowScanner(found.kind, found.delimiter), 0
+    for block in decompressed(found.file(number), str(found.codec), found.shown(number)):
+        ends = scanner.feed(block)
+        if len(ends):
+            end = len(content) + int(ends[-1])
+        content += block
+        if len(content) >= SAMPLE_BYTES and end:
+            return content[:end]
+    return content
+
+
+def _of_json(found: RowFiles) -> pa.Schema:
+    reader = TextReader(pa.schema([]), None)
+    for number, place, text in _samples(found):
+        shown = found.shown(number)
+        if not place and text.removeprefix(BOM).lstrip()[:1] == b"[":
+            raise InputError(
+                f"{shown!r} is one JSON array, not JSON lines.", hint="Make lines of it: jq -c '.[]' FILE > FILE.jsonl"
+            )
+        reader.parse("jsonl", text, None, Place(found.file(number), shown, place))
+    return reader.schema
+
+
+def _of_csv(found: RowFiles, options: RowOptions) -> pa.Schema:
+    whole: pa.Schema | None = None
+    for number, place, text in _samples(found):
+        shown = found.shown(number)
+        names, end = _header(found, number, text)
+        place, text = (place, text) if place else (end, text[end:])
+        known = {name: pa.string() for name in options.as_text if name in names}
+        text = text if text.isascii() else text.decode("utf-8", "replace").encode()
+        try:
+            own = _kept_digits(parse_csv(text, names, found.delimiter, known, names), text, names, found.delimiter)
+        except pa.ArrowInvalid:
+            if place == end:  # the reader tells which row is to blame
+                reader = TextReader(pa.schema([(name, pa.string()) for name in names]), None, found.delimiter)
+                reader.parse("csv", text, names, Place(found.file(number), shown, place))
+            continue  # a block from the middle may have started inside of quotes
+        whole = own if whole is None else _text_where_they_differ(whole, own)
+    assert whole is not None
+    missing = sorted(set(options.as_text) - set(whole.names))
+    if missing:
+        raise InputError(f"The source has no column {missing[0]!r}.", hint=f"It has {', '.join(whole.names)}.")
+    return pa.schema([field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in whole])
+
+
+def _header(found: RowFiles, number: int, text: bytes) -> tuple[list[str], int]:
+    if found.codec is None:
+        with looked_into(found.file(number)) as content:
+            return csv_header(head_of(content, int(found.files.sizes[number])), found.delimiter, found.shown(number))
+    return csv_header([text], found.delimiter, found.shown(number))
+
+
+def _kept_digits(table: pa.Table, text: bytes, names: list[str], delimiter: str) -> pa.Schema:
+    numbers = [f.name for f in table.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
+    schema = table.schema
+    if not numbers:
+        return schema
+    texts = parse_csv(text, names, delimiter, dict.fromkeys(numbers, pa.string()), numbers)
+    for name in numbers:
+        if pc.any(pc.match_substring_regex(texts.column(name), _LOSES_DIGITS)).as_py():
+            schema = schema.set(schema.get_field_index(name), pa.field(name, pa.string()))
+    return schema
+
+
+def _text_where_they_differ(first: pa.Schema, second: pa.Schema) -> pa.Schema:
+    while True:
+        try:
+            return merged(first, second)
+        except TypesDiffer as error:
+            at = first.get_field_index(error.column)
+            first = first.set(at, pa.field(error.column, pa.string()))
+            second = second.set(second.get_field_index(error.column), pa.field(error.column, pa.string()))
 
 
 def pick_split(dataset: Any, options: RowOptions) -> Any:

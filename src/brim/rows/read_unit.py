@@ -17,12 +17,11 @@ from brim.cuts import row_bytes as sizes_of_rows
 from brim.errors import BrimError, InputError
 from brim.rows.arrow_rows import ArrowFile
 from brim.rows.cut_text import count_rows, end_of_row
-from brim.rows.make_unit import check_unchanged
 from brim.rows.open_files import AnyFile, RemotePlace, Spans, as_arrow_file, located, streamed
 from brim.rows.parquet_rows import ParquetRows, parquet_file
 from brim.rows.read_text import TextReader, too_far
 from brim.rows.schemas import TypesDiffer, cast, merged
-from brim.rows.unit import Reading, Span, Unit
+from brim.rows.unit import Reading, Span, Unit, check_unchanged
 from brim.state.durable import reason
 
 _MOST_ROWS = 8192

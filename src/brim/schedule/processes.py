@@ -22,10 +22,9 @@ from brim.memory.meter import process_bytes
 from brim.schedule.memory_line import Gate, HeldLine, WorkerRoom
 from brim.schedule.messages import At, Done, Failed, Order, Probed, Ready, Setup
 from brim.schedule.scheduler import Attempt, Event, TaskDone, TaskFailed, TaskLost, TaskQueue
-from brim.schedule.spare_worker import ANYTHING, caller_bytes, keep_worker, take_spares, threads_of
 from brim.schedule.unit_work import UnitReceipts, UnitWork
 from brim.schedule.work_failures import aborted_for_memory, crashed, does_not_start, exit_words, too_small
-from brim.schedule.worker_process import WorkerProcess
+from brim.schedule.worker_process import ANYTHING, WorkerProcess, caller_bytes, keep_worker, take_spares, threads_of
 from brim.steps.step import Changes, Encodes, Settles
 
 _SHOW_S = 0.1  # how often the gauge moves while nothing happens

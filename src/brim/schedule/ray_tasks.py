@@ -27,10 +27,8 @@ from brim.rows.unit import Unit
 from brim.schedule.memory_line import WorkerRoom
 from brim.schedule.messages import Done, Order, Probed, Setup
 from brim.schedule.ray_cluster import Cluster, Loss, Node, Sight, check_nodes, loss_of
-from brim.schedule.ray_finish import Ending, finish_there
 from brim.schedule.ray_gauges import Gauges, TaskNews
-from brim.schedule.ray_shard import carry
-from brim.schedule.ray_unit import OWN_UNITS, Answer, Asked, do_unit
+from brim.schedule.ray_worker import OWN_UNITS, Answer, Asked, Ending, carry, do_unit, finish_there
 from brim.schedule.scheduler import (
     Attempt,
     Event,

@@ -15,7 +15,7 @@ from brim.buckets.listing import list_objects
 from brim.errors import InputError
 from brim.plans.fingerprint import digest_ints, digest_json, digest_table
 from brim.rows.open_rows import open_rows
-from brim.rows.row_names import WILD, split_name
+from brim.rows.row_files import WILD, split_name
 from brim.rows.row_options import RowOptions
 from brim.rows.unit import RowSource
 from brim.sources.file_table import FileTable

@@ -26,8 +26,8 @@ from brim.extras import missing
 from brim.memory.meter import process_bytes
 from brim.memory.release import give_back_heap
 from brim.records import dataclass
-from brim.steps.encoded import Encoded, Encoder, offsets_of
 from brim.steps.step import Redo
+from brim.steps.tokenizers import Encoded, Encoder, offsets_of
 
 # Code points on which tokenizers that compose characters (NFC) may differ, as their tables of Unicode do. Found by
 # trying all 1,112,064, alone and among marks of several classes, with tokenizers 0.23.3 and 1.0.0rc3 and gigatoken 0.10

@@ -17,10 +17,9 @@ import pyarrow.compute as pc
 from brim.choices import at_least, one_of
 from brim.errors import InputError
 from brim.records import dataclass
-from brim.steps.encoded import Encoded, Encoder, Ids
 from brim.steps.fast_encoder import FastEncoder, FastKind, ProvedEncoder, fast_name
 from brim.steps.step import BadRow, Batch
-from brim.steps.tokenizers import LoadedTokenizer, TokenizerFile, generation, reference_name
+from brim.steps.tokenizers import Encoded, Encoder, Ids, LoadedTokenizer, TokenizerFile, generation, reference_name
 
 PIECE_CHARS = 1 << 16  # at 490 bytes each: 32 MB
 _WINDOW = 1024
