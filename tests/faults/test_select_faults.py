@@ -74,8 +74,8 @@ def test_no_room_for_the_spool(tmp_path: Path, small_disk: Path, monkeypatch: py
     monkeypatch.setattr("brim.formats.scratch.is_in_memory", lambda folder: False)
     from brim import dataset
     from brim.errors import SinkFailed
-    from brim.formats import value_spool
+    from brim.sources import value_places
 
-    monkeypatch.setattr(value_spool, "scratch_folder", lambda: str(small_disk))
+    monkeypatch.setattr(value_places, "scratch_folder", lambda: str(small_disk))
     with pytest.raises(SinkFailed, match="cannot take more"):
         dataset(tmp_path / "in.parquet").table()

@@ -19,13 +19,13 @@ import pytest
 
 import brim as library
 from brim.errors import DestinationError, InputError, PlanChanged, SourceChanged, SourceError
-from brim.jobs.part_receipts import Part, PartReceipts, divide
 from brim.jobs.parts import SavedBuild, SavedOptions, job_facts
+from brim.jobs.plan_place import Part, PartReceipts, divide
 from brim.plans.plan import Plan
 from brim.plans.saved_plan import load_plan, save_plan
 from brim.plans.shard_bytes import splice_of
 from brim.state.ledger import Ledger
-from brim.stores.hub_options import HubOptions
+from brim.stores.destination import HubOptions
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.hub import TestHub
 from tests.places import BucketPlace, FolderPlace, listing, run

@@ -12,9 +12,8 @@ import brim as library
 from brim.buckets.bucket_address import Access
 from brim.errors import DamageFound, DestinationError, InputError
 from brim.formats.card import write_unfinished_card
-from brim.jobs.part_receipts import Part
 from brim.jobs.parts import SavedBuild, SavedOptions
-from brim.jobs.plan_place import open_place
+from brim.jobs.plan_place import Part, open_place
 from tests.conftest import brim, random_bytes, write_files
 from tests.s3 import S3Server
 from tests.s3.server import PRIVATE, PUBLIC

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.buckets.aws_account import authorities, aws_endpoint, chosen_profile, known_keys, region_of
+from brim.buckets.accounts import authorities, aws_endpoint, chosen_profile, known_keys, region_of
 from brim.buckets.bucket_address import Access
 from brim.buckets.bucket_client import patience_s
 from brim.errors import InputError

@@ -22,8 +22,7 @@ from brim.outputs.output import RowsOutput
 from brim.rows.open_rows import open_rows
 from brim.steps.map_options import MapOptions
 from brim.steps.map_step import MapStep
-from brim.stores.destination import parse_destination, refuse_source
-from brim.stores.hub_options import HubOptions
+from brim.stores.destination import HubOptions, parse_destination, refuse_source
 from tests.conftest import tree_digest
 
 STEP = MapStep(len, MapOptions())

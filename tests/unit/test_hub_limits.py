@@ -14,7 +14,7 @@ from brim.file_set import FileSetBuilder
 from brim.jobs.build_job import Build, BuildOptions
 from brim.plans.cut_shards import CutOptions
 from brim.sources.file_table import FileColumn, FileTable, Split
-from brim.stores.hub_options import check_shards, hub_limits
+from brim.stores.destination import check_shards, hub_limits
 
 GB, TB = 10**9, 10**12
 

@@ -33,7 +33,6 @@ ORDER = [
     "no_pandas",
     "file_set",
     "buckets",
-    "remote_file",
     "tarball",
     "state",
     "memory",

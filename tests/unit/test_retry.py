@@ -7,8 +7,7 @@ import time
 import pytest
 
 from brim.buckets.bucket_address import Access, BucketAddress
-from brim.buckets.bucket_errors import WebFailed, explain
-from brim.buckets.requests import tries
+from brim.buckets.bucket_client import WebFailed, explain, tries
 from brim.state.retry import Retry, interrupted_by, may_pass, pause
 from brim.stores.hub_session import HubAnswer, explained_answer
 

@@ -19,7 +19,7 @@ from brim.rows.open_rows import open_rows
 from brim.rows.unit import RowSource
 from brim.steps.map_options import MapOptions
 from brim.steps.map_step import MapStep
-from brim.stores.hub_options import HubOptions
+from brim.stores.destination import HubOptions
 
 HUB = {"config": "x", "message": "x", "public": True, "direct": True, "create_pull": True, "via": "xet"}
 LAYOUTS = ("folder", "bucket", "file", "object", "cache")

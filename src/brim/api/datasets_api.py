@@ -27,8 +27,8 @@ from brim.sizes import parse_size
 from brim.sources.dataset_source import dataset_source
 from brim.sources.file_table import FileTable
 from brim.state.stop import Stop
+from brim.stores.destination import SCHEME, HubAddress, HubOptions, Via, parse_hub_address, repo_name_is_valid
 from brim.stores.hub_client import own_name
-from brim.stores.hub_options import SCHEME, HubAddress, HubOptions, Via, parse_hub_address, repo_name_is_valid
 
 _PUSH_NAMES = {
     "workers": "num-proc",

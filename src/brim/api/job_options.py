@@ -32,7 +32,7 @@ from brim.sources.open_source import recipe_text
 from brim.sources.source_options import BidsOptions, RowsOf, Sidecars, SourceOptions
 from brim.state.stop import Stop
 from brim.steps.embed_options import Dtype, Policy, Pooling
-from brim.stores.hub_options import HubOptions, Via
+from brim.stores.destination import HubOptions, Via
 
 Bytes = str | int | float | None
 Place = str | os.PathLike[str]

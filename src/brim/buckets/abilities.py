@@ -8,10 +8,16 @@ from __future__ import annotations
 import time
 
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_client import store_of
-from brim.buckets.bucket_errors import explained, is_changed, is_object_error, is_without_range, status_of
+from brim.buckets.bucket_client import (
+    explained,
+    is_changed,
+    is_object_error,
+    is_without_range,
+    status_of,
+    store_of,
+    wait,
+)
 from brim.buckets.listing import list_objects, stat_object
-from brim.buckets.requests import wait
 from brim.buckets.send_object import PART_BYTES, delete_objects, send_instead, send_parts, send_small
 from brim.records import dataclass
 from brim.sizes import format_size

@@ -14,7 +14,7 @@ from functools import partial
 
 from brim.buckets import web_objects
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_errors import WebFailed, is_missing
+from brim.buckets.bucket_client import WebFailed, is_missing
 from brim.buckets.xet import NoXet, XetContent, XetFailed, XetLine, XetToken, token_of
 from brim.extras import missing
 

@@ -11,9 +11,18 @@ from typing import Any
 
 from brim.buckets import web_objects
 from brim.buckets.bucket_address import WEB_SCHEMES, BucketAddress
-from brim.buckets.bucket_client import store_of
-from brim.buckets.bucket_errors import WebFailed, explain, explained, is_missing, is_object_error
-from brim.buckets.requests import result_of, submit, tries, wait
+from brim.buckets.bucket_client import (
+    WebFailed,
+    explain,
+    explained,
+    is_missing,
+    is_object_error,
+    result_of,
+    store_of,
+    submit,
+    tries,
+    wait,
+)
 from brim.records import dataclass
 from brim.state.retry import Retry
 

@@ -16,10 +16,8 @@ from typing import Any
 
 from brim.buckets import hub_bucket, web_objects
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_client import store_of
-from brim.buckets.bucket_errors import WebFailed, is_missing, is_object_error
+from brim.buckets.bucket_client import WebFailed, is_missing, is_object_error, store_of, submit, wait
 from brim.buckets.listing import quoted
-from brim.buckets.requests import submit, wait
 from brim.records import dataclass
 
 PART_BYTES = 8 << 20

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
-from brim.buckets.aws_account import Keys, S3Account, account_of
+from brim.buckets.accounts import Keys, S3Account, account_of
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.requests import wait
+from brim.buckets.bucket_client import wait
 from brim.records import dataclass
 
 _TIMEOUT_S = 20.0

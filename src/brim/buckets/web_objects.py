@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_errors import WebFailed
+from brim.buckets.bucket_client import WebFailed
 from brim.state.retry import RATE_LIMITED, asked_s, pause
 
 _HOPS = 5

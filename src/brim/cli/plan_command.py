@@ -75,7 +75,7 @@ def _opened_any(plan: str, running: RunningFlags, storing: StoringFlags, root: s
 def _tell_saved(found: Any, missing: int | None, as_json: bool) -> None:
     """How far a saved plan is; or the parts that it lacks, and nothing else."""
     if missing is not None:
-        from brim.jobs.part_receipts import listed
+        from brim.jobs.plan_place import listed
 
         typer.echo(listed(found.status.lacking(missing)).replace(" ", ""))
     elif as_json:

@@ -22,8 +22,7 @@ from brim.errors import DamageFound, DestinationError, InputError
 from brim.formats.card import CardFacts, SplitFacts
 from brim.formats.parquet_columns import ParquetColumns
 from brim.jobs.content import PlanContent
-from brim.jobs.published import Published, PublishedPart, parts_of, told_by
-from brim.jobs.subsets import SHARD_NAME, Subset
+from brim.jobs.published import SHARD_NAME, Published, PublishedPart, Subset, parts_of, told_by
 from brim.plans.cut_shards import Shard, shard_name
 from brim.plans.fingerprint import changes_between, digest_items, digest_json
 from brim.plans.plan import EXTENSIONS, Plan

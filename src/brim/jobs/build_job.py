@@ -32,8 +32,7 @@ from brim.records import dataclass
 from brim.sources.file_table import FileTable
 from brim.state.durable import reason
 from brim.state.ledger import Ledger
-from brim.stores.destination import Destination, parse_destination
-from brim.stores.hub_options import HubAddress
+from brim.stores.destination import Destination, HubAddress, parse_destination
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,7 @@ from brim.formats.readable import Readable
 from brim.jobs.check_files import Check, CheckReport, finding_check
 from brim.jobs.check_files import check as check_source
 from brim.jobs.dataset_info import incomplete, type_words, values_of
-from brim.jobs.published import Published, opened, shards_below
-from brim.jobs.subsets import SHARD_NAME
+from brim.jobs.published import SHARD_NAME, Published, opened, shards_below
 from brim.memory.limit import effective_limit, usable_cores
 from brim.plans.file_checks import Oversize
 from brim.plans.shard_bytes import hollow_columns

@@ -33,9 +33,9 @@ from brim.schedule.ray_worker import Ending
 from brim.schedule.unit_work import ComputeOptions, Outcome, UnitShare, UnitWork, compute
 from brim.state.ledger import Ledger
 from brim.state.stop import Stop
-from brim.stores.hub_options import HubAddress
+from brim.stores.bucket_store import clear_units, fetch_unit, units_there
+from brim.stores.destination import HubAddress
 from brim.stores.store import Carrier
-from brim.stores.unit_objects import clear_units, fetch_unit, units_there
 
 _LOOK_S = 0.1
 

@@ -26,8 +26,7 @@ from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_t
 from brim.formats.parquet_index import locate_parquet
 from brim.formats.probe import shape_of
 from brim.formats.readable import Readable, ValueFile
-from brim.jobs.published import Published, opened
-from brim.jobs.subsets import SHARD_NAME, missing_numbers
+from brim.jobs.published import SHARD_NAME, Published, missing_numbers, opened
 from brim.plans.cut_shards import shard_name
 from brim.plans.shard_bytes import count_rows
 from brim.records import dataclass

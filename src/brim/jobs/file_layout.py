@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from brim.buckets.bucket_address import Access, BucketAddress
-from brim.buckets.bucket_errors import explained
+from brim.buckets.bucket_client import explained
 from brim.buckets.send_object import delete_objects
 from brim.errors import DestinationError
 from brim.formats.splice import FileSplice

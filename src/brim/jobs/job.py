@@ -29,7 +29,7 @@ from brim.schedule.ray_cluster import Cluster, Sight, sample_of, workplace
 from brim.schedule.unit_work import Outcome
 from brim.sizes import format_size, plural
 from brim.state.ledger import Receipt
-from brim.stores.hub_options import HubAddress, HubOptions
+from brim.stores.destination import HubAddress, HubOptions
 from brim.stores.hub_store import HubStore
 from brim.stores.store import CardMaker, Moved, SendingRoom
 

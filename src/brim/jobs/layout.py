@@ -22,13 +22,13 @@ from brim.stores.destination import (
     UNITS,
     Destination,
     Footprints,
+    HubOptions,
     make_state,
     parse_destination,
     state_folder,
     taken_by_dataset,
 )
 from brim.stores.folder_store import FolderStore, make_folder
-from brim.stores.hub_options import HubOptions
 from brim.stores.store import PutWatcher, Store
 
 WriteBadRows = Callable[[Path], bool]

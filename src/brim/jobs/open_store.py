@@ -27,10 +27,9 @@ from brim.state.lock import lock_in_turn, locked, owner_of
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop, stoppable
 from brim.stores.bucket_store import BucketCarrier, BucketStore, need_place, published_in
-from brim.stores.destination import CLAIM, Destination, identity, make_state
+from brim.stores.destination import CLAIM, Destination, HubAddress, HubOptions, identity, make_state
 from brim.stores.folder_store import FolderStore, make_folder
 from brim.stores.hub_client import HubClient
-from brim.stores.hub_options import HubAddress, HubOptions
 from brim.stores.hub_session import explained, hub_session
 from brim.stores.hub_store import HubCarrier, HubStore, published_at
 from brim.stores.store import Carrier, Moved, PublishedThere, SendingRoom, Store

@@ -24,8 +24,7 @@ from brim.jobs.bring import STAGED_S, Share, versions
 from brim.jobs.content import PlanContent
 from brim.jobs.job import Built, Job
 from brim.jobs.layout import dataset_at
-from brim.jobs.part_receipts import Part, divide, listed, parse_part
-from brim.jobs.plan_place import open_place
+from brim.jobs.plan_place import Part, divide, listed, open_place, parse_part
 from brim.jobs.spec import How, Spec, stop_files, usual_workers
 from brim.memory.limit import Limit, effective_limit
 from brim.plans.cut_shards import Shard
@@ -35,8 +34,7 @@ from brim.plans.saved_plan import Saved, load_plan, moved, understood
 from brim.progress import Progress, Watch, given_or_silent
 from brim.records import dataclass
 from brim.state.ledger import STATE, Ledger, Receipt
-from brim.stores.destination import Destination, parse_destination
-from brim.stores.hub_options import HubAddress, HubOptions
+from brim.stores.destination import Destination, HubAddress, HubOptions, parse_destination
 
 _SHOWN = 3
 

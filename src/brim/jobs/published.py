@@ -1,33 +1,162 @@
-"""A dataset that was built, as verify and unpack see it: its shards, what their receipts say, its card."""
+"""A dataset that was built, as verify and unpack see it: its shards, what their receipts say, its card, its subsets.
+
+Which shards a config or split has, and whether they are all of them, is known from the manifests, else from the card,
+else from the names of the shards. What verify, check, info and unpack look at is chosen here (`--from-config`,
+`--from-split`).
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from brim.buckets.bucket_address import Access, BucketAddress
 from brim.buckets.listing import ObjectStat, list_objects, read_small
 from brim.buckets.read_object import ObjectFile, ObjectStream
 from brim.errors import BrimError, InputError
 from brim.formats.card import BEGIN, CARD, card_folders, read_card
-from brim.formats.card_configs import UNFINISHED, card_entries, is_unfinished
+from brim.formats.card_configs import UNFINISHED, card_entries, fits, is_unfinished, patterns_of
 from brim.formats.readable import LocalFile, Readable
-from brim.jobs.subsets import Key, Subset, chosen_subsets, find_subsets
 from brim.plans.fingerprint import digest_json
 from brim.progress import Advance
 from brim.records import dataclass
 from brim.state.durable import reading, sha256_of
 from brim.state.ledger import LEDGER, STATE, JobRecord, Ledger, Receipt
-from brim.stores.destination import parse_destination, state_folder
-from brim.stores.hub_client import HubClient, Snapshot
-from brim.stores.hub_files import RangeFile, StreamFile
-from brim.stores.hub_options import HubAddress
+from brim.stores.destination import HubAddress, parse_destination, state_folder
+from brim.stores.hub_client import HubClient, RangeFile, Snapshot, StreamFile
 from brim.stores.hub_session import Note, explained, hub_session
 from brim.stores.hub_store import MANIFESTS
+
+SHARD_NAME = re.compile(
+    r"(?P<folder>.+)/(?P<split>[^/]+)-(?P<number>\d{5,})-of-(?P<count>\d{5,})\.(?:parquet|tar|arrow)"
+)
+State = Literal["whole", "unfinished", "incomplete", "not brim's"]
+Key = tuple[str, str]  # config and split
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """A split of a config. `wanted` is how many shards it should have, as far as anybody knows."""
+
+    config: str
+    split: str
+    names: tuple[str, ...]
+    wanted: int | None
+    state: State
+
+    @property
+    def name(self) -> str:
+        return self.split if self.config == "default" else f"{self.config}/{self.split}"
+
+    @property
+    def words(self) -> str:
+        """What is to be said of it."""
+        if self.state == "unfinished":
+            of = f" of {self.wanted:,}" if self.wanted else ""
+            return f"unfinished: {len(self.names):,}{of} shards; run the same build to finish"
+        if self.state == "incomplete":
+            return f"incomplete: {len(self.names):,} of {self.wanted or 0:,} shards"
+        return self.state
+
+
+def find_subsets(
+    sizes: Mapping[str, int],
+    receipts: Mapping[str, Receipt],
+    listed: Mapping[Key, Sequence[str]],
+    fields: dict[str, Any],
+    unfinished: bool,
+) -> list[Subset]:
+    """Every config and split that a manifest (`listed`: the shards that it names), the card or a shard's name tells of.
+
+    `unfinished`: the ledger that is there says so, of all of it.
+    """
+    found: dict[Key, list[str]] = {key: list(names) for key, names in listed.items()}
+    claimed = set(receipts)
+    open_keys: set[tuple[str, str | None]] = set()
+    for entry in card_entries(fields):
+        config = str(entry["config_name"])
+        patterns = patterns_of(entry)
+        waiting = [split for split, path in patterns if path == UNFINISHED]
+        if waiting:
+            open_keys |= {(config, None if len(waiting) == len(patterns) else split) for split in waiting}
+        for split, pattern in patterns:
+            fitting = [name for name in sizes if pattern != UNFINISHED and fits(name, pattern)]
+            of_others = claimed - set(found.get((config, split), ()))
+            fitting = [name for name in fitting if name not in of_others or name not in receipts]
+            if fitting or (split, config) not in found:
+                of = found.setdefault((config, split), [])
+                of += [name for name in fitting if name not in of]
+                claimed |= set(fitting)
+    for name in sizes:
+        if name not in claimed:
+            found.setdefault(_by_name(name), []).append(name)
+    return [s for key, names in found.items() if (s := _subset(key, names, sizes, receipts, open_keys, unfinished))]
+
+
+def _by_name(name: str) -> Key:
+    match = SHARD_NAME.fullmatch(name)
+    folder = match["folder"] if match else name.rpartition("/")[0]
+    return ("default" if folder in ("data", "") else folder, match["split"] if match else "train")
+
+
+def _subset(
+    key: Key,
+    names: list[str],
+    sizes: Mapping[str, int],
+    receipts: Mapping[str, Receipt],
+    open_keys: set[tuple[str, str | None]],
+    unfinished: bool,
+) -> Subset | None:
+    here = sorted(name for name in names if name in sizes)
+    told = [name for name in names if name in receipts]
+    if unfinished or (key[0], None) in open_keys or key in open_keys:
+        # Those of an earlier version may still be there, under names that its manifest knows.
+        fresh = here if unfinished else [name for name in here if name not in receipts] or here
+        counts = {int(match["count"]) for name in fresh if (match := SHARD_NAME.fullmatch(name))}
+        if not fresh and not told and any(config == key[0] and split is None for config, split in open_keys):
+            return Subset(*key, (), None, "unfinished")
+        wanted = max(counts, default=0) or None
+        fresh = fresh if unfinished else [n for n in fresh if f"-of-{wanted or 0:05d}" in n] or fresh
+        return Subset(*key, tuple(fresh), wanted, "unfinished")
+    if told:
+        whole = all(sizes.get(name) == receipts[name].size for name in told)
+        return Subset(*key, tuple(here), len(told), "whole" if whole else "incomplete")
+    if not here:
+        return None
+    missing = list(missing_numbers(here))
+    return Subset(*key, tuple(here), len(here) + len(missing), "incomplete" if missing else "not brim's")
+
+
+def missing_numbers(names: Sequence[str]) -> Iterator[tuple[str, str, int, int, str]]:
+    """(folder, split, number, count, extension) of shards that names tell of and that are not there. Where rows were
+    appended the numbers go on, and the largest count is that of all."""
+    seen: dict[tuple[str, str, str], tuple[set[int], int]] = {}
+    for name in names:
+        if match := SHARD_NAME.fullmatch(name):
+            kind = (match["folder"], match["split"], f".{name.rpartition('.')[2]}")
+            numbers, count = seen.get(kind, (set(), 0))
+            seen[kind] = (numbers | {int(match["number"])}, max(count, int(match["count"])))
+    for (folder, split, extension), (numbers, count) in seen.items():
+        for number in sorted(set(range(count)) - numbers):
+            yield folder, split, number, count, extension
+
+
+def chosen_subsets(subsets: Sequence[Subset], config: str | None, split: str | None, address: str) -> list[Subset]:
+    """Those that were asked for; InputError if there is none."""
+    configs = list(dict.fromkeys(subset.config for subset in subsets))
+    if config is not None and config not in configs:
+        raise InputError(f"{address!r} has no config {config!r}.", hint=f"It has: {', '.join(configs) or 'none'}.")
+    found = [subset for subset in subsets if config in (None, subset.config)]
+    splits = list(dict.fromkeys(subset.split for subset in found))
+    if split is not None and split not in splits:
+        raise InputError(f"{address!r} has no split {split!r}.", hint=f"It has: {', '.join(splits) or 'none'}.")
+    return [subset for subset in found if split in (None, subset.split)]
+
 
 _SHARDS = (".parquet", ".tar", ".arrow", ".bin", ".npy", ".safetensors")
 

@@ -31,8 +31,16 @@ from brim.schedule.scheduler import Scaling
 from brim.sizes import parse_size
 from brim.state.stop import Stop, heard_at_once, stop_file_lies
 from brim.steps.step import Step
-from brim.stores.destination import Destination, refuse_holder, refuse_source, refuse_within
-from brim.stores.hub_options import HubAddress, HubOptions, check_shards, hub_limits
+from brim.stores.destination import (
+    Destination,
+    HubAddress,
+    HubOptions,
+    check_shards,
+    hub_limits,
+    refuse_holder,
+    refuse_source,
+    refuse_within,
+)
 
 _VERSION = 1  # raise it when the same computed job would give other rows or bytes
 _HUB_ONLY = ("config", "message", "public", "direct", "create_pull", "via")

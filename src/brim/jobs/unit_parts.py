@@ -24,9 +24,8 @@ from brim.jobs.compute import Computing
 from brim.jobs.content import PlanContent, computed_changes
 from brim.jobs.job import Computed, Job
 from brim.jobs.open_store import Books
-from brim.jobs.part_receipts import Part, listed, parse_part
 from brim.jobs.parts import PartDone, PlanStatus
-from brim.jobs.plan_place import PlanPlace, open_place, save_to
+from brim.jobs.plan_place import Part, PlanPlace, listed, open_place, parse_part, save_to
 from brim.memory.limit import Limit
 from brim.progress import Progress, Silent
 from brim.records import dataclass
@@ -37,7 +36,7 @@ from brim.state.ledger import Ledger, Receipt
 from brim.state.retry import interrupted_by
 from brim.state.stop import stoppable
 from brim.steps.step import Settles
-from brim.stores.unit_objects import bad_rows_of
+from brim.stores.bucket_store import bad_rows_of
 
 _KIND, _VERSION = "brim computed plan", 1
 _SHOWN = 3

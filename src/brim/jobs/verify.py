@@ -24,8 +24,17 @@ from brim.formats.parquet_columns import ParquetColumns, is_list_type
 from brim.formats.readable import Readable, ShardFile
 from brim.formats.splice import SpliceBuilder
 from brim.jobs.bring import versions
-from brim.jobs.published import Published, PublishedPart, is_computed, is_foreign, opened, parts_of
-from brim.jobs.subsets import SHARD_NAME, Subset, missing_numbers
+from brim.jobs.published import (
+    SHARD_NAME,
+    Published,
+    PublishedPart,
+    Subset,
+    is_computed,
+    is_foreign,
+    missing_numbers,
+    opened,
+    parts_of,
+)
 from brim.memory.limit import effective_limit, usable_cores
 from brim.plans.cut_shards import CutOptions, shard_name
 from brim.plans.plan import Plan, make_plan

@@ -1,7 +1,8 @@
 """A unit: the rows that one worker does and one receipt records. Where units end is part of the plan.
 
-Boundaries depend on the input and the batch size alone, never on memory or the number of workers. A worker is
-given a unit and a `Reading`, both plain enough for JSON, and needs nothing else to read its rows.
+Boundaries depend on the input and the batch size alone, never on memory or the number of workers. A worker is given a
+unit and a `Reading`, both plain enough for JSON, and needs nothing else to read its rows. All cuts end in `make_unit`:
+spans with names that hold on every machine, and their digests.
 """
 
 from __future__ import annotations

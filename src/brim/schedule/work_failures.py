@@ -1,9 +1,8 @@
 """What went wrong in a worker, told for people: which rows, of which file, and the function's own words.
 
-The exception of a user's function on its way from a worker to whoever called: it arrives as what it was.
-
-What is raised is of the user's type, so that `except ZeroDivisionError` works, and a FunctionFailed. Its traceback ends
-inside the function, made anew from names and lines; its notes tell the row, the file and the unit.
+The exception of a user's function arrives at whoever called as what it was. What is raised is of the user's type, so
+that `except ZeroDivisionError` works, and a FunctionFailed. Its traceback ends inside the function, made anew from
+names and lines; its notes tell the row, the file and the unit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Worker processes: started fresh, spoken with over a socket, ended with all they started.
 
-Workers that are there before anybody has work for them: one is started while the source is looked at, and in a
-program that calls brim again and again, one is kept from call to call.
+Spare workers are there before anybody has work for them: one is started while the source is looked at, and in a program
+that calls brim again and again, one is kept from call to call.
 
 A spare has loaded brim's own modules for one kind of step and nothing of the user's. Once it has run a function of the
 user's, it is given that function again and never another: what a function imports and leaves behind stays with it. It

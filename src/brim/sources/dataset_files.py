@@ -26,7 +26,7 @@ from brim.buckets.bucket_address import (
     parse_web_address,
 )
 from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_object
-from brim.buckets.read_object import Changed, ObjectPiece, ahead
+from brim.buckets.read_object import Changed, ObjectPiece, WindowFile, ahead
 from brim.errors import DestinationError, InputError, SourceChanged, SourceError
 from brim.file_set import RemoteObject, Stat
 from brim.formats.card import CARD, read_card
@@ -34,7 +34,6 @@ from brim.formats.card_configs import card_entries, fits, patterns_of
 from brim.formats.shard_listing import LISTING, ShardListing
 from brim.formats.source_reader import join_ranges
 from brim.records import dataclass
-from brim.remote_file import WindowFile
 from brim.state.durable import record_line
 from brim.state.ledger import STATE, Ledger, Receipt
 from brim.state.record_log import records_of

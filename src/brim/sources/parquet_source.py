@@ -21,12 +21,11 @@ from brim.errors import BrimError, SourceError
 from brim.file_set import Bools, Ints
 from brim.formats.readable import LocalFile, Readable, ReadableFile
 from brim.formats.shard_listing import ShardListing
-from brim.formats.value_spool import ValueSpool
 from brim.sources.dataset_files import DatasetFile, RemoteShard, fetch_together, open_together
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, broken, plain_schema
 from brim.sources.features import NoFeature, feature_of, feature_of_type, fits_type, kind_of, kind_of_feature
 from brim.sources.file_table import FileColumn, FileTable, Split, is_list, one_array
-from brim.sources.value_places import Finder, ValuePlaces, fetch_chosen, numbers_type
+from brim.sources.value_places import Finder, ValuePlaces, ValueSpool, fetch_chosen, numbers_type
 from brim.sources.where import may_choose
 
 HELD_BYTES = 64_000_000  # of small columns; more goes to disk

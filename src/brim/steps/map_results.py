@@ -1,9 +1,7 @@
-"""The results of calls, merged over their inputs, as tables: what `Dataset.map` writes for them.
+"""The results of calls, merged over their inputs, as tables: what `Dataset.map` writes for them, in the types it gives.
 
-What a function returned, as Arrow arrays of the types that `datasets.map` would give them.
-
-Plain Python and NumPy values are turned into Arrow here. For anything else (images, tensors, values of mixed
-types) `datasets`' own code is asked, so that the result is the same.
+Plain Python and NumPy values are turned into Arrow here. For anything else (images, tensors, values of mixed types)
+`datasets`' own code is asked, so that the result is the same.
 """
 
 from __future__ import annotations

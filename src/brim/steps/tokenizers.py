@@ -1,6 +1,6 @@
 """Which tokenizer: a file, a folder, a name on the Hub, or an object, found once and known by its SHA-256.
 
-What encoding gives: the ids of all texts in one array, and where each text ends in it. No Python lists.
+What encoding gives is the ids of all texts in one array, and where each text ends in it. No Python lists.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from brim.buckets.abilities import heeds_conditions
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_errors import explain, explained, is_changed, is_missing, is_object_error, status_of
+from brim.buckets.bucket_client import explain, explained, is_changed, is_missing, is_object_error, status_of
 from brim.buckets.listing import read_small
 from brim.buckets.send_object import Version, delete_objects, send_instead, version_of
 from brim.errors import DestinationError, SinkFailed, Stopped

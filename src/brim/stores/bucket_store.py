@@ -3,6 +3,8 @@
 A bucket cannot change several objects at once. So it is like a folder: while a build goes on, the card names what does
 not exist; the card that makes the dataset loadable comes last. An ETag stands for content: it is noted when a shard has
 been sent, and what the bucket lists at the end must agree.
+
+Machines that share no disk put unit files there, too, and whoever finishes fetches them.
 """
 
 from __future__ import annotations
@@ -10,24 +12,27 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 from brim.buckets import hub_bucket
 from brim.buckets.abilities import CHECKS, ask_abilities
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_client import patience_s
-from brim.buckets.bucket_errors import explain, explained, is_object_error, is_passing
+from brim.buckets.bucket_client import explain, explained, is_object_error, is_passing, patience_s
 from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_object
+from brim.buckets.read_object import ObjectStream
 from brim.buckets.send_object import PART_BYTES, copy_object, delete_objects, part_bytes, send_parts, send_small
 from brim.errors import BrimError, DestinationError, SinkFailed
 from brim.formats.card import CARD
 from brim.formats.card_configs import UNFINISHED
 from brim.formats.source_reader import Buffers
-from brim.formats.splice import Splice
+from brim.formats.splice import FileSplice, Splice
 from brim.progress import told_if_slow
 from brim.records import dataclass
 from brim.sizes import format_size
-from brim.state.ledger import Piece
+from brim.state.durable import write_whole
+from brim.state.ledger import Piece, Receipt
 from brim.state.retry import Retry, leaving
 from brim.stores.bucket_lease import Lease
 from brim.stores.store import (
@@ -356,3 +361,50 @@ def _manifests(address: BucketAddress, there: Iterable[str]) -> list[bytes]:
 
 def _shards(there: Iterable[str], folder: str) -> list[str]:
     return [name for name in sorted(there) if name.startswith(f"{folder}/")]
+
+
+_CHUNK = 1 << 20
+
+
+class _Nobody:
+    def hashed(self, size: int) -> None: ...
+    def sent(self, size: int) -> None: ...
+
+
+def bad_rows_of(unit: str) -> str:
+    """The file of the rows that were left out of a unit."""
+    return f"{Path(unit).stem}.bad.arrow"
+
+
+def send_unit(address: BucketAddress, folder: Path, name: str) -> None:
+    """A unit's file, and that of the rows that were left out of it, if there is one."""
+    for file in (folder / bad_rows_of(name), folder / name):
+        if file.exists():
+            send_file(address, file, file.name)
+
+
+def send_file(address: BucketAddress, file: Path, name: str) -> None:
+    with FileSplice(file) as splice:
+        BucketCarrier(address).put(name, splice, None, _Nobody())
+
+
+def fetch_unit(address: BucketAddress, name: str, folder: Path) -> None:
+    """A file of a unit, whole or not at all."""
+    stat = stat_object(address.below(name))
+    if stat is None:
+        raise DestinationError(f"{address.below(name)} is not there any more.", hint="Run the same command again.")
+    (folder / name).parent.mkdir(exist_ok=True)
+    with closing(ObjectStream(address, name, stat.st_size, stat.etag)) as stream:
+        write_whole(folder / name, (stream.read_at(at, _CHUNK) for at in range(0, stat.st_size, _CHUNK)))
+
+
+def units_there(address: BucketAddress) -> Callable[[Receipt], bool]:
+    """Whether the unit of a receipt is in the bucket, as it lists them now."""
+    there = {name: stat.st_size for name, stat in list_objects(address, reading=False)}
+    return lambda receipt: there.get(receipt.name) == receipt.size
+
+
+def clear_units(address: BucketAddress) -> None:
+    """Take all of them away."""
+    with explained(address):
+        delete_objects(address, [address.key(name) for name, _ in list_objects(address, reading=False)])

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_errors import explained
+from brim.buckets.bucket_client import explained
 from brim.buckets.listing import stat_object
 from brim.buckets.send_object import delete_objects
 from brim.formats.splice import FileSplice, Splice

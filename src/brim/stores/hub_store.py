@@ -23,9 +23,9 @@ from brim.formats.splice import Splice
 from brim.records import dataclass
 from brim.state.ledger import Piece
 from brim.stores import hub_private
+from brim.stores.destination import MAIN, HubAddress, HubOptions
 from brim.stores.hub_client import HubClient, Snapshot
 from brim.stores.hub_commits import CONFLICT, REFUSED, Commits, OperationsAt, pointers, texts
-from brim.stores.hub_options import MAIN, HubAddress, HubOptions
 from brim.stores.hub_session import explained, hub_session, hub_tries, status_of
 from brim.stores.hub_upload import Lfs, Xet
 from brim.stores.store import (

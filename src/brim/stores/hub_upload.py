@@ -18,7 +18,7 @@ from brim.formats.splice import Splice
 from brim.sizes import format_size
 from brim.state.ledger import Piece
 from brim.state.retry import may_pass
-from brim.stores.hub_options import HubAddress
+from brim.stores.destination import HubAddress
 from brim.stores.hub_private import addition, upload_info
 from brim.stores.hub_session import HubAnswer, answer_of, explained_answer, hub_tries, scrubbed, status_of
 from brim.stores.store import Put, PutWatcher, SendingRoom

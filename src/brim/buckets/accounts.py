@@ -1,18 +1,54 @@
-"""Who we are to S3: keys, profile, endpoint, region and certificates, in the order of the AWS tools."""
+"""Who we are to a store of objects: keys, endpoint, region and certificates, in the order of each store's own tools.
+
+S3: as the AWS tools, with profiles.
+
+Google: a key file that GOOGLE_APPLICATION_CREDENTIALS names, else what `gcloud auth application-default login` left,
+else the role of the machine. obstore reads keys of service accounts and logins of users; for other kinds (workload
+identity federation) google-auth is asked.
+
+Azure: a connection string; the account with its key or a shared access signature; a service principal, workload or
+managed identity; `az login`. az://CONTAINER/PREFIX names the container, the environment names the account.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from brim.buckets.bucket_address import Access, checked_endpoint
-from brim.buckets.certificates import certificates
 from brim.errors import InputError, MissingExtra
 from brim.records import dataclass
+
+
+def certificates(path: str, said_by: str) -> str:
+    """The text of the file, if it holds certificates: obstore ends the whole process over some that do not."""
+    import ssl
+
+    try:
+        found = Path(path).expanduser().read_text()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{said_by} is {path!r}, which holds no certificates that can be read.",
+            hint="Name a file of certificates in PEM format.",
+        ) from error
+    return found
+
+
+def trusted_beside() -> dict[str, str]:
+    """What a client of gs:// or az:// is told to trust beside the system's: what other programs are told."""
+    for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
+        if path := os.environ.get(name):
+            return {"root_certificate": certificates(path, name)}
+    return {}
+
 
 _REGION = re.compile(r"[A-Za-z0-9._-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -218,3 +254,158 @@ def account_of(access: Access) -> S3Account:
     endpoint = aws_endpoint(access)
     plain = endpoint is not None and endpoint.startswith("http://")
     return S3Account(endpoint, region_of(), keys, None if plain else authorities())
+
+
+_ENDPOINTS = ("CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE", "STORAGE_EMULATOR_HOST")
+_READ_BY_OBSTORE = ("service_account", "authorized_user")
+_OBSTORE_KEYS = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY")
+
+
+def google_endpoint(access: Access) -> str | None:
+    """Where requests go; None is Google."""
+    if access.endpoint:
+        return access.endpoint.rstrip("/")
+    for name in _ENDPOINTS:
+        if said := os.environ.get(name):
+            return checked_endpoint(said if "://" in said else f"http://{said}", name)
+    return None
+
+
+def google_options(access: Access, client: dict[str, Any]) -> dict[str, Any]:
+    """What obstore's Google store is made with; what its client is made with goes into `client`."""
+    endpoint = google_endpoint(access)
+    options: dict[str, Any] = {}
+    if endpoint is not None:
+        options["base_url"] = endpoint
+        client["allow_http"] = endpoint.startswith("http://")
+    if endpoint is None or endpoint.startswith("https://"):
+        client |= trusted_beside()
+    credentials = _credentials_file()
+    known = credentials is not None or any(os.environ.get(name) for name in _OBSTORE_KEYS)
+    if access.anonymous:
+        return options | {"skip_signature": True}
+    if not known and os.environ.get("STORAGE_EMULATOR_HOST") and not access.endpoint:
+        # Google's own clients talk to an emulator without credentials; obstore writes with some or not at all.
+        return options | {"bearer_token": "emulator"}
+    if credentials is None or any(os.environ.get(name) for name in _OBSTORE_KEYS):
+        return options
+    if _kind(credentials) in _READ_BY_OBSTORE:
+        return options | {"application_credentials": str(credentials)}
+    return options | {"credential_provider": _google_auth(credentials)}
+
+
+def _credentials_file() -> Path | None:
+    if said := os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        return Path(said).expanduser()
+    home = os.environ.get("CLOUDSDK_CONFIG") or os.path.join(os.path.expanduser("~"), ".config", "gcloud")
+    login = Path(home) / "application_default_credentials.json"
+    return login if login.exists() else None
+
+
+def _kind(path: Path) -> str:
+    try:
+        said = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"The credentials of Google at {str(path)!r} cannot be read.",
+            hint="Set GOOGLE_APPLICATION_CREDENTIALS to a key file, or run `gcloud auth application-default login`.",
+        ) from error
+    return str(said.get("type", "")) if isinstance(said, dict) else ""
+
+
+def _google_auth(path: Path) -> Any:
+    try:
+        from obstore.auth.google import GoogleCredentialProvider
+
+        return GoogleCredentialProvider()
+    except ImportError as error:
+        raise MissingExtra(
+            f"The credentials at {str(path)!r} are of a kind that google-auth reads: install it.",
+            hint="pip install google-auth requests; or use the key of a service account.",
+            extra="s3",
+        ) from error
+
+
+# What everybody who runs the emulator has; its documentation says so.
+_EMULATOR = {
+    "AccountName": "devstoreaccount1",
+    "AccountKey": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
+    "BlobEndpoint": "http://127.0.0.1:10000/devstoreaccount1",
+}
+_ACCOUNT = ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME")
+_KEY = ("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY")
+_SIGNATURE = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
+_IDENTITIES = ("AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_STORAGE_TOKEN", "IDENTITY_ENDPOINT")
+
+
+def azure_endpoint(access: Access) -> str | None:
+    """Where requests go: Azure itself has an address for each account. None if no account is known."""
+    if access.endpoint:
+        return access.endpoint.rstrip("/")
+    if said := _connection().get("BlobEndpoint"):
+        return checked_endpoint(said, "BlobEndpoint of AZURE_STORAGE_CONNECTION_STRING")
+    for name in ("AZURE_STORAGE_BLOB_ENDPOINT", "AZURE_STORAGE_ENDPOINT"):
+        if said := os.environ.get(name):
+            return checked_endpoint(said, name)
+    account = _connection().get("AccountName") or _said(_ACCOUNT)
+    return f"https://{account}.blob.core.windows.net" if account else None
+
+
+def azure_options(access: Access, client: dict[str, Any]) -> dict[str, Any]:
+    """What obstore's Azure store is made with; what its client is made with goes into `client`."""
+    connection, endpoint = _connection(), azure_endpoint(access)
+    options: dict[str, Any] = {"account_name": _account(connection, endpoint)}
+    if endpoint is not None:
+        options["endpoint"] = endpoint
+        client["allow_http"] = endpoint.startswith("http://")
+    if endpoint is None or endpoint.startswith("https://"):
+        client |= trusted_beside()
+    if access.anonymous:
+        return options | {"skip_signature": True}
+    if key := connection.get("AccountKey") or _said(_KEY):
+        return options | {"account_key": key}
+    if signature := connection.get("SharedAccessSignature") or _said(_SIGNATURE):
+        return options | {"sas_key": signature.removeprefix("?")}
+    if not _said(_IDENTITIES) and shutil.which("az") is not None:
+        return options | {"use_azure_cli": True}
+    return options  # obstore reads what names an identity, else asks for that of the machine
+
+
+def _connection() -> dict[str, str]:
+    said = os.environ.get("AZURE_STORAGE_CONNECTION_STRING") or ""
+    pairs = [part.partition("=") for part in said.split(";") if part.strip()]
+    if any(not equals for _, equals, _ in pairs):
+        raise InputError(
+            "AZURE_STORAGE_CONNECTION_STRING is not what Azure gives out: it has a part without '='.",
+            hint="`az storage account show-connection-string` prints it.",
+        )
+    found = {name.strip(): value.strip() for name, _, value in pairs}
+    if found.get("UseDevelopmentStorage", "").lower() == "true":
+        return _EMULATOR
+    if "AccountName" in found and "BlobEndpoint" not in found and "EndpointSuffix" in found:
+        scheme = found.get("DefaultEndpointsProtocol", "https")
+        found["BlobEndpoint"] = f"{scheme}://{found['AccountName']}.blob.{found['EndpointSuffix']}"
+    return found
+
+
+def _account(connection: dict[str, str], endpoint: str | None) -> str:
+    account = connection.get("AccountName") or _said(_ACCOUNT) or _account_of(endpoint)
+    if not account:
+        raise InputError(
+            "az:// needs the name of the storage account.",
+            hint="Set AZURE_STORAGE_ACCOUNT, or AZURE_STORAGE_CONNECTION_STRING.",
+        )
+    return account
+
+
+def _account_of(endpoint: str | None) -> str:
+    """https://ACCOUNT.blob.core.windows.net, or http://HOST/ACCOUNT as emulators have it."""
+    if endpoint is None:
+        return ""
+    parts = urlsplit(endpoint)
+    host, path = parts.hostname or "", parts.path.strip("/")
+    return path.partition("/")[0] or (host.partition(".")[0] if ".blob." in host else "")
+
+
+def _said(names: tuple[str, ...]) -> str:
+    return next((os.environ[name] for name in names if os.environ.get(name)), "")
