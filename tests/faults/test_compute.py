@@ -133,7 +133,7 @@ def test_a_function_that_raises(work: Path, on_error: str) -> None:
         return
     rows = [row["id"] for path in sorted(work.glob("out/data/*")) for row in pq.read_table(path).to_pylist()]
     assert rows == [number for number in range(ROWS) if number != 333]
-    assert "1 rows that failed" in done.stdout
+    assert "1 row that failed" in done.stdout
     if on_error == "quarantine":
         (bad,) = pq.read_table(work / "out" / "quarantine.parquet").to_pylist()
         assert (bad["id"], bad["brim_error"]) == (333, "ZeroDivisionError: division by zero")

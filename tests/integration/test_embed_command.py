@@ -118,7 +118,7 @@ def test_values_that_are_no_numbers(work: Path) -> None:
     run_brim(*words("emb.npy", "--argument", "bad=333", "--nan", "keep", "--fresh"), cwd=work)
     assert np.isnan(np.load(work / "emb.npy")[333, 0])
     done = run_brim(*words("out.npy", "--argument", "bad=333", "--on-error", "skip"), cwd=work)
-    assert "1 rows that failed" in done.stdout
+    assert "1 row that failed" in done.stdout
     assert np.load(work / "out.npy").shape == (ROWS - 1, 6)
 
 

@@ -22,12 +22,12 @@ def test_results_show_themselves() -> None:
     """Lines as text, a table in a notebook; names of files cannot do harm there."""
     built = Built("<b>out</b>", 3, 2, 1000, 1, 1, 0, (), proved="all of it")
     assert str(built) == repr(built)
-    assert repr(built).splitlines()[0].split() == ["done", "<b>out</b>"]
+    assert repr(built).splitlines()[0].split() == ["built", "<b>out</b>"]
     assert "<b>" not in built._repr_html_()
     assert "&lt;b&gt;out&lt;/b&gt;" in built._repr_html_()
     many = Computed(built, brim.Outcome([Receipt("a", "", 1, 1, "", "", "", "")] * 10_000, computed=10_000))
     assert len(repr(many)) < 1000
-    assert ("units", "10,000 done, 0 kept") in many.lines
+    assert ("units", "10,000 done") in many.lines
 
 
 def test_plans_forecasts_and_why(tmp_path: Path) -> None:

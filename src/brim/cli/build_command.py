@@ -27,7 +27,6 @@ from brim.cli.plan_command import PlanOption, need, opened, planned, refuse_give
 from brim.cli.show import emit, followed, loading, memory_held, print_lines
 from brim.errors import InputError
 from brim.progress import Progress
-from brim.sizes import format_size, plural
 
 HELP = """Package files into shards at DEST: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX.
 
@@ -130,19 +129,10 @@ def build(
         emit("done", **{name: getattr(result, name) for name in result.__slots__})
         return
     if part is not None:
-        print_lines(_part_lines(result))
+        print_lines(result.lines)
         return
     dest = dest or str(result.destination)
-    lines = [
-        ("built", f"{result.destination}{f' ({result.visibility})' if result.visibility else ''}"),
-        ("holds", f"{plural(result.rows, 'row')}, {plural(result.files, 'file')}, {format_size(result.bytes)}"),
-        ("shards", shard_counts(result)),
-    ]
-    if result.proved:
-        lines.append(("proved", result.proved))
-    lines += memory_held(progress, job.limit.bytes)
-    if result.left_out:
-        lines.append(("left out", f"{len(result.left_out)} file(s) too large for the format, listed in README.md"))
+    lines = [*result.lines, *memory_held(progress, job.limit.bytes)]
     if job.plan.format == "parquet":
         config = publishing.config if saved is None else job.hub.config
         endpoint = storing.endpoint_url if saved is None else _endpoint(job.destination)
@@ -166,25 +156,6 @@ def _step(job: Any, part: str | None, finish: bool) -> Callable[[Progress], Any]
     if finish:
         raise InputError("Choose one of --part (bring shards) and --finish (publish them).")
     return functools.partial(job.part, part)
-
-
-def _part_lines(result: Any) -> list[tuple[str, str]]:
-    kept = f", {result.kept:,} kept" if result.kept else ""
-    return [
-        ("part", f"{result.part} of {result.parts}, at {result.destination}"),
-        ("shards", f"{result.shards:,} ({result.written:,} brought{kept}), {format_size(result.bytes)}"),
-        ("next", f"{result.next}{f'  (when all {result.parts:,} parts are done)' if result.parts > 1 else ''}"),
-    ]
-
-
-def shard_counts(result: Any) -> str:
-    """How many there are, and how many of them this run had to bring."""
-    kept = f", {result.kept:,} kept" if result.kept else ""
-    if not result.visibility:
-        return f"{result.shards:,} ({result.written:,} written{kept})"
-    pull = f", by pull request {result.pull_request}" if result.pull_request else ""
-    sent = f"{result.written:,} sent, {format_size(result.sent_bytes)}{kept}"
-    return f"{result.shards:,} ({sent}) in {result.commits:,} commit{'' if result.commits == 1 else 's'}{pull}"
 
 
 def _endpoint(destination: Any) -> str | None:

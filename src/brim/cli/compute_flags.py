@@ -11,7 +11,6 @@ from brim.cli.flags import ComputingFlags, LiveFlags, PartFlags, ScalingFlags, S
 from brim.cli.show import emit, followed, memory_held, print_lines
 from brim.errors import InputError
 from brim.progress import Progress
-from brim.sizes import format_size, plural
 
 # What a machine may say of a plan that was saved; the plan says the rest.
 _WITH_PLAN = (
@@ -93,13 +92,7 @@ def run_saved(
     if showing.json:
         emit("done", **{name: getattr(result, name) for name in result.__slots__})
         return
-    kept = f", {result.kept:,} kept" if result.kept else ""
-    last = f"  (when all {result.parts:,} parts are done)" if result.parts > 1 else ""
-    print_lines([
-        ("part", f"{result.part} of {result.parts}, for {result.destination}"),
-        ("units", f"{result.shards:,} ({result.written:,} computed{kept}), {format_size(result.bytes)}"),
-        ("next", f"{result.next}{last}"),
-    ])  # fmt: skip
+    print_lines(result.lines)
 
 
 def tell_saved(saved: Any, showing: ShowingFlags) -> None:
@@ -154,22 +147,8 @@ def tell(computed: Any, progress: Any, job: Any, showing: ShowingFlags, more: Se
         }
         emit("done", **(facts | counted), quarantine=computed.quarantine)
         return
-    lines = [("done", f"{built.destination}{f' ({built.visibility})' if built.visibility else ''}")]
-    lines.append(
-        ("holds", f"{plural(built.rows, 'row')}, {format_size(built.bytes)} in {plural(built.shards, 'shard')}")
-    )
-    lines += more
-    if units:
-        kept = units - outcome.computed
-        again = f", {outcome.retries} tried again" if outcome.retries else ""
-        done = f"{outcome.computed:,} done{f', {kept:,} kept' if kept else ''}{again}"
-        lines.append(("units", f"{done}, {plural(outcome.workers, 'worker')}"))
-    else:
-        lines.append(("units", "nothing to do: it was all there"))
-    if outcome.bad_rows:
-        where = f", kept in {computed.quarantine}" if computed.quarantine else ""
-        lines.append(("left out", f"{outcome.bad_rows:,} rows that failed{where}"))
-    if built.proved:
-        lines.append(("proved", built.proved))
+    told_otherwise = {*computed.counts, "memory"}
+    done, holds, *rest = [line for line in computed.lines if line[0] not in told_otherwise]
+    lines = [done, holds, *more, *rest]
     lines += memory_held(progress, job.limit.bytes, outcome.peak_bytes)
     print_lines(lines)

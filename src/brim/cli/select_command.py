@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from brim.cli.build_command import shard_counts
 from brim.cli.flags import (
     DESTINATIONS,
     CuttingFlags,
@@ -23,7 +22,6 @@ from brim.cli.flags import (
 )
 from brim.cli.plan_command import show
 from brim.cli.show import emit, followed, loading, memory_held, print_lines, waiting_for
-from brim.sizes import format_size, plural
 
 HELP = """Filter, sort, shuffle, split, join or re-shard what is a dataset already, without holding it.
 
@@ -102,15 +100,10 @@ def select(
         facts = {name: getattr(result, name) for name in result.__slots__}
         emit("done", **facts, splits=told, query=dict(job.plan.table.query))
         return
-    lines = [
-        ("selected", dict(job.plan.table.query)["chosen"]),
-        ("built", f"{result.destination}{f' ({result.visibility})' if result.visibility else ''}"),
-        ("holds", f"{plural(result.rows, 'row')}, {plural(result.files, 'file')}, {format_size(result.bytes)}"),
-        *([("splits", ", ".join(f"{s.name} {s.stop - s.start:,}" for s in splits))] if len(splits) > 1 else []),
-        ("shards", shard_counts(result)),
-        *([("proved", result.proved)] if result.proved else []),
-        *memory_held(progress, job.limit.bytes),
-    ]
+    built, holds, *rest = result.lines
+    counted = [("splits", ", ".join(f"{s.name} {s.stop - s.start:,}" for s in splits))] if len(splits) > 1 else []
+    lines = [("selected", dict(job.plan.table.query)["chosen"]), built, holds, *counted, *rest]
+    lines += memory_held(progress, job.limit.bytes)
     if job.plan.format == "parquet":
         lines.append(
             ("load", loading(dest, publishing.config, (s.split for s in job.plan.shards), storing.endpoint_url))

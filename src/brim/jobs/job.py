@@ -61,19 +61,30 @@ class Built(Described):
     proved: str = ""
 
     @property
+    def place(self) -> str:
+        """Where it is, and who sees it."""
+        return f"{self.destination} ({self.visibility})" if self.visibility else self.destination
+
+    @property
+    def commits_made(self) -> str:
+        """How it came to the Hub; of other places nothing."""
+        if not self.visibility:
+            return ""
+        pull = f", by pull request {self.pull_request}" if self.pull_request else ""
+        return f" in {plural(self.commits, 'commit')}{pull}"
+
+    @property
     def lines(self) -> list[tuple[str, str]]:
         """What is there, for people."""
-        seen = f" ({self.visibility})" if self.visibility else ""
-        files = f" of {plural(self.files, 'file')}" if self.files else ""
-        holds = f"{plural(self.rows, 'row')}{files}, {format_size(self.bytes)} in {plural(self.shards, 'shard')}"
-        lines = [("done", f"{self.destination}{seen}"), ("holds", holds)]
-        lines.append(("shards", f"{self.written:,} written, {self.kept:,} kept"))
-        if self.commits:
-            lines.append(("sent", f"{format_size(self.sent_bytes)} in {self.commits:,} commits"))
-        if self.pull_request:
-            lines.append(("pull request", str(self.pull_request)))
+        files = f", {plural(self.files, 'file')}" if self.files else ""
+        holds = f"{plural(self.rows, 'row')}{files}, {format_size(self.bytes)}"
+        kept = f", {self.kept:,} kept" if self.kept else ""
+        brought = f"sent, {format_size(self.sent_bytes)}" if self.visibility else "written"
+        shards = f"{self.shards:,} ({self.written:,} {brought}{kept}){self.commits_made}"
+        lines = [("built", self.place), ("holds", holds), ("shards", shards)]
         if self.left_out:
-            lines.append(("left out", f"{len(self.left_out):,} files that are too large for the format"))
+            left = plural(len(self.left_out), "file")
+            lines.append(("left out", f"{left} too large for the format, listed in README.md"))
         return [*lines, ("proved", self.proved)] if self.proved else lines
 
 
@@ -90,14 +101,22 @@ class Computed(Described):
     @property
     def lines(self) -> list[tuple[str, str]]:
         """What was done, for people."""
-        done, units = self.outcome, len(self.outcome.receipts)
-        lines = [line for line in self.built.lines if line[0] != "shards"]
-        told = f"{done.computed:,} done, {units - done.computed:,} kept" if units else "nothing to do: it was all there"
-        lines.append(("units", told))
+        done, built, units = self.outcome, self.built, len(self.outcome.receipts)
+        holds = f"{plural(built.rows, 'row')}, {format_size(built.bytes)} in {plural(built.shards, 'shard')}"
+        lines = [("done", built.place), ("holds", holds)]
         lines += [(name, f"{number:,}") for name, number in self.counts.items()]
+        kept = f", {units - done.computed:,} kept" if units > done.computed else ""
+        again = f", {done.retries:,} tried again" if done.retries else ""
+        workers = f", {plural(done.workers, 'worker')}" if done.workers else ""
+        told = f"{done.computed:,} done{kept}{again}{workers}" if units else "nothing to do: it was all there"
+        lines.append(("units", told))
+        if built.visibility:
+            lines.append(("sent", f"{format_size(built.sent_bytes)}{built.commits_made}"))
         if done.bad_rows:
             where = f", kept in {self.quarantine}" if self.quarantine else ""
-            lines.append(("left out", f"{done.bad_rows:,} rows that failed{where}"))
+            lines.append(("left out", f"{plural(done.bad_rows, 'row')} that failed{where}"))
+        if built.proved:
+            lines.append(("proved", built.proved))
         return [*lines, ("memory", f"{format_size(done.peak_bytes)} at most")] if done.peak_bytes else lines
 
 

@@ -33,6 +33,7 @@ from brim.plans.plan import Plan
 from brim.plans.saved_plan import Saved, load_plan, moved, understood
 from brim.progress import Progress, Watch, given_or_silent
 from brim.records import dataclass
+from brim.sizes import format_size
 from brim.state.ledger import STATE, Ledger, Receipt
 from brim.stores.destination import Destination, HubAddress, HubOptions, parse_destination
 
@@ -54,8 +55,8 @@ class SavedOptions(How):
             raise InputError(f"With --plan, --root is a folder of this machine, not {self.root!r}.")
 
 
-@dataclass(frozen=True, slots=True)
-class PartDone:
+@dataclass(frozen=True, slots=True, repr=False)
+class PartDone(Described):
     """What a run of a part did. `next` is the command that publishes when all parts are done."""
 
     part: int
@@ -67,6 +68,19 @@ class PartDone:
     kept: int
     sent_bytes: int
     next: str
+    of_units: bool = False  # of a computed job; otherwise shards were brought
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """What was done, and the next command, for people."""
+        noun, did, at = ("units", "computed", "for") if self.of_units else ("shards", "brought", "at")
+        kept = f", {self.kept:,} kept" if self.kept else ""
+        last = f"  (when all {self.parts:,} parts are done)" if self.parts > 1 else ""
+        return [
+            ("part", f"{self.part} of {self.parts}, {at} {self.destination}"),
+            (noun, f"{self.shards:,} ({self.written:,} {did}{kept}), {format_size(self.bytes)}"),
+            ("next", f"{self.next}{last}"),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +194,8 @@ class SavedBuild(Described):
                 frozenset(shard.name for shard in mine), folder, lambda ledger: self._built_here(mine, ledger)
             )
             done = self._run(self._content(mine, watched), watched, share) if mine else None
-        counts = {name: getattr(done, name, 0) for name in ("bytes", "shards", "written", "kept", "sent_bytes")}
-        return PartDone(part.number, part.count, str(self.destination), **counts, next=self.command("--finish"))
+        counts = (done.bytes, done.shards, done.written, done.kept, done.sent_bytes) if done else (0, 0, 0, 0, 0)
+        return PartDone(part.number, part.count, str(self.destination), *counts, next=self.command("--finish"))
 
     def _built_here(self, mine: Iterable[Shard], ledger: Ledger) -> Iterator[Receipt]:
         """What a build on one machine did in the same folder before counts as well."""

@@ -192,6 +192,7 @@ class SavedComputation:
             kept=units - outcome.computed,
             sent_bytes=0,
             next=self.command("--finish"),
+            of_units=True,
         )
 
     def finish(self, progress: Progress | None = None) -> Computed:
