@@ -6,7 +6,7 @@ ends cleanly, the handler is put back and KeyboardInterrupt is raised. All other
 A run notes in the user's state folder that it obeys a stop file, and takes the note and the file away when it ends.
 A file that is there at the start is stale if the run that it was made for has ended without taking it away (it was
 killed); then it goes, with a word about it. Any other was made by somebody who means it: refused, before anything
-is loaded.
+is loaded. One that comes later, while a source is read or before the run has begun, is obeyed.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _process_is_ours = False
 
 class _Here(threading.local):
     hears = False
+    not_there: frozenset[Path] = frozenset()  # when the reading for the next run began: what is there now came since
 
 
 _HERE = _Here()
@@ -84,12 +85,13 @@ class RunStop(Stop):
         self._files, self._asked = files, asked
         self._looked = 0.0
 
-    def check(self) -> None:
+    def check(self, *, now: bool = False) -> None:
+        """`now`: files are looked at however short ago they were."""
         if self._asked is not None and (why := self._asked.requested):
             self.request(why)
-        now = time.monotonic()
-        if now - self._looked >= _LOOK_EVERY_S:
-            self._looked = now
+        at = time.monotonic()
+        if now or at - self._looked >= _LOOK_EVERY_S:
+            self._looked = at
             for file in self._files:
                 if file.exists():
                     self.request(f"the stop file {file.name}")
@@ -100,11 +102,11 @@ class RunStop(Stop):
 def stoppable(*files: Path, asked: Stop | None = None) -> Iterator[RunStop]:
     """Turn signals, stop files and what the caller asks into a flag. A second Ctrl-C ends the process at once.
 
-    A stop file that is there already is refused, or removed if it is stale; one that comes goes at the end.
+    A stop file that is there already is refused, or removed if it is stale; one that comes goes at the end, as does one
+    that came since this thread began to read what the run is made of.
     """
-    for file in files:
-        if note := settle_stop_file(file):
-            sys.stderr.write(f"brim: {note}\n")
+    _settle(files)
+    _HERE.not_there = frozenset()
     ours = [file for file in files if note_run(file)]
     stop = RunStop(files, asked)
     try:
@@ -124,20 +126,29 @@ def heard_at_once(*files: Path, asked: Stop | None = None) -> Iterator[None]:
     if _HERE.hears:  # whoever called has said what to hear
         yield
         return
-    for file in files:
-        if note := settle_stop_file(file):
-            sys.stderr.write(f"brim: {note}\n")
+    _HERE.not_there = frozenset()
+    _settle(files)
     ours = [file for file in files if note_run(file)]
     stop = RunStop(files, asked)
-    _HERE.hears = True
+    _HERE.hears, _HERE.not_there = True, frozenset(files)
+    begins = False
     try:
         with interrupted_by(stop.check), _all_signals(stop, at_once=True) if _process_is_ours else nullcontext():
             yield
-        stop.check()
+        stop.check(now=True)
+        begins = True
     finally:
         _HERE.hears = False
+        if not begins:
+            _HERE.not_there = frozenset()
         for file in ours:
-            forget_run(file)
+            forget_run(file, keep=begins)  # what comes from now on is for the run
+
+
+def _settle(files: tuple[Path, ...]) -> None:
+    for file in files:
+        if note := settle_stop_file(file):
+            sys.stderr.write(f"brim: {note}\n")
 
 
 @contextmanager
@@ -251,7 +262,7 @@ def stop_file_lies(path: Path) -> bool:
     """Whether there is a stale one; an InputError if it is not stale. Changes nothing: for whoever begins to plan."""
     if path.is_dir():
         raise InputError(f"The stop file {str(path)!r} is a folder.", hint="Give the name of a file.")
-    if not path.exists():
+    if path in _HERE.not_there or not path.exists():
         return False
     note = _read(path)
     if note is not None and not _runs(note) and note["began"] <= path.stat().st_mtime:
@@ -281,9 +292,9 @@ def note_run(path: Path) -> bool:
     return True
 
 
-def forget_run(path: Path) -> None:
-    """The run is over: what asked it to stop has been obeyed."""
-    for done in (path, _note_path(path)):
+def forget_run(path: Path, *, keep: bool = False) -> None:
+    """The run is over: what asked it to stop has been obeyed, unless it is to `keep`."""
+    for done in (*(() if keep else (path,)), _note_path(path)):
         try:
             done.unlink(missing_ok=True)
         except OSError:

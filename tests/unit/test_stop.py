@@ -1,0 +1,61 @@
+"""A file that asks to stop: refused if it lies there before a job, obeyed whenever it comes after that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from brim.errors import InputError, Stopped
+from brim.jobs.spec import How
+from brim.state.stop import heard_at_once, stoppable
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "stop"
+
+
+def test_one_that_comes_while_a_source_is_read_is_obeyed(file: Path) -> None:
+    """However late it comes, and although options are looked at again meanwhile; it is gone afterwards."""
+
+    def read() -> None:
+        with heard_at_once(file):
+            file.touch()
+            How(stop_file=str(file))
+
+    with pytest.raises(Stopped, match="the stop file stop"):
+        read()
+    assert not file.exists()
+    with stoppable(file) as stop:
+        stop.check(now=True)
+
+
+def test_one_that_comes_before_the_run_has_begun_is_obeyed(file: Path) -> None:
+    with heard_at_once(file):
+        pass
+    file.touch()
+    with pytest.raises(Stopped, match="the stop file stop"), stoppable(file) as stop:
+        stop.check()
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("ends", [None, ValueError])
+def test_one_that_lies_there_is_refused_once_a_run_was_made_or_refused(
+    file: Path, ends: type[Exception] | None
+) -> None:
+    """What one job saw is nothing to the next."""
+    if ends is None:
+        with heard_at_once(file):
+            pass
+        with stoppable(file):
+            pass
+    else:
+        with pytest.raises(ends), heard_at_once(file):
+            raise ends
+    file.touch()
+    for refuses in (stoppable, heard_at_once):
+        with pytest.raises(InputError, match="is there already"), refuses(file):
+            raise AssertionError("it was let in")
+    assert file.exists()
