@@ -1,8 +1,10 @@
-"""A small server that speaks what obstore's client of Google Cloud Storage asks for: the XML API.
+"""A small server that speaks what obstore's client of Google Cloud Storage asks for, the XML API, and of the JSON API
+what gcsfs, by which `datasets` reads `gs://`, asks for to list and read.
 
-No emulator of Google's storage that can be installed here speaks it. Written from the documentation of the XML API and
-from what the client sends; nothing was compared with Google itself. Objects live in memory. With `key`, a request
-needs a bearer token (a JWT signed with that service account, which is looked at for its issuer and not verified).
+No emulator of Google's storage that can be installed here speaks the first. Written from the documentation of the APIs
+and from what the clients send; nothing was compared with Google itself. Objects live in memory. With `issuer`, a request
+needs a bearer token: a JWT of that service account, which is looked at for its issuer and not verified. Whoever asks for
+a token with such a JWT, as gcsfs does, is given it back.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 PAGE = 1000
+TOKEN = "/token"
+_JSON = re.compile(r"/(?:download/)?storage/v1/b/(?P<bucket>[^/]+)(?P<objects>/o)?(?:/(?P<key>.+))?")
 
 
 @dataclass(slots=True)
@@ -93,16 +97,59 @@ class _Handler(BaseHTTPRequestHandler):
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         with self.store.lock:
             self.store.requests.append(f"{self.command} {self.path}")
+            if parts.path == TOKEN:
+                given = dict(parse_qsl(body.decode()))["assertion"]
+                self._json({"access_token": given, "expires_in": 3600, "token_type": "Bearer"})
+                return
             name, _, key = parts.path.lstrip("/").partition("/")
             bucket = self.store.buckets.get(name)
             if not self._allowed():
                 self._error(401, "AuthenticationRequired")
+            elif (asked := _JSON.fullmatch(parts.path)) is not None:
+                self._answer_json(asked, query)
             elif bucket is None:
                 self._error(404, "NoSuchBucket")
             elif key:
                 self._on_object(bucket, unquote(key), query, body)
             else:
                 self._list(bucket, query)
+
+    def _answer_json(self, asked: re.Match[str], query: dict[str, str]) -> None:
+        """A bucket, its objects below a prefix, what an object is, or its bytes."""
+        name, key = asked["bucket"], unquote(asked["key"] or "")
+        bucket = self.store.buckets.get(name)
+        if bucket is None or self.command != "GET" or (key and key not in bucket.objects):
+            self._json({"error": {"code": 404, "message": "Not Found"}}, 404)
+        elif query.get("alt") == "media":
+            self._read(bucket, key)
+        elif key:
+            self._json(self._about(name, key, bucket.objects[key]))
+        elif asked["objects"] is None:
+            self._json({"kind": "storage#bucket", "id": name, "name": name, "location": "US"})
+        else:
+            below, cut = query.get("prefix", ""), query.get("delimiter", "")
+            found = sorted(one for one in bucket.objects if one.startswith(below))
+            deeper = [one for one in found if cut and cut in one[len(below) :]]
+            folders = sorted({below + one[len(below) :].partition(cut)[0] + cut for one in deeper})
+            items = [self._about(name, one, bucket.objects[one]) for one in found if one not in deeper]
+            self._json({"kind": "storage#objects", "items": items, "prefixes": folders})
+
+    def _about(self, bucket: str, key: str, there: StoredObject) -> dict[str, str]:
+        return {
+            "kind": "storage#object",
+            "bucket": bucket,
+            "name": key,
+            "size": str(len(there.data)),
+            "generation": str(there.generation),
+            "etag": there.etag.strip('"'),
+            "md5Hash": base64.b64encode(hashlib.md5(there.data).digest()).decode(),
+            "timeCreated": "1970-01-01T00:00:00.000Z",
+            "updated": "1970-01-01T00:00:00.000Z",
+            "mediaLink": f"{self.store.endpoint}/download/storage/v1/b/{bucket}/o/{quote(key, safe='')}?alt=media",
+        }
+
+    def _json(self, told: object, status: int = 200) -> None:
+        self._send(status, json.dumps(told).encode(), {"Content-Type": "application/json; charset=UTF-8"})
 
     def _allowed(self) -> bool:
         if self.store.issuer is None:

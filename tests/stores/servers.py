@@ -28,10 +28,10 @@ from urllib.error import URLError
 import pytest
 
 from tests.s3 import S3Server
-from tests.stores.gcs_server import GcsServer
+from tests.stores.gcs_server import TOKEN, GcsServer
 
 BUCKET = "private"
-STORES = Path(os.environ.get("BRIM_STORES") or Path(sys.prefix) / "stores")
+STORES = Path(os.environ.get("BRIM_STORES") or Path(sys.prefix) / "stores").absolute()  # servers run elsewhere
 _START_S = 60.0
 _ACCOUNT = "devstoreaccount1"
 _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # everybody's
@@ -105,8 +105,10 @@ def google(folder: Path) -> Iterator[RunningStore]:
     """Ours, with the key of a service account, with which obstore signs its tokens."""
     with GcsServer(BUCKET, issuer="brim@tests.example") as server:
         credentials = folder / "key.json"
-        credentials.write_text(json.dumps(service_account("brim@tests.example")))
+        credentials.write_text(json.dumps(service_account("brim@tests.example", server.endpoint + TOKEN)))
         said = {"GOOGLE_APPLICATION_CREDENTIALS": str(credentials), "STORAGE_EMULATOR_HOST": server.endpoint}
+        # gcsfs asks first, by gRPC with TLS, of what kind a bucket is: no emulator answers that.
+        said["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
         yield RunningStore("gs:// (a server of brim's tests)", "gs", said)
 
 
@@ -120,7 +122,7 @@ ALL = {
 }
 
 
-def service_account(email: str) -> dict[str, str]:
+def service_account(email: str, tokens: str) -> dict[str, str]:
     """The file that Google gives out for a service account, with a key of its own."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
@@ -135,7 +137,7 @@ def service_account(email: str) -> dict[str, str]:
         "private_key": key.decode(),
         "client_email": email,
         "client_id": "1",
-        "token_uri": "http://127.0.0.1:9/token",
+        "token_uri": tokens,
     }
 
 
