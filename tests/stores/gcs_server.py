@@ -2,8 +2,8 @@
 what gcsfs, by which `datasets` reads `gs://`, asks for to list and read.
 
 No emulator of Google's storage that can be installed here speaks the first. Written from the documentation of the APIs
-and from what the clients send; nothing was compared with Google itself. Objects live in memory. With `issuer`, a request
-needs a bearer token: a JWT of that service account, which is looked at for its issuer and not verified. Whoever asks for
+and from what the clients send; nothing was compared with Google itself. Objects live in memory. With `issuer`, requests
+need a bearer token: a JWT of that service account, which is looked at for its issuer and not verified. Whoever asks for
 a token with such a JWT, as gcsfs does, is given it back.
 """
 
