@@ -2,7 +2,7 @@
 
     python benchmarks/stop.py [--each 14] [--live 20] [--tuning] [--only reaching,levelling,fast,live] [--json FILE]
 
-Figures are for seeds from 1000 on; the constants of memory/prediction.py and memory/guard.py were chosen on seeds
+Figures are for seeds from 1000 on; the constants of memory/guard.py and memory/guard.py were chosen on seeds
 below 100 (`--tuning` runs those). A curve counts among those that reach the limit if its last climb from 60 % to the
 kill line takes three leads or more; it is in time if the stop is said a full lead before the kill line. Readings are
 taken at the pace of the real sampler. Live: a process follows a curve under `brim run --lead 3`, ten times faster.

@@ -87,10 +87,10 @@ if TYPE_CHECKING:
     from brim.sources.recipe import Recipe as Recipe
     from brim.sources.selection import Selection as Selection
     from brim.state.stop import Stop as Stop
-    from brim.tensors.save_tensors import save_file as save_file
     from brim.tensors.tensor_reader import ShardedRows as ShardedRows
     from brim.tensors.tensor_reader import open_tensors as open_tensors
     from brim.tensors.tensor_writer import TensorWriter as TensorWriter
+    from brim.tensors.tensor_writer import save_file as save_file
     from brim.watching.watching import watch as watch
 
 _HOMES = {
@@ -157,7 +157,7 @@ _HOMES = {
     "push_to_hub": "brim.api.datasets_api",
     "recipes": "brim.api.source_api",
     "release": "brim.memory.release",
-    "save_file": "brim.tensors.save_tensors",
+    "save_file": "brim.tensors.tensor_writer",
     "select": "brim.api.build_api",
     "shuffle": "brim.api.dataset_rows_api",
     "sort": "brim.api.dataset_rows_api",

@@ -1,13 +1,17 @@
 """The files a job reads: where they are, and what they were when the job was planned.
 
-Kept in columns, because a million files as Python objects take a gigabyte. A file is its number in the
-set. A value of a dataset may also be a range of a file that holds many (a memory-mapped Arrow file, a Parquet
-shard), or several ranges of it, its *pieces*. Nothing here reads file content.
+Kept in columns, because a million files as Python objects take a gigabyte. A file is its number in the set. A value of
+a dataset may also be a range of a file that holds many (a memory-mapped Arrow file, a Parquet shard), or several ranges
+of it, its *pieces*. Nothing here reads file content.
+
+A recording that is a folder (a CTF `.ds`, an `.ome.zarr`) becomes one value: a tar of its files, whose bytes depend on
+names and content only. Its path ends in "/", so that whoever unpacks it knows that it was a folder.
 """
 
 from __future__ import annotations
 
 import os
+import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
@@ -18,7 +22,35 @@ from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.listing import ObjectStat
 from brim.errors import SourceChanged, SourceError
 from brim.records import dataclass
-from brim.tarball import Bundle, tar_size
+
+BLOCK = 512
+END = bytes(2 * BLOCK)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The files of a folder: names inside it, and file numbers."""
+
+    names: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+
+def member_header(name: str, size: int) -> bytes:
+    """A header without time or owner; PAX records where the name or size needs them."""
+    info = tarfile.TarInfo(name)
+    info.size = size
+    info.mode = 0o644
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+def padding(size: int) -> bytes:
+    return bytes(-size % BLOCK)
+
+
+def tar_size(members: list[tuple[str, int]]) -> int:
+    """The size of the tar of files with these names and sizes."""
+    return len(END) + sum(len(member_header(name, size)) + size + -size % BLOCK for name, size in members)
+
 
 Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]

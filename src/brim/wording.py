@@ -3,10 +3,13 @@
 Texts are written once, with options as the terminal has them and a value behind `=`: `--workers`, `--on-error=skip`.
 In the terminal they read `--workers` and `--on-error skip`, in Python `workers=` and `on_error="skip"`. What follows
 the name of a command (`brim build --plan PLAN`), or stands in backticks, is something to type and stays as it is.
+
+Plans, forecasts and results are `Described` for people: lines of a label and a text, in a notebook a table.
 """
 
 from __future__ import annotations
 
+import html
 import re
 import sys
 from collections.abc import Mapping
@@ -95,3 +98,30 @@ def _keyword(match: re.Match[str]) -> str:
         return SWITCHES.get(name) or f"{name.replace('-', '_')}="
     plain = _NUMBER.fullmatch(value) or value[0] in "'\""
     return f"{name.replace('-', '_')}={value if plain else repr(value)}"
+
+
+class Described:
+    """Has `lines`. Printed and as the value of a cell it is those, not what a program would want to know."""
+
+    __slots__ = ()
+    label_width = 0  # at least
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """Labels and texts, for people."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        width = max([self.label_width, *(len(label) for label, _ in self.lines)])
+        return "\n".join(f"{label:>{width}}  {worded(text)}" for label, text in self.lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><th style="text-align:right;vertical-align:top">{html.escape(label)}</th>'
+            f'<td style="text-align:left;white-space:pre-wrap">{html.escape(worded(text))}</td></tr>'
+            for label, text in self.lines
+        )
+        return f"<table>{rows}</table>"

@@ -22,7 +22,7 @@ import pytest
 
 import brim
 from brim.errors import InputError, SinkFailed, SourceError
-from brim.tensors import save_tensors
+from brim.tensors import tensor_writer
 from tests.conftest import tree_digest
 from tests.faults.test_disk_full import grow
 
@@ -382,7 +382,7 @@ def test_full_while_it_is_put_together(small_disk: Path) -> None:
 @pytest.mark.parametrize("kind", ["list", "iterator"])
 def test_save_file_goes_on_after_a_full_disk(small_disk: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that were let go are in the unfinished file: the same call with the same lists finishes it."""
-    monkeypatch.setattr(save_tensors, "SYNC_BYTES", 300_000)
+    monkeypatch.setattr(tensor_writer, "SYNC_BYTES", 300_000)
     text = np.random.default_rng(0).random((5000, 250), dtype=np.float32)
     batches = np.array_split(text, 50)
     given: dict[str, Any] = {"text": batches if kind == "list" else iter(batches)}

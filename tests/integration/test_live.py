@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from brim.watching.run_log import read_log
-from brim.watching.stacks import find_program
+from brim.watching.verdicts import find_program
 from tests.conftest import brim
 from tests.forked import brim as forked
 

@@ -300,7 +300,7 @@ def test_a_short_command_is_short() -> None:
 
 def test_the_screen_comes_from_the_log_alone(tmp_path: Path) -> None:
     """A log that was cut off still tells the trend, and that it was cut off."""
-    from brim.report.watch_summary import screen, summarise
+    from brim.report.watch_view import screen, summarise
 
     log = tmp_path / "l.jsonl"
     head = {"type": "head", "limit": {"bytes": 10**9, "why": "--memory", "enforced": "best effort"}}

@@ -17,7 +17,7 @@ import pytest
 
 import brim
 from brim.errors import DamageFound, DestinationError, InputError, MissingExtra, PlanChanged, SourceError
-from brim.tensors import save_tensors
+from brim.tensors import tensor_writer
 
 numpy_safetensors = pytest.importorskip(
     "safetensors.numpy", reason="byte identity with safetensors is not proved here: not installed"
@@ -110,10 +110,10 @@ def _parts(rows: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["list", "tuple", "generator", "one array", "mixed"])
-@pytest.mark.parametrize("sync_bytes", [save_tensors.SYNC_BYTES, 100])
+@pytest.mark.parametrize("sync_bytes", [tensor_writer.SYNC_BYTES, 100])
 def test_save_file(tmp_path: Path, kind: str, sync_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever holds the batches, and however many rows each tensor has: the bytes of save_file around the whole."""
-    monkeypatch.setattr(save_tensors, "SYNC_BYTES", sync_bytes)
+    monkeypatch.setattr(tensor_writer, "SYNC_BYTES", sync_bytes)
     whole = {"text": numbers(50, 7), "vision": numbers(31, 2, dtype="float16")}
     numpy_safetensors.save_file(whole, tmp_path / "theirs.safetensors")
     split = {name: np.array_split(array, 6) for name, array in whole.items()}

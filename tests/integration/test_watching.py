@@ -12,8 +12,8 @@ import pytest
 
 import brim
 from brim.errors import InputError
-from brim.watching.callbacks import StopCallback
 from brim.watching.run_log import read_log
+from brim.watching.watching import StopCallback
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory commands see little elsewhere")
 

@@ -14,7 +14,7 @@ import pytest
 from brim.errors import InputError
 from brim.tensors import arrangement as module
 from brim.tensors.arrangement import Arrangement, ParquetArrangement, Request, arrangement_for
-from brim.tensors.tensor_spec import Tensor
+from brim.tensors.tensor_files import Tensor
 from brim.tensors.tensor_stream import Files, FileSpan
 
 A, B = Tensor("a", (2,), "float32"), Tensor("b", (), "int64")  # eight bytes a row, both

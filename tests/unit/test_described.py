@@ -13,8 +13,7 @@ import brim
 from brim.api.recorded_run import Together, shown
 from brim.jobs.job import Built, Computed
 from brim.progress import Silent
-from brim.report.bars import Bar, NotesOnly, PlainLines
-from brim.report.notebook_bar import NotebookBar
+from brim.report.bars import Bar, NotebookBar, NotesOnly, PlainLines
 from brim.state.ledger import Receipt
 
 
@@ -69,7 +68,7 @@ class Shown:
 def test_a_notebook_has_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is over at once shows none; a longer one is drawn in its place, as text too."""
     clock = [0.0]
-    monkeypatch.setattr("brim.report.notebook_bar.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("brim.report.bars.time", SimpleNamespace(monotonic=lambda: clock[0]))
     display = Shown()
     bar = NotebookBar(display)
     bar.start("map", 1000, 0, 10**9)

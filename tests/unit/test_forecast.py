@@ -31,8 +31,7 @@ from brim.forecasts.measured import (
 )
 from brim.forecasts.shapes import Component, Forecast, Verdict, verdict_of
 from brim.memory.limit import Limit
-from brim.memory.machine import Machine
-from brim.memory.meter import Usage
+from brim.memory.meter import Machine, Usage
 from brim.sizes import format_both, parse_size
 
 GB = 10**9

@@ -8,13 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from brim.file_set import FileSet, Ranges
+from brim.file_set import Bundle, FileSet, Ranges
 from brim.plans import cut_shards, fingerprint, plan
 from brim.plans.cut_shards import CutOptions, shard_name
 from brim.plans.fingerprint import digest_items, digest_json
 from brim.plans.plan import Plan, make_plan
 from brim.sources.file_table import FileColumn, FileTable, Split
-from brim.tarball import Bundle
 
 N = 40
 _ONE = FileColumn("Image", False)

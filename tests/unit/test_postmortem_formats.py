@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from brim.oom.kills import Kill
+from brim.oom.kills import Kill, merged
 from brim.oom.log_lines import Clock
-from brim.oom.merge_kills import merged
 from brim.oom.scan_log import Scan, scan_lines
 from brim.oom.why import why
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.oom.kernel_log import KernelRecords
-from brim.oom.kills import Kill, Sizes
+from brim.oom.kills import Kill, Sizes, merged
 from brim.oom.log_lines import Clock
-from brim.oom.merge_kills import merged
 from brim.oom.scan_log import Scan
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "oom"

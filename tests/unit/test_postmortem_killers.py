@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from brim.oom.kills import Kill, Restart
+from brim.oom.kills import Kill, Restart, merged
 from brim.oom.log_lines import Clock
-from brim.oom.merge_kills import merged
 from brim.oom.scan_log import Scan, scan_file
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "oom"

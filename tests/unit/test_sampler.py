@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.memory.machine import machine_now, meminfo, pressure
+from brim.memory.meter import machine_now, meminfo, pressure
 from brim.memory.sampler import LONGEST_S, SHORTEST_S, Gpus, Pace
-from brim.watching.orders import Ladder, Orders, Target
+from brim.watching.launch import Ladder, Orders, Target
 
 GB = 10**9
 

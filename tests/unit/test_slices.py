@@ -13,13 +13,12 @@ import pytest
 
 import brim
 from brim.errors import DestinationError, SourceChanged
-from brim.file_set import FileSet, FileSetBuilder, RangeSetBuilder
+from brim.file_set import Bundle, FileSet, FileSetBuilder, RangeSetBuilder
 from brim.plans.plan import Plan
 from brim.plans.shard_bytes import slice_of, splice_of
 from brim.stores.destination import HubAddress
 from brim.stores.folder_store import FolderStore, make_folder
 from brim.stores.hub_store import HubCarrier
-from brim.tarball import Bundle
 from tests.conftest import write_files
 
 

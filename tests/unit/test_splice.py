@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brim.errors import SourceChanged
-from brim.file_set import FileSet, FileSetBuilder, Pieces, Ranges
+from brim.file_set import FileSet, FileSetBuilder, Pieces, Ranges, tar_size
 from brim.formats import splice as splice_module
 from brim.formats.scratch import Scratch
 from brim.formats.source_reader import Buffers
 from brim.formats.splice import Splice, SpliceBuilder
-from brim.tarball import tar_size
 from tests.conftest import file_set, random_bytes, write_files
 
 _segment = st.one_of(

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from brim.errors import DamageFound, InputError
 from brim.tensors import tensor_files as ours
-from brim.tensors.tensor_files import NpyLayout, SafetensorsLayout, read_header
-from brim.tensors.tensor_spec import Tensor
+from brim.tensors.tensor_files import NpyLayout, SafetensorsLayout, Tensor, read_header
 
 theirs = pytest.importorskip("safetensors", reason="byte identity with safetensors is not proved here: not installed")
 

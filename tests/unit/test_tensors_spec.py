@@ -11,7 +11,7 @@ import pytest
 from brim.errors import InputError
 from brim.tensors import tensor_batches
 from brim.tensors.tensor_batches import batch_for
-from brim.tensors.tensor_spec import Tensor, tensors_from
+from brim.tensors.tensor_files import Tensor, tensors_from
 
 NUMBERS = np.arange(24, dtype=np.float32).reshape(6, 4)
 

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brim.errors import BrimError, InputError
-from brim.formats.parquet_join import MAGIC, JoinedFooter
 from brim.outputs import token_files, token_output
 from brim.outputs.token_documents import Packer, TokenSplit, hashed
+from brim.outputs.token_files import MAGIC, JoinedFooter
 from brim.outputs.token_output import FinishedTokens, FinishOptions, finish_tokens, parse_split
 from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, settle_dtype
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from brim.memory.meter import proportional_usage, read_process, started, tree
-from brim.memory.tmpfs import TmpfsFiles
-from brim.memory.tree_meter import TreeMeter
+from brim.memory.tree_meter import TmpfsFiles, TreeMeter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 MB = 1_000_000
@@ -240,7 +239,7 @@ def test_the_quick_look_is_the_careful_one_for_a_lone_process() -> None:
 
 def test_a_number_that_was_given_away_is_nobody_we_know() -> None:
     """A root whose start time is another's is not looked at: with --act, a stranger could be killed."""
-    from brim.watching.orders import Orders, Target
+    from brim.watching.launch import Orders, Target
     from brim.watching.watcher import Watcher
 
     with child("") as pid:

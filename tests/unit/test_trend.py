@@ -5,8 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.memory.guard import floors, judge, sparkline
-from brim.memory.prediction import Point, slope
+from brim.memory.guard import Point, floors, judge, slope, sparkline
 
 MB = 1e6
 

@@ -20,9 +20,9 @@ from brim.api.job_options import MapGiven, MapKeywords, refuse_without_place, sp
 from brim.api.recorded_run import Together, shown
 from brim.errors import ArgumentError, InputError, named
 from brim.jobs.caches import CacheLayout, cache_home, cache_key, cache_max, open_dataset, remove_folder, trim_caches
+from brim.jobs.content import without_function
 from brim.jobs.job import Computed, Job
 from brim.jobs.spec import How, computed_facts, computed_spec
-from brim.jobs.units import without_function
 from brim.outputs.output import CachedRows
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress

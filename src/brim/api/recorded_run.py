@@ -38,8 +38,7 @@ def shown(progress: Progress | bool | None) -> Progress:
         if not hasattr(progress, "advance"):
             raise InputError(f"progress={progress!r} is not a brim.Progress.", hint="Give True, False or nothing.")
         return progress
-    from brim.report.bars import Bar, NotesOnly, PlainLines
-    from brim.report.notebook_bar import NotebookBar, in_notebook
+    from brim.report.bars import Bar, NotebookBar, NotesOnly, PlainLines, in_notebook
 
     if in_notebook():
         return NotebookBar()

@@ -137,7 +137,7 @@ def _rights(role: str | None) -> str:
 def _memory() -> dict[str, Any]:
     from brim.memory.cgroup import hard_limit_here
     from brim.memory.limit import effective_limit, headrooms
-    from brim.memory.machine import blind_spots
+    from brim.memory.meter import blind_spots
     from brim.stores.destination import state_root
 
     limit = effective_limit()

@@ -2,22 +2,52 @@
 
 A verb takes the dataclasses as parameters; `flat` spreads their fields out for the parser and packs them
 again for the verb, so that twenty options travel as three values.
+
+The Tab key offers verbs, the words that an option takes, recipes. Nothing here asks the network.
+Files need no words of ours: where there are none, shells complete file names themselves.
 """
+
+from __future__ import annotations
 
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, cast
 
 import typer
 
 from brim.buckets.bucket_address import Access
-from brim.cli.completion import completion_of
 from brim.cli.show import say_nothing, waiting_for
 from brim.errors import InputError
 from brim.records import dataclass
+
+Completion = Callable[[str], list[str]]
+_WORDS = re.compile(r"[a-z0-9-]+(\|[a-z0-9-]+)+")
+
+
+def complete_words(words: Iterable[str]) -> Completion:
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
+def completion_of(metavar: str | None) -> Completion | None:
+    """For an option that takes one of some words (`error|skip`), or a recipe. None: whatever the shell does."""
+    if metavar is None:
+        return None
+    if metavar.startswith("NAME|FILE"):
+        return complete_recipes
+    return complete_words(metavar.split("|")) if _WORDS.fullmatch(metavar) else None
+
+
+def complete_recipes(incomplete: str) -> list[str]:
+    from brim.sources.recipe import builtin_recipes
+
+    return [recipe.name for recipe in builtin_recipes() if recipe.name.startswith(incomplete)]
+
 
 DESTINATIONS = "A folder, hf://datasets/ORG/NAME\\[@BRANCH], hf://buckets/ORG/NAME/PREFIX, or s3://BUCKET/PREFIX."
 BUILT = "What brim built: a folder, hf://datasets/ORG/NAME, hf://buckets/ORG/NAME/PREFIX, or s3://BUCKET/PREFIX."

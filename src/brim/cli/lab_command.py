@@ -74,7 +74,7 @@ def _run(experiment: Any, options: Any, keeping: ExperimentFlags, showing: Showi
     with scratch(keeping.keep) as folder:
         seen = experiment(folder, options, watch)
     if page is not None:
-        from brim.lab.lab_log import write_log
+        from brim.lab.steps import write_log
         from brim.report.page import write_page
 
         write_log(seen, page.with_suffix(".jsonl"))
@@ -92,10 +92,10 @@ def leak(
     size: Annotated[str, typer.Option(metavar="SIZE", help="How large the list and the file become.")] = "200MB",
     pieces: Annotated[int, typer.Option(metavar="N", min=1, help="In so many steps.")] = 4,
 ) -> None:
-    from brim.lab.leak_experiment import LeakOptions, run
+    from brim.lab.experiments import LeakOptions, run_leak
     from brim.sizes import parse_size
 
-    _run(run, LeakOptions(parse_size(size), pieces), keeping, showing)
+    _run(run_leak, LeakOptions(parse_size(size), pieces), keeping, showing)
 
 
 def embed_list(
@@ -105,9 +105,9 @@ def embed_list(
     dims: Annotated[int, typer.Option(metavar="N", min=1, help="How long a vector is.")] = 1024,
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Vectors at a time.")] = 500,
 ) -> None:
-    from brim.lab.concat_experiment import EmbedListOptions, run
+    from brim.lab.experiments import EmbedListOptions, run_concat
 
-    _run(run, EmbedListOptions(rows, dims, batch_size), keeping, showing)
+    _run(run_concat, EmbedListOptions(rows, dims, batch_size), keeping, showing)
 
 
 def push(
@@ -116,10 +116,10 @@ def push(
     files: Annotated[int, typer.Option(metavar="N", min=1, help="How many files.")] = 24,
     file_size: Annotated[str, typer.Option(metavar="SIZE", help="How large each is.")] = "5MB",
 ) -> None:
-    from brim.lab.push_experiment import PushOptions, run
+    from brim.lab.experiments import PushOptions, run_push
     from brim.sizes import parse_size
 
-    _run(run, PushOptions(files, parse_size(file_size)), keeping, showing)
+    _run(run_push, PushOptions(files, parse_size(file_size)), keeping, showing)
 
 
 def map_texts(

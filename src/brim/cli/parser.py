@@ -16,8 +16,7 @@ import typer
 import typer.core as core
 from typer.core import TyperCommand, TyperGroup
 
-from brim.cli.completion import complete_words
-from brim.cli.flags import flat, help_text
+from brim.cli.flags import complete_words, flat, help_text
 from brim.cli.verbs import ABOUT, HELP_VERB, VERBS, version_line
 
 

@@ -62,10 +62,10 @@ def run(
     from brim.errors import CommandNotStarted
     from brim.memory.cgroup import Cgroup, open_group
     from brim.memory.limit import watch_limit
-    from brim.memory.machine import blind_spots
+    from brim.memory.meter import blind_spots
     from brim.redact import redact_command
     from brim.report.live_server import shown_live
-    from brim.watching.orders import Orders, Target
+    from brim.watching.launch import Orders, Target
     from brim.watching.run_log import prepare_log
     from brim.watching.supervisor import run as supervise
 
@@ -135,7 +135,7 @@ def _hold(enforced: str) -> str:
 
 
 def _show(outcome: Any, log: Path, quiet: bool, json_line: bool, postmortem: list[str]) -> None:
-    from brim.report.watch_summary import screen, summarise
+    from brim.report.watch_view import screen, summarise
 
     summary = summarise(log)
     if json_line:
@@ -148,7 +148,7 @@ def _show(outcome: Any, log: Path, quiet: bool, json_line: bool, postmortem: lis
 def _postmortem(outcome: Any, log: Path, began: datetime) -> list[str]:
     """Why it died, if it did: from what the machine has written down, and from brim's own log."""
     from brim.oom.why import why
-    from brim.report.watch_summary import evidence
+    from brim.report.watch_view import evidence
 
     if outcome.signal is None and not outcome.stopped_for_memory:
         return []

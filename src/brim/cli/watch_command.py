@@ -54,8 +54,7 @@ def watch(
     for_s: Annotated[float | None, typer.Option("--for", metavar="S", help="End the watch after this long.")] = None,
 ) -> None:
     from brim.report.live_server import shown_live
-    from brim.watching.launch import Board, WatcherProcess
-    from brim.watching.orders import Orders
+    from brim.watching.launch import Board, Orders, WatcherProcess
     from brim.watching.run_log import prepare_log
 
     check_report(written)
@@ -107,7 +106,7 @@ def _target(pid: int | None, match: str | None, system: bool) -> Any:
     from brim.memory.meter import started
     from brim.redact import redact_command
     from brim.watching.find_processes import command_line
-    from brim.watching.orders import Target
+    from brim.watching.launch import Target
 
     if sum((pid is not None, match is not None, system)) != 1:
         raise InputError("Say what to watch: a process number, --match TEXT, or --system.")
@@ -143,8 +142,7 @@ def _show_matches(pattern: str, act_on_all: bool, as_json: bool) -> None:
 def _limit(memory: str | None, target: Any) -> tuple[Any, bool]:
     """What was asked for; else what it holds already and what is left."""
     from brim.memory.limit import Limit, watch_limit
-    from brim.memory.machine import machine_now
-    from brim.memory.meter import tree_bytes
+    from brim.memory.meter import machine_now, tree_bytes
 
     held = None if target.pid is None else tree_bytes(target.pid)
     limit = watch_limit(memory, held_bytes=held, pid=target.pid or "self")
@@ -205,7 +203,7 @@ def _follow(watcher: Any, board: Any, view: Any, for_s: float | None) -> dict[st
 
 
 def _show(log: Path, as_json: bool) -> None:
-    from brim.report.watch_summary import screen, summarise
+    from brim.report.watch_view import screen, summarise
 
     summary = summarise(log)
     if as_json:

@@ -80,7 +80,7 @@ def ladder_of(
 ) -> Any:
     """The ladder as the watcher understands it."""
     from brim.watching.act import lead_of
-    from brim.watching.orders import Ladder
+    from brim.watching.launch import Ladder
     from brim.watching.run_log import alerts_path
 
     if rungs.stop_file is not None and (note := settle_stop_file(absolute(rungs.stop_file))):

@@ -22,8 +22,17 @@ from typing import Any
 from brim.errors import InputError
 from brim.forecasts.shapes import Component, Forecast, Reasons, concat
 from brim.memory.limit import Limit, cgroups, watch_limit
-from brim.memory.machine import Machine, machine_now, meminfo
-from brim.memory.meter import Process, Usage, proportional_usage, read_process, resident_tree, tree
+from brim.memory.meter import (
+    Machine,
+    Process,
+    Usage,
+    machine_now,
+    meminfo,
+    proportional_usage,
+    read_process,
+    resident_tree,
+    tree,
+)
 from brim.records import dataclass
 from brim.sizes import format_size, parse_size
 from brim.watching.find_processes import ProcessNames

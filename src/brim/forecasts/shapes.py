@@ -12,11 +12,11 @@ from enum import StrEnum
 from typing import Any
 
 from brim.choices import at_least, one_of
-from brim.described import Described
 from brim.errors import InputError
 from brim.memory.limit import Limit, watch_limit
 from brim.records import dataclass
 from brim.sizes import format_both, format_size, parse_size
+from brim.wording import Described
 
 MODERATE_FROM = 0.70
 HIGH_ABOVE = 0.90

@@ -6,7 +6,7 @@ import io
 import os
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
-from brim.formats.seekable import Seekable
+from brim.formats.source_reader import Seekable
 from brim.formats.splice import Unreadable, copy_range
 from brim.records import dataclass
 from brim.state.durable import pread_all, reading

@@ -6,6 +6,8 @@ side, and a system call for each would take longer than the copy.
 
 Objects of a bucket are asked for ahead of the reading; ranges of objects that hold many values are joined where they
 are near each other. `open_file` is for those who look into one file.
+
+`Seekable` is what every file-like view has in common: a position in something whose size is known.
 """
 
 from __future__ import annotations
@@ -25,13 +27,37 @@ import numpy as np
 from brim.buckets.bucket_address import BucketAddress
 from brim.buckets.read_object import Changed, ObjectFile, ObjectPiece, ahead, cut
 from brim.file_set import FileSet
-from brim.formats.seekable import Seekable
 from brim.memory.release import keep_heap_small
 from brim.records import dataclass
 from brim.state.durable import reason, refuse_more_files
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+
+class Seekable(io.IOBase):
+    """`_at` is where the next read begins; whoever inherits says how large it is."""
+
+    _at = 0
+
+    def _size(self) -> int:
+        raise NotImplementedError
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size()}[whence]
+        if base + offset < 0:
+            raise ValueError(f"cannot seek to {base + offset}")
+        self._at = base + offset
+        return self._at
 
 
 class Buffers:

@@ -22,12 +22,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from brim.file_set import FileSet, Ints
+from brim.file_set import END, FileSet, Ints, member_header, padding
 from brim.formats.scratch import Scratch
-from brim.formats.seekable import Seekable
-from brim.formats.source_reader import Buffers, SourceReader, reader_of
+from brim.formats.source_reader import Buffers, Seekable, SourceReader, reader_of
 from brim.state.durable import BUFFER_BYTES, write_all
-from brim.tarball import END, member_header, padding
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

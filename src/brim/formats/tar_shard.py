@@ -19,10 +19,9 @@ from typing import Any
 import pyarrow as pa
 
 from brim.errors import DamageFound
-from brim.file_set import FileSet, Ints
+from brim.file_set import END, FileSet, Ints, member_header, padding
 from brim.formats.readable import Readable, ReadableFile, ShardFile
 from brim.formats.splice import Splice, SpliceBuilder
-from brim.tarball import END, member_header, padding
 
 _BATCH = 1024
 _FILES = "__files__"  # in the JSON of a row: which columns hold files, in the order of their members

@@ -10,7 +10,6 @@ from typing import Any
 
 from brim.buckets.bucket_address import BucketAddress
 from brim.choices import one_of
-from brim.described import Described
 from brim.errors import InputError
 from brim.formats.parquet_shard import MAX_CELL_BYTES
 from brim.jobs.bring import versions
@@ -33,6 +32,7 @@ from brim.sources.file_table import FileTable
 from brim.state.durable import reason
 from brim.state.ledger import Ledger
 from brim.stores.destination import Destination, HubAddress, parse_destination
+from brim.wording import Described
 
 
 @dataclass(frozen=True, slots=True)

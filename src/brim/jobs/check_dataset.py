@@ -38,12 +38,11 @@ from brim.plans.file_checks import Oversize
 from brim.plans.shard_bytes import hollow_columns
 from brim.progress import Progress, Silent
 from brim.records import dataclass
-from brim.sources.expectations import Counted, expectation_findings
 from brim.sources.features import kind_of_feature
 from brim.sources.file_table import FileTable
 from brim.sources.open_dataset import is_dataset
 from brim.sources.open_source import columns_beside, find_recipe, read_source, recipe_text
-from brim.sources.recipe import VALUE_TYPES, EntityColumn, Recipe
+from brim.sources.recipe import VALUE_TYPES, Counted, EntityColumn, Recipe, expectation_findings
 from brim.sources.source_options import SourceOptions
 
 _REQUESTS = 8  # at a time, to the Hub or a bucket

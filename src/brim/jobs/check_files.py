@@ -28,7 +28,6 @@ import pyarrow.compute as pc
 
 from brim.buckets.bucket_address import Access
 from brim.choices import at_least, one_of
-from brim.described import Described
 from brim.errors import InputError, MissingExtra, Stopped
 from brim.file_set import Ints
 from brim.formats.parquet_shard import MAX_CELL_BYTES
@@ -41,7 +40,7 @@ from brim.records import dataclass
 from brim.sources.file_table import FileTable, Finding, Reason, Refused, flat_numbers
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
-from brim.wording import worded
+from brim.wording import Described, worded
 
 _ABSENT: tuple[Reason, ...] = ("missing", "folder", "special", "unreadable", "url", "name", "twin")
 _REQUESTS = 16  # at a time, to a bucket

@@ -1,4 +1,7 @@
-"""Rows through a step: units are made, put together, and brought where they belong. A part of the job (job.py)."""
+"""Rows through a step: units are made, put together, and brought where they belong. A part of the job (job.py).
+
+The job that the units of a destination belong to is continued, adopted, or not mixed with another.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +13,109 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from brim.buckets.bucket_address import BucketAddress, parse_bucket_address
 from brim.buckets.listing import list_objects
-from brim.errors import DamageFound
-from brim.jobs.bring import Share
+from brim.errors import DamageFound, PlanChanged
+from brim.jobs.bring import Share, refuse_strangers, versions
 from brim.jobs.caches import CacheLayout, Kept, keep_in_place, read_kept
-from brim.jobs.content import ComputedContent, rows_of
+from brim.jobs.content import ComputedContent, computed_changes, rows_of, without_function
 from brim.jobs.job import ALONE, Built, Computed, Job, built_of
 from brim.jobs.open_store import Books, published, reachable
-from brim.jobs.units import Wanted, agree_with_published, open_units
 from brim.jobs.verify import verify
 from brim.memory.meter import process_bytes
 from brim.outputs.output import CachedRows, Finished, Units, write_bad_rows
 from brim.plans.describe_plan import WORKER_BYTES, sending_bytes
+from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
+from brim.records import dataclass
 from brim.rows.unit import RowSource
 from brim.schedule.processes import ProcessBackend
 from brim.schedule.ray_cluster import Cluster, Sight
 from brim.schedule.ray_tasks import RayBringing, RayUnits, finish_on_cluster
 from brim.schedule.ray_worker import Ending
 from brim.schedule.unit_work import ComputeOptions, Outcome, UnitShare, UnitWork, compute
-from brim.state.ledger import Ledger
+from brim.state.ledger import JobRecord, Ledger
 from brim.state.stop import Stop
 from brim.stores.bucket_store import clear_units, fetch_unit, units_there
 from brim.stores.destination import HubAddress
-from brim.stores.store import Carrier
+from brim.stores.store import Carrier, PublishedThere
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The job that shall be done. `fresh`: what was there goes; `keep_done`: units stay though the function changed."""
+
+    fingerprint: str
+    facts: dict[str, Any]
+    fresh: bool = False
+    keep_done: bool = False
+
+
+def agree_with_published(there: PublishedThere, wanted: Wanted, finished: Ledger, *, staged: bool) -> None:
+    """What is published counts, and not what this machine remembers. Refused before hours of work.
+
+    `staged`: readers keep what they have, so that --fresh may replace what brim did not write.
+    """
+    published = b"".join(there.manifests)
+    theirs, ours = Ledger.of(published).job, finished.job
+    under_way = ours is not None and not finished.done
+    if theirs is not None and not wanted.fresh and not under_way:
+        known = {wanted.fingerprint, *([] if ours is None else [ours.fingerprint])}
+        if theirs.fingerprint not in known:  # somebody else's, since
+            raise _another(theirs, wanted)
+    finished.agree_with(published)
+    if finished.job is None and not there.unfinished and not (staged and wanted.fresh):
+        refuse_strangers(there.shards, staged)
+
+
+def open_units(folder: Path, wanted: Wanted, finished: Ledger) -> Ledger:
+    """The receipts of the units that are done. `finished` is the ledger of what the destination holds."""
+    if wanted.fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    units = Ledger(folder)
+    if units.job is None:
+        if finished.job is not None and finished.job.fingerprint != wanted.fingerprint and not wanted.fresh:
+            raise _another(finished.job, wanted)
+        folder.mkdir(exist_ok=True)
+        units.begin(JobRecord(wanted.fingerprint, wanted.facts, versions()))
+    elif units.job.fingerprint != wanted.fingerprint:
+        _adopt(units, units.job, wanted)
+    return units
+
+
+def _adopt(units: Ledger, before: JobRecord, wanted: Wanted) -> None:
+    """Take over the units of a job that differs in its function alone, if that was asked for."""
+    if not wanted.keep_done or not _same_units(before.facts, wanted.facts):
+        hint = "--fresh starts over"
+        if _same_units(before.facts, wanted.facts):
+            hint += "; --keep-done keeps the units that are done and does the others with the function as it is now"
+        raise _changed("an unfinished job", before, wanted, f"{hint}.")
+    receipts = [replace(receipt, job=wanted.fingerprint[:16]) for receipt in units.receipts.values()]
+    names = ["types", *(f"bad rows {receipt.name}" for receipt in receipts)]
+    notes = {name: units.recall(name) for name in names}
+    units.begin(JobRecord(wanted.fingerprint, wanted.facts, versions()))
+    for name, note in notes.items():
+        if note is not None:
+            units.remember(name, note)
+    for receipt in receipts:
+        units.add(receipt)
+
+
+def _same_units(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether two jobs differ in nothing but the function."""
+    return digest_json(without_function(before)) == digest_json(without_function(now))
+
+
+def _another(before: JobRecord, wanted: Wanted) -> PlanChanged:
+    return _changed("another dataset", before, wanted, "--fresh starts over; or choose another destination.")
+
+
+def _changed(what: str, before: JobRecord, wanted: Wanted, hint: str) -> PlanChanged:
+    changes = computed_changes(before.facts, wanted.facts)
+    return PlanChanged(f"The destination holds {what}: {'; '.join(changes)}.", hint=hint, changes=changes)
+
 
 _LOOK_S = 0.1
 

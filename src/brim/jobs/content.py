@@ -28,6 +28,15 @@ _WORDS = {
 }
 
 
+_FUNCTION = ("function", "fn_kwargs")  # of the facts of a step
+
+
+def without_function(facts: dict[str, Any]) -> dict[str, Any]:
+    """What decides the units of a job, whichever the function."""
+    step = {name: value for name, value in facts.get("step", {}).items() if name not in _FUNCTION}
+    return facts | {"step": step}
+
+
 def computed_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """From the facts of the job that was done to those of another; never empty."""
     if "step" not in old:

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from brim.buckets.bucket_address import Access
 from brim.choices import at_least
-from brim.described import Described
 from brim.errors import BrimError, InputError
 from brim.formats.card import CARD, read_card
 from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_type
@@ -32,6 +31,7 @@ from brim.plans.shard_bytes import count_rows
 from brim.records import dataclass
 from brim.sizes import format_size, plural
 from brim.sources.features import kind_of_feature
+from brim.wording import Described
 
 _REQUESTS = 8  # at a time
 _CARD_FIELDS = ("pretty_name", "license", "license_name", "language", "task_categories", "tags")

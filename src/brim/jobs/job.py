@@ -13,7 +13,6 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brim.described import Described
 from brim.errors import SinkFailed
 from brim.formats.card import write_waiting_card
 from brim.jobs.appended import AppendBase, AppendedContent, appended_content
@@ -32,6 +31,7 @@ from brim.state.ledger import Receipt
 from brim.stores.destination import HubAddress, HubOptions
 from brim.stores.hub_store import HubStore
 from brim.stores.store import CardMaker, Moved, SendingRoom
+from brim.wording import Described
 
 if TYPE_CHECKING:
     from brim.jobs.caches import Kept

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from brim.buckets.bucket_address import Access, BucketAddress
-from brim.described import Described
 from brim.errors import InputError, SourceChanged
 from brim.jobs.bring import STAGED_S, Share, versions
 from brim.jobs.content import PlanContent
@@ -36,6 +35,7 @@ from brim.records import dataclass
 from brim.sizes import format_size
 from brim.state.ledger import STATE, Ledger, Receipt
 from brim.stores.destination import Destination, HubAddress, HubOptions, parse_destination
+from brim.wording import Described
 
 _SHOWN = 3
 

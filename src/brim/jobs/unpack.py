@@ -17,7 +17,6 @@ from typing import IO
 import numpy as np
 
 from brim.buckets.bucket_address import Access, is_web_file
-from brim.described import Described
 from brim.errors import DamageFound, InputError
 from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_type
 from brim.formats.readable import Hashing, Readable, ReadableFile, ShardFile
@@ -35,6 +34,7 @@ from brim.state.durable import BUFFER_BYTES, failures, write_all
 from brim.state.ledger import Receipt
 from brim.state.retry import interrupted_by
 from brim.stores.destination import lies_in, parse_destination, refuse_source
+from brim.wording import Described
 
 WAITING = ".brim-unpack"  # where files are until they are whole
 

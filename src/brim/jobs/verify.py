@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from brim.buckets.bucket_address import Access, bucket_of, is_bucket_address
-from brim.described import Described
 from brim.errors import BrimError, DamageFound, DestinationError, InputError, SourceChanged, Stopped
 from brim.file_set import Ints
 from brim.formats.card import CARD, card_info, card_rows, card_splits, feature_changes, read_card
@@ -49,6 +48,7 @@ from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 from brim.state.ledger import JobRecord
 from brim.state.retry import interrupted_by
+from brim.wording import Described
 
 _REQUESTS = 8  # at a time, to the Hub
 _SHOWN_DIFFERENCES = 10

@@ -12,7 +12,7 @@ from typing import Any
 
 from brim.errors import InputError
 from brim.lab.measure import measure, need, need_room, step, tell
-from brim.lab.steps import Experiment, ExperimentPart, Watch, versions
+from brim.lab.steps import Experiment, ExperimentPart, Watch, installed_versions
 from brim.records import dataclass
 from brim.sizes import format_size
 
@@ -102,7 +102,7 @@ def _caching(first: ExperimentPart, again: ExperimentPart, rows: dict[str, int],
 
 def _growth(first: ExperimentPart, again: ExperimentPart, options: MapExperimentOptions) -> str:
     """Does memory that cannot be taken back rise from fresh shard to fresh shard?"""
-    with_version = f"datasets {versions(('datasets',))['datasets']}"
+    with_version = f"datasets {installed_versions(('datasets',))['datasets']}"
     fresh = max(
         ([s.usage.total_bytes for s in part.steps if s.name.endswith("fresh")] for part in (first, again)), key=len
     )

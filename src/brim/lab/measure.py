@@ -20,8 +20,7 @@ from typing import IO, Any
 from brim.errors import BrimError, DoesNotFit, InputError
 from brim.extras import missing
 from brim.lab.steps import ExperimentPart, ExperimentStep, LabSample, Watch
-from brim.memory.machine import machine_now
-from brim.memory.meter import Usage, proportional_usage, read_process, resident_tree, tree
+from brim.memory.meter import Usage, machine_now, proportional_usage, read_process, resident_tree, tree
 from brim.sizes import format_size
 
 

@@ -1,16 +1,24 @@
-"""What an experiment has seen, and how it is shown: a table of steps, a chart, two sentences."""
+"""What an experiment has seen, and how it is shown: a table of steps, a chart, two sentences.
+
+It is also written down as a log, its parts one after the other, so that it can have a report.
+"""
 
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, field
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-from brim.memory.meter import Usage
+from brim.memory.limit import watch_limit
+from brim.memory.meter import Usage, boot_id, machine_facts, versions
 from brim.records import dataclass
 from brim.sizes import format_size
+from brim.watching.run_log import LogWriter
 
 _WIDTH, _HEIGHT = 56, 6
 _SAMPLES_TOLD = 200
@@ -115,7 +123,7 @@ class Experiment:
             "experiment": self.name,
             "parts": [part.facts() for part in self.parts],
             "seen": list(self.seen),
-            "versions": versions(self.packages),
+            "versions": installed_versions(self.packages),
             **self.numbers,
         }
 
@@ -123,7 +131,7 @@ class Experiment:
         """All that comes after the table of steps, which was shown while it ran."""
         top = max(_sum(sample) for part in self.parts for sample in part.samples)
         charts = [line for part in self.parts for line in ("", *chart(part, top))]
-        shown = ", ".join(f"{name} {number}" for name, number in versions(self.packages).items())
+        shown = ", ".join(f"{name} {number}" for name, number in installed_versions(self.packages).items())
         legend = f"{_HELD} cannot be taken back   {_FILES} file pages, which the kernel takes back"
         return "\n".join([*charts, legend, "", *self.seen, "", shown])
 
@@ -177,7 +185,7 @@ def _sum(sample: LabSample) -> int:
     return sample.held_bytes + sample.file_bytes
 
 
-def versions(packages: Sequence[str]) -> dict[str, str]:
+def installed_versions(packages: Sequence[str]) -> dict[str, str]:
     """What is installed of what the experiment used."""
     found = {"Python": platform.python_version()}
     for name in ("brim", *packages):
@@ -193,3 +201,42 @@ def _own_version() -> str:
     from brim import __version__
 
     return __version__
+
+
+_BETWEEN_S = 0.5
+
+
+def write_log(seen: Experiment, path: Path) -> None:
+    """A line for every sample; a mark for every step."""
+    path.unlink(missing_ok=True)
+    log = LogWriter(path)
+    at = began = time.time() - sum(part.seconds + _BETWEEN_S for part in seen.parts)
+    limit = watch_limit()
+    log.write(
+        "head",
+        {
+            "time": datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds"),
+            "boot_id": boot_id(),
+            "machine": machine_facts(),
+            "limit": {"bytes": limit.bytes, "why": limit.reason, "enforced": "nothing: an experiment"},
+            "watched": "experiment",
+            "command": ["brim", "lab", seen.name],
+            "versions": versions(),
+        },
+    )
+    peak, peak_t = 0, began
+    for part in seen.parts:
+        log.write("event", {"t": at, "kind": "start", "text": part.name})
+        for sample in part.samples:
+            t = at + sample.seconds
+            held = {"anon_bytes": sample.held_bytes, "shmem_bytes": 0, "swap_bytes": 0}
+            log.write("sample", {"t": t, **held, "file_bytes": sample.file_bytes, "total_bytes": sample.held_bytes})
+            if sample.held_bytes > peak:
+                peak, peak_t = sample.held_bytes, t
+        for step in part.steps:
+            log.write("event", {"t": at + step.seconds, "kind": "mark", "text": f"{part.name}: {step.name}"})
+        at += part.seconds + _BETWEEN_S
+    for sentence in seen.seen:
+        log.write("event", {"t": at, "kind": "note", "text": sentence})
+    log.write("end", {"t": at, "exit_code": 0, "signal": None, "peak_bytes": peak, "peak_t": peak_t})
+    log.close()

@@ -10,8 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from brim.memory.machine import meminfo
-from brim.memory.meter import tree_bytes
+from brim.memory.meter import meminfo, tree_bytes
 from brim.records import dataclass
 from brim.sizes import format_size, parse_size
 

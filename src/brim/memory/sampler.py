@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from brim.memory.cgroup import Cgroup
-from brim.memory.machine import Machine, machine_now
-from brim.memory.meter import Process, Usage, read_process
+from brim.memory.meter import Machine, Process, Usage, machine_now, read_process
 from brim.memory.tree_meter import TreeReading
 from brim.records import dataclass
 

@@ -1,18 +1,369 @@
 """Killers beside the kernel: systemd-oomd, earlyoom, Slurm and other batch systems, Kubernetes, containers.
 
-Each reports in its own words (killer_lines.py). Some say things over two lines, so a line may add to the kill
-before it.
+Each reports in its own words: a table of patterns, and the kill that each one tells of. Some say things over two
+lines, so a line may add to the kill before it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
-from brim.oom.killer_patterns import MIB, PATTERNS, Match, old_earlyoom
 from brim.oom.kills import Bound, Evidence, Kill, MachineRoom, Sizes
 from brim.oom.log_lines import Clock, Stamp
 from brim.redact import redact
+from brim.sizes import format_size, parse_size
+
+MIB = 1 << 20
+Match = re.Match[str]
+
+
+def _oomd(m: Match) -> Kill:
+    limit, usage = None, None
+    why = m["why"].strip().rstrip(".")
+    if used := re.search(r"memory used \((\d+)\) / total \((\d+)\)", why):
+        usage, limit = int(used[1]), int(used[2])
+        swap = re.search(r"swap used \((\d+)\) / total \((\d+)\)", why)
+        percent = re.search(r"more than ([\d.]+%)", why)
+        why = f"memory {format_size(usage)} of {format_size(limit)}"
+        if swap:
+            why += f" and swap {format_size(int(swap[1]))} of {format_size(int(swap[2]))}"
+        why += f" used, more than {percent[1]}" if percent else " used"
+    watched = re.search(r"memory pressure for (/\S*) being", why)
+    return Kill(
+        "systemd-oomd",
+        "cgroup" if watched else "machine",
+        reason="systemd-oomd says so" if m["verb"] == "Killed" else "systemd-oomd chose it",
+        unit=m["group"].rsplit("/", 1)[-1],
+        signal=9,
+        bound=Bound(
+            kind="memory pressure" if watched else "memory and swap",
+            group=watched[1] if watched else None,
+            task_group=m["group"],
+            text=why,
+        ),
+        room=MachineRoom(ram_bytes=limit, available_bytes=None if limit is None or usage is None else limit - usage),
+    )
+
+
+def _earlyoom(m: Match) -> Kill:
+    signal = m["number"] or {"KILL": "9", "TERM": "15"}.get(m["signal"] or "", "")
+    return Kill(
+        "earlyoom",
+        "machine",
+        "killed" if signal == "9" else "asked to end",
+        reason="earlyoom says so",
+        pid=int(m["pid"] or m["pid2"]),
+        name=m["name"] or m["name2"],
+        uid=int(m["uid"]) if m["uid"] else None,
+        command=redact(m["cmdline"]) if m["cmdline"] not in (None, "", "...") else None,
+        signal=int(signal) if signal else None,
+        sizes=Sizes(rss_bytes=int(m["mib"]) * MIB),
+    )
+
+
+def old_earlyoom(m: Match) -> Kill:
+    return Kill("earlyoom", "machine", reason="earlyoom says so", pid=int(m["pid"]), name=m["name"].strip(), signal=9)
+
+
+def _slurm_step(m: Match) -> Kill:
+    return Kill(
+        "slurm",
+        "cgroup",
+        sure="likely",
+        reason="Slurm counted kills in the step's cgroup, and does not say which process",
+        unit=f"step {m['step']}",
+        count=int(m["n"]),
+        signal=9,
+        bound=Bound(kind="memory"),
+    )
+
+
+def _slurm_poll(m: Match) -> Kill:
+    return Kill(
+        "slurm",
+        "cgroup",
+        reason="Slurm says so",
+        unit=f"{m['kind'].lower()} {m['step']}",
+        signal=9,
+        bound=Bound(int(m["limit"]) * 1024, int(m["usage"]) * 1024, "memory"),
+    )
+
+
+def _slurm_task(m: Match) -> Kill:
+    reason = "srun says so, and not which process"
+    return Kill("slurm", "cgroup", sure="likely", reason=reason, unit=f"task {m['task']}", host=m["host"], signal=9)
+
+
+def _slurm_vague(m: Match) -> Kill:
+    reason = "Slurm says that the limit was reached, not that anything was killed"
+    return Kill("slurm", "cgroup", sure="possible", reason=reason, signal=9)
+
+
+def _pbs(m: Match) -> Kill:
+    bound = Bound(int(m["limit"]) * 1024, int(m["usage"]) * 1024, m["kind"])
+    return Kill("batch system", "cgroup", reason="PBS says so", bound=bound)
+
+
+def _lsf(m: Match) -> Kill:
+    return Kill("batch system", "cgroup", reason="LSF says so", bound=Bound(text="LSF's memory limit"))
+
+
+def _rlimit(m: Match) -> Kill:
+    return Kill(
+        "rlimit",
+        "process",
+        "refused",
+        reason="the kernel refused an allocation and says why",
+        pid=int(m["pid"]),
+        name=m["name"],
+        bound=Bound(int(m["limit"]), int(m["usage"]), "RLIMIT_DATA"),
+    )
+
+
+def _unit(m: Match) -> Kill:
+    reason = "systemd says that the kernel killed a process of this unit, and not which"
+    return Kill("kernel", sure="likely", reason=reason, unit=m["unit"], signal=9)
+
+
+def _kubelet(m: Match) -> Kill:
+    return Kill("kernel", "machine", reason="the kubelet says so", pid=int(m["pid"]), name=m["name"], signal=9)
+
+
+def _evicted(m: Match) -> Kill:
+    text = f"the node was low on memory; container {m['unit']} was using {m['usage']}"
+    return Kill("kubelet", "machine", "evicted", reason="the kubelet says so", unit=m["unit"], bound=Bound(text=text))
+
+
+def _pod(m: Match) -> Kill:
+    reason = "Kubernetes says OOMKilled; the kernel's record would tell how much it held"
+    return Kill("container runtime", "cgroup", sure="likely", reason=reason, signal=9)
+
+
+def _container(m: Match) -> Kill:
+    named = re.search(r"\bname=([\w./-]+)", m["rest"] or "")
+    unit = f"container {named[1]}" if named else f"container {m['id'][:12]}"
+    reason = "the container runtime says so, and not which process"
+    return Kill("container runtime", "cgroup", sure="likely", reason=reason, unit=unit, signal=9)
+
+
+def _inspected(m: Match) -> Kill:
+    reason = "Docker's OOMKilled flag is set, which is right more often than not"
+    return Kill("container runtime", "cgroup", sure="possible", reason=reason, signal=9)
+
+
+def _talos(m: Match) -> Kill:
+    group = m["group"].removeprefix("/sys/fs/cgroup")
+    return Kill(
+        "container runtime",
+        "machine",
+        reason="the Talos controller says so",
+        unit=group.rsplit("/", 1)[-1],
+        bound=Bound(kind="memory pressure", task_group=group),
+        signal=9,
+    )
+
+
+def _ray(m: Match) -> Kill:
+    used, total = (round(float(m[key]) * 1e9) for key in ("used", "total"))
+    bound = Bound(round(total * float(m["threshold"])), used, "memory", text=f"Ray's threshold of {m['threshold']}")
+    task = re.search(r"name=(?P<name>[^,)]+), pid=(?P<pid>\d+), memory used=(?P<held>[\d.]+)GB", m.string)
+    low = re.search(r"killing latest task with name (?P<name>\S+)", m.string)
+    named = task or low
+    return Kill(
+        "ray",
+        "machine",
+        reason="Ray says so",
+        pid=int(task["pid"]) if task else None,
+        name=named["name"] if named else None,
+        sizes=Sizes(rss_bytes=round(float(task["held"]) * 1e9)) if task else Sizes(),
+        bound=bound,
+        room=MachineRoom(ram_bytes=total),
+        signal=9,
+    )
+
+
+def _ray_count(m: Match) -> Kill:
+    reason = "Ray's driver says how many and where, not which"
+    unit = f"node {m['ip']}" if m["ip"] else None
+    return Kill("ray", "machine", sure="likely", reason=reason, unit=unit, count=int(m["n"]), signal=9)
+
+
+def _meta_oomd(m: Match) -> Kill:
+    effect = "would have killed" if m["dry"] else "killed"
+    return Kill(
+        "oomd",
+        "cgroup",
+        sure="possible" if m["dry"] else "certain",
+        reason=f"oomd says that it {effect} the group ({m['killer']})",
+        unit=m["group"].rsplit("/", 1)[-1],
+        bound=Bound(usage_bytes=int(m["usage"]), kind="memory pressure", task_group=m["group"], text=m["rule"]),
+        signal=9,
+    )
+
+
+def _sacct(m: Match) -> Kill:
+    reason = "Slurm's accounting says OUT_OF_MEMORY"
+    return Kill("slurm", "cgroup", sure="likely", reason=reason, unit=f"job {m['job']}", signal=9)
+
+
+def _seff(m: Match) -> Kill:
+    return Kill("slurm", "cgroup", sure="likely", reason="Slurm's accounting says OUT_OF_MEMORY", signal=9)
+
+
+def _kube_ended(m: Match) -> Kill:
+    for_memory = m["reason"] == "OOMKilled"
+    reason = "Kubernetes says OOMKilled" if for_memory else "it ended with 137, which is SIGKILL; nothing here says why"
+    return Kill(
+        "container runtime",
+        "cgroup" if for_memory else "unknown",
+        sure="likely" if for_memory else "possible",
+        reason=reason,
+        unit=f"pod {m['pod']}, container {m['name']}",
+        signal=9,
+        bound=Bound(parse_size(f"{m['limit']}{m['unit'] or ''}B") if m["limit"] else None, kind="memory"),
+    )
+
+
+def _yarn(m: Match) -> Kill:
+    unit = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+    used, limit = (round(float(m[a]) * unit[m[b]]) for a, b in (("used", "used_unit"), ("limit", "limit_unit")))
+    return Kill(
+        "batch system", "cgroup", reason="YARN says so", bound=Bound(limit, used, "memory", text="YARN"), signal=9
+    )
+
+
+def _dask(m: Match) -> Kill:
+    pid = int(m["pid"]) if m["pid"] else None
+    text = f"{m['percent']} % of the worker's memory limit"
+    return Kill("dask", "process", reason="Dask's nanny says so", pid=pid, bound=Bound(text=text), signal=9)
+
+
+# (a word that must be there, the pattern, what it makes); the first that matches counts
+PATTERNS: list[tuple[str, re.Pattern[str], Callable[[Match], Kill]]] = [
+    (
+        "due to",
+        re.compile(r"\b(?P<verb>Killed|Marked) (?P<group>/\S+) (?:for killing )?due to (?P<why>memory .*)"),
+        _oomd,
+    ),
+    (
+        "process ",
+        re.compile(
+            r"(?:sending SIG(?P<signal>\w+) to process (?P<pid>\d+)(?: uid (?P<uid>\d+))? \"(?P<name>.*?)\""
+            r"|killing process (?P<pid2>\d+) \"(?P<name2>.*?)\" with signal (?P<number>\d+))"
+            r": (?:badness|oom_score) -?\d+,(?: oom_score_adj -?\d+,)? VmRSS (?P<mib>\d+) MiB"
+            r"(?:, cmdline \"(?P<cmdline>.*)\")?"
+        ),
+        _earlyoom,
+    ),
+    (
+        "Detected ",
+        re.compile(
+            r"Detected (?P<n>\d+) oom[-_]kill events?(?:\(s\))? in "
+            r"(?:step |StepId=)(?P<step>\w+(?:[.+_\[\]]\w+)*)(?=[. ])"
+        ),
+        _slurm_step,
+    ),
+    (
+        "exceeded memory limit",
+        re.compile(r"(?P<kind>Job|Step) (?P<step>[\w.]+) exceeded memory limit \((?P<usage>\d+) > (?P<limit>\d+)\)"),
+        _slurm_poll,
+    ),
+    (
+        "Out Of Memory",
+        re.compile(r"srun: error: (?P<host>[\w.-]+): tasks? (?P<task>[\d,-]+): Out Of Memory"),
+        _slurm_task,
+    ),
+    (
+        "memory limit at some point",
+        re.compile(r"slurmstepd\S*: (?:error: )?Exceeded (?:job|step) memory limit at some point"),
+        _slurm_vague,
+    ),
+    (
+        "PBS: job killed",
+        re.compile(r"PBS: job killed: (?P<kind>\w+) (?P<usage>\d+)kb exceeded limit (?P<limit>\d+)kb"),
+        _pbs,
+    ),
+    ("TERM_MEMLIMIT", re.compile(r"TERM_MEMLIMIT: job killed after reaching LSF memory usage limit"), _lsf),
+    (
+        "exceed data ulimit",
+        re.compile(r"mmap: (?P<name>.*?) \((?P<pid>\d+)\): VmData (?P<usage>\d+) exceed data ulimit (?P<limit>\d+)\."),
+        _rlimit,
+    ),
+    ("OOM killer", re.compile(r"(?P<unit>\S+): A process of this unit has been killed by the OOM killer"), _unit),
+    ("'oom-kill'", re.compile(r"(?P<unit>\S+): Failed with result 'oom-kill'"), _unit),
+    (
+        "System OOM",
+        re.compile(r"System OOM encountered, victim process: (?P<name>.*?), pid: (?P<pid>\d+)(?=\D)"),
+        _kubelet,
+    ),
+    (
+        "low on resource: memory",
+        re.compile(r"low on resource: memory\..*?Container (?P<unit>\S+) was using (?P<usage>[\w.]+)"),
+        _evicted,
+    ),
+    (
+        "kubernetes: pod",
+        re.compile(
+            r"kubernetes: pod (?P<pod>\S+) container (?P<name>\S+) exit code (?P<code>\S+) reason (?P<reason>\S+)"
+            r"(?: limit (?P<limit>[\d.]+)(?P<unit>[kKMGTPE]i?)?(?![\w.]))?"
+        ),
+        _kube_ended,
+    ),
+    ('"OOMKilled": true', re.compile(r'"OOMKilled": true'), _inspected),
+    ("OOMKilled", re.compile(r"(?:[Rr]eason\"?:?\s+\"?|\s)OOMKilled\b"), _pod),
+    ("container oom ", re.compile(r"container oom (?P<id>[0-9a-f]{12,64})(?P<rest> \(.*)?"), _container),
+    (
+        "askOOM",
+        re.compile(r"TaskOOM event.*?(?:ContainerID:|container_id[=:]\s*\"?)(?P<id>[0-9a-f]{12,64})(?P<rest>.*)"),
+        _container,
+    ),
+    ("SIGKILL to cgroup", re.compile(r"Sending SIGKILL to cgroup .*\"cgroup\": \"(?P<group>/[^\"]+)\""), _talos),
+    (
+        "memory pressure (OOM)",
+        re.compile(
+            r"(?P<n>\d+) Workers \(tasks / actors\) killed due to memory pressure \(OOM\)(?:.*?IP: (?P<ip>[\w.:]+))?"
+        ),
+        _ray_count,
+    ),
+    (
+        "System memory low at node",
+        re.compile(
+            r"System memory low at node.*?Used memory \((?P<used>[\d.]+)GB\) / total capacity \((?P<total>[\d.]+)GB\)"
+            r"[^,]*?threshold (?P<threshold>\d+(?:\.\d+)?)"
+        ),
+        _ray,
+    ),
+    (
+        "oomd kill:",
+        re.compile(
+            r"oomd kill: [\d.]+ [\d.]+ [\d.]+ (?P<group>\S+) (?P<usage>\d+) ruleset:\[(?P<rule>[^\]]*)\]"
+            r".*?killer:(?P<dry>\(dry\))?\[?(?P<killer>\w+)"
+        ),
+        _meta_oomd,
+    ),
+    ("OUT_OF_ME", re.compile(r"^\s*(?P<job>\d+(?:_\d+)?(?:\.\w+)?)[\s|].*?\bOUT_OF_ME(?:MORY|\+)"), _sacct),
+    ("OUT_OF_ME", re.compile(r"State: OUT_OF_MEMORY"), _seff),
+    (
+        "physical memory used",
+        re.compile(
+            r"(?P<used>[\d.]+) ?(?P<used_unit>[KMGT]B) of (?P<limit>[\d.]+) ?(?P<limit_unit>[KMGT]B) "
+            r"physical memory used"
+        ),
+        _yarn,
+    ),
+    (
+        "memory usage threshold",
+        re.compile(
+            r"was (?P<used>\d+(?:\.\d+)?)GB / (?P<total>\d+(?:\.\d+)?)GB \([\d.]+\), which exceeds the memory usage "
+            r"threshold of (?P<threshold>\d+(?:\.\d+)?)"
+        ),
+        _ray,
+    ),
+    ("memory budget", re.compile(r"(?:\(pid=(?P<pid>\d+)\) )?exceeded (?P<percent>\d+)% memory budget"), _dask),
+]
+
 
 NEEDLES = (
     b"OOM",

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO
 
-from brim.memory.machine import meminfo
+from brim.memory.meter import meminfo
 from brim.oom.kills import Bound, Evidence, Kill, MachineRoom, Restart, Source
 from brim.oom.log_lines import BLOCK_BYTES, Clock
 from brim.oom.scan_log import LogFindings, Scan, scan_file, scan_lines, why_unreadable

@@ -30,8 +30,7 @@ from brim.steps.embed_step import vectors_in
 from brim.steps.models import VectorType
 from brim.stores.destination import QUARANTINE
 from brim.tensors.tensor_batches import batch_for
-from brim.tensors.tensor_files import NpyLayout, SafetensorsLayout, npy_path
-from brim.tensors.tensor_spec import Tensor, tensors_from
+from brim.tensors.tensor_files import NpyLayout, SafetensorsLayout, Tensor, npy_path, tensors_from
 
 SUFFIXES = (".safetensors", ".npy", ".parquet")
 ROW_GROUP_BYTES = 16 * 1024 * 1024  # pyarrow holds a row group three to four times while it writes it

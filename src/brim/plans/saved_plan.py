@@ -23,13 +23,12 @@ import pyarrow as pa
 
 from brim.buckets.bucket_address import Access, BucketAddress, parse_bucket_address
 from brim.errors import InputError, SourceError
-from brim.file_set import FileSet, Ints
+from brim.file_set import Bundle, FileSet, Ints
 from brim.plans.cut_shards import CutOptions, Shard, Shards
 from brim.plans.plan import FORMAT_VERSION, Plan
 from brim.records import dataclass
 from brim.sources.file_table import FileColumn, FileTable, Split, flat_numbers
 from brim.state.durable import reason, rename
-from brim.tarball import Bundle
 
 _SHARD_FACTS = ("folder", "extension", "splits", "counts")
 _SHARD_COLUMNS = ("starts", "stops", "file_bytes", "value_bytes")

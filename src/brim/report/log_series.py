@@ -18,9 +18,9 @@ from typing import Any
 from brim.errors import InputError
 from brim.memory.guard import Trend, judge
 from brim.records import dataclass
-from brim.report.work_table import WorkState, work_of
+from brim.report.recording import WorkState, work_of
 from brim.state.durable import reason
-from brim.watching.log_entries import End, Head, end_of, head_of, objects, size, text, texts, time_of_day
+from brim.watching.run_log import End, Head, end_of, head_of, objects, size, text, texts, time_of_day
 
 
 @dataclass(frozen=True, slots=True)

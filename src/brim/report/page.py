@@ -24,7 +24,7 @@ from typing import Any
 from brim.errors import InputError
 from brim.report import story
 from brim.report.log_series import Event, RunLog, read_run
-from brim.report.work_table import WorkState
+from brim.report.recording import WorkState
 from brim.sizes import format_size
 from brim.state.durable import failures, write_whole
 

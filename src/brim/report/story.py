@@ -15,7 +15,7 @@ from brim.errors import Stopped
 from brim.memory.guard import span_text
 from brim.records import dataclass
 from brim.report.log_series import RunLog
-from brim.report.watch_summary import ending, evidence
+from brim.report.watch_view import ending, evidence
 from brim.sizes import format_size
 
 NEAR = 0.8  # of the limit

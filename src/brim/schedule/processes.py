@@ -17,8 +17,7 @@ from typing import Any
 
 from brim.errors import DoesNotFit
 from brim.memory.limit import usable_cores
-from brim.memory.machine import oom_kills
-from brim.memory.meter import process_bytes
+from brim.memory.meter import oom_kills, process_bytes
 from brim.schedule.memory_line import Gate, HeldLine, WorkerRoom
 from brim.schedule.messages import At, Done, Failed, Order, Probed, Ready, Setup
 from brim.schedule.scheduler import Attempt, Event, TaskDone, TaskFailed, TaskLost, TaskQueue

@@ -19,8 +19,7 @@ from typing import Any, Literal
 
 from brim.buckets.bucket_address import BucketAddress
 from brim.errors import BrimError
-from brim.memory.machine import oom_kills
-from brim.memory.meter import process_bytes
+from brim.memory.meter import oom_kills, process_bytes
 from brim.no_pandas import postpone_pandas
 from brim.outputs.output import Finished, MadeShard, Output, Units
 from brim.plans.shard_bytes import Slice

@@ -20,11 +20,10 @@ from brim.errors import InputError, SourceError
 from brim.extras import missing
 from brim.file_set import Ints
 from brim.records import dataclass
-from brim.sources.dataset_media import Media, MediaColumns, media_of
+from brim.sources.dataset_media import BATCH_BYTES, BATCH_ROWS, Media, MediaColumns, Spill, gathered, media_of
 from brim.sources.datasets_private import read_undecoded, resolve_features, row_order, tokens_of
 from brim.sources.file_table import FileColumn, FileTable, Split
 from brim.sources.source_options import check_split
-from brim.sources.spill import BATCH_BYTES, BATCH_ROWS, Spill, gathered
 
 
 def batches_of(table: Any, rows: Ints | None) -> Iterator[pa.Table]:

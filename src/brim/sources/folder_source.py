@@ -11,10 +11,9 @@ import pyarrow.compute as pc
 
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSetBuilder, Ints
-from brim.sources import unmatched
 from brim.sources.bucket_tree import tree_of
 from brim.sources.features import KINDS, is_companion, kind_of
-from brim.sources.file_table import FileColumn, FileTable, Split, one_array
+from brim.sources.file_table import FileColumn, FileTable, Split, collect_unmatched, one_array
 from brim.sources.folder_tree import Tree, Walk
 from brim.sources.read_table import read_table
 from brim.sources.source_options import SourceOptions
@@ -94,7 +93,7 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
         refused,
         warnings,
         recipe=options.recipe(),
-        unmatched=None if options.limit else unmatched.collect(left, hint=_TAKE_ALL),
+        unmatched=None if options.limit else collect_unmatched(left, hint=_TAKE_ALL),
     )
 
 
@@ -173,7 +172,7 @@ def _with_metadata(
     file_columns = dict(columns.values())
     listed = _listed(rows, list(file_columns))
     unlisted = [path for path in paths if path not in listed]
-    left = unmatched.collect(unlisted, hint=f"Name them in {metadata[0]}, or leave them out with --exclude.")
+    left = collect_unmatched(unlisted, hint=f"Name them in {metadata[0]}, or leave them out with --exclude.")
     reading = SourceOptions(
         include=options.include,
         exclude=options.exclude,

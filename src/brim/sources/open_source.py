@@ -110,8 +110,7 @@ def _is_bids(folder: Tree) -> bool:
 
 
 def _read_by_recipe(folder: Tree, recipe: str, options: SourceOptions) -> FileTable:
-    from brim.sources.bids_columns import read_schema
-    from brim.sources.bids_source import bids_source
+    from brim.sources.bids_source import bids_source, read_schema
     from brim.sources.recipe_rows import recipe_source
 
     found = find_recipe(recipe)

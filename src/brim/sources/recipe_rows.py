@@ -16,12 +16,21 @@ import pyarrow as pa
 
 from brim.errors import InputError, SourceError
 from brim.records import dataclass
-from brim.sources import unmatched
 from brim.sources.bucket_tree import tree_of
-from brim.sources.expectations import Counted, expectation_findings, required_findings
-from brim.sources.file_table import FileColumn, FileTable, Finding, Refused, RowFault
+from brim.sources.file_table import FileColumn, FileTable, Finding, Refused, RowFault, Unmatched, collect_unmatched
 from brim.sources.folder_tree import Tree, every_file, natural
-from brim.sources.recipe import VALUE_TYPES, EntityColumn, Key, Recipe, RecipeColumn, has_glob, path_regex
+from brim.sources.recipe import (
+    VALUE_TYPES,
+    Counted,
+    EntityColumn,
+    Key,
+    Recipe,
+    RecipeColumn,
+    expectation_findings,
+    has_glob,
+    path_regex,
+    required_findings,
+)
 from brim.sources.recipe_tables import Join, SmallFiles
 from brim.sources.source_options import BidsOptions, SourceOptions
 from brim.sources.table_source import make_file_table
@@ -393,14 +402,14 @@ def _counted(recipe: Recipe, cells: _Cells, columns: Mapping[str, pa.Array]) -> 
     return Counted(len(cells.kept), distinct, len({key[:2] for key in cells.kept}), counts, files)
 
 
-def _unmatched(finder: _Finder, cells: _Cells, tables: set[str], options: SourceOptions) -> unmatched.Unmatched:
+def _unmatched(finder: _Finder, cells: _Cells, tables: set[str], options: SourceOptions) -> Unmatched:
     """The files of the whole source that the recipe has no use for."""
     recipe = finder.recipe
     taken = {path for found in cells.found.values() for cell in found for path in cell if path} | tables
     taken |= {f"{finder.prefix}{path}" for path in recipe.expect.required}
     selected: Callable[[str], bool] = options.selects()
     left = (path for path in every_file(finder.tree) if path not in taken and selected(path))
-    return unmatched.collect(left, recipe.unmatched_is_error, _HINT)
+    return collect_unmatched(left, recipe.unmatched_is_error, _HINT)
 
 
 def _strays(finder: _Finder, cells: _Cells) -> tuple[str, ...]:

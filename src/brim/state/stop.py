@@ -26,8 +26,7 @@ from types import FrameType
 from typing import Any
 
 from brim.errors import InputError, Stopped
-from brim.memory.machine import boot_id
-from brim.memory.meter import started
+from brim.memory.meter import boot_id, started
 from brim.state.durable import private_folder
 from brim.state.retry import interrupted_by
 

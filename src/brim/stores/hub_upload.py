@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from brim.buckets.xet import BASE_BYTES, LANE_BYTES, XET_BYTES, NoXet, XetFailed, XetLine, XetToken, token_of
 from brim.errors import BrimError, DestinationError, DoesNotFit, SinkFailed
-from brim.formats.seekable import Seekable
+from brim.formats.source_reader import Seekable
 from brim.formats.splice import Splice
 from brim.sizes import format_size
 from brim.state.ledger import Piece

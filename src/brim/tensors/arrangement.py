@@ -20,8 +20,16 @@ from brim.errors import InputError
 from brim.formats.splice import copy_range
 from brim.records import dataclass
 from brim.state.durable import write_all
-from brim.tensors.tensor_files import NpyLayout, SafetensorsLayout, VectorColumn, check_columns, npy_path, write_parquet
-from brim.tensors.tensor_spec import Body, Tensor
+from brim.tensors.tensor_files import (
+    Body,
+    NpyLayout,
+    SafetensorsLayout,
+    Tensor,
+    VectorColumn,
+    check_columns,
+    npy_path,
+    write_parquet,
+)
 from brim.tensors.tensor_stream import Files, FileSpan, Place, sync_file
 
 SUFFIXES = (".safetensors", ".npy", ".parquet")

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from brim.errors import InputError
 from brim.records import dataclass
-from brim.tensors.tensor_spec import RAW_BITS, STRING, Tensor, dtype_name
+from brim.tensors.tensor_files import RAW_BITS, STRING, Tensor, dtype_name
 
 PIECE_BYTES = 16 * 1024 * 1024
 

@@ -19,8 +19,7 @@ from brim.choices import one_of
 from brim.errors import DamageFound, InputError, SourceError
 from brim.extras import missing
 from brim.tensors.arrangement import index_path
-from brim.tensors.tensor_files import npy_path, read_header, read_spec
-from brim.tensors.tensor_spec import RAW_BITS, Tensor, TensorPlace, dtype_name
+from brim.tensors.tensor_files import RAW_BITS, Tensor, TensorPlace, dtype_name, npy_path, read_header, read_spec
 
 Framework = Literal["numpy", "torch"]
 Array = np.ndarray[Any, Any]

@@ -12,13 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from brim.memory.machine import blind_spots, boot_id, machine_facts, versions
-from brim.memory.meter import Process
-from brim.memory.prediction import Prediction
+from brim.memory.guard import Prediction
+from brim.memory.meter import Process, blind_spots, boot_id, machine_facts, versions
 from brim.memory.sampler import Gpus, Sample
 from brim.watching.find_processes import ProcessNames
-from brim.watching.launch import Board
-from brim.watching.orders import Orders
+from brim.watching.launch import Board, Orders
 from brim.watching.run_log import LogWriter
 
 _MOVED, _STIRRED = 0.01, 0.001  # of the limit

@@ -22,8 +22,7 @@ from brim.errors import CommandNotStarted
 from brim.memory.cgroup import Cgroup
 from brim.records import dataclass
 from brim.state.stop import note_run
-from brim.watching.launch import WatcherProcess
-from brim.watching.orders import Orders
+from brim.watching.launch import Orders, WatcherProcess
 
 _PASSED_ON = {
     signal.SIGHUP,

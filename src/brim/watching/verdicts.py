@@ -1,27 +1,224 @@
 """What a watch makes of its samples: alerts to people, the stop, the kill.
 
-The order within `consider` matters: who must be killed is killed before anything is written down, because a
-disk that is busy may take longer than the memory lasts.
+The order within `consider` matters: who must be killed is killed before anything is written down, because a disk that
+is busy may take longer than the memory lasts.
+
+People are told in the terminal, in a plain-text file to `tail -f`, and by a command of their own.
+
+What Python processes are doing (their stacks by py-spy, extra `watch`) is written to the log. It is looked at when an
+alarm is first raised and when a stop is given; in a thread, with a second for each process, so that neither a sample
+nor a kill waits for it. The processes are not held (`--nonblocking`), and values of variables are never asked for. What
+cannot be looked at, and why, is said in its place.
 """
 
 from __future__ import annotations
 
 import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from brim.memory.guard import Alarm, Guard, Level, Line, span_text
+from brim.memory.guard import Alarm, Guard, Level, Line, Prediction, span_text
 from brim.memory.limit import headrooms
-from brim.memory.prediction import Prediction
 from brim.memory.sampler import Sample
+from brim.redact import redact
 from brim.sizes import format_size
+from brim.state.durable import write_all
 from brim.watching.act import Stopping
-from brim.watching.alerts import Alerts
 from brim.watching.journal import Journal
-from brim.watching.orders import Orders
-from brim.watching.stacks import Stacks
+from brim.watching.launch import Orders
+
+_HOOK_LIMIT_S = 60.0
+_UNSAID = 100  # lines that wait for a terminal that is not read; what comes after them is only in the files
+_STDERR = 2
+
+
+class _Voice(threading.Thread):
+    """Writes to stderr: a pipe that nobody reads, or a terminal at Ctrl-S, holds up this thread and not the watch."""
+
+    def __init__(self) -> None:
+        super().__init__(name="brim-voice", daemon=True)
+        self.lines: queue.Queue[str | None] = queue.Queue(_UNSAID)
+
+    def run(self) -> None:
+        while (line := self.lines.get()) is not None:
+            try:
+                write_all(_STDERR, line.encode(errors="replace"))
+            except OSError:
+                continue  # the terminal is gone
+
+
+class Alerts:
+    """Says each thing in all the places the user asked for. None of them may hold the watch up."""
+
+    def __init__(self, file: Path | None, hook: str | None, speak: bool, log: Path) -> None:
+        self._file, self._hook, self._speak, self._log = file, hook, speak, log
+        self._voice: _Voice | None = None
+        self._running: list[tuple[float, subprocess.Popen[bytes]]] = []
+        if file is not None:
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.touch(mode=0o600)
+            except OSError as error:
+                self._print(f"the alerts file {file} cannot be written: {error.strerror}")
+                self._file = None
+
+    def say(self, kind: str, text: str, facts: dict[str, Any]) -> None:
+        self._print(text)
+        if self._file is not None:
+            try:
+                with open(self._file, "a") as file:
+                    file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {kind}: {text}\n")
+            except OSError:
+                pass  # a full disk: the terminal and the log still say it
+        if self._hook is not None:
+            self._run_hook(kind, text, facts)
+
+    def _print(self, text: str) -> None:
+        if not self._speak:
+            return
+        if self._voice is None:
+            self._voice = _Voice()
+            self._voice.start()
+        try:
+            self._voice.lines.put_nowait(f"brim: {text}\n")
+        except queue.Full:
+            pass
+
+    def settle(self, timeout_s: float = 1.0) -> None:
+        """Wait until all is said, unless nobody listens."""
+        voice, self._voice = self._voice, None
+        if voice is not None:
+            try:
+                voice.lines.put_nowait(None)
+            except queue.Full:
+                return
+            voice.join(timeout_s)
+
+    def _run_hook(self, kind: str, text: str, facts: dict[str, Any]) -> None:
+        """The watcher's own environment is already small (see launch.py): no secret can be passed on."""
+        environment = {
+            **os.environ,
+            "BRIM_ALERT": kind,
+            "BRIM_TEXT": text,
+            "BRIM_LOG": str(self._log),
+            **{f"BRIM_{name.upper()}": str(value) for name, value in facts.items()},
+        }
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", self._hook or ""],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=_STDERR if self._speak else subprocess.DEVNULL,
+                start_new_session=True,  # to be ended with all it started
+            )
+        except OSError as error:
+            self._print(f"--on-alert could not be started: {error.strerror}")
+            return
+        self._running.append((time.monotonic(), process))
+
+    def tend(self) -> None:
+        """Collect hooks that have ended, end those that hang."""
+        for begun, process in list(self._running):
+            if process.poll() is not None:
+                self._running.remove((begun, process))
+            elif time.monotonic() - begun > _HOOK_LIMIT_S:
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+
+    def close(self) -> None:
+        """An alerts file in which nothing stands is not left behind."""
+        deadline = time.monotonic() + 2.0
+        for _, process in self._running:
+            try:
+                process.wait(max(deadline - time.monotonic(), 0.01))
+            except subprocess.TimeoutExpired:
+                continue  # it goes on by itself
+        if self._file is not None and self._file.exists() and not self._file.stat().st_size:
+            self._file.unlink(missing_ok=True)
+
+
+_LIMIT_S = 1.0
+_LARGEST = 3
+_MOST_LINES = 200
+_WITHOUT = "pip install py-spy writes down here what Python was doing"
+
+Say = Callable[[str, list[str]], None]
+
+
+class Stacks:
+    """`look` returns at once; `say(text, lines)` is called from a thread, once for each process."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._thread: threading.Thread | None = None
+        self._missing_said = False
+
+    def look(self, pids: Iterable[int], why: str) -> None:
+        """At the largest of these (the largest first); nothing if a look is still under way."""
+        chosen = [pid for pid in pids if is_python(pid)][:_LARGEST]
+        if not chosen or (self._thread is not None and self._thread.is_alive()):
+            return
+        program = find_program()
+        if program is None:
+            if not self._missing_said:
+                self._missing_said = True
+                self._say(f"no stacks at the {why}: py-spy is not installed", [_WITHOUT])
+            return
+        self._thread = threading.Thread(target=self._run, args=(program, chosen, why), name="brim-stacks", daemon=True)
+        self._thread.start()
+
+    def settle(self, timeout_s: float = _LIMIT_S) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self, program: str, pids: list[int], why: str) -> None:
+        for pid in pids:
+            lines, problem = dump(program, pid)
+            told = f"process {pid} at the {why}" + (f": {problem}" if problem else "")
+            self._say(told, lines)
+
+
+def dump(program: str, pid: int) -> tuple[list[str], str]:
+    """The stacks of a process, and what went wrong, if anything did."""
+    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return [], "its stacks could not be read within a second"
+    except OSError as error:
+        return [], f"py-spy could not be started: {error.strerror}"
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["it does not say why"])[0]
+        if "ermission" in done.stderr:
+            reason = "this user may not look into it (ptrace): see /proc/sys/kernel/yama/ptrace_scope, or run as root"
+        return [], f"its stacks could not be read: {redact(reason)[:200]}"
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    kept = [redact(line)[:300] for line in lines if line and not line.startswith("Process ")]
+    return kept[:_MOST_LINES], ""
+
+
+def is_python(pid: int) -> bool:
+    try:
+        return "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return False
+
+
+def find_program() -> str | None:
+    """py-spy on the PATH, or beside the interpreter."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return shutil.which("py-spy") or (str(beside) if os.access(beside, os.X_OK) else None)
+
 
 _SWAP = Line("swap", Level(share=0.01), after_s=10.0, hysteresis=0.005)
 _LOOK_AT_HEADROOM_S = 5.0

@@ -19,17 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from brim.memory.cgroup import Cgroup
-from brim.memory.machine import machine_now, oom_kills
-from brim.memory.meter import started, tree
+from brim.memory.meter import machine_now, oom_kills, started, tree
 from brim.memory.sampler import GroupMeter, MachineMeter, Meter, Pace, Sample
-from brim.memory.tmpfs import TmpfsFiles
-from brim.memory.tree_meter import TreeMeter
+from brim.memory.tree_meter import TmpfsFiles, TreeMeter
 from brim.state.durable import write_all
-from brim.watching.alerts import Alerts
 from brim.watching.find_processes import Matching, leaders
 from brim.watching.journal import Journal
-from brim.watching.orders import Orders
-from brim.watching.verdicts import Verdicts
+from brim.watching.launch import Orders
+from brim.watching.verdicts import Alerts, Verdicts
 
 _MACHINE_EVERY_S = 0.2
 _VMSTAT_EVERY_S = 1.0

@@ -3,6 +3,8 @@
 The sampler is a process of its own here too, so that a program that is starved or stuck is still seen. It
 warns, writes the log, touches the stop file and raises the flag behind `should_stop()`; it ends nothing
 unless `act=True`.
+
+A callback ends a training run before its memory does: a plain one, or one for transformers' Trainer.
 """
 
 from __future__ import annotations
@@ -12,19 +14,70 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
+from brim.errors import MissingExtra
 from brim.memory.limit import Limit, watch_limit
 from brim.memory.meter import Usage, tree_bytes
 from brim.redact import redact_command
 from brim.state.stop import forget_run, note_run, settle_stop_file
 from brim.watching.act import lead_of
-from brim.watching.launch import Board, WatcherProcess
-from brim.watching.orders import Ladder, Orders, Target
+from brim.watching.launch import Board, Ladder, Orders, Target, WatcherProcess
 from brim.watching.run_log import alerts_path, check_log, new_log_path, prepare_log
 
-if TYPE_CHECKING:
-    from brim.watching.callbacks import StopCallback
+
+class Watched(Protocol):
+    """What a callback needs of a watch."""
+
+    def should_stop(self) -> bool: ...
+    def mark(self, text: str) -> None: ...
+
+
+class StopCallback:
+    """Call it once a step: False to go on. True to end, and then `save` has been called, once."""
+
+    def __init__(self, watched: Watched, save: Callable[[], Any] | None = None) -> None:
+        self._watched, self._save = watched, save
+        self.stopped = False
+
+    def __call__(self, *_: Any, **__: Any) -> bool:
+        """Takes whatever a framework hands to its callbacks, and needs none of it."""
+        if not self.stopped and self._watched.should_stop():
+            self.stopped = True
+            self._watched.mark("saving, then stopping")
+            if self._save is not None:
+                self._save()
+        return self.stopped
+
+
+def trainer_callback(watched: Watched) -> Any:
+    """A `transformers.TrainerCallback`. transformers is imported here and not before."""
+    try:
+        from transformers import TrainerCallback  # type: ignore[import-not-found,unused-ignore]
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            "A callback for the Trainer needs transformers.", hint="pip install transformers", extra="embed"
+        ) from error
+
+    class BrimCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
+        """Saves a checkpoint and ends the training when the watch says so; marks its beginning and end."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+            watched.mark("training begins")
+            return control
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+            if watched.should_stop() and not control.should_training_stop:
+                watched.mark(f"step {state.global_step}: saving, then stopping")
+                control.should_save = True
+                control.should_training_stop = True
+            return control
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+            watched.mark("training ends")
+            return control
+
+    return BrimCallback()
 
 
 class watch:
@@ -148,13 +201,11 @@ class watch:
 
     def callback(self, save: Callable[[], Any] | None = None) -> StopCallback:
         """A function for a training loop: True when it should end, after calling `save` once."""
-        from brim.watching.callbacks import StopCallback
 
         return StopCallback(self, save)
 
     def trainer_callback(self) -> Any:
         """A `transformers.TrainerCallback` that saves a checkpoint and ends the training when it is time."""
-        from brim.watching.callbacks import trainer_callback
 
         return trainer_callback(self)
 
