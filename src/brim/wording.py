@@ -9,7 +9,6 @@ Plans, forecasts and results are `Described` for people: lines of a label and a 
 
 from __future__ import annotations
 
-import html
 import re
 import sys
 from collections.abc import Mapping
@@ -119,6 +118,8 @@ class Described:
         return str(self)
 
     def _repr_html_(self) -> str:
+        import html  # for notebooks alone
+
         rows = "".join(
             f'<tr><th style="text-align:right;vertical-align:top">{html.escape(label)}</th>'
             f'<td style="text-align:left;white-space:pre-wrap">{html.escape(worded(text))}</td></tr>'
