@@ -11,8 +11,7 @@ from brim.errors import BrimError, DestinationError, DoesNotFit, InputError
 from brim.jobs.caches import CacheLayout
 from brim.jobs.file_layout import file_layout
 from brim.jobs.job import Job
-from brim.jobs.layout import Layout, dataset_layout
-from brim.jobs.spec import How, computed_spec
+from brim.jobs.spec import How, Layout, computed_spec, dataset_layout
 from brim.outputs.output import Output, RowsOutput
 from brim.outputs.token_output import FinishOptions, TokenOutput
 from brim.rows.open_rows import open_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from brim.api.job_options import (
     BuildGiven,
@@ -24,13 +24,14 @@ from brim.buckets.bucket_address import Access
 from brim.errors import InputError
 from brim.jobs.build_job import Build
 from brim.jobs.job import Built
-from brim.jobs.parts import SavedBuild, SavedOptions
-from brim.jobs.plan_place import open_place
 from brim.jobs.spec import heard_while_reading
 from brim.progress import Progress
 from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
 from brim.sources.selection import Selection
+
+if TYPE_CHECKING:
+    from brim.jobs.parts import SavedBuild
 
 
 @spelled_out(BuildGiven)
@@ -44,15 +45,18 @@ def plan(source: Source, destination: str | os.PathLike[str] | None = None, **op
     store; `anonymous` reads it without credentials. With engine="ray" shards are made by a running Ray at `address`.
     `stop` is a `brim.Stop` by which another thread can end the run.
     """
-    given = BuildGiven(**options)
+    return planned(source, destination, BuildGiven(**options), runs=False)
+
+
+def planned(source: Source, destination: str | os.PathLike[str] | None, given: BuildGiven, *, runs: bool) -> Build:
+    """The plan of what was said. One that `runs` is refused where a stop file lies; others only show what would be."""
     how = given.options  # what was said is looked at before the source is
     if isinstance(source, FileTable | Selection) and (said := changed(given, SourceGiven)):
         raise InputError(
             f"--{said[0].replace('_', '-')} says how a path is read, and this source is read already.",
             hint="Say it where the source is made: brim.files, brim.bids, brim.table or brim.dataset.",
         )
-    # A plan is refused by no stop file: it only shows what would be.
-    with heard_while_reading(None, how):
+    with heard_while_reading(destination if runs else None, how):
         if isinstance(source, FileTable | Selection):
             read = source.table() if isinstance(source, Selection) else source
         else:
@@ -72,9 +76,7 @@ def build(
     **options: Unpack[BuildKeywords],
 ) -> Built:
     """Plan and run in one step; the options are those of `plan`. `report` is a page about the run, FILE.html."""
-    with heard_while_reading(destination, BuildGiven(**options).options):
-        planned = plan(source, destination, **options)
-    return _run(planned, progress, report)
+    return _run(planned(source, destination, BuildGiven(**options), runs=True), progress, report)
 
 
 @spelled_out(SelectGiven)
@@ -132,7 +134,9 @@ def open_plan(
     tokenize or embed is opened by `open_job`.
     """
     given, access = RunningGiven(**options), Access(endpoint_url)
-    from brim.jobs.unit_parts import is_job_plan  # a build computes nothing
+    from brim.jobs.parts import SavedBuild, SavedOptions  # a build that is not saved has no use for them
+    from brim.jobs.plan_place import open_place
+    from brim.jobs.unit_parts import is_job_plan
 
     if is_job_plan(open_place(path, access).path):
         raise InputError(

@@ -31,8 +31,15 @@ from brim.extras import need_extra
 from brim.jobs.caches import cache_home, cache_key, open_cache, open_dataset, trim_caches
 from brim.jobs.file_layout import FileLayout
 from brim.jobs.job import Computed, Job
-from brim.jobs.layout import DatasetLayout
-from brim.jobs.spec import How, computed_facts, computed_spec, dataset_spec, heard_while_reading, vector_file_spec
+from brim.jobs.spec import (
+    DatasetLayout,
+    How,
+    computed_facts,
+    computed_spec,
+    dataset_spec,
+    heard_while_reading,
+    vector_file_spec,
+)
 from brim.outputs.output import Output, RowsOutput
 from brim.outputs.rows_file import read_schema
 from brim.outputs.token_output import WHOLE, FinishOptions, TokenOutput, parse_split

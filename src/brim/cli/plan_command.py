@@ -117,13 +117,12 @@ def planned(
     **more: Any,
 ) -> Any:
     """The library's plan for what the command line says. `brim build` `runs` the same."""
-    import brim
+    from brim.api import build_api
     from brim.api.job_options import BuildGiven
-    from brim.jobs.spec import heard_while_reading
 
     words = {**vars(reading), **bids.words, **vars(cutting), **vars(storing), **vars(running), **more}
-    with waiting_for(source), heard_while_reading(dest if runs else None, BuildGiven(**words).options):
-        return brim.plan(source, dest, **words)
+    with waiting_for(source):
+        return build_api.planned(source, dest, BuildGiven(**words), runs=runs)
 
 
 def show(build: Any, as_json: bool) -> None:

@@ -15,17 +15,23 @@ from brim.formats.parquet_shard import MAX_CELL_BYTES
 from brim.jobs.bring import versions
 from brim.jobs.content import PlanContent
 from brim.jobs.job import Built, Job
-from brim.jobs.layout import dataset_at
-from brim.jobs.parts import forecast_at, job_facts
-from brim.jobs.plan_place import receipts_at, save_to
-from brim.jobs.spec import How, Spec, check_hub_limits, check_options, limits_of, preflight, stop_files
+from brim.jobs.spec import (
+    How,
+    Spec,
+    check_hub_limits,
+    check_options,
+    dataset_at,
+    forecast_at,
+    limits_of,
+    preflight,
+    stop_files,
+)
 from brim.memory.limit import Limit, effective_limit
 from brim.plans.cut_shards import CutOptions
 from brim.plans.describe_plan import BuildForecast, plan_facts, plan_lines
 from brim.plans.file_checks import CheckOptions, check_files, check_paths_stay_home, raise_refused, raise_unfit
 from brim.plans.fingerprint import changes_between
 from brim.plans.plan import EXTENSIONS, Format, Plan, make_plan
-from brim.plans.saved_plan import save_plan
 from brim.progress import Progress, Watch, given_or_silent
 from brim.records import dataclass
 from brim.sources.file_table import FileTable
@@ -110,6 +116,10 @@ class Build(Described):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, from which `brim build --plan` works on any machine that sees the source."""
+        from brim.jobs.parts import job_facts  # what is built at once has no use for them
+        from brim.jobs.plan_place import receipts_at, save_to
+        from brim.plans.saved_plan import save_plan
+
         self.check()
         spec = self._spec()
         preflight(spec)

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from brim.errors import DamageFound, DestinationError, InputError
-from brim.jobs.layout import WriteBadRows
+from brim.jobs.spec import WriteBadRows
 from brim.outputs.output import MadeShard
 from brim.outputs.rows_file import read_schema
 from brim.records import dataclass

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brim.buckets.bucket_address import BucketAddress, parse_bucket_address
 from brim.buckets.listing import list_objects
@@ -23,7 +23,6 @@ from brim.jobs.caches import CacheLayout, Kept, keep_in_place, read_kept
 from brim.jobs.content import ComputedContent, computed_changes, rows_of, without_function
 from brim.jobs.job import ALONE, Built, Computed, Job, built_of
 from brim.jobs.open_store import Books, published, reachable
-from brim.jobs.verify import verify
 from brim.memory.meter import process_bytes
 from brim.outputs.output import CachedRows, Finished, Units, write_bad_rows
 from brim.plans.describe_plan import WORKER_BYTES, sending_bytes
@@ -32,15 +31,16 @@ from brim.progress import Progress
 from brim.records import dataclass
 from brim.rows.unit import RowSource
 from brim.schedule.processes import ProcessBackend
-from brim.schedule.ray_cluster import Cluster, Sight
-from brim.schedule.ray_tasks import RayBringing, RayUnits, finish_on_cluster
-from brim.schedule.ray_worker import Ending
 from brim.schedule.unit_work import ComputeOptions, Outcome, UnitShare, UnitWork, compute
 from brim.state.ledger import JobRecord, Ledger
 from brim.state.stop import Stop
 from brim.stores.bucket_store import clear_units, fetch_unit, units_there
 from brim.stores.destination import HubAddress
 from brim.stores.store import Carrier, PublishedThere
+
+if TYPE_CHECKING:
+    from brim.schedule.ray_cluster import Cluster
+    from brim.schedule.ray_tasks import RayBringing
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +202,8 @@ class Computing:
 
     def _is_whole(self) -> bool:
         """Whether the destination says that it holds what its own receipts say."""
+        from brim.jobs.verify import verify  # for what is far away, and done already
+
         try:
             endpoint = self.how.access.endpoint
             verify(str(self.layout.destination), endpoint_url=endpoint, progress=self.books.progress)
@@ -219,6 +221,8 @@ class Computing:
         shared = self.cluster is not None and self._units_at is None
         if shared and self.cluster is not None and not isinstance(to, Path) and not self.layout.apart:
             shard_bytes = WORKER_BYTES + (sending_bytes(0) if isinstance(to, BucketAddress) else 0)
+            from brim.schedule.ray_cluster import Sight  # of use where there is a cluster, as below
+
             sight = Sight(paths=(str(self.layout.units.absolute()),))
             executor = self.job.on_cluster(self.cluster, sight, shard_bytes)
         carrier = reachable(self.layout.place, how.hub, self.books)
@@ -239,6 +243,8 @@ class Computing:
         work = UnitWork(self.source, self.step, self.output.writing, units, folder, options, progress, stop, share)
         if self.cluster is None:
             return compute(work, ProcessBackend)
+        from brim.schedule.ray_tasks import RayUnits
+
         return compute(work, functools.partial(RayUnits, self.cluster, carrier, self._units_at))
 
     def _finish(self, outcome: Outcome, work: Path) -> Finished:
@@ -258,6 +264,9 @@ class Computing:
 
     def _finish_there(self, cluster: Cluster, outcome: Outcome, units: Units) -> Finished:
         """Joined, packed and cut by a task on a node. Without a shared disk, what it made is fetched."""
+        from brim.schedule.ray_tasks import finish_on_cluster
+        from brim.schedule.ray_worker import Ending
+
         at, folder = self._units_at, self.layout.units.absolute()
         ending = Ending(self.output, replace(units, folder=folder, work=units.work.absolute()), self.how.hub.folder, at)
         finished, peak = finish_on_cluster(cluster, ending, self.books.progress, self.books.stop)

@@ -13,7 +13,7 @@ from brim.buckets.bucket_client import explained
 from brim.buckets.send_object import delete_objects
 from brim.errors import DestinationError
 from brim.formats.splice import FileSplice
-from brim.jobs.layout import WriteBadRows, write_aside
+from brim.jobs.spec import WriteBadRows, write_aside
 from brim.outputs.vector_output import check_target, quarantine_path, rows_path
 from brim.records import dataclass
 from brim.state.durable import failures

@@ -8,7 +8,8 @@ missing and nothing else: a file is on disk before its receipt, and a receipt be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
 from brim.progress import Progress, Silent
 from brim.records import dataclass
-from brim.schedule.ray_cluster import Cluster, Sight, sample_of, workplace
+from brim.schedule.scheduler import Scaling
 from brim.schedule.unit_work import Outcome
 from brim.sizes import format_size, plural
 from brim.state.ledger import Receipt
@@ -35,6 +36,7 @@ from brim.wording import Described
 
 if TYPE_CHECKING:
     from brim.jobs.caches import Kept
+    from brim.schedule.ray_cluster import Cluster, Sight
     from brim.schedule.ray_tasks import RayBringing
 
 _LOOKS = 5  # at a destination that others append to
@@ -120,6 +122,18 @@ class Computed(Described):
         return [*lines, ("memory", f"{format_size(done.peak_bytes)} at most")] if done.peak_bytes else lines
 
 
+@contextmanager
+def workplace(scaling: Scaling) -> Iterator[Cluster | None]:
+    """The cluster that a job runs on, connected for as long as it does; None: this machine."""
+    if scaling.engine == "local":
+        yield None
+        return
+    from brim.schedule.ray_cluster import connected  # of use where there is a cluster
+
+    with connected(scaling.address) as cluster:
+        yield cluster
+
+
 class Job:
     """A spec that may run: what can be refused without looking at the destination is refused here."""
 
@@ -179,6 +193,8 @@ class Job:
         source, forecast = self.spec.source, self.spec.forecast
         if cluster is None or forecast is None or not isinstance(source, PlanContent):
             return None
+        from brim.schedule.ray_cluster import Sight, sample_of
+
         return self.on_cluster(cluster, Sight(files=sample_of(source.plan.table.files)), forecast.worker)
 
     def on_cluster(self, cluster: Cluster, sight: Sight, shard_bytes: int) -> RayBringing:

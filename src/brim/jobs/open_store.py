@@ -14,10 +14,9 @@ from brim.formats.card import CardFacts
 from brim.jobs.appended import AppendedContent
 from brim.jobs.bring import Share, refuse_another
 from brim.jobs.content import Content
-from brim.jobs.layout import Layout
 from brim.jobs.published import Published
 from brim.jobs.published import opened as dataset_at
-from brim.jobs.spec import How, stop_files
+from brim.jobs.spec import How, Layout, stop_files
 from brim.plans.describe_plan import HUB_BYTES, OBJECTS_BYTES
 from brim.progress import Progress, told_if_slow
 from brim.records import dataclass

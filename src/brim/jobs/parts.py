@@ -22,12 +22,11 @@ from brim.errors import InputError, SourceChanged
 from brim.jobs.bring import STAGED_S, Share, versions
 from brim.jobs.content import PlanContent
 from brim.jobs.job import Built, Job
-from brim.jobs.layout import dataset_at
 from brim.jobs.plan_place import Part, divide, listed, open_place, parse_part
-from brim.jobs.spec import How, Spec, stop_files, usual_workers
+from brim.jobs.spec import How, Spec, dataset_at, forecast_at, stop_files
 from brim.memory.limit import Limit, effective_limit
 from brim.plans.cut_shards import Shard
-from brim.plans.describe_plan import BuildForecast, forecast_build, plan_facts, plan_lines
+from brim.plans.describe_plan import BuildForecast, plan_facts, plan_lines
 from brim.plans.plan import Plan
 from brim.plans.saved_plan import Saved, load_plan, moved, understood
 from brim.progress import Progress, Watch, given_or_silent
@@ -341,13 +340,6 @@ class SavedBuild(Described):
         remote = isinstance(self.destination, HubAddress | BucketAddress)
         plan = plan_lines(self.plan, self.forecast, self.limit, remote)
         return [*plan, *self.status.lines(self.command, "shards")]
-
-
-def forecast_at(destination: Destination | None, plan: Plan, limit: Limit, workers: int | None) -> BuildForecast:
-    """What building a plan takes there."""
-    xet = isinstance(destination, BucketAddress) and destination.on_hub
-    hub, bucket = isinstance(destination, HubAddress) or xet, isinstance(destination, BucketAddress) and not xet
-    return forecast_build(plan, limit, workers or usual_workers(destination), hub=hub, bucket=bucket, xet=xet)
 
 
 def job_facts(destination: Destination, hub: HubOptions, update: bool) -> dict[str, Any]:

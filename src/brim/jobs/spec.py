@@ -3,44 +3,60 @@
 An unknown value, an option that does not apply, a source that is its own destination, more than the Hub takes, a limit
 that is too small: each is said here, once. What needs the destination's ledger (another dataset, files that brim did
 not write) is looked at by the job (job.py), under its lock.
+
+A `Layout` is what the result is laid out as and where its books are (a lock, a stop file, a ledger, the units that are
+done): names and places. How bytes travel is the store's (open_store.py). Here are the contract, and the dataset.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from brim.buckets.bucket_address import Access, BucketAddress
 from brim.choices import at_least, one_of
 from brim.errors import InputError
+from brim.jobs.bring import refuse_strangers
 from brim.jobs.content import Content, PlanContent
-from brim.jobs.layout import Layout, dataset_layout
 from brim.memory.limit import Limit, effective_limit, usable_cores
 from brim.outputs.output import Output
-from brim.plans.describe_plan import BuildForecast
+from brim.plans.describe_plan import BuildForecast, forecast_build
 from brim.plans.fingerprint import digest_json
+from brim.plans.plan import Plan
 from brim.records import dataclass
 from brim.rows.unit import RowSource
 from brim.schedule.messages import OnError
 from brim.schedule.scheduler import Scaling
 from brim.sizes import parse_size
+from brim.state.durable import rename
+from brim.state.ledger import Ledger
 from brim.state.stop import Stop, heard_at_once, stop_file_lies
 from brim.steps.step import Step
 from brim.stores.destination import (
+    QUARANTINE,
+    UNITS,
     Destination,
+    Footprints,
     HubAddress,
     HubOptions,
     check_shards,
     hub_limits,
+    make_state,
+    parse_destination,
     refuse_holder,
     refuse_source,
     refuse_within,
+    state_folder,
+    taken_by_dataset,
 )
+from brim.stores.folder_store import FolderStore, make_folder
+from brim.stores.store import PutWatcher, Store
 
 _VERSION = 1  # raise it when the same computed job would give other rows or bytes
 _HUB_ONLY = ("config", "message", "public", "direct", "create_pull", "via")
@@ -239,3 +255,163 @@ def usual_workers(destination: Destination | None) -> int:
     parts of each shard are on their way anyway."""
     cores = usable_cores()
     return min(max(cores, 2) if isinstance(destination, BucketAddress) else cores + 1, 8)
+
+
+def forecast_at(destination: Destination | None, plan: Plan, limit: Limit, workers: int | None) -> BuildForecast:
+    """What building a plan takes there."""
+    xet = isinstance(destination, BucketAddress) and destination.on_hub
+    hub, bucket = isinstance(destination, HubAddress) or xet, isinstance(destination, BucketAddress) and not xet
+    return forecast_build(plan, limit, workers or usual_workers(destination), hub=hub, bucket=bucket, xet=xet)
+
+
+WriteBadRows = Callable[[Path], bool]
+
+
+class Layout(Protocol):
+    """A dataset (below), a file (file_layout.py) or a cache (caches.py)."""
+
+    @property
+    def destination(self) -> Destination:
+        """What the user calls it; a source must be something else."""
+
+    @property
+    def place(self) -> Destination:
+        """What the names of receipts are relative to."""
+
+    @property
+    def state(self) -> Path:
+        """The folder with the lock and the stop file."""
+
+    @property
+    def books(self) -> Path:
+        """The folder of the ledger that says what is done."""
+
+    @property
+    def units(self) -> Path:
+        """The folder of unit files and their receipts."""
+
+    @property
+    def failing(self) -> Path:
+        """What an error of the system is about."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether files stand beside each other, each with all rows, and are brought one by one from this machine."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a second run waits for the first, and takes what that has made. Elsewhere it is refused."""
+
+    @property
+    def taken(self) -> list[Destination]:
+        """All that the job writes or replaces."""
+
+    def footprints(self) -> Footprints:
+        """What is there before anything is made."""
+
+    def make(self) -> None:
+        """The folders that are needed before the first byte."""
+
+    def work(self, fingerprint: str, fresh: bool) -> Path:
+        """Where the result is made of units, on the disk that it gets its names on if that is here."""
+
+    def store(self) -> Store | None:
+        """Where results are put if that is no dataset; None: the store of the destination (open_store.py)."""
+
+    def holds(self, ledger: Ledger) -> bool | None:
+        """Whether all that the receipts name is there; None: that cannot be seen from here."""
+
+    def refuse_strangers(self, ledger: Ledger, fresh: bool) -> None:
+        """DestinationError if something is in the way that brim did not write: before hours of work, not after."""
+
+    def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: PutWatcher) -> Path | str | None:
+        """Have the file of rows that were left out written where it belongs, if there are any.
+
+        Before the result is there: then nothing is done again. `fresh`: what is there of an earlier job goes.
+        """
+
+    def clear(self) -> None:
+        """Take away what a finished job needs no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetLayout:
+    """Shards in a folder (`data`, or as the Hub's config says) with a card beside it."""
+
+    destination: Destination
+    state: Path
+    folder: str = "data"
+    waits: bool = False
+    apart = False
+
+    @property
+    def place(self) -> Destination:
+        return self.destination
+
+    @property
+    def books(self) -> Path:
+        return self.state
+
+    @property
+    def units(self) -> Path:
+        return self.state / UNITS
+
+    @property
+    def failing(self) -> Path:
+        return self.destination if isinstance(self.destination, Path) else self.state
+
+    @property
+    def taken(self) -> list[Destination]:
+        return taken_by_dataset(self.destination, self.folder)
+
+    def footprints(self) -> Footprints:
+        return Footprints(self.destination, self.state)
+
+    def make(self) -> None:
+        if isinstance(self.destination, Path):
+            make_folder(self.destination)
+        make_state(self.destination, self.state)
+
+    def work(self, fingerprint: str, fresh: bool) -> Path:
+        return self.units / "made"
+
+    def store(self) -> None:
+        """That of its destination."""
+
+    def holds(self, ledger: Ledger) -> bool | None:
+        if not isinstance(self.destination, Path):
+            return None
+        return all(FolderStore(self.destination).holds(receipt.piece) for receipt in ledger.receipts.values())
+
+    def refuse_strangers(self, ledger: Ledger, fresh: bool) -> None:
+        if isinstance(self.destination, Path) and ledger.job is None:
+            refuse_strangers(list(FolderStore(self.destination).shards()), staged=False)
+
+    def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: PutWatcher) -> Path | None:
+        target = self.failing / QUARANTINE
+        return target if write_aside(write, target, target, fresh) else None
+
+    def clear(self) -> None:
+        shutil.rmtree(self.units, ignore_errors=True)
+
+
+def dataset_layout(
+    destination: str | os.PathLike[str], state: str | None, hub: HubOptions, access: Access
+) -> DatasetLayout:
+    """A dataset to be made. The ledger of each config and split of a repository is one of its own."""
+    return dataset_at(parse_destination(destination, access), state, hub)
+
+
+def dataset_at(where: Destination, state: str | None, hub: HubOptions) -> DatasetLayout:
+    return DatasetLayout(where, state_folder(where, state, f"{hub.config}/{hub.split or '*'}"), hub.folder)
+
+
+def write_aside(write: WriteBadRows, made: Path, target: Path, fresh: bool) -> bool:
+    """Whether there is something to keep; it is made on the target's disk, and then gets its name."""
+    made.with_name(f".{made.name}.tmp").unlink(missing_ok=True)  # of a run that was killed
+    some = write(made)
+    if some and made != target:
+        rename(made, target)
+    elif not some and fresh:
+        target.unlink(missing_ok=True)  # of the rows that were there before
+    return some

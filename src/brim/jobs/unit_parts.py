@@ -22,14 +22,13 @@ from brim.errors import FunctionFailed, InputError
 from brim.jobs.bring import Share
 from brim.jobs.compute import Computing
 from brim.jobs.content import PlanContent, computed_changes
-from brim.jobs.job import Computed, Job
+from brim.jobs.job import Computed, Job, workplace
 from brim.jobs.open_store import Books
 from brim.jobs.parts import PartDone, PlanStatus
 from brim.jobs.plan_place import Part, PlanPlace, listed, open_place, parse_part, save_to
 from brim.memory.limit import Limit
 from brim.progress import Progress, Silent
 from brim.records import dataclass
-from brim.schedule.ray_cluster import workplace
 from brim.schedule.unit_work import Outcome, UnitShare
 from brim.state.durable import failures, write_whole
 from brim.state.ledger import Ledger, Receipt

@@ -36,7 +36,6 @@ from brim.file_set import FileSet
 from brim.formats.source_reader import open_source
 from brim.records import dataclass
 from brim.schedule.ray_private import address_here, be_quiet
-from brim.schedule.scheduler import Scaling
 from brim.stores.store import Carrier
 
 Loss = Literal["lost", "memory"]
@@ -156,16 +155,6 @@ def need_ray() -> Any:
     except ImportError as error:
         raise missing("ray", "--engine=ray needs Ray, on every node.") from error
     return ray
-
-
-@contextmanager
-def workplace(scaling: Scaling) -> Iterator[Cluster | None]:
-    """The cluster that a job runs on, connected for as long as it does; None: this machine."""
-    if scaling.engine == "local":
-        yield None
-        return
-    with connected(scaling.address) as cluster:
-        yield cluster
 
 
 @contextmanager
