@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from brim.api.compute_api import Vectors as Vectors
     from brim.api.compute_api import embed as embed
     from brim.api.compute_api import tokenize as tokenize
-    from brim.api.dataset_rows_api import concatenate_datasets as concatenate_datasets
-    from brim.api.dataset_rows_api import flatten_indices as flatten_indices
-    from brim.api.dataset_rows_api import shuffle as shuffle
-    from brim.api.dataset_rows_api import sort as sort
-    from brim.api.dataset_rows_api import train_test_split as train_test_split
     from brim.api.datasets_api import caches as caches
     from brim.api.datasets_api import clean as clean
+    from brim.api.datasets_api import concatenate_datasets as concatenate_datasets
+    from brim.api.datasets_api import flatten_indices as flatten_indices
     from brim.api.datasets_api import push_to_hub as push_to_hub
+    from brim.api.datasets_api import shuffle as shuffle
+    from brim.api.datasets_api import sort as sort
+    from brim.api.datasets_api import train_test_split as train_test_split
     from brim.api.forecast_api import forecast as forecast
     from brim.api.map_api import filter as filter
     from brim.api.map_api import map as map
@@ -140,12 +140,12 @@ _HOMES = {
     "caches": "brim.api.datasets_api",
     "check": "brim.api.proof_api",
     "clean": "brim.api.datasets_api",
-    "concatenate_datasets": "brim.api.dataset_rows_api",
+    "concatenate_datasets": "brim.api.datasets_api",
     "dataset": "brim.api.source_api",
     "embed": "brim.api.compute_api",
     "files": "brim.api.source_api",
     "filter": "brim.api.map_api",
-    "flatten_indices": "brim.api.dataset_rows_api",
+    "flatten_indices": "brim.api.datasets_api",
     "forecast": "brim.api.forecast_api",
     "info": "brim.jobs.dataset_info",
     "map": "brim.api.map_api",
@@ -159,11 +159,11 @@ _HOMES = {
     "release": "brim.memory.release",
     "save_file": "brim.tensors.tensor_writer",
     "select": "brim.api.build_api",
-    "shuffle": "brim.api.dataset_rows_api",
-    "sort": "brim.api.dataset_rows_api",
+    "shuffle": "brim.api.datasets_api",
+    "sort": "brim.api.datasets_api",
     "table": "brim.api.source_api",
     "tokenize": "brim.api.compute_api",
-    "train_test_split": "brim.api.dataset_rows_api",
+    "train_test_split": "brim.api.datasets_api",
     "unpack": "brim.api.proof_api",
     "verify": "brim.api.proof_api",
     "watch": "brim.watching.watching",

@@ -1,7 +1,9 @@
 """Rows through a step: map, tokenize and embed, to a destination or to brim's cache.
 
 Each verb has a function that makes its job, which the command line runs too, and one that runs it. What is drop-in for
-`Dataset.map` is in datasets_api.
+`Dataset.map` is in map_api.
+
+The rows of an embedding job are those of any computed job, or a folder of images.
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
+import pyarrow as pa
 
 from brim.api.job_options import (
     EmbedGiven,
@@ -25,7 +29,8 @@ from brim.api.job_options import (
     spelled_out,
 )
 from brim.api.recorded_run import recorded_run, shown
-from brim.buckets.bucket_address import is_web_address
+from brim.buckets.bucket_address import is_bucket_address, is_web_address, parse_bucket_address
+from brim.buckets.listing import list_objects
 from brim.errors import InputError
 from brim.extras import need_extra
 from brim.jobs.caches import cache_home, cache_key, open_cache, open_dataset, trim_caches
@@ -44,15 +49,18 @@ from brim.outputs.output import Output, RowsOutput
 from brim.outputs.rows_file import read_schema
 from brim.outputs.token_output import WHOLE, FinishOptions, TokenOutput, parse_split
 from brim.outputs.vector_output import SUFFIXES, VectorOutput, rows_path
-from brim.plans.fingerprint import digest_json
+from brim.plans.fingerprint import digest_ints, digest_json, digest_table
 from brim.progress import Progress
 from brim.rows.open_rows import open_rows
+from brim.rows.row_files import WILD, split_name
 from brim.rows.row_options import RowOptions
 from brim.rows.unit import RowSource
 from brim.schedule.work_failures import users_own
 from brim.schedule.worker_process import caller_bytes, kept_workers, start_spare
+from brim.sources.file_table import FileTable
+from brim.sources.open_source import read_source
+from brim.sources.source_options import SourceOptions
 from brim.steps.embed_options import EmbedOptions, ModelOptions
-from brim.steps.embed_rows import open_source
 from brim.steps.embed_step import EmbedStep
 from brim.steps.fast_encoder import choose
 from brim.steps.map_options import MapOptions
@@ -288,7 +296,7 @@ def _embed_job(
 def _embed_rows(source: Any, image: str | None, options: RowOptions) -> tuple[RowSource, str | None]:
     """Rows, and where relative paths of images begin: with rows that are in memory, where this process works."""
     if isinstance(source, str | os.PathLike):
-        return open_source(os.fspath(source), image, options)
+        return _open_embedded(os.fspath(source), image, options)
     return open_rows(source, options), None if image is None else os.getcwd()
 
 
@@ -451,3 +459,72 @@ def _opened(job: Job) -> Any:
     if splits == WHOLE:
         return one(WHOLE[0].name)
     return import_datasets("several splits").DatasetDict({split.name: one(split.name) for split in splits})
+
+
+_BLOCK_ROWS = 10_000
+_LOOK_NAMES = 10_000
+
+
+def _open_embedded(source: str, image: str | None, options: RowOptions) -> tuple[RowSource, str | None]:
+    """The rows, and where relative paths of images begin."""
+    if is_bucket_address(source):
+        return _open_bucket(source, image, options)
+    path = Path(source)
+    if image is None or not path.is_dir() or _holds_rows(path):
+        root = path if path.is_dir() else path.parent
+        return open_rows(source, options), os.path.abspath(root) if image is not None else None
+    return _open_images(source, image, SourceOptions(limit=options.limit), path.name, options)
+
+
+def _open_bucket(source: str, image: str | None, options: RowOptions) -> tuple[RowSource, str | None]:
+    """As for a folder. Whether a bucket holds rows or images is told from its first names."""
+    address = parse_bucket_address(source, options.access)
+    folder, _, name = address.prefix.rpartition("/")
+    if image is None or split_name(name)[0] is not None or WILD.search(address.prefix):
+        root = replace(address, prefix=folder)
+    elif any(map(_is_of_rows, (found for found, _ in islice(list_objects(address), _LOOK_NAMES)))):
+        root = address
+    else:
+        reading = SourceOptions(limit=options.limit, access=options.access)
+        return _open_images(source, image, reading, name or address.bucket, options)
+    return open_rows(source, options), str(root) if image is not None else None
+
+
+def _open_images(
+    source: str, image: str, reading: SourceOptions, name: str, options: RowOptions
+) -> tuple[RowSource, str | None]:
+    table = read_source(source, reading)
+    if image not in table.columns:
+        named = ", ".join(table.columns) or "none"
+        raise InputError(
+            f"The folder {source!r} gives no column of images {image!r}.", hint=f"Its columns of files: {named}."
+        )
+    rows = open_rows(lambda: _tables_of_files(table), replace(options, name=name, limit=None))
+    # An iterator is known by its name alone: a folder by what its files are called and how large they are.
+    content = [digest_ints(table.files.sizes), *(digest_table(block) for block in _tables_of_files(table))]
+    rows.facts = rows.facts | {"content": digest_json(content)}
+    rows.files = table.files
+    return rows, table.files.root if table.files.bucket is None else str(table.files.bucket)
+
+
+def _holds_rows(folder: Path) -> bool:
+    """Whether a folder has files of rows; tables that describe the files beside them do not count."""
+    return any(_is_of_rows(name) for _, _, names in os.walk(folder) for name in names)
+
+
+def _is_of_rows(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return not name.startswith(("metadata.", "README")) and split_name(name)[0] not in (None, "text")
+
+
+def _tables_of_files(table: FileTable) -> Iterator[pa.Table]:
+    """The rows with the paths of their files, which are relative to the root."""
+    for start in range(0, len(table), _BLOCK_ROWS):
+        rows = table.rows.slice(start, _BLOCK_ROWS)
+        for name in table.columns:
+            numbers = rows.column(name)
+            if not pa.types.is_integer(numbers.type):
+                continue  # lists of files: not for a model that takes one
+            paths = [table.files.paths.take(chunk).cast(pa.string()) for chunk in numbers.chunks]
+            rows = rows.set_column(rows.schema.get_field_index(name), name, pa.chunked_array(paths, pa.string()))
+        yield rows.replace_schema_metadata(None)
