@@ -7,8 +7,6 @@ The Tab key offers verbs, the words that an option takes, recipes. Nothing here 
 Files need no words of ours: where there are none, shells complete file names themselves.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re
