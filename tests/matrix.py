@@ -13,18 +13,20 @@ from pathlib import Path
 PAGE = Path(__file__).parent.parent / "docs" / "internals.md"
 BEGIN, END = "<!-- the matrix: python -m tests.matrix --write -->", "<!-- the end of the matrix -->"
 VERBS = ("build", "map", "tokenize", "embed")
-FILES = ("file.safetensors", "file.npy", "file.parquet", "bucket.npy")
-PLACES = ("folder", "hub", "bucket")
+FILES = ("file.safetensors", "file.npy", "file.parquet", "bucket.npy", "hubbucket.npy")
+PLACES = ("folder", "hub", "bucket", "hubbucket")
 ENGINES = ("local", "ray")
 EVENTS = ("undisturbed", "killed", "stopped", "full disk")
 _WORDS = {
     "folder": "folder",
     "hub": "Hub",
     "bucket": "bucket",
+    "hubbucket": "bucket of the Hub",
     "file.safetensors": "file `.safetensors`",
     "file.npy": "file `.npy`",
     "file.parquet": "file `.parquet`",
     "bucket.npy": "file `.npy` in a bucket",
+    "hubbucket.npy": "file `.npy` in a bucket of the Hub",
 }
 # What the suite tries of it every time; all of it is `make test-matrix`.
 _IN_SUITE = {

@@ -1,4 +1,4 @@
-"""Destinations of three kinds, each with the same few things that a test wants to do to it."""
+"""Destinations of four kinds, each with the same few things that a test wants to do to it."""
 
 from __future__ import annotations
 
@@ -128,3 +128,35 @@ class BucketPlace:
 
     def plant(self, name: str, data: bytes) -> None:
         self.server.write("private", f"{self.prefix}/{name}", data)
+
+
+@dataclass
+class HubBucketPlace:
+    hub: TestHub
+    folder: Path
+    prefix: str = "some/where"
+    bucket: str = "ada/things"
+
+    @property
+    def address(self) -> str:
+        return f"hf://buckets/{self.bucket}/{self.prefix}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return Machine(self.hub, self.folder).environment
+
+    def content(self) -> dict[str, bytes]:
+        names = [name for name in self.hub.buckets[self.bucket].files if name.startswith(f"{self.prefix}/")]
+        short = [name[len(self.prefix) + 1 :] for name in names]
+        return {n: self.hub.read_bucket(self.bucket, f"{self.prefix}/{n}") for n in short if not n.startswith(".brim/")}
+
+    def plant(self, name: str, data: bytes) -> None:
+        self.plant_all({name: data})
+
+    def plant_all(self, files: dict[str, bytes]) -> None:
+        add = [(data, f"{self.prefix}/{name}") for name, data in files.items()]
+        Machine(self.hub, self.folder, more={"HF_HUB_DISABLE_XET": "0"}).python(f"""
+            from huggingface_hub import HfApi
+            HfApi().create_bucket({self.bucket!r}, exist_ok=True)
+            HfApi().batch_bucket_files({self.bucket!r}, add={add!r})
+        """)

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,41 +17,10 @@ from brim.buckets.xet import PIECE_BYTES
 from brim.errors import InputError
 from tests.conftest import random_bytes, tree_digest, write_files
 from tests.hub import TestHub
-from tests.places import FolderPlace, listing, run, start
+from tests.places import FolderPlace, HubBucketPlace, listing, run, start
 from tests.publishing import Machine
 
 BUCKET = "ada/things"
-
-
-@dataclass
-class HubBucketPlace:
-    hub: TestHub
-    folder: Path
-    prefix: str = "some/where"
-
-    @property
-    def address(self) -> str:
-        return f"hf://buckets/{BUCKET}/{self.prefix}"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return Machine(self.hub, self.folder).environment
-
-    def content(self) -> dict[str, bytes]:
-        names = [name for name in self.hub.buckets[BUCKET].files if name.startswith(f"{self.prefix}/")]
-        short = [name[len(self.prefix) + 1 :] for name in names]
-        return {n: self.hub.read_bucket(BUCKET, f"{self.prefix}/{n}") for n in short if not n.startswith(".brim/")}
-
-    def plant(self, name: str, data: bytes) -> None:
-        self.plant_all({name: data})
-
-    def plant_all(self, files: dict[str, bytes]) -> None:
-        add = [(data, f"{self.prefix}/{name}") for name, data in files.items()]
-        Machine(self.hub, self.folder, more={"HF_HUB_DISABLE_XET": "0"}).python(f"""
-            from huggingface_hub import HfApi
-            HfApi().create_bucket({BUCKET!r}, exist_ok=True)
-            HfApi().batch_bucket_files({BUCKET!r}, add={add!r})
-        """)
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from tests.faults.injection import Fault, Shim
 from tests.forked import Process, brim, start
 from tests.generators.small_jobs import MODEL, STEPS, TOKENIZER
 from tests.hub import TestHub
-from tests.matrix import CELLS, PAGE, Cell, block, table
-from tests.places import BucketPlace, FolderPlace, HubPlace, Place
+from tests.matrix import CELLS, PAGE, PLACES, Cell, block, table
+from tests.places import BucketPlace, FolderPlace, HubBucketPlace, HubPlace, Place
 from tests.s3 import S3Server
 from tests.small_disk import fill, small_disk
 
@@ -106,7 +106,7 @@ class Trial:
     def data(self) -> dict[str, bytes]:
         """What was made: shards by their names, or a file and what lies beside it."""
         content = self.place.content()
-        if self.cell.place in ("folder", "hub", "bucket"):
+        if self.cell.place in PLACES:
             return {name: data for name, data in content.items() if name.startswith("data/")}
         return {name: data for name, data in content.items() if not Path(name).parts[0].endswith(".brim")}
 
@@ -140,7 +140,7 @@ def expected() -> Made:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
-    with TestHub(tmp_path_factory.mktemp("hub")) as hub:
+    with TestHub(tmp_path_factory.mktemp("hub"), xet=True) as hub:
         yield hub
 
 
@@ -181,6 +181,8 @@ def trial(request: pytest.FixtureRequest, cell: Cell, work: Path, shim: Shim, di
         place = HubPlace(
             request.getfixturevalue("hub"), tmp_path / "machine", f"hf://datasets/ada/{tmp_path.name[:80]}"
         )
+    elif kind == "hubbucket":
+        place = HubBucketPlace(request.getfixturevalue("hub"), tmp_path / "machine", tmp_path.name[:80])
     elif kind == "bucket":
         s3: S3Server = request.getfixturevalue("s3")
         place = BucketPlace(s3, tmp_path / "machine", request.getfixturevalue("s3_prefix").rstrip("/"))
@@ -225,7 +227,7 @@ class TestEveryCell:
         assert again.get("written", 0) == 0
         assert again.get("computed", 0) == 0
         assert trial.place.content() == before
-        if trial.cell.place in ("folder", "hub", "bucket"):
+        if trial.cell.place in PLACES:
             source = [trial.work / "files"] if trial.cell.verb == "build" else []
             brim("verify", trial.address, *source, "--deep", "--quiet", env=trial.environment, cwd=trial.work)
 
