@@ -15,11 +15,11 @@ from tests.conftest import random_bytes, write_files
 from tests.faults.injection import Fault, Shim
 from tests.forked import Process, start
 from tests.hub import TestHub
-from tests.places import BucketPlace, FolderPlace, HubPlace, Place, listing, run
+from tests.places import BucketPlace, FolderPlace, HubBucketPlace, HubPlace, Place, listing, run
 from tests.s3 import FaultProxy, S3Server
 
 ROWS = ("--rows-per-shard", "2", "--workers", "1")
-PLACES = ("folder", "bucket", "hub")
+PLACES = ("folder", "bucket", "hub", "hubbucket")
 RECEIPT = 5  # which line of the ledger a run is held at: some new shards are there, others are not
 
 
@@ -29,7 +29,7 @@ def files(folder: Path, start: int, stop: int, size: int = 20_000) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[TestHub]:
-    with TestHub(tmp_path / "hub") as hub:
+    with TestHub(tmp_path / "hub", xet=True) as hub:
         yield hub
 
 
@@ -39,6 +39,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         return FolderPlace(tmp_path / "out")
     if request.param == "hub":
         return HubPlace(request.getfixturevalue("hub"), tmp_path / "machine")
+    if request.param == "hubbucket":
+        return HubBucketPlace(request.getfixturevalue("hub"), tmp_path / "machine")
     prefix = request.getfixturevalue("s3_prefix").rstrip("/")
     return BucketPlace(request.getfixturevalue("s3"), tmp_path / "machine", prefix)
 
@@ -136,7 +138,7 @@ def test_readers(place: Place, tmp_path: Path) -> None:
     assert len(shown_by(place.content())) == 12
 
 
-@pytest.mark.parametrize("place", ["folder", "bucket"], indirect=True)  # of the Hub: test_append.py
+@pytest.mark.parametrize("place", ["folder", "bucket", "hubbucket"], indirect=True)  # of the Hub: test_append.py
 def test_two_writers(place: Place, shim: Shim, tmp_path: Path) -> None:
     """While one appends, another is told so, and can go on afterwards: no row is lost or twice."""
     run(place, "build", files(tmp_path / "old", 0, 4), place.address, *ROWS, "--quiet")
@@ -174,6 +176,8 @@ def elsewhere(place: Place, tmp_path: Path) -> Place:
     """The same place, from another machine; a folder is on this one."""
     if isinstance(place, BucketPlace):
         return BucketPlace(place.server, tmp_path / "other", place.prefix)
+    if isinstance(place, HubBucketPlace):
+        return HubBucketPlace(place.hub, tmp_path / "other", place.prefix)
     return place
 
 

@@ -120,7 +120,7 @@ def test_a_place_that_is_left_meanwhile_is_taken_at_once(bucket: Bucket) -> None
     mine = bucket.lease()
     mine.take(bucket.check)
     assert len(bucket.slept) == 2
-    assert bucket.body() == {"owner": "me", "count": 2, "at": 1001_000_000_000}
+    assert bucket.body() == {"owner": "me", "count": 1, "at": 1001_000_000_000}
     mine.release()
 
 
@@ -162,7 +162,7 @@ def test_an_object_that_changes_before_it_is_taken_over(bucket: Bucket, monkeypa
     lease = bucket.lease()
     lease.take(bucket.check)
     assert reads == [2]
-    assert bucket.body()["count"] == 4
+    assert bucket.body()["count"] == 2
     lease.release()
 
 
@@ -239,23 +239,65 @@ def object_error(kind: str, text: str) -> Exception:
     return type(kind, (Exception,), {"__module__": "obstore.exceptions"})(text)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [object_error("NotSupportedError", "no"), object_error("GenericError", "status code: 501 Not Implemented")],
+@pytest.fixture(
+    params=[object_error("NotSupportedError", "no"), object_error("GenericError", "status code: 501 Not Implemented")]
 )
-def test_a_store_without_conditions_is_used_unguarded(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    """It is said, nothing is renewed, and nothing is removed."""
-    monkeypatch.setattr(bucket_lease, "send_instead", Broken(error))
-    bucket.put(b"of somebody else")
-    lease = bucket.lease()
-    lease.take(bucket.check)
-    assert "two runs at once are not kept apart here" in bucket.notes[0]
-    assert lease._thread is None
+def unguarded(request: pytest.FixtureRequest, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A store that knows no conditions."""
+    monkeypatch.setattr(bucket_lease, "send_instead", Broken(request.param))
+    return bucket
+
+
+def test_a_store_without_conditions_is_looked_at(unguarded: Bucket) -> None:
+    """It is said; the object is renewed and goes with the lease as in others."""
+    lease = unguarded.lease()
+    lease.take(unguarded.check)
+    assert unguarded.body()["owner"] == "me"
+    assert "two runs that begin at the same moment are not kept apart here" in unguarded.notes[0]
     lease.renew()
+    assert unguarded.body()["count"] > 1
     lease.release()
-    assert not bucket.empty()
+    assert unguarded.empty()
+
+
+def test_without_conditions_somebody_who_is_there_is_seen(unguarded: Bucket) -> None:
+    """Alive: refused, and the object stays. Dead: the place is taken after twenty seconds."""
+    other = unguarded.lease("other")
+    other.take(unguarded.check)
+    unguarded.while_asleep += [lambda: None] * 5 + [other.renew]
+    with pytest.raises(DestinationError, match="Another brim is building at this destination"):
+        unguarded.lease().take(unguarded.check)
+    assert unguarded.body()["owner"] == "other"
+    unguarded.slept.clear()
+    mine = unguarded.lease()
+    mine.take(unguarded.check)
+    assert unguarded.slept == [0.5] * 40
+    assert unguarded.body()["owner"] == "me"
+    with pytest.raises(SinkFailed, match="Another brim took over"):
+        other.renew()
+    other.release()
+    assert unguarded.body()["owner"] == "me"
+    mine.release()
+
+
+def test_without_conditions_the_last_who_began_stays(unguarded: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that begin at one moment: whoever wrote first is told when it reads back, or at the next renewal."""
+    first, second = unguarded.lease("first"), unguarded.lease("second")
+    sent = bucket_lease.send_small
+
+    def slow(*told: Any) -> str:
+        monkeypatch.setattr(bucket_lease, "send_small", sent)
+        done = sent(*told)
+        unguarded.put(json.dumps({"owner": "second", "count": 1}).encode())
+        return done
+
+    monkeypatch.setattr(bucket_lease, "send_small", slow)
+    unguarded.while_asleep.append(lambda: unguarded.put(b'{"owner": "second", "count": 2}'))
+    with pytest.raises(DestinationError, match="Another brim"):
+        first.take(unguarded.check)
+    assert unguarded.body()["owner"] == "second"
+    second.take(unguarded.check)
+    second.release()
 
 
 @pytest.mark.parametrize(
@@ -270,12 +312,14 @@ def test_other_failures_are_said(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
 ) -> None:
     """When the place is taken, when it is taken over and when it is renewed."""
+    with monkeypatch.context() as broken:
+        broken.setattr(bucket_lease, "send_instead", Broken(error))
+        with pytest.raises(raised) as caught:
+            bucket.lease("other").take(bucket.check)
+    assert not bucket.notes
     held = bucket.lease()
     held.take(bucket.check)
     monkeypatch.setattr(bucket_lease, "send_instead", Broken(error))
-    with pytest.raises(raised) as caught:
-        bucket.lease("other").take(bucket.check)
-    assert not bucket.notes
     with pytest.raises(type(error)):
         bucket.lease()._take_over(bucket.check)
     with pytest.raises(type(caught.value)):
@@ -332,18 +376,18 @@ def test_a_renewal_waits_for_the_one_before(bucket: Bucket) -> None:
 
 
 def test_a_store_that_heeds_no_conditions_is_found_out(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took the object and would take anybody's: the place is given back, and it is said."""
+    """It took the object and would take anybody's: from then on it is looked at before it is written."""
     asked: list[Any] = []
     monkeypatch.setattr(bucket_lease, "heeds_conditions", lambda *told: asked.append(told))
     lease = bucket.lease()
     lease.take(bucket.check)
     assert asked == [(PLACE, KEY)]
-    assert bucket.empty()
-    assert "two runs at once are not kept apart here" in bucket.notes[0]
-    assert lease._thread is None
-    lease.renew()
-    assert bucket.empty()
+    assert "two runs that begin at the same moment are not kept apart here" in bucket.notes[0]
+    bucket.put(b'{"owner": "other"}')
+    with pytest.raises(SinkFailed, match="Another brim took over"):
+        lease.renew()
     lease.release()
+    assert bucket.body()["owner"] == "other"
 
 
 def test_a_renewal_that_hangs_is_not_waited_for(bucket: Bucket) -> None:

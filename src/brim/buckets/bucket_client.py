@@ -118,6 +118,10 @@ class WebFailed(Exception):
     """A request to the Hub or another server failed: "status code: N", or that there was no answer."""
 
 
+class AnotherObject(WebFailed):
+    """What a store that heeds conditions would have refused: something else is at the key."""
+
+
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>([^<]{1,60})</Code>")
 _BAD_KEY = re.compile(r'object with invalid path: Error parsing Path "(.*?)": ', re.DOTALL)
@@ -174,7 +178,8 @@ def is_missing(error: BaseException) -> bool:
 
 def is_changed(error: BaseException) -> bool:
     """Whether a condition of a request did not hold."""
-    return type(error).__name__ in ("PreconditionError", "AlreadyExistsError", "NotModifiedError")
+    names = ("PreconditionError", "AlreadyExistsError", "NotModifiedError")
+    return isinstance(error, AnotherObject) or type(error).__name__ in names
 
 
 def is_without_range(error: BaseException) -> bool:

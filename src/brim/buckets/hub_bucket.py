@@ -1,7 +1,7 @@
 """Objects to a bucket of the Hub: bytes by Xet, then one request that gives them a name, takes names away, or copies.
 
 The Hub names content by its hash, so a copy or a move inside of a bucket costs no bytes. It knows no condition ("only
-if nothing is there"): two runs at once are not kept apart.
+if nothing is there").
 """
 
 from __future__ import annotations

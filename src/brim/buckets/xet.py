@@ -10,6 +10,7 @@ time, so that one is cut into chunks while another is on the line.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -27,6 +28,7 @@ PIECES_BYTES = 60_000_000  # in pieces, two files at a time
 XET_BYTES = BASE_BYTES + PIECES_BYTES  # the least that it takes
 PIECE_BYTES, PIECE_LANES = 8 << 20, 2
 OVERLAP_BYTES = 1 << 19
+SMALL_BYTES = 1 << 16
 _INGESTION_BYTES = 1 << 20
 _AHEAD_BYTES = 80_000_000  # a block that is on the line, and a part of the next one
 _PATIENCE_S = 5.0
@@ -98,7 +100,8 @@ class XetLine:
         """`told` hears how many bytes were sent and how many hashed, and may raise to drop it."""
         import hf_xet  # type: ignore[import-untyped]
 
-        with self._lanes:
+        small = content.size <= SMALL_BYTES  # needs no room, and does not wait behind shards: a sign of life among them
+        with contextlib.nullcontext() if small else self._lanes:
             try:
                 if self._in_pieces and content.size > PIECE_BYTES:
                     for start in range(0, content.size, PIECE_BYTES):

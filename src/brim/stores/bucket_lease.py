@@ -3,6 +3,9 @@
 A bucket has no lock that dies with its holder. So the holder writes its object anew every few seconds, and whoever
 comes next watches for a while: an object that stays the same belongs to nobody any more. No clocks are compared. A run
 that continues an earlier one on the same machine (it holds the lock of the same ledger) need not wait.
+
+Where a store heeds no conditions, the holder looks before it writes and reads back what it wrote. Two that begin within
+one such moment both go on, until the next renewal tells one of them; any other two are kept apart.
 """
 
 from __future__ import annotations
@@ -14,9 +17,17 @@ from collections.abc import Callable
 
 from brim.buckets.abilities import heeds_conditions
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_client import explain, explained, is_changed, is_missing, is_object_error, status_of
+from brim.buckets.bucket_client import (
+    AnotherObject,
+    explain,
+    explained,
+    is_changed,
+    is_missing,
+    is_object_error,
+    status_of,
+)
 from brim.buckets.listing import read_small
-from brim.buckets.send_object import Version, delete_objects, send_instead, version_of
+from brim.buckets.send_object import Version, delete_objects, send_instead, send_small, version_of
 from brim.errors import DestinationError, SinkFailed, Stopped
 from brim.state.retry import interrupted_by, leaving
 
@@ -44,16 +55,14 @@ class Lease:
     def take(self, check: Callable[[], None]) -> None:
         """Hold the place, or say who does."""
         with explained(self._address):
-            while self._held is None and self._guarded:
+            while self._held is None:
                 if not self._create():
                     self._take_over(check)
-            if self._held is not None and not heeds_conditions(self._address, self._key):
+            if self._guarded and not heeds_conditions(self._address, self._key):
                 self._guarded = False
-                delete_objects(self._address, [self._key])
-                self._held = None
+                self._held = self._written()
         if not self._guarded:
-            self._note("this store heeds no conditions: two runs at once are not kept apart here, see to it yourself")
-            return
+            self._note("this store heeds no conditions: two runs that begin at the same moment are not kept apart here")
         self._thread = threading.Thread(target=self._renew_again, name="lease", daemon=True)
         self._thread.start()
 
@@ -61,17 +70,37 @@ class Lease:
         self._count += 1
         return json.dumps({"owner": self._owner, "count": self._count, "at": time.time_ns()}).encode()
 
+    def _instead(self, of: Version | None) -> Version:
+        """Write our object if what is there is `of`, or if nothing is (None): else an error that says so."""
+        if self._guarded:
+            try:
+                return send_instead(self._address, self._key, self._body(), of)
+            except Exception as error:
+                if not _knows_no_conditions(error):
+                    raise
+                self._guarded = False
+        if version_of(self._address, self._key) != of:
+            raise AnotherObject("status code: 412")
+        return self._written()
+
+    def _written(self) -> Version:
+        """Our object, whatever was there; and it is still ours."""
+        send_small(self._address, self._key, self._body())
+        there = version_of(self._address, self._key)
+        if there is None or self._holder() != self._owner:
+            raise AnotherObject("status code: 412")
+        return there
+
     def _create(self) -> bool:
+        """Hold a place where nobody is; False if somebody is there."""
+        if version_of(self._address, self._key) is not None:  # a store that heeds no conditions would lose it
+            return False
         try:
-            self._held = send_instead(self._address, self._key, self._body(), None)
+            self._held = self._instead(None)
         except Exception as error:
-            if not is_object_error(error):
+            if not is_object_error(error) or not is_changed(error):
                 raise
-            if is_changed(error):
-                return False
-            if status_of(error) != _NOT_IMPLEMENTED and type(error).__name__ != "NotSupportedError":
-                raise
-            self._guarded = False
+            return False
         return True
 
     def _take_over(self, check: Callable[[], None]) -> None:
@@ -93,7 +122,7 @@ class Lease:
                         "Another brim is building at this destination.", hint="Wait for it to end, or stop it."
                     )
         try:
-            self._held = send_instead(self._address, self._key, self._body(), there)
+            self._held = self._instead(there)
         except Exception as error:
             if not is_object_error(error) or not is_changed(error):
                 raise
@@ -124,7 +153,7 @@ class Lease:
             if self._held is None:
                 return
             try:
-                self._held = send_instead(self._address, self._key, self._body(), self._held)
+                self._held = self._instead(self._held)
             except Exception as error:
                 if not is_object_error(error):
                     raise
@@ -154,3 +183,9 @@ class Lease:
             except Exception as error:
                 if not is_object_error(error) and not isinstance(error, Stopped):
                     raise  # else: whoever comes next sees that nobody renews it
+
+
+def _knows_no_conditions(error: Exception) -> bool:
+    return is_object_error(error) and (
+        status_of(error) == _NOT_IMPLEMENTED or type(error).__name__ == "NotSupportedError"
+    )
