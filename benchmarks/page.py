@@ -146,6 +146,8 @@ LINES = (
         Figure("publish", "speed", "brim, by LFS"),
         (("`push_to_hub`", Figure("publish", "speed", "push_to_hub, by LFS")),),
     ),
+    Line("902 sessions, 273 GB of sparse files, to a local Hub", Figure("publish", "whole", "brim build")),
+    Line("four sessions more, appended to them", Figure("publish", "whole", "append")),
     Line("plan of 902 sessions, 273 GB", Figure("arc", "arc", "brim plan --recipe arc")),
 )
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from package_data import GB, MB, ROW_BYTES, ROWS, made, make_scans, remove, warm
 from peak import Measured, measure
-from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
+from tables import Goal, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 from tests.generators.arc import make_arc
 
@@ -354,7 +354,15 @@ def whole(arguments: argparse.Namespace) -> Part:
             f"{added.disk_bytes / 1000:.0f} kB ({', '.join(added.disk_files)})",
         )
     )
-    part.runs["append"] = [{"seconds": added.measured.seconds, "new_bytes": new_bytes, **added.seen}]
+    part.runs["brim build"] = [{"seconds": run.measured.seconds, "peak_bytes": run.measured.peak_bytes, **run.seen}]
+    part.runs["append"] = [
+        {
+            "seconds": added.measured.seconds,
+            "peak_bytes": added.measured.peak_bytes,
+            "new_bytes": new_bytes,
+            **added.seen,
+        }
+    ]
     part.notes.append(
         f"The append sent {added.seen['received'] / MB:,.1f} MB for {new_bytes / MB:,.1f} MB of new shards, with "
         f"{added.seen['requests']} requests; it read {added.seen['objects_read']} old object(s) and "
@@ -375,6 +383,14 @@ def whole(arguments: argparse.Namespace) -> Part:
 PARTS = {"speed": speed, "ways": ways, "whole": whole}
 
 
+def earlier(path: Path | None) -> dict[str, Part]:
+    """The parts that are in the file already: they take minutes each, so --only measures some of them anew."""
+    if path is None or not path.exists():
+        return {}
+    found = json.loads(path.read_text())["parts"]
+    return {name: Part(**{**part, "goals": [Goal(**goal) for goal in part["goals"]]}) for name, part in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What publishing costs, beside `push_to_hub`.")
     parser.add_argument("--data", type=Path, default=Path("bench-data"), help="where sources go")
@@ -387,10 +403,12 @@ def main() -> None:
     arguments.data = arguments.data.resolve()
     arguments.data.mkdir(parents=True, exist_ok=True)
     facts = machine(arguments.data, PACKAGES)
-    parts: dict[str, Part] = {}
+    parts = earlier(arguments.json)
     for name in arguments.only:
         progress(name)
+        load = os.getloadavg()[0]
         parts[name] = PARTS[name](arguments)
+        parts[name].notes.append(f"Load before this part: {load:.1f}.")
         print_part(parts[name])
     print_goals(parts)
     print_machine(facts)
