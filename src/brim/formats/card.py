@@ -7,14 +7,22 @@ Whatever else a card says was written by a person and stays, line by line.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 import yaml
 
 from brim.errors import DestinationError
-from brim.formats.card_configs import UNFINISHED, by_split, card_entries, changed_configs, fits, patterns_of
+from brim.formats.card_configs import (
+    UNFINISHED,
+    by_split,
+    card_entries,
+    changed_configs,
+    fits,
+    patterns_of,
+    refuse_lost,
+)
 from brim.records import dataclass
 from brim.sizes import format_size
 
@@ -80,6 +88,7 @@ class CardFacts:
     appended: bool = False  # behind what was there: what a card says of its source stays
     notes: Sequence[str] = ()  # what else is worth knowing
     code: str = ""  # how it is read, where `load_dataset` cannot
+    shards: Collection[str] = ()  # their names, where others could have named them too
 
     @property
     def loadable(self) -> bool:
@@ -96,6 +105,10 @@ def write_card(facts: CardFacts, existing: str | None, names: Mapping[str, int] 
         old, facts.config, files, keep_splits=facts.keep_splits, set_default=facts.set_default, names=names,
         replace=facts.replace, extension=facts.extension,
     )  # fmt: skip
+    if facts.shards:
+        of = tuple(f"{facts.folder}/{s.name}-" for s in facts.splits) if facts.keep_splits else f"{facts.folder}/"
+        others = [entry for entry in configs if entry["config_name"] != facts.config]
+        refuse_lost(others, names, of, facts.shards)
     if facts.code:
         configs = [entry for entry in configs if entry.get("config_name") != facts.config]
     fields: dict[str, Any] = {"configs": configs}

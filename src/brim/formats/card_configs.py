@@ -152,6 +152,30 @@ def _refuse_mixed(entry: dict[str, Any], files: list[dict[str, Any]], names: Col
                 )
 
 
+def refuse_lost(
+    others: Iterable[dict[str, Any]], names: Collection[str], replaced: str | tuple[str, ...], shards: Collection[str]
+) -> None:
+    """Configs that load files among those that are `replaced` (what their names begin with) by `shards`, and would load
+    nothing afterwards."""
+    for entry in others:
+        for _, pattern in patterns_of(entry):
+            found = [name for name in names if fits(name, pattern)]
+            if found and all(name.startswith(replaced) for name in found) and not any(fits(n, pattern) for n in shards):
+                raise DestinationError(
+                    f"The config {entry['config_name']!r} of the card loads {pattern}, which would no longer be there.",
+                    hint="Change or remove it in the card first, or publish with another --config.",
+                )
+
+
+def names_nothing(entry: dict[str, Any], names: Collection[str]) -> Iterator[str]:
+    """The patterns of a config that fit none of the files of a repository, as far as that can be told from here."""
+    if "data_dir" not in entry:
+        for _, pattern in patterns_of(entry):
+            elsewhere = "://" in pattern or "{" in pattern
+            if pattern != UNFINISHED and not elsewhere and not any(fits(name, pattern) for name in names):
+                yield pattern
+
+
 def _unlisted(names: Collection[str], config: str, files: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The config that `load_dataset` makes of files that no card lists, written down."""
     folders = {str(one["path"]).rpartition("/")[0] for one in files}

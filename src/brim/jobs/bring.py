@@ -139,8 +139,12 @@ class Run:
 
     def _strangers(self) -> set[str]:
         """Files among the shards that brim did not write. They are replaced only if that was asked for."""
-        ours = self._names | self.ledger.names
-        strangers = [name for name in self.sink.shards() if name not in ours]
+        strangers = [name for name in self.sink.shards() if name not in self.ledger.names]
+        named = [name for name in strangers if name in self._names]
+        # Without a ledger, files with the names of our shards are ours if a build has begun there, and else somebody's.
+        known = self.ledger.job is not None or self.options.share != Share()
+        if known or self.options.builds_on is not None or (named and self.sink.begun()):
+            strangers = [name for name in strangers if name not in self._names]
         if not self.options.replace:
             refuse_strangers(strangers, self.sink.staged)
         return set(strangers)
@@ -157,7 +161,7 @@ class Run:
             missing = len({shard.name for shard in todo} | (self._names - ready))
             title = f"{self.content.rows:,} rows in {len(self.content.shards):,} shards"
             config, split = self.options.config, self.options.split
-            facts = replace(self.options.card(self.content.card([])), replace=self.options.replace)
+            facts = self._facts([])
             self.sink.begin(
                 Announcement(
                     self.content.fingerprint,
@@ -324,7 +328,7 @@ class Run:
     def _publish(self, strangers: set[str]) -> Sequence[Receipt]:
         names, known = [shard.name for shard in self.content.shards], self.ledger.receipts
         receipts = Lazy(names, known.__getitem__)
-        facts = replace(self.options.card(self.content.card(receipts)), replace=self.options.replace)
+        facts = self._facts(receipts)
         self.proved = self.sink.publish(
             Publication(
                 Lazy(names, lambda name: known[name].piece),
@@ -338,6 +342,10 @@ class Run:
             self.ledger.forget(name)
         self.ledger.finish(receipts)
         return receipts
+
+    def _facts(self, receipts: Iterable[Receipt]) -> CardFacts:
+        facts = self.options.card(self.content.card(receipts))
+        return replace(facts, replace=self.options.replace, shards=self._names)
 
     def _manifests(self, receipts: Iterable[Receipt]) -> dict[str, bytes]:
         """The ledger as it is published, split by split. The dates of this machine's files stay here."""

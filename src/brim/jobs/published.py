@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import field, replace
 from pathlib import Path
@@ -236,6 +236,7 @@ class Published(Protocol):
     told: DatasetRecord
     sizes: Mapping[str, int]
     subsets: Sequence[Subset]
+    names: Collection[str] | None  # all files that are there, whatever they are; None: they were not listed
 
     @property
     def unproved(self) -> Sequence[str]: ...
@@ -250,6 +251,7 @@ class PublishedFolder:
     """A folder that was built."""
 
     remote = renames = False
+    names: Collection[str] | None = None
     unproved: Sequence[str] = ()
 
     def __init__(self, folder: Path, state: str | os.PathLike[str] | None) -> None:
@@ -306,6 +308,7 @@ class PublishedRepository:
 
     def __init__(self, client: HubClient, snapshot: Snapshot) -> None:
         self._client, self._at = client, snapshot
+        self.names: Collection[str] | None = snapshot.tree.keys()
         self._card: list[bytes | None] = []
         manifests = [name for name in snapshot.tree if name.startswith(f"{MANIFESTS}/")]
         self.told = read_manifests(manifests, lambda name: client.read(name, snapshot))
@@ -348,6 +351,7 @@ class PublishedObjects:
     """A place in a bucket. What is listed there has an ETag, which the manifest notes for every shard."""
 
     remote, renames = True, False
+    names: Collection[str] | None = None
 
     def __init__(self, address: BucketAddress, state: str | os.PathLike[str] | None) -> None:
         self._address = address

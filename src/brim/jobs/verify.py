@@ -18,7 +18,7 @@ from brim.buckets.bucket_address import Access, bucket_of, is_bucket_address
 from brim.errors import BrimError, DamageFound, DestinationError, InputError, SourceChanged, Stopped
 from brim.file_set import Ints
 from brim.formats.card import CARD, card_info, card_rows, card_splits, feature_changes, read_card
-from brim.formats.card_configs import card_entries
+from brim.formats.card_configs import card_entries, names_nothing
 from brim.formats.parquet_columns import ParquetColumns, is_list_type
 from brim.formats.readable import Readable, ShardFile
 from brim.formats.splice import SpliceBuilder
@@ -329,6 +329,9 @@ class _Verification:
             return
         if self.result.findings:
             return  # with shards missing, the card cannot agree
+        for entry in card_entries(fields) if self._everything and self.published.names is not None else ():
+            for pattern in names_nothing(entry, self.published.names):
+                self.found(f"{CARD}: its config {entry['config_name']!r} names {pattern}, and there is no such file")
         configs = [subset.config for subset in self.published.subsets]
         if not self.published.sizes and self._everything:  # all shards are gone, and the card still names them
             configs += [str(entry["config_name"]) for entry in card_entries(fields)]

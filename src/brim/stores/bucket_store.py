@@ -241,6 +241,9 @@ class BucketStore:
     def shards(self) -> Iterable[str]:
         return _shards(self._there, self.folder)
 
+    def begun(self) -> bool:
+        return UNFINISHED.encode() in (read_small(self.address, CARD, reading=False) or b"")
+
     def holds(self, piece: Piece) -> bool:
         return _is(self._there.get(piece.name), piece)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from brim.errors import DestinationError
 from brim.formats.card import CARD
+from brim.formats.card_configs import UNFINISHED
 from brim.formats.source_reader import Buffers
 from brim.formats.splice import FileSplice, Splice
 from brim.records import dataclass
@@ -145,6 +146,12 @@ class FolderStore:
         for entry in sorted(os.listdir(self.root / "data")):
             if not entry.startswith("."):
                 yield f"data/{entry}"
+
+    def begun(self) -> bool:
+        try:
+            return UNFINISHED.encode() in (self.root / CARD).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def holds(self, piece: Piece) -> bool:
         """By its size: content is `brim verify`'s to prove."""

@@ -220,6 +220,10 @@ class HubStore:
         """Files of the config, or of the one split of it that is published."""
         return _shards(self._base, self.options)
 
+    def begun(self) -> bool:
+        with self._explained():
+            return UNFINISHED.encode() in (self.client.read(CARD, self._base) or b"")
+
     def _snapshots(self) -> list[Snapshot]:
         return [self._base, *([self._filled] if self._filled else [])]
 

@@ -110,6 +110,9 @@ class Store(Protocol):
     def shards(self) -> Iterable[str]:
         """The names of all files where shards belong."""
 
+    def begun(self) -> bool:
+        """Whether the card there says that a build has not ended."""
+
     def holds(self, piece: Piece) -> bool:
         """Whether the shard is there under its name."""
 
