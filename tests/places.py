@@ -154,7 +154,12 @@ class HubBucketPlace:
         self.plant_all({name: data})
 
     def plant_all(self, files: dict[str, bytes]) -> None:
-        add = [(data, f"{self.prefix}/{name}") for name, data in files.items()]
+        add = []
+        for number, (name, data) in enumerate(files.items()):
+            here = self.folder / f"planted-{number}"
+            here.parent.mkdir(parents=True, exist_ok=True)
+            here.write_bytes(data)
+            add.append((str(here), f"{self.prefix}/{name}"))
         Machine(self.hub, self.folder, more={"HF_HUB_DISABLE_XET": "0"}).python(f"""
             from huggingface_hub import HfApi
             HfApi().create_bucket({self.bucket!r}, exist_ok=True)

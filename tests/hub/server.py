@@ -62,6 +62,8 @@ class TestHub:
         self.lock = threading.Lock()
         self.stopping = threading.Event()
         self.repos = Repos()
+        self.moved: dict[str, str] = {}
+        """Repositories with another name now, by the old one: whoever asks is sent there, as the Hub does."""
         self.buckets: dict[str, buckets.Bucket] = {}
         self.objects = Objects(Path(folder), self.counters, keep=keep, tail_bytes=tail_bytes)
         self.xet = cas.XetStore(Path(folder), keep=keep) if xet else None
@@ -126,6 +128,10 @@ class TestHub:
 
     def create(self, repo: str, *, private: bool = False, kind: str = "datasets") -> Repo:
         return self.repos.create(kind, repo, repo.split("/")[0], private=private)
+
+    def move(self, old: str, new: str, *, kind: str = "datasets") -> None:
+        self.repos.rename(kind, old, new)
+        self.moved[old] = new
 
     def commit_as_someone_else(self, groups: Mapping[str, str]) -> None:
         """What a colleague does meanwhile: one more file on that revision."""

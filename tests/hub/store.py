@@ -285,5 +285,11 @@ class Repos:
         with self._lock:
             del self._repos[kind, name]
 
+    def rename(self, kind: str, old: str, new: str) -> None:
+        repo = self.get(kind, old)
+        with self._lock:
+            del self._repos[kind, old]
+            repo.name, self._repos[kind, new] = new, repo
+
     def __iter__(self) -> Iterator[Repo]:
         return iter(list(self._repos.values()))

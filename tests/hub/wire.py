@@ -216,6 +216,10 @@ class Handler(BaseHTTPRequestHandler):
                 request.body.drain()
                 request.hub.commit_as_someone_else(request.groups)
                 raise HubError(412, "A commit has happened since. Please refresh and try again.")
+            if (now := request.hub.moved.get(request.groups.get("name") or "")) is not None:
+                request.body.drain()
+                target = self.path.replace(request.groups["name"], now, 1)
+                return Answer({"error": "Temporary Redirect"}, 307, {"Location": f"{request.hub.endpoint}{target}"})
             answer = route.function(request)
         except HubError as error:
             return error_answer(error)

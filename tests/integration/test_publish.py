@@ -476,6 +476,92 @@ def test_configs_by_hand_are_not_broken(
     machine.publish(source, "--config", "mine", *options) if "all" not in entry else None
 
 
+def test_files_with_the_names_of_shards_are_somebodys(hub: TestHub, machine: Machine, source: Path) -> None:
+    """Data that others published under the very names that ours will have is not replaced unless that is asked for."""
+    hub.create(REPO)
+    put_by_hand(hub, {"data/train-00000-of-00001.parquet": table_of(3, "x")})
+    head = hub.head(REPO)
+    assert "1 file(s) that brim did not write there" in machine.publish(source, check=2).stderr
+    assert (hub.head(REPO), hub.counters.puts) == (head, 0)
+    machine.publish(source, "--fresh")
+
+
+@pytest.mark.parametrize("again", [("--fresh",), ("--update",)])
+def test_files_that_two_configs_share(hub: TestHub, machine: Machine, source: Path, again: tuple[str, ...]) -> None:
+    """A config by hand that loads a shard of another one by its name is not left without: said before the first byte.
+    One that loads them by a pattern goes on to."""
+    machine.publish(source, "--config", "x", *ROWS)
+    front = yaml.safe_load(hub.read(REPO, "README.md").decode().split("---\n")[1])
+    front["configs"].append({"config_name": "some", "data_files": "x/train-00000-of-00003.parquet"})
+    front["configs"].append({"config_name": "every", "data_files": "x/*.parquet"})
+    put_by_hand(hub, {"README.md": f"---\n{yaml.safe_dump(front)}---\n".encode()})
+    machine.run("verify", DEST).check_returncode()
+    add_files(source, 5, 7)
+    head, puts = hub.head(REPO), hub.counters.puts
+    done = machine.publish(source, "--config", "x", *ROWS, *again, check=2)
+    assert "The config 'some' of the card loads x/train-00000-of-00003.parquet, which would no longer be" in done.stderr
+    assert (hub.head(REPO), hub.counters.puts) == (head, puts)
+    front["configs"] = [entry for entry in front["configs"] if entry["config_name"] != "some"]
+    put_by_hand(hub, {"README.md": f"---\n{yaml.safe_dump(front)}---\n".encode()})
+    machine.publish(source, "--config", "x", *ROWS, *again)
+    machine.run("verify", DEST).check_returncode()
+
+
+def test_a_config_that_names_nothing(hub: TestHub, machine: Machine, source: Path) -> None:
+    """A config of the card that would load nothing is found; one whose files are elsewhere is not ours to judge."""
+    machine.publish(source, "--config", "x")
+    front = yaml.safe_load(hub.read(REPO, "README.md").decode().split("---\n")[1])
+    front["configs"] += [
+        {"config_name": "far", "data_files": "https://example.org/a.parquet"},
+        {"config_name": "below", "data_dir": "gone", "data_files": "a.parquet"},
+    ]
+    put_by_hand(hub, {"README.md": f"---\n{yaml.safe_dump(front)}---\n".encode()})
+    machine.run("verify", DEST).check_returncode()
+    front["configs"].append({"config_name": "old", "data_files": [{"split": "test", "path": "y/*.csv"}]})
+    put_by_hand(hub, {"README.md": f"---\n{yaml.safe_dump(front)}---\n".encode()})
+    told = machine.run("verify", DEST)
+    assert (told.returncode, "config 'old' names y/*.csv, and there is no such file" in told.stderr) == (3, True)
+
+
+@pytest.mark.parametrize("name", ["README.md", "readme.MD", "x" * 201, "data"])
+def test_names_that_are_taken(hub: TestHub, machine: Machine, source: Path, name: str) -> None:
+    """A folder in the place of the card, or with a name that no disk takes, is refused before the Hub is asked."""
+    machine.publish(source, "--config", name, check=2)
+    assert not hub.log
+
+
+def test_a_file_in_the_place_of_a_config(hub: TestHub, machine: Machine, source: Path) -> None:
+    hub.create(REPO)
+    put_by_hand(hub, {"notes.csv": b"n\n1\n"})
+    done = machine.publish(source, "--config", "notes.csv", check=2)
+    assert "holds a file named notes.csv" in done.stderr
+    assert (hub.counters.puts, hub.counters.commits) == (0, 0)
+
+
+def test_a_repository_that_was_renamed(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
+    """The Hub leads from the old name to the new one: whatever is done by the old name is done there, and it is said;
+    the token goes along, because a private repository is read with it."""
+    machine.publish(source, *ROWS)
+    hub.move(REPO, "ada/other")
+    add_files(source, 5, 6)
+    done = machine.publish(source, *ROWS, "--update")
+    assert f"{REPO} is called ada/other now" in done.stderr
+    for words in (("verify", DEST, str(source)), ("info", DEST), ("unpack", DEST, str(tmp_path / "back"))):
+        machine.run(*words).check_returncode()
+    assert len(list((tmp_path / "back").iterdir())) == 6
+    more = write_files(tmp_path / "more", {"z.bin": b"z"})
+    machine.publish(more, "--append")
+    assert len([name for name in hub.files("ada/other") if name.startswith("data/")]) == 4
+
+
+def test_what_a_server_answers_is_not_the_disk(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
+    """A repository that goes while it is unpacked is blamed for itself, and not the folder that it is unpacked to."""
+    machine.publish(source)
+    hub.faults.add("resolve", nth=3, times=99, status=404, code="RepoNotFound")
+    told = machine.run("unpack", DEST, str(tmp_path / "back"))
+    assert (told.returncode, "There is no dataset ada/data on the Hub" in told.stderr) == (2, True), told.stderr
+
+
 # Many shards: the pull request
 
 

@@ -14,19 +14,22 @@ import pytest
 
 from tests.conftest import random_bytes, tree_digest, write_files
 from tests.hub import TestHub
-from tests.places import BucketPlace, FolderPlace, HubPlace, Listing, Place, listing, run, start
+from tests.places import BucketPlace, FolderPlace, HubBucketPlace, HubPlace, Listing, Place, listing, run, start
 from tests.s3 import S3Server
 
 SHARDS = ("--shard-size", "1MB")
 
 
-@pytest.fixture(params=["folder", "hub", "bucket"])
+@pytest.fixture(params=["folder", "hub", "bucket", "hubbucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "folder":
         yield FolderPlace(tmp_path / "out")
     elif request.param == "hub":
         with TestHub(tmp_path / "hub") as hub:
             yield HubPlace(hub, tmp_path / "machine")
+    elif request.param == "hubbucket":
+        with TestHub(tmp_path / "hub", xet=True) as hub:
+            yield HubBucketPlace(hub, tmp_path / "machine")
     else:
         server: S3Server = request.getfixturevalue("s3")
         yield BucketPlace(server, tmp_path / "machine", request.getfixturevalue("s3_prefix").rstrip("/"))
@@ -85,11 +88,13 @@ class TestEveryDestination:
         assert listing(place) == expected
         run(place, "verify", place.address, source, "--quiet")
 
-    def test_strangers_are_refused(self, place: Place, source: Path) -> None:
-        place.plant("data/theirs.parquet", b"theirs")
+    @pytest.mark.parametrize("name", ["data/theirs.parquet", "data/train-00001-of-00005.parquet"])
+    def test_strangers_are_refused(self, place: Place, source: Path, name: str) -> None:
+        """Also where they are called as a shard will be."""
+        place.plant(name, b"theirs")
         refused = run(place, "build", source, place.address, *SHARDS, check=2)
-        assert "data/theirs.parquet" in refused.stderr
-        assert set(listing(place)) == {"data/theirs.parquet"}
+        assert name in refused.stderr
+        assert {path: size for path, (size, _) in listing(place).items()} == {name: len(b"theirs")}
 
     def test_damage_is_found(self, place: Place, source: Path) -> None:
         run(place, "build", source, place.address, "--quiet", *SHARDS)

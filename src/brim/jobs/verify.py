@@ -329,8 +329,9 @@ class _Verification:
             return
         if self.result.findings:
             return  # with shards missing, the card cannot agree
-        for entry in card_entries(fields) if self._everything and self.published.names is not None else ():
-            for pattern in names_nothing(entry, self.published.names):
+        names = self.published.names if self._everything else None
+        for entry in card_entries(fields) if names is not None else ():
+            for pattern in names_nothing(entry, names or ()):
                 self.found(f"{CARD}: its config {entry['config_name']!r} names {pattern}, and there is no such file")
         configs = [subset.config for subset in self.published.subsets]
         if not self.published.sizes and self._everything:  # all shards are gone, and the card still names them

@@ -157,6 +157,8 @@ def failures(root: Path, again: str = "run the same command to continue") -> Ite
     try:
         yield
     except OSError as error:
+        if getattr(error, "response", None) is not None:
+            raise  # what a server answered to whoever read from it: huggingface_hub makes that an OSError
         file = f" ({os.fspath(error.filename)!r})" if isinstance(error.filename, str | os.PathLike) else ""
         if error.errno in _FULL:
             free = free_bytes(root) if root.exists() else None

@@ -70,6 +70,7 @@ def repo_name_is_valid(repo: str) -> bool:
 
 Via = Literal["auto", "lfs", "xet"]
 _FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+_MOST_NAME = 200  # characters: it is the name of a folder
 _CONFIG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -93,8 +94,14 @@ class HubOptions:
 
     def __post_init__(self) -> None:
         one_of("via", self.via, get_args(Via))
-        if not _CONFIG.fullmatch(self.config) or self.config in ("data", "all"):
-            raise InputError(f"{self.config!r} is not the name of a config.", hint="Use letters, digits, _ and -.")
+        if "readme.md" in (self.config.lower(), (self.data_dir or "").lower()):
+            raise InputError("README.md is the card.", hint="Use another name for the config or folder.")
+        taken = self.config in ("data", "all")
+        if not _CONFIG.fullmatch(self.config) or taken or len(self.config) > _MOST_NAME:
+            raise InputError(
+                f"{self.config[:_MOST_NAME]!r} is not the name of a config.",
+                hint="Use letters, digits, _ and -, at most 200 of them; data and all are taken.",
+            )
         if self.data_dir is not None and not _FOLDER.fullmatch(self.data_dir):
             raise InputError(f"{self.data_dir!r} is not a folder for shards.", hint="Use a plain name, like data.")
         if self.direct and self.create_pull:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from brim.buckets.read_object import ForwardFile, WindowFile
 from brim.errors import DestinationError, SinkFailed
@@ -85,6 +86,7 @@ class HubClient:
             if status_of(error) == 404:
                 return None
             raise
+        self.called = str(info.id)
         return "private" if info.private else "public"
 
     def create(self, private: bool) -> None:
@@ -225,7 +227,7 @@ def own_name(token: str | None) -> str:
 
 _READ_BYTES = 1 << 18
 _TRIES = 6
-_HOPS = 4  # to the storage, and once more if its address is too old
+_HOPS = 6  # to another name of the repository, to the storage, and once more if its address is too old
 
 
 class _Source:
@@ -243,7 +245,7 @@ class _Source:
 
         for attempt in range(_HOPS):
             place = self._place or self._url
-            own = place == self._url
+            own = urlsplit(place)[:2] == urlsplit(self._url)[:2]  # also where a repository that was renamed is now
             headers = {**(self.client.headers() if own else {}), "Range": f"bytes={start}-{stop - 1}"}
             request = get_session().build_request("GET", place, headers=headers)
             response = get_session().send(request, stream=True, follow_redirects=False)

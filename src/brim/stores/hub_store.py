@@ -150,6 +150,12 @@ class HubStore:
             self._lfs = Lfs(self.address, token)
             self._commits = Commits(self.client, self._lfs, self._listener.committed)
             self._base = self.client.snapshot(self.address.revision)
+            if self.options.folder in self._base.tree:
+                raise DestinationError(
+                    f"{self.address.repo} holds a file named {self.options.folder}, where the folder of this config "
+                    "would be.",
+                    hint="Use another --config.",
+                )
             self._look_for_pull(fingerprint)
             self._way = self._choose_way(token)
 
@@ -159,7 +165,9 @@ class HubStore:
             visibility = "public" if self.options.public else "private"
             self.client.create(private=not self.options.public)
             self._note(f"created the {visibility} repository {self.address.repo}")
-        elif self.options.public and visibility == "private":
+        elif self.client.called.lower() != self.address.repo.lower():
+            self._note(f"{self.address.repo} is called {self.client.called} now: the Hub leads there")
+        if self.options.public and visibility == "private":
             self._note(f"{self.address.repo} exists and stays private; --public is for new repositories")
         self.visibility = visibility
         self.client.need_write()
