@@ -159,7 +159,7 @@ class _Files:
         """Nothing has to be there."""
 
     def begun(self) -> bool:
-        """They have no card; whoever makes them has looked for others' (jobs/file_layout.py)."""
+        """They have no card; whoever makes them has looked for others'."""
         return True
 
     def holds_aside(self, piece: Piece) -> bool:
