@@ -41,7 +41,7 @@ REASONS = Path(__file__).with_name("survivors.json")
 MOST, GOAL = 100, 0.85
 _SURVIVED, _KILLED = 0, 1
 _SECONDS = 10.0  # of the processor, of which tests of one module take one or two
-_WALL_S = 300.0
+_WALL_S = 45.0  # a mutant that waits for ever is noticed too
 _BYTES = 6 << 30
 _KEPT = ROOT / ".mutation"
 _OPTIONAL = ("huggingface_hub.hf_api", "huggingface_hub.lfs", "obstore.store", "psutil", "trustme")
@@ -168,6 +168,7 @@ def _start(module: Module, number: int | None, log: Path) -> int:
     code = 70
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 1)
         os.dup2(out, 2)
@@ -187,7 +188,13 @@ class _Pool:
 
     def run(self, module: Module, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, int, float]]:
         """Each with the exit code of its tests and the processor time they took."""
-        waiting = list(mutants)
+        try:
+            yield from self._run(module, list(mutants))
+        finally:
+            for pid in self._running:
+                _end_group(pid)
+
+    def _run(self, module: Module, waiting: list[Mutant]) -> Iterator[tuple[Mutant, int, float]]:
         while waiting or self._running:
             while waiting and len(self._running) < self._jobs:
                 mutant = waiting.pop(0)
@@ -304,6 +311,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     chosen = [module for module in MODULES if not options.modules or module.short in options.modules]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("cut short: what was found is kept"))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["BRIM_MUTANT"] = "1"  # what tests/conftest.py does with it: no search for the smallest example
     for name in ("pytest", "hypothesis", "numpy", "pyarrow.parquet", "pyarrow.compute", *_OPTIONAL):
@@ -314,10 +322,12 @@ def main() -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         pool = _Pool(options.jobs, Path(folder))
         count = None if options.all else options.n
-        results = [try_module(module, count, pool, options.again, verbose=bool(options.modules)) for module in chosen]
+        try:
+            results = [try_module(module, count, pool, options.again, bool(options.modules)) for module in chosen]
+        finally:
+            PAGE.write_text(page([kept_result(module) for module in MODULES]))
     tried, killed = sum(result.tried for result in results), sum(result.killed for result in results)
     print(f"{killed} of {tried} mutants killed, {killed / tried:.0%}; {sum(r.seconds for r in results):.0f} s")
-    PAGE.write_text(page([kept_result(module) for module in MODULES]))
     low = [result.module.short for result in results if result.killed < GOAL * result.tried]
     if low:
         sys.exit(f"fewer than {GOAL:.0%} are killed of {', '.join(low)}")
