@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import yaml
 import brim as api
 from brim.errors import InputError
 from brim.progress import Silent
+from brim.state.ledger import Ledger
 from tests.conftest import random_bytes, write_files
 from tests.forked import brim
 from tests.generators.arc import make_arc
@@ -280,6 +282,25 @@ def test_other_splits_stay(hub: TestHub, machine: Machine, sources: tuple[Path, 
     infos = fields(hub.read(REPO, "README.md").decode())["dataset_info"]["splits"]  # type: ignore[index]
     assert {info["name"]: info["num_examples"] for info in infos} == {"train": 4, "test": 7, "more": 3}
     assert machine.run("verify", DEST).returncode == 0
+
+
+def test_configs_with_splits_of_one_name(
+    hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    """What is appended to one config knows nothing of another whose split is called the same; each part is proved."""
+    old, new, _ = sources
+    other = write_files(tmp_path / "other", {f"o{i}.bin": random_bytes(500, 70 + i) for i in range(5)})
+    machine.publish(other, "--config", "first", "--rows-per-shard", "1")
+    machine.publish(old, "--rows-per-shard", "1")
+    machine.publish(new, "--append", "--rows-per-shard", "1")
+    job = Ledger.of(hub.read(REPO, ".brim/default/train.jsonl")).job
+    assert job is not None
+    assert [part["shards"] for part in job.facts["parts"]] == [{"train": 4}, {"train": 3}]
+    assert job.facts["files"] == 7
+    for source in (old, new, other):
+        told = machine.run("verify", DEST, str(source), "--deep", "--json")
+        assert told.returncode == 0, told.stderr
+        assert json.loads(told.stdout.splitlines()[-1])["files_compared"] == len(list(source.iterdir()))
 
 
 def test_plan(sources: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -120,6 +120,16 @@ def test_branch(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) ->
     assert hub.files(REPO) == before
 
 
+def test_a_commit_is_no_branch(hub: TestHub, machine: Machine, source: Path) -> None:
+    """What cannot be published to is refused before the first byte."""
+    machine.publish(source)
+    add_files(source, 5, 6)
+    puts = hub.counters.puts
+    done = machine.publish(source, "--update", to=f"{DEST}@{hub.head(REPO)}", check=2)
+    assert "is a commit or a tag of ada/data, and only a branch can be published to" in done.stderr
+    assert hub.counters.puts == puts
+
+
 def test_many_shards_on_a_branch(hub: TestHub, machine: Machine, many: Path, all_of_them: Listing) -> None:
     """A pull request can only be merged into main, so a branch gets its many shards in one commit at the end."""
     hub.create(REPO)

@@ -22,7 +22,7 @@ from brim.errors import DamageFound, DestinationError, InputError
 from brim.formats.card import CardFacts, SplitFacts
 from brim.formats.parquet_columns import ParquetColumns
 from brim.jobs.content import PlanContent
-from brim.jobs.published import SHARD_NAME, Published, PublishedPart, Subset, parts_of, told_by
+from brim.jobs.published import SHARD_NAME, Published, PublishedPart, Subset, parts_of, told_by, told_of
 from brim.plans.cut_shards import Shard, shard_name
 from brim.plans.fingerprint import changes_between, digest_items, digest_json
 from brim.plans.plan import EXTENSIONS, Plan
@@ -59,6 +59,7 @@ def base_of(
     DestinationError if it is not whole: then it is to be finished first.
     """
     told = published.told if ledger is None else told_by(ledger)
+    told = told_of(told, {key for key in told.listed if key[0] == config})
     before = _before_append(ledger)
     subsets = [subset for subset in published.subsets if subset.config == config]
     subsets = [subset for subset in subsets if splits is None or subset.split in splits]

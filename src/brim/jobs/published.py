@@ -476,16 +476,21 @@ def narrow(published: Published, config: str | None, split: str | None, address:
         return
     chosen = chosen_subsets(published.subsets, config, split, address)
     keys = {(subset.config, subset.split) for subset in chosen}
-    told = published.told
-    listed = {key: names for key, names in told.listed.items() if key in keys}
-    mine = {name for names in listed.values() for name in names} | {n for subset in chosen for n in subset.names}
-    receipts = {name: receipt for name, receipt in told.receipts.items() if name in mine}
-    marks = {receipt.job for receipt in receipts.values()}
-    jobs = tuple(job for job in told.jobs if job.fingerprint[:16] in marks)
+    told = told_of(published.told, keys)
+    mine = {*told.receipts, *(name for subset in chosen for name in subset.names)}
     unfinished = any(subset.state == "unfinished" for subset in chosen)
     published.subsets = chosen
     published.sizes = {name: size for name, size in published.sizes.items() if name in mine}
-    published.told = replace(told, receipts=receipts, jobs=jobs, listed=listed, unfinished=unfinished)
+    published.told = replace(told, unfinished=unfinished)
+
+
+def told_of(told: DatasetRecord, keys: Collection[Key]) -> DatasetRecord:
+    """What receipts say of some configs and splits. Others may have splits of the same names."""
+    listed = {key: names for key, names in told.listed.items() if key in keys}
+    receipts = {name: told.receipts[name] for names in listed.values() for name in names if name in told.receipts}
+    marks = {receipt.job for receipt in receipts.values()}
+    jobs = tuple(job for job in told.jobs if job.fingerprint[:16] in marks)
+    return replace(told, receipts=receipts, jobs=jobs, listed=listed)
 
 
 @contextmanager

@@ -343,13 +343,14 @@ class _Verification:
     def _card_of(self, fields: dict[str, Any], config: str, subsets: Sequence[Subset]) -> None:
         """What the card says of a config, against its shards: splits, rows, bytes, features."""
         rows = {subset.split: sum(self.rows_of.get(name, 0) for name in subset.names) for subset in subsets}
+        where = CARD if config == "default" else f"{CARD}: config {config}"
         named = card_splits(fields, config)
         if named is not None and (named != set(rows) if self._everything else not set(rows) <= named):
-            self.found(f"{CARD}: names the splits {_list(named)}, the shards are of {_list(set(rows))}")
+            self.found(f"{where}: names the splits {_list(named)}, the shards are of {_list(set(rows))}")
         told = card_info(fields, config)
         for name, said in card_rows(fields, config).items():
             if name in rows and said != rows[name]:
-                self.found(f"{CARD}: says {said:,} rows of {name}, the shards hold {rows[name]:,}")
+                self.found(f"{where}: says {said:,} rows of {name}, the shards hold {rows[name]:,}")
         if subsets and all(name in self.told.receipts for subset in subsets for name in subset.names):
             self._bytes_of(told, config, subsets)
         features = told.get("features")
@@ -357,7 +358,7 @@ class _Verification:
         if features is not None and first is not None:
             wanted = as_yaml(self.types_of[first])
             for line in feature_changes(features, wanted):
-                self.found(f"{CARD}: {line}")
+                self.found(f"{where}: {line}")
 
     def _bytes_of(self, told: dict[str, Any], config: str, subsets: Sequence[Subset]) -> None:
         there = {subset.split: sum(self.published.sizes[name] for name in subset.names) for subset in subsets}

@@ -126,6 +126,13 @@ class HubClient:
             if name.startswith("refs/"):
                 raise DestinationError(f"{self.address.repo} has no revision {name!r}.") from error
             persistently(lambda: self.api.create_branch(**self.repo, branch=name, exist_ok=True))
+            return
+        refs = persistently(lambda: self.api.list_repo_refs(**self.repo))
+        if not name.startswith("refs/") and name not in {branch.name for branch in refs.branches}:
+            raise DestinationError(
+                f"{name!r} is a commit or a tag of {self.address.repo}, and only a branch can be published to.",
+                hint="Name a branch after the @, or leave it out for main.",
+            )
 
     def snapshot(self, revision: str = MAIN) -> Snapshot:
         commit = str(persistently(lambda: self.api.repo_info(**self.repo, revision=revision)).sha)
