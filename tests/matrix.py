@@ -34,6 +34,8 @@ _IN_SUITE = {
     ("build", "hub"): ("killed",),
     ("map", "folder"): ("killed", "stopped"),
     ("tokenize", "bucket"): ("stopped",),
+    ("tokenize", "hubbucket"): ("killed",),
+    ("embed", "hubbucket"): ("undisturbed",),
     ("embed", "file.safetensors"): ("killed", "full disk"),
 }
 

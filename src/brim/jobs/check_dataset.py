@@ -35,7 +35,7 @@ from brim.jobs.dataset_info import incomplete, type_words, values_of
 from brim.jobs.published import SHARD_NAME, Published, opened, shards_below
 from brim.memory.limit import effective_limit, usable_cores
 from brim.plans.file_checks import Oversize
-from brim.plans.shard_bytes import hollow_columns
+from brim.plans.shard_bytes import hollow_in
 from brim.progress import Progress, Silent
 from brim.records import dataclass
 from brim.sources.features import kind_of_feature
@@ -225,7 +225,7 @@ class _DatasetCheck:
                 look.rows = columns.rows
                 features = columns.features()
                 look.types = {c.name: type_words(c.type, features.get(c.name)) for c in columns.schema}
-                look.hollow = hollow_columns(shard)
+                look.hollow = hollow_in(columns.file)
                 for group in range(columns.footer.num_row_groups):
                     self._count(columns, group, look)
                 look.hollow = [column for column in look.hollow if look.values[column]]  # and not all null

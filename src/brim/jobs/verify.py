@@ -300,7 +300,7 @@ class _Verification:
                 if not is_computed(job) and not is_foreign(job):
                     pairs |= columns_beside(job.facts["recipe"].get("recipe_text"), columns.schema.names)
             lists = {one: of for one, of in pairs.items() if _holds_list(columns, of)}
-            return columns.rows, hollow_in(columns.footer), list(columns.crooked(lists))
+            return columns.rows, hollow_in(columns.file), list(columns.crooked(lists))
 
     def _look(self) -> None:
         if self._stopped.is_set():

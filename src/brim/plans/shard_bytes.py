@@ -114,31 +114,40 @@ def count_rows(shard: Readable) -> int | None:
     return int(pq.read_metadata(ReadableFile(shard)).num_rows) if shard.name.endswith(".parquet") else None
 
 
-def hollow_columns(shard: Readable) -> list[str]:
+def hollow_in(file: pq.ParquetFile) -> list[str]:
     """File columns of a Parquet shard in which no file has any content: only paths were uploaded."""
-    return hollow_in(pq.read_metadata(ReadableFile(shard))) if shard.name.endswith(".parquet") else []
-
-
-def hollow_in(footer: pq.FileMetaData) -> list[str]:
-    """The same, by a footer that was read."""
     content: dict[str, bool] = {}
+    footer = file.metadata
     for group in range(footer.num_row_groups):
         row_group = footer.row_group(group)
         chunks = [row_group.column(number) for number in range(row_group.num_columns)]
-        columns = {chunk.path_in_schema: chunk for chunk in chunks}
-        for path, chunk in columns.items():
+        columns = {chunk.path_in_schema: number for number, chunk in enumerate(chunks)}
+        for path, number in columns.items():
             stem, _, leaf = path.rpartition(".")
             if leaf == "bytes" and f"{stem}.path" in columns:
-                content[stem] = content.get(stem, False) or not _is_hollow(chunk)
+                content[stem] = content.get(stem, False) or not _is_hollow(file, group, number)
     return [stem.removesuffix(".list.element") for stem, has in content.items() if not has and footer.num_rows]
 
 
-def _is_hollow(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Whether all values are absent or empty, by what the footer says of them, else by their size."""
+def _is_hollow(file: pq.ParquetFile, group: int, number: int) -> bool:
+    """Whether all values are absent or empty, by what the footer says of them, else by their size, else by reading."""
+    chunk = file.metadata.row_group(group).column(number)
     statistics = chunk.statistics
     if statistics is not None and statistics.has_null_count and statistics.null_count == chunk.num_values:
         return True
     if statistics is not None and statistics.has_min_max:
         return bool(statistics.max in (b"", ""))
     # Without statistics, as brim writes: empty and absent values take their levels and lengths alone.
-    return bool(chunk.total_uncompressed_size <= _EMPTY_PAGE_BYTES + _EMPTY_VALUE_BYTES * chunk.num_values)
+    if chunk.total_uncompressed_size > _EMPTY_PAGE_BYTES + _EMPTY_VALUE_BYTES * chunk.num_values:
+        return False
+    import pyarrow.compute as pc  # of use where files are a few bytes long
+
+    values = file.reader.read_row_group(group, column_indices=[number], use_threads=False).column(0)
+    while not pa.types.is_binary(values.type) and not pa.types.is_large_binary(values.type):
+        if pa.types.is_struct(values.type):
+            values = pa.chunked_array([chunk.flatten()[0] for chunk in values.chunks], values.type.field(0).type)
+        elif pa.types.is_nested(values.type):
+            values = pc.list_flatten(values)
+        else:
+            return False  # texts under that name: nothing that a file would be
+    return not pc.any(pc.greater(pc.binary_length(values), 0)).as_py()

@@ -1,0 +1,33 @@
+"""File columns without content are told from files that are a few bytes long."""
+
+from __future__ import annotations
+
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from brim.plans.shard_bytes import hollow_in
+
+FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize("in_list", [False, True])
+@pytest.mark.parametrize(
+    ("cells", "hollow"),
+    [
+        ([{"bytes": b"1", "path": "a"}], False),
+        ([None, {"bytes": b"xx", "path": "b"}], False),
+        ([{"bytes": None, "path": "a"}], True),
+        ([{"bytes": b"", "path": "a"}, None], True),
+    ],
+)
+def test_content_of_any_size_is_content(
+    cells: list[dict[str, object] | None], hollow: bool, in_list: bool, statistics: bool
+) -> None:
+    array = pa.array([cells] if in_list else cells, pa.list_(FILE) if in_list else FILE)
+    out = io.BytesIO()
+    pq.write_table(pa.table({"file": array}), out, write_statistics=statistics)
+    assert hollow_in(pq.ParquetFile(out)) == (["file"] if hollow else [])
