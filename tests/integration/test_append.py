@@ -284,6 +284,30 @@ def test_other_splits_stay(hub: TestHub, machine: Machine, sources: tuple[Path, 
     assert machine.run("verify", DEST).returncode == 0
 
 
+def test_a_branch_that_is_not_there_yet(hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path]) -> None:
+    """It begins with what main has, so rows come behind those; main stays."""
+    old, new, _ = sources
+    machine.publish(old)
+    head = hub.head(REPO)
+    machine.publish(new, "--append", to=f"{DEST}@dev")
+    machine.run("verify", f"{DEST}@dev", str(new)).check_returncode()
+    machine.run("verify", f"{DEST}@dev", str(old)).check_returncode()
+    assert hub.head(REPO) == head
+    assert (len(shards(hub)), len(shards(hub, "dev"))) == (1, 2)
+
+
+def test_no_rows(hub: TestHub, machine: Machine) -> None:
+    """Nothing is appended by a dataset without rows, however often."""
+    machine.python(f"""
+        import brim, datasets
+        ds = datasets.Dataset.from_dict({{"n": [1, 2]}})
+        brim.push_to_hub(ds, "{REPO}")
+        first, second = (brim.push_to_hub(ds.select([]), "{REPO}", append=True) for _ in range(2))
+        assert (first.rows, second.rows, second.commits) == (2, 2, 0)
+    """)
+    assert len(shards(hub)) == 1
+
+
 def test_configs_with_splits_of_one_name(
     hub: TestHub, machine: Machine, sources: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:

@@ -365,4 +365,6 @@ def appended_content(
     renamed = ledger is None and published is not None and published.renames
     if base.jobs == {plan.fingerprint}:
         return PlanContent(plan)  # these rows are all there is
-    return AppendedContent(base, plan, plan.fingerprint in base.fingerprints, renamed, folder, extension)
+    nothing = not any(shard.rows for shard in plan.shards)
+    is_there = plan.fingerprint in base.fingerprints or nothing
+    return AppendedContent(base, plan, is_there, renamed, folder, extension)

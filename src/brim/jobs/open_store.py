@@ -227,6 +227,9 @@ def dataset_there(layout: Layout, how: How, books: Books) -> Iterator[Published 
     if there is None or not (there.shards or there.manifests or there.unfinished):
         yield None
         return
+    if isinstance(to, HubAddress):
+        with hub_session(books.progress.note, books.stop.check), explained(to.repo, begun=False):
+            to = HubClient(to, how.hub.token).beginning()
     with dataset_at(str(to), how.state, books.progress.note, how.access, token=how.hub.token) as found:
         yield found
 

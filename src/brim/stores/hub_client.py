@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -133,6 +134,18 @@ class HubClient:
                 f"{name!r} is a commit or a tag of {self.address.repo}, and only a branch can be published to.",
                 hint="Name a branch after the @, or leave it out for main.",
             )
+
+    def beginning(self) -> HubAddress:
+        """Where that is which whoever publishes to this branch begins with: main, if the branch is yet to be made."""
+        from huggingface_hub.errors import RevisionNotFoundError
+
+        if self.address.revision == MAIN or self.address.revision.startswith("refs/"):
+            return self.address
+        try:
+            persistently(lambda: self.api.repo_info(**self.repo, revision=self.address.revision))
+        except RevisionNotFoundError:
+            return replace(self.address, revision=MAIN)
+        return self.address
 
     def snapshot(self, revision: str = MAIN) -> Snapshot:
         commit = str(persistently(lambda: self.api.repo_info(**self.repo, revision=revision)).sha)

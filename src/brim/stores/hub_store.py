@@ -440,9 +440,9 @@ def published_at(address: HubAddress, options: HubOptions) -> PublishedThere | N
     if not client.token or client.visibility() is None:
         return None
     try:
-        at = client.snapshot(address.revision)
+        at = client.snapshot(client.beginning().revision)
     except RevisionNotFoundError:
-        return None  # a branch that is made when something is published to it
+        return None  # of a pull request: said when something is published to it
     card = client.read(CARD, at) or b""
     return PublishedThere(_manifests(client, at, options), _shards(at, options), UNFINISHED.encode() in card)
 
