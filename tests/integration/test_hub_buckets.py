@@ -115,6 +115,28 @@ def test_selected_mapped_appended(place: HubBucketPlace, source: Path, tmp_path:
     run(place, "verify", place.address, more, "--quiet")
 
 
+def test_parts(place: HubBucketPlace, source: Path, tmp_path: Path) -> None:
+    """A saved plan and its parts, of files and of rows: machines that share nothing but the bucket."""
+    place.plant("notes.txt", b"a bucket that is there: saving a plan makes none")
+    machines = [HubBucketPlace(place.hub, tmp_path / f"machine{n}") for n in range(3)]
+    write_files(tmp_path, {"steps.py": b"def longer(row):\n    return {'length': len(row['text'])}\n"})
+    write_files(tmp_path, {"rows.jsonl": b"".join(b'{"text": "row %d"}\n' % n for n in range(400))})
+    mapped = (tmp_path / "rows.jsonl", "--fn", f"{tmp_path / 'steps.py'}:longer", "--unit-size", "2KB")
+    for verb, words, save in (("build", (source, *ROWS), "plan"), ("map", mapped, "map")):
+        there = HubBucketPlace(place.hub, place.folder, f"some/{verb}")
+        plan = f"hf://buckets/ada/things/{verb}.plan"
+        first, *options = words
+        run(machines[0], save, first, there.address, *options, "--save", plan)
+        for number in (1, 2):
+            run(machines[number], verb, "--plan", plan, "--part", f"{number}/2", "--quiet")
+        again = run(machines[0], verb, "--plan", plan, "--part", "2/2", "--json")
+        assert json.loads(again.stdout.splitlines()[-1])["written"] == 0
+        run(machines[0], verb, "--plan", plan, "--finish", "--quiet")
+        here = FolderPlace(tmp_path / f"{verb}-here")
+        run(here, verb, first, here.address, *options, "--quiet")
+        assert listing(there) == listing(here)
+
+
 def test_moved_by_the_hub(place: HubBucketPlace, source: Path) -> None:
     """A shard whose number changes gets its other name from the Hub: nothing is sent again."""
     run(place, "build", source, place.address, "--quiet", *ROWS)
