@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import sys
@@ -16,6 +17,7 @@ from brim.buckets.bucket_address import is_bucket_address, is_web_address, parse
 from brim.buckets.xet import PIECE_BYTES
 from brim.errors import InputError
 from tests.conftest import random_bytes, tree_digest, write_files
+from tests.generators.small_jobs import MODEL, TOKENIZER
 from tests.hub import TestHub
 from tests.places import FolderPlace, HubBucketPlace, listing, run, start
 from tests.publishing import Machine
@@ -113,6 +115,31 @@ def test_selected_mapped_appended(place: HubBucketPlace, source: Path, tmp_path:
     assert place.hub.counters.bytes_received - received < 50_000
     run(place, "verify", place.address, "--quiet")
     run(place, "verify", place.address, more, "--quiet")
+
+
+def test_rows_from_there_to_there(place: HubBucketPlace, tmp_path: Path) -> None:
+    """Tokens and vectors of rows in a bucket, into it: the bytes that the same rows give here; and they are proved."""
+    rows = b"".join(b'{"id": %d, "text": "row %d word"}\n' % (n, n) for n in range(300))
+    first = rows[: rows.index(b"\n") + 1]
+    given = {"in/a.jsonl": rows, "in/b c.jsonl": first, "packed/d.jsonl.gz": gzip.compress(rows)}
+    place.plant_all(given)
+    write_files(tmp_path / "here", given)
+    write_files(tmp_path, {"model.py": MODEL, "tokenizer.json": TOKENIZER})
+    token = ("--tokenizer", tmp_path / "tokenizer.json", "--quiet", "--memory", "600MB")
+    vector = ("--model", f"{tmp_path / 'model.py'}:factory", "--column", "text", "--quiet", "--memory", "600MB")
+    for verb, rows_of, to, words in (
+        ("tokenize", "in/*.jsonl", "tokens", token),
+        ("tokenize", "packed", "unpacked", token),
+        ("embed", "in", "vectors", vector),
+    ):
+        here, there = FolderPlace(tmp_path / to), HubBucketPlace(place.hub, place.folder, f"made/{to}")
+        run(there, verb, f"{place.address}/{rows_of}", there.address, *words)
+        run(here, verb, tmp_path / "here" / rows_of, here.address, *words)
+        assert listing(there) == listing(here)
+        run(there, "verify", there.address, "--deep", "--quiet")
+    run(place, "embed", f"{place.address}/in", f"{place.address}/v.npy", *vector)
+    run(place, "embed", tmp_path / "here" / "in", tmp_path / "v.npy", *vector)
+    assert place.content()["v.npy"] == (tmp_path / "v.npy").read_bytes()
 
 
 def test_parts(place: HubBucketPlace, source: Path, tmp_path: Path) -> None:
