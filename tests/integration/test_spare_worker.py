@@ -141,15 +141,15 @@ def test_it_ends_with_the_program(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys, datasets, brim\n"
-        "from brim.schedule import spare_worker\n"
+        "from brim.schedule import worker_process\n"
         "rows = datasets.Dataset.from_dict({'n': [1]})\n"
         f"brim.map(rows, lambda row: {{'m': 1}}, cache_dir={str(tmp_path / 'cache')!r}, memory='1GB')\n"
         "if os.fork() == 0:\n"
-        "    assert not spare_worker._KEPT.workers\n"
+        "    assert not worker_process._KEPT.workers\n"
         "    sys.exit(0)\n"
         "assert os.wait()[1] == 0\n"
-        "assert not any(worker.ended for worker, _ in spare_worker._KEPT.workers)\n"
-        "print(*(worker.pid for worker, _ in spare_worker._KEPT.workers))\n"
+        "assert not any(worker.ended for worker, _ in worker_process._KEPT.workers)\n"
+        "print(*(worker.pid for worker, _ in worker_process._KEPT.workers))\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
