@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -72,15 +73,38 @@ def remote(work: Path, arguments: argparse.Namespace) -> Part:
     return part
 
 
-def _write(path: Path, count: int = VALUES * SHARDS) -> None:
+def _write(path: Path, count: int = VALUES * SHARDS, **options: bool) -> None:
     rng, step = np.random.default_rng(1), 300
     schema = pa.schema([("n", pa.int64()), ("key", pa.int64()), ("image", FILE)])
-    with pq.ParquetWriter(path, schema, compression="none") as writer:
+    with pq.ParquetWriter(path, schema, compression="none", **options) as writer:
         for start in range(0, count, step):
             rows = range(start, min(start + step, count))
             files = [{"bytes": rng.bytes(VALUE_BYTES), "path": f"{row}.jpg"} for row in rows]
             columns = {"n": list(rows), "key": list(rows), "image": pa.array(files, FILE)}
             writer.write_table(pa.table(columns, schema=schema))
+
+
+def _write_indexed(path: Path) -> None:
+    _write(path, VALUES, write_page_index=True)
+
+
+def _write_by_datasets(path: Path) -> None:
+    import datasets
+
+    rng = np.random.default_rng(1)
+    files = [{"bytes": rng.bytes(VALUE_BYTES), "path": f"{row}.jpg"} for row in range(VALUES)]
+    features = datasets.Features(
+        {"n": datasets.Value("int64"), "key": datasets.Value("int64"), "image": datasets.Image(decode=False)}
+    )
+    rows = list(range(VALUES))
+    datasets.Dataset.from_dict({"n": rows, "key": rows, "image": files}, features).to_parquet(str(path))
+
+
+OTHERS: dict[str, Callable[[Path], None]] = {
+    "pyarrow": lambda path: _write(path, VALUES),
+    "pyarrow with a page index": _write_indexed,
+    "datasets": _write_by_datasets,
+}
 
 
 def _from_the_hub(part: Part, hub: FarHub, source: Path, work: Path) -> None:
@@ -107,10 +131,12 @@ def _from_a_bucket(part: Part, s3: S3Server, source: Path, work: Path) -> None:
         far.brim(place)
         for peer in ("polars", "pyarrow"):
             far.peer(peer, f"{BUCKET}/far/data")
-        theirs = work / "theirs.parquet"
-        _write(theirs, VALUES)
-        s3.write(BUCKET, "theirs/theirs.parquet", theirs.read_bytes())
-        far.not_brims(f"s3://{BUCKET}/theirs")
+        for writer, write in OTHERS.items():
+            theirs = work / "theirs.parquet"
+            write(theirs)
+            s3.write(BUCKET, f"{writer}/theirs.parquet", theirs.read_bytes())
+            theirs.unlink()
+            far.not_brims(writer, f"s3://{BUCKET}/{writer}")
 
 
 def _publish(source: Path, place: str, env: dict[str, str]) -> None:
@@ -141,20 +167,22 @@ class _Far:
         requests, size = self._run("20 scattered rows", "brim", ["-c", some], wanted)
         self._goal("scattered rows, against their bytes", size / wanted, 1.1, "×")
 
-    def not_brims(self, place: str) -> None:
-        """A shard that pyarrow wrote, in four row groups: statistics tell which of them are asked for.
-
-        Its pages hold 300 values each, and where one begins is told by the lengths of those before it: a row group is
-        read to find some of them.
-        """
+    def not_brims(self, writer: str, place: str) -> None:
+        """A shard that another wrote: no manifest tells its rows and sizes."""
         listing = f"print(len(brim.dataset({place!r}).where('key < 0')))"
-        requests, _ = self._run("pyarrow's shard: list what cannot be", "brim", ["-c", f"import brim; {listing}"], 0)
-        self._goal("pyarrow's shard, list by statistics, requests", requests, 3, "")
+        requests, _ = self._run(f"{writer}: list what cannot be", "brim", ["-c", f"import brim; {listing}"], 0)
+        self._goal(f"{writer}, list by statistics, requests", requests, 3, "")
         listing = f"print(len(brim.dataset({place!r}).where('key != 1')))"
-        self._run("pyarrow's shard: list all rows", "brim", ["-c", f"import brim; {listing}"], 0)
-        one = f"import brim; brim.unpack({place!r}, {str(self._work / 'theirs')!r}, where={SUBJECT!r})"
-        requests, _ = self._run("pyarrow's shard: one subject", "brim", ["-c", one], 20 * VALUE_BYTES)
-        self._goal("pyarrow's shard, one subject, requests", requests, 10, "")
+        requests, size = self._run(f"{writer}: list all rows", "brim", ["-c", f"import brim; {listing}"], 0)
+        self._goal(f"{writer}, list, requests", requests, 3, "")
+        self._goal(f"{writer}, list, kB", size / 1000, 300, "")
+        for what, where in (("one subject", SUBJECT), ("20 scattered rows", f"n in {SCATTERED}")):
+            folder = str(self._work / f"{writer}-{what}")
+            one = f"import brim; brim.unpack({place!r}, {folder!r}, where={where!r})"
+            requests, size = self._run(f"{writer}: {what}", "brim", ["-c", one], 20 * VALUE_BYTES)
+            if what == "one subject":
+                self._goal(f"{writer}, one subject, requests", requests, 10, "")
+                self._goal(f"{writer}, one subject, against its bytes", size / (20 * VALUE_BYTES), 1.1, "×")
 
     def peer(self, name: str, place: str) -> None:
         for what, rows in (("one subject", "subject"), ("20 scattered rows", "scattered")):

@@ -40,6 +40,9 @@ def seconds(option: str, value: Any) -> None:
 def whole(option: str, value: Any) -> int:
     """The value as a whole number, or an ArgumentError."""
     try:
-        return int(value)
-    except (TypeError, ValueError) as error:
+        number = int(value)
+        if isinstance(value, bool) or (number != value and not isinstance(value, str)):
+            raise ValueError(value)
+        return number
+    except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"--{option} takes a whole number, not {value!r}.", option=option) from error

@@ -44,13 +44,26 @@ def cell_of(table: FileTable, name: str, cell: Any) -> Any:
     return {"bytes": data, "path": table.files.paths[cell].as_py()}
 
 
+def nested_of(table: FileTable, kind: pa.DataType, value: Any) -> Any:
+    """A value of a nested column with its bytes."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: nested_of(table, field.type, value[field.name]) for field in kind}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [nested_of(table, kind.value_type, one) for one in value]
+    return content_of(table, value) if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else value
+
+
 def rows_of(table: FileTable) -> list[dict[str, Any]]:
     """Every row, with the content of its files."""
-    rows = table.rows.to_pylist()
-    return [
-        {name: cell_of(table, name, value) if name in table.columns else value for name, value in row.items()}
-        for row in rows
-    ]
+
+    def full(name: str, value: Any) -> Any:
+        if name in table.nested:
+            return nested_of(table, table.nested[name], value)
+        return cell_of(table, name, value) if name in table.columns else value
+
+    return [{name: full(name, value) for name, value in row.items()} for row in table.rows.to_pylist()]
 
 
 def noise(rng: random.Random, size: int) -> bytes:

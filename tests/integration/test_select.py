@@ -150,6 +150,53 @@ def test_what_is_wrong_is_said_before(tmp_path: Path, options: list[str], words:
     assert not (tmp_path / "out").exists()
 
 
+def test_shards_in_another_order_of_columns(tmp_path: Path) -> None:
+    """Shards may have their columns in another order, and what is null in one may not be in another; types agree."""
+    table = people(9).append_column("deep", pa.array([{"raw": b"x", "n": n} if n else None for n in range(9)]))
+    fields = [field.with_nullable(False) for field in table.schema]
+    full = table.filter(pc.is_valid(pc.field("age")) & pc.is_valid(pc.field("sex")) & pc.is_valid(pc.field("deep")))
+    (tmp_path / "in").mkdir()
+    pq.write_table(full.cast(pa.schema(fields)), tmp_path / "in" / "a.parquet")
+    pq.write_table(table.select(["deep", "scan", "age", "subject", "sex"]), tmp_path / "in" / "b.parquet")
+    pq.write_table(table.slice(0, 0), tmp_path / "in" / "c.parquet")
+    brim("select", tmp_path / "in", tmp_path / "out", "--where", "age < 27 or age is None")
+    expected = pa.concat_tables([full, table]).filter((pc.field("age") < 27) | pc.is_null(pc.field("age")))
+    assert read(tmp_path / "out").to_pylist() == expected.to_pylist()
+    pq.write_table(table.set_column(1, "age", table["age"].cast(pa.int32())), tmp_path / "in" / "d.parquet")
+    done = brim("select", tmp_path / "in", tmp_path / "out2", check=2)
+    assert "d.parquet has other columns than a.parquet: age (int32, not int64)" in done.stderr
+
+
+def test_steps_on_every_type(tmp_path: Path) -> None:
+    """Sorted, grouped and told apart by what pyarrow cannot compare as it is stored; a step says what it takes."""
+    table = pa.table(
+        {
+            "n": range(6),
+            "word": pa.array(["b", "a", None, "b", "a", "c"]).dictionary_encode(),
+            "half": pa.array(np.array([2, 1, np.nan, -1, 1, 0], np.float16)),
+            "zero": [0.0, -0.0, None, 0.0, -0.0, 1.0],
+            "deep": [{"raw": b"x", "n": 1}] * 6,
+        }
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    rows = library.dataset(tmp_path / "in.parquet")
+    order = lambda some: some.small(["n"]).column("n").to_pylist()  # noqa: E731
+    assert order(rows.sort("word")) == [1, 4, 0, 3, 5, 2]
+    assert order(rows.sort(["-half", "-n"])) == [0, 4, 1, 5, 3, 2]
+    assert order(rows.sort("zero")) == [0, 1, 3, 4, 5, 2]
+    assert order(rows.unique("word")) == [0, 1, 2, 5]
+    assert order(rows.unique("zero")) == [0, 2, 5]
+    (_, train), (_, test) = rows.split({"train": 0.5, "test": 0.5}, group_by="word").rows_of
+    assert not {table["word"][n].as_py() for n in train} & {table["word"][n].as_py() for n in test}
+    assert len(rows.sample("100%")) == 6
+    assert order(rows.shuffle(-1)) != order(rows.shuffle(1))
+    for wrong in (lambda: len(rows.sample("inf%")), lambda: rows.take([0.5]), lambda: rows.take([True] * 6),
+                  lambda: rows.shuffle(1.5), lambda: rows.shuffle(True), lambda: len(rows.limit(0)),
+                  lambda: len(rows.sort("deep"))):  # fmt: skip
+        with pytest.raises(InputError):
+            wrong()
+
+
 def test_the_source_is_never_the_destination(tmp_path: Path) -> None:
     """Also by another spelling of its path; and a forgotten DEST is an error."""
     brim("select", shards(tmp_path / "in", people(9), 1), tmp_path / "out")
@@ -201,17 +248,29 @@ def test_unpack_of_somebody_elses_dataset(tmp_path: Path) -> None:
 
 
 def test_bytes_deep_inside(tmp_path: Path) -> None:
-    """Files in structs and in lists of lists: only the rows that were chosen are decoded, and it says so."""
+    """Files in structs and in lists of lists stay where they are."""
     rng = random.Random(3)
     deep = [{"image": {"bytes": rng.randbytes(3000), "path": f"{n}.png"}, "site": "ab"[n % 2]} for n in range(40)]
     lists = [[[rng.randbytes(50)], []] if n % 3 else None for n in range(40)]
     table = pa.table({"n": range(40), "sample": pa.array(deep), "more": pa.array(lists)})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=7)
     done = brim("select", tmp_path / "in.parquet", tmp_path / "out", "--where", "sample.site == 'b'", "--shuffle", "1")
-    assert "bytes inside of 'sample', 'more' are decoded to disk" in done.stderr
+    assert "decoded" not in done.stderr + done.stdout
     assert read(tmp_path / "out").sort_by("n").to_pylist() == [row for row in table.to_pylist() if row["n"] % 2]
     with pytest.raises(InputError, match="holds bytes inside"):
         library.dataset(tmp_path / "in.parquet").unique("sample").table()
+
+
+def test_bytes_in_maps_are_decoded(tmp_path: Path) -> None:
+    """What is not taken apart: only the rows that were chosen are decoded, and it says so."""
+    maps = [[("a", b"1" * n), ("b", None)] if n % 5 else None for n in range(40)]
+    fixed = [[bytes([n]), b""] for n in range(40)]
+    kinds = {"map": pa.map_(pa.string(), pa.binary()), "fixed": pa.list_(pa.binary(), 2)}
+    table = pa.table({"n": range(40), "map": pa.array(maps, kinds["map"]), "fixed": pa.array(fixed, kinds["fixed"])})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=7)
+    done = brim("select", tmp_path / "in.parquet", tmp_path / "out", "--where", "n > 20", "--shuffle", "1")
+    assert "bytes inside of 'map', 'fixed' are decoded to disk" in done.stderr
+    assert read(tmp_path / "out").sort_by("n").to_pylist() == table.slice(21).to_pylist()
 
 
 def test_views_are_read(tmp_path: Path) -> None:

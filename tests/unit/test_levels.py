@@ -48,7 +48,7 @@ def test_levels_agree_with_pyarrow(rows: list[Any]) -> None:
     table = pa.table({"x": pa.array(rows, pa.list_(pa.list_(_FILE)))})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, row_group_size=max(len(rows), 1))
-    levels = levels_of(table.column("x"), True, "bytes")
+    levels = levels_of(table.column("x"), True, ("bytes",))
     metadata = pq.read_metadata(pa.BufferReader(sink.getvalue()))
     if not rows:
         assert len(levels.definition) == 0
@@ -138,21 +138,21 @@ def test_what_levels_say(
     array = pa.array(rows, kind)
     halves = pa.chunked_array([array[: len(rows) // 2], array[len(rows) // 2 :]], kind)
     for column in (array, pa.chunked_array([array], kind), halves):
-        levels = levels_of(column, nullable, "bytes")
+        levels = levels_of(column, nullable, ("bytes",))
         assert (levels.repetition.tolist(), levels.definition.tolist()) == (repetition, definition)
         assert (levels.max_repetition, levels.max_definition) == most
-    assert levels_of(array, nullable, "bytes").index.tolist() == index
+    assert levels_of(array, nullable, ("bytes",)).index.tolist() == index
     if rows:
         longer = pa.array([rows[0], *rows, rows[0]], kind).slice(1, len(rows))
-        assert levels_of(longer, nullable, "bytes").definition.tolist() == definition
-    none = levels_of(pa.chunked_array([], kind), nullable, "bytes")
+        assert levels_of(longer, nullable, ("bytes",)).definition.tolist() == definition
+    none = levels_of(pa.chunked_array([], kind), nullable, ("bytes",))
     assert none.definition.tolist() == []
     assert (none.max_repetition, none.max_definition) == most
 
 
 def test_a_column_without_the_leaf_is_refused() -> None:
     with pytest.raises(ValueError, match="has no single child 'other'"):
-        levels_of(pa.array([None], _FILE), True, "other")
+        levels_of(pa.array([None], _FILE), True, ("other",))
 
 
 def test_many_levels_that_differ() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from brim.errors import InputError
 from brim.file_set import Pieces, Ranges
 from brim.sources.selection import keyed
-from brim.sources.where import MOST_CHARACTERS, MOST_DEPTH, may_choose, sql_mask, where_mask
+from brim.sources.where import MOST_CHARACTERS, MOST_DEPTH, may_choose, names_in, sql_mask, where_mask
 
 TABLE = pa.table(
     {
@@ -91,6 +91,74 @@ def test_errors_point(text: str, words: str, position: int | None) -> None:
     assert "^" in error.value.message or not text.strip()
     if position is not None:
         assert error.value.facts["position"] == position
+
+
+NUMBERS = pa.table(
+    {
+        "row": [0, 1, 2, 3],
+        "hash": pa.array([0, 5, 2**64 - 1, None], pa.uint64()),
+        "large": [2**53, 2**53 + 1, -(2**63), None],
+        "small": pa.array([-128, 0, 127, None], pa.int8()),
+        "half": pa.array(np.array([0.5, 1.5, np.nan, -1], np.float16)),
+        "word": pa.array(["a", "b", None, "a"]).dictionary_encode(),
+        "time": [datetime.time(5), datetime.time(17, 30), datetime.time(0), None],
+        "seen": pa.array(
+            [datetime.datetime(2024, 1, day, 12) for day in (1, 2, 3, 4)], pa.timestamp("ms", "Asia/Tokyo")
+        ),
+        "a b": [1, 2, 3, None],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("hash > 4", [1, 2]),
+        ("hash == 18446744073709551615", [2]),
+        ("hash in [18446744073709551615, -1, 0.0]", [0, 2]),
+        ("hash > -1.5", [0, 1, 2]),
+        ("not hash > -1", []),
+        ("large > 9007199254740992.0", [1]),
+        ("large >= 0.5", [0, 1]),
+        ("-0.5 < large", [0, 1]),
+        ("large == -9223372036854775808", [2]),
+        ("large < 18446744073709551615", [0, 1, 2]),
+        ("large != 1e300", [0, 1, 2]),
+        ("large in [9007199254740993, 0.5]", [1]),
+        ("small < 300", [0, 1, 2]),
+        ("small == 300 or small >= 126.5", [2]),
+        ("small <= -127.5", [0]),
+        ("half > 1", [1]),
+        ("word in ['a']", [0, 3]),
+        ("time > '05:00:00'", [1]),
+        ("time in ['17:30', '00:00:00']", [1, 2]),
+        ("seen >= '2024-01-03T12:00:00'", [2, 3]),
+        ("seen >= '2024-01-03T13:00:00+01:00'", [2, 3]),
+        ("seen > '2024-01-03T12:00:00Z'", [3]),
+        ("column('a b') > 1 and\n column('row') < 2", [1]),
+        ("column('a b') is None", [3]),
+    ],
+)
+def test_numbers_and_times_are_exact(text: str, rows: list[int]) -> None:
+    """Whatever type a number has, it is compared as Python does; a column of any name can be named."""
+    assert np.flatnonzero(where_mask(text, NUMBERS)).tolist() == rows
+
+
+def test_names_that_are_none_in_python() -> None:
+    """A column is found by its bounds and read by any name; a name that differs in case is told."""
+    assert names_in("column('a b') > 1 or row == 2", ["a b", "row", "hash"]) == ["a b", "row"]
+    assert not may_choose("column('a b') > 5", {"a b": (1, 3)})
+    assert not may_choose("5 < column('a b')", {"a b": (1, 3)})
+    with pytest.raises(InputError) as error:
+        where_mask("Row > 1", NUMBERS)
+    assert error.value.hint.startswith("Did you mean row?")
+    with pytest.raises(InputError, match="compares a time with what is none"):
+        where_mask("time > 'noon'", NUMBERS)
+
+
+def test_sql_of_half_floats() -> None:
+    """DuckDB has no such type, and is given another one."""
+    assert sql_mask("half > 1 and half < 2", NUMBERS.select(["half"])).tolist() == [False, True, False, False]
 
 
 def test_caps() -> None:

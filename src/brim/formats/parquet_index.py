@@ -109,7 +109,8 @@ def _leaves(elements: list[Struct]) -> dict[tuple[str, ...], _Leaf]:
         for _ in range(children):
             names.append(elements[at][4][1].decode())
             walk(path, repetition, definition)
-        if sorted(names) == sorted([LEAF, "path"]):
+        # Deeper ones are values of a nested column, and no files.
+        if sorted(names) == sorted([LEAF, "path"]) and len(path) in (1, 3) and repetition == len(path) // 3:
             leaf = elements[begin + names.index(LEAF)]
             found[(*path, LEAF)] = _Leaf(repetition, definition + (leaf[3][1] == 1), slot)
 

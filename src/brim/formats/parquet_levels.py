@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,13 @@ class Levels:
     max_definition: int
 
 
-def levels_of(array: Any, nullable: bool, leaf: str) -> Levels:
-    """The levels of the leaf named `leaf` below a column.
+def levels_of(array: Any, nullable: bool, path: Sequence[str] = ()) -> Levels:
+    """The levels of one leaf below a column: `path` names the children of the structs on the way, if they have several.
 
-    Below a column may be lists of lists of structs to any depth, of which one has the child `leaf`.
-    Nullability comes from the types, as it does in the Parquet schema.
+    Below a column may be lists of lists of structs to any depth. Nullability comes from the types, as it does in the
+    Parquet schema.
     """
+    names = iter(path)
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
         if isinstance(array, pa.ChunkedArray):
@@ -68,9 +70,10 @@ def levels_of(array: Any, nullable: bool, leaf: str) -> Levels:
             nullable = array.type.value_field.nullable
             array = array.values
         elif pa.types.is_struct(array.type):
-            number = array.type.get_field_index(leaf)
-            if number < 0:
-                raise ValueError(f"{array.type} has no single child {leaf!r}")
+            name = next(names, None)
+            number = array.type.get_field_index(name) if name is not None else array.type.num_fields - 1
+            if number < 0 or (name is None and number):
+                raise ValueError(f"{array.type} has no single child {name!r}")
             nullable = array.type.field(number).nullable
             array = array.field(number)
         else:

@@ -10,7 +10,7 @@ Byte layout and the reasons for it: docs/internals.md. Reading such a shard back
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,9 @@ from brim import cuts
 from brim.cuts import HELD_VALUE_BYTES
 from brim.file_set import FileSet, Ints
 from brim.formats import thrift
+from brim.formats.nested_values import byte_leaves
 from brim.formats.parquet_levels import Levels, encode_levels, levels_of
+from brim.formats.parquet_values import leaves_of
 from brim.formats.scratch import Scratch
 from brim.formats.splice import Splice, SpliceBuilder
 from brim.formats.thrift import I32, I64, LIST, STRUCT, Struct
@@ -112,13 +114,16 @@ def splice_parquet(
 ) -> Splice:
     """The shard that holds `table`, with the files of `numbers` as the content of its file columns.
 
-    A file column is a struct with a `bytes` leaf, or lists of such, whose present `bytes` values are
-    empty; `numbers` gives for each file column the file numbers of its present values, in order.
+    A file column is bytes, or a struct with a `bytes` leaf, or lists of such; or it has several leaves of bytes inside
+    (nested_values.py). Its present bytes are empty; `numbers` gives for each file column the file numbers of its
+    present values, in order, those of one leaf after the other.
     `scratch_folder` is for what is too large to hold in memory, until the splice is closed.
     """
-    columns = {name: _Column.of(table, name, files, numbers[name]) for name in numbers}
-    files_before = cuts.running(sum((c.row_bytes for c in columns.values()), np.zeros(len(table), np.int64)))
-    values_before, huge = _weigh(table, [name for name in table.column_names if name not in columns])
+    columns = {name: list(_columns_of(table, name, files, numbers[name])) for name in numbers}
+    every = [column for leaves in columns.values() for column in leaves]
+    files_before = cuts.running(sum((column.row_bytes for column in every), np.zeros(len(table), np.int64)))
+    plain = [field.name for field in table.schema if field.name not in columns or not _is_of_files(field.type)]
+    values_before, huge = _weigh(table, plain)
     limits = [(files_before, ROW_GROUP_BYTES), (values_before, cuts.GROUP_VALUE_BYTES)]
     groups = cuts.fill_all(limits, ROW_GROUP_ROWS)
     skeleton = write_skeleton(table, groups, int(values_before[-1]), scratch_folder, huge)
@@ -128,12 +133,13 @@ def splice_parquet(
     out = SpliceBuilder(files, skeleton.scratch)
     out.literal(b"PAR1")
     chunks: list[_Chunk] = []
+    raw = [leaf.number for leaf in leaves_of(footer) if leaf.is_raw and leaf.path[0] in columns]
+    spliced = dict(zip(raw, (one for name in table.column_names for one in columns.get(name, ())), strict=True))
     for number, group in enumerate(footer[4][1].items):
-        for entry in group[1][1].items:
-            path = [part.decode() for part in entry[3][1][3][1].items]
-            if path[0] in columns and (path[-1] == LEAF or columns[path[0]].bare):
+        for leaf, entry in enumerate(group[1][1].items):
+            if leaf in spliced:
                 rows = (int(groups[number]), int(groups[number + 1]))
-                chunks.append(_splice_chunk(out, entry, columns[path[0]], files, rows))
+                chunks.append(_splice_chunk(out, entry, spliced[leaf], files, rows))
             else:
                 chunks.append(_move_chunk(out, entry, skeleton))
         metas = [entry[3][1] for entry in group[1][1].items]
@@ -161,29 +167,43 @@ def _weigh(table: pa.Table, names: list[str]) -> tuple[Ints, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A file column: its levels, the slot where each row starts, and the bytes of each row."""
+    """A leaf of bytes of a file column: its levels, the slot where each row starts, and the bytes of each row."""
 
     levels: Levels
     row_starts: Ints  # one more than rows
     values_before: Ints  # file values before each slot; one more than slots
     numbers: Ints
     row_bytes: Ints
-    bare: bool  # whether its values are bytes alone, with no path beside them
 
     @classmethod
-    def of(cls, table: pa.Table, name: str, files: FileSet, numbers: Ints) -> _Column:
-        levels = levels_of(table.column(name), table.schema.field(name).nullable, LEAF)
-        present = levels.definition == levels.max_definition
-        values_before = cuts.running(present.astype(np.int64))
-        if values_before[-1] != len(numbers):
-            raise ValueError(f"column {name!r} has {values_before[-1]} values and {len(numbers)} files")
+    def of(cls, levels: Levels, files: FileSet, numbers: Ints) -> _Column:
+        values_before = cuts.running((levels.definition == levels.max_definition).astype(np.int64))
         row_starts = np.append(np.flatnonzero(levels.repetition == 0), len(levels.repetition))
         bytes_before = cuts.running(cell_bytes(files.sizes[numbers]))[values_before]
         row_bytes = np.diff(bytes_before[row_starts])
-        kind = table.schema.field(name).type
-        while hasattr(kind, "value_type"):
-            kind = kind.value_type
-        return cls(levels, row_starts, values_before, numbers, row_bytes, not pa.types.is_struct(kind))
+        return cls(levels, row_starts, values_before, numbers, row_bytes)
+
+
+def _columns_of(table: pa.Table, name: str, files: FileSet, numbers: Ints) -> Iterator[_Column]:
+    """The leaves of bytes of a file column, in the order of the schema."""
+    field, used = table.schema.field(name), 0
+    for path, _ in byte_leaves(field.type, field.nullable) or ():
+        levels = levels_of(table.column(name), field.nullable, path)
+        count = int(np.count_nonzero(levels.definition == levels.max_definition))
+        if used + count > len(numbers):
+            break
+        yield _Column.of(levels, files, numbers[used : used + count])
+        used += count
+    else:
+        if used == len(numbers):
+            return
+    raise ValueError(f"column {name!r} has other values than the {len(numbers)} files for it")
+
+
+def _is_of_files(kind: pa.DataType) -> bool:
+    """Whether a column has nothing beside its files that is worth to be weighed."""
+    inner = kind.value_type if hasattr(kind, "value_type") else kind
+    return {inner.field(number).name for number in range(inner.num_fields)} in (set(), {LEAF, "path"})
 
 
 @dataclass(slots=True)

@@ -78,6 +78,7 @@ class Leaf:
     repeated: int
     optional: bool  # whether the value itself may be null inside of what is around it
     is_raw: bool  # bytes that nobody said to be text or anything else
+    levels: tuple[int, ...]  # what adds a level on the way to it: 1 what may be null, 2 what is repeated
 
 
 def leaves_of(footer: Struct) -> list[Leaf]:
@@ -86,13 +87,14 @@ def leaves_of(footer: Struct) -> list[Leaf]:
     found: list[Leaf] = []
     at = 1
 
-    def walk(prefix: tuple[str, ...], repetition: int, definition: int, repeated: int) -> None:
+    def walk(prefix: tuple[str, ...], levels: tuple[int, ...], repeated: int) -> None:
         nonlocal at
         element = elements[at]
         at += 1
         kind = element[3][1] if 3 in element else 0  # 0 required, 1 optional, 2 repeated
         path = (*prefix, element[4][1].decode())
-        repetition, definition = repetition + (kind == 2), definition + (kind != 0)
+        levels = (*levels, kind) if kind else levels
+        repetition, definition = levels.count(2), len(levels)
         repeated = definition if kind == 2 else repeated
         children = element[5][1] if 5 in element else 0
         if len(path) > 64 or children < 0:
@@ -100,12 +102,12 @@ def leaves_of(footer: Struct) -> list[Leaf]:
         if not children:
             is_bytes = 1 in element and element[1][1] == _BYTE_ARRAY
             raw = is_bytes and 6 not in element and 10 not in element
-            found.append(Leaf(len(found), path, is_bytes, repetition, definition, repeated, kind == 1, raw))
+            found.append(Leaf(len(found), path, is_bytes, repetition, definition, repeated, kind == 1, raw, levels))
         for _ in range(children):
-            walk(path, repetition, definition, repeated)
+            walk(path, levels, repeated)
 
     for _ in range(elements[0][5][1] if 5 in elements[0] else 0):
-        walk((), 0, 0, 0)
+        walk((), (), 0)
     return found
 
 
@@ -135,11 +137,12 @@ def page_spans(index: bytes, rows: int) -> list[PageSpan]:
 class FoundValues:
     """The slots of the pages that were looked at, and the places of the values in them.
 
-    A slot has the row it belongs to and its definition level. A value (a slot of the highest level) is in the file, or
+    A slot has the row it belongs to and its levels. A value (a slot of the highest level) is in the file, or
     in the spool where `spooled`; a start below zero, -1 - n, means the n-th of `pieces`.
     """
 
     rows: Ints
+    repetition: Ints
     definition: Ints
     spooled: np.ndarray[Any, np.dtype[np.bool_]]
     starts: Ints
@@ -152,6 +155,7 @@ class _Collected:
 
     def __init__(self) -> None:
         self.rows: list[Ints] = []
+        self.repetition: list[Ints] = []
         self.definition: list[Ints] = []
         self.spooled: list[Any] = []
         self.starts: list[Ints] = []
@@ -164,7 +168,8 @@ class _Collected:
 
         pieces = Pieces(*(np.array(of, np.int64) for of in (self.edges, self.piece_starts, self.piece_sizes)))
         return FoundValues(
-            one(self.rows, np.int64), one(self.definition, np.uint8), one(self.spooled, bool),
+            one(self.rows, np.int64), one(self.repetition, np.uint8), one(self.definition, np.uint8),
+            one(self.spooled, bool),
             one(self.starts, np.int64), one(self.sizes, np.int64), pieces,
         )  # fmt: skip
 
@@ -310,6 +315,7 @@ class ChunkReader:
         self._take(encoding, body, spooled, position, there)
         rows = row + np.cumsum(repetition == 0)
         self._out.rows.append(rows.astype(np.int64))
+        self._out.repetition.append(repetition.astype(np.uint8))
         self._out.definition.append(definition.astype(np.uint8))
         return int(rows[-1]) if count else row, slots + count
 

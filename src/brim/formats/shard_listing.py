@@ -75,7 +75,7 @@ def listing_record(name: str, table: pa.Table, sizes: Mapping[str, Ints]) -> dic
     """The record of a shard: `table` is its rows with empty files, `sizes` those of the values of its file columns."""
     values = {}
     for column, of in sizes.items():
-        levels: Levels = levels_of(table.column(column), table.schema.field(column).nullable, LEAF)
+        levels: Levels = levels_of(table.column(column), table.schema.field(column).nullable, (LEAF,))
         steps = np.diff(of, prepend=0).astype("<i8")
         values[column] = {
             "levels": [levels.max_repetition, levels.max_definition],
@@ -156,6 +156,7 @@ class ListedPlaces:
     """The slots of a row group, and where its values are in the file."""
 
     rows: Ints
+    repetition: Ints
     definition: Ints
     starts: Ints
     sizes: Ints
@@ -184,4 +185,4 @@ def places_in_pages(
         if not _LEAST_HEAD <= head <= _MOST_HEAD + slots:
             return None
         starts[a:b] = page.offset + head + np.cumsum(own) - sizes[a:b]
-    return ListedPlaces(rows, definition, starts, sizes)
+    return ListedPlaces(rows, listed.repetition[low:high], definition, starts, sizes)

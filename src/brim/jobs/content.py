@@ -184,7 +184,8 @@ class PlanContent:
         if plan.format != "parquet" or not plan.table.columns or shard.value_bytes > MOST_LISTING_BYTES:
             return None
         table, numbers = plan.shard_table(shard)
-        return listing_record(shard.name, table, {name: plan.table.files.sizes[of] for name, of in numbers.items()})
+        sizes = {name: plan.table.files.sizes[of] for name, of in numbers.items() if name in plan.table.columns}
+        return listing_record(shard.name, table, sizes)
 
     def card(self, receipts: Iterable[Receipt]) -> CardFacts:
         return card_facts(self.plan, receipts)

@@ -87,7 +87,7 @@ def forecast_build(
     most_rows = int(plan.shards.rows.max())
     share = most_rows / max(len(table), 1)
     per_row = PER_TAR_ROW_BYTES if plan.format == "webdataset" else 0
-    numbers = sum(int(table.rows.column(name).nbytes) for name in table.columns)
+    numbers = sum(int(table.rows.column(name).nbytes) for name in (*table.columns, *table.nested))
     in_shard = table.file_count() * PER_FILE_BYTES + 3 * paths + 3 * numbers
     parts = sending_bytes(int(plan.shards.file_bytes.max())) * bucket
     worker = WORKER_BYTES + reader + parts + int(share * in_shard) + per_row * most_rows + _values_bytes(plan)

@@ -19,7 +19,7 @@ from brim.errors import FilesRefused, InputError, SourceError
 from brim.file_set import FileSet, Ints
 from brim.records import dataclass
 from brim.sizes import format_size
-from brim.sources.file_table import FileTable, Reason, Refused, flat_numbers, one_array
+from brim.sources.file_table import FileTable, Reason, Refused, flat_numbers, nested_numbers, one_array
 from brim.sources.folder_tree import (
     COMMANDS,
     HEAD_BYTES,
@@ -107,6 +107,7 @@ def check_files(table: FileTable, options: CheckOptions, max_cell_bytes: int | N
                     table = _empty_cells(table, one, over)
             else:
                 refused += [Refused("oversize", path) for path in paths]
+        refused += _oversize_inside(table, max_cell_bytes)
     table = _drop_bare_rows(table) if table.left_out else table
     return table.replace(refused=tuple(refused))
 
@@ -258,6 +259,15 @@ def _oversize_rows(table: FileTable, name: str, limit: int) -> Ints:
     # A list's levels take up to four bytes a file besides the length.
     extra = 8 if table.columns[name].is_list else 4
     return np.flatnonzero(table.cell_bytes(name, table.files.sizes + extra) > limit + 4)
+
+
+def _oversize_inside(table: FileTable, limit: int) -> Iterator[Refused]:
+    """Rows of which a leaf of a nested column does not fit. They cannot be left out: the bytes are part of a value."""
+    for name, kind in table.nested.items():
+        for numbers, rows in nested_numbers(table.rows.column(name), kind):
+            total = np.zeros(len(table), np.int64)
+            np.add.at(total, rows, table.files.sizes[numbers] + 8)
+            yield from (Refused("oversize", f"{name}, row {row}") for row in np.flatnonzero(total > limit).tolist())
 
 
 def _paths_of(table: FileTable, name: str, rows: Ints) -> list[str]:

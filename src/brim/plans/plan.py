@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 from brim import cuts
 from brim.errors import InputError, SourceError
 from brim.file_set import FILE_TYPE, Ints
+from brim.formats.nested_values import emptied
 from brim.plans.cut_shards import CutOptions, Shard, Shards, cut_shards
 from brim.plans.fingerprint import digest_ints, digest_items, digest_json, digest_table
 from brim.records import dataclass
-from brim.sources.file_table import FileTable, flat_numbers, is_list, one_array
+from brim.sources.file_table import FileTable, flat_numbers, is_list, nested_numbers, one_array
 
 Format = Literal["parquet", "webdataset"]
 EXTENSIONS: dict[Format, str] = {"parquet": ".parquet", "webdataset": ".tar"}
@@ -65,7 +66,9 @@ class Plan:
         fields = []
         for field in self.table.rows.schema:
             column = self.table.columns.get(field.name)
-            if column is None:
+            if field.name in self.table.nested:
+                fields.append(field.with_type(self.table.nested[field.name]))
+            elif column is None:
                 fields.append(field)
             else:
                 stored = column.stored or _stored_type(field.type)
@@ -92,8 +95,10 @@ class Plan:
     def with_mtimes(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, str]]:
         """Shards with their `shard_mtimes`. The rows of those that follow each other are looked at together."""
         names = [name for name in self.schema.names if name in self.table.columns]
+        inside = [name for name in self.schema.names if name in self.table.nested]
         for run in _runs(shards):
             columns = [self._dates(name, run) for name in names]
+            columns += [dates for name in inside for dates in self._nested_dates(name, run)]
             for number, shard in enumerate(run):
                 digests = [
                     digest_ints(date[edges[number] : edges[number + 1]]) for dates, edges in columns for date in dates
@@ -114,6 +119,14 @@ class Plan:
         there[there] = has_content
         return self.table.files.dates(numbers[has_content]), cuts.running(there)[edges].tolist()
 
+    def _nested_dates(self, name: str, run: list[Shard]) -> Iterator[tuple[list[Ints], list[int]]]:
+        """The same for each leaf of bytes inside of a column."""
+        first = run[0].start
+        edges = np.array([first, *(shard.stop for shard in run)]) - first
+        column = self.table.rows.column(name).slice(first, int(edges[-1]))
+        for numbers, rows in nested_numbers(column, self.table.nested[name]):
+            yield self.table.files.dates(numbers), np.searchsorted(rows, edges).tolist()
+
     def _rows(self, start: int, stop: int) -> tuple[pa.Table, dict[str, Ints]]:
         rows = self.table.rows.slice(start, stop - start)
         arrays = []
@@ -124,6 +137,9 @@ class Plan:
                 present = flat_numbers(column)
                 numbers[field.name] = present[self.table.files.has_content(present)]
                 column = self._placeholders(one_array(column), self.table.columns[field.name].stored)
+            elif field.name in self.table.nested:
+                numbers[field.name] = self.table.numbers_of(field.name, rows)
+                column = emptied(one_array(column), field.type)
             elif pa.types.is_dictionary(column.type):
                 column = _encoded_anew(one_array(column))
             arrays.append(column)

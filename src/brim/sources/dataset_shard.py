@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from brim.errors import BrimError, DamageFound
 from brim.formats import thrift
+from brim.formats.nested_values import byte_leaves
 from brim.formats.parquet_index import read_footer
 from brim.formats.parquet_values import Leaf, PageSpan, leaves_of, page_spans
 from brim.formats.readable import Readable, ReadableFile
@@ -71,6 +72,15 @@ def content_column(field: pa.Field) -> ContentColumn | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class NestedLeaf:
+    """Bytes inside of a column: the leaf of the file, and its place in the column's type (formats/nested_values.py)."""
+
+    leaf: Leaf
+    path: tuple[str, ...]
+    levels: tuple[int, ...]
+
+
 class DatasetShard:
     """One Parquet file: its footer, and what is found in it."""
 
@@ -92,10 +102,12 @@ class DatasetShard:
                     raise ValueError("a row group has other columns than the file")
             self.content = {c.name: c for field in self.schema if (c := content_column(field)) is not None}
             self.leaf_of = {name: self._leaf(column) for name, column in self.content.items()}
-            # Bytes deeper than a column or a list in one: they are decoded, and only for rows that were chosen.
-            raw = [leaf.number for leaf in self.leaves if leaf.is_raw and leaf.path[0] not in self.content]
-            self._left = {*raw, *(leaf.number for leaf in self.leaf_of.values())}
-            self.deep = list(dict.fromkeys(self.leaves[number].path[0] for number in raw))
+            raw = [leaf for leaf in self.leaves if leaf.is_raw and leaf.path[0] not in self.content]
+            self._left = {leaf.number for leaf in (*raw, *self.leaf_of.values())}
+            names = dict.fromkeys(leaf.path[0] for leaf in raw)
+            self.nested = {name: leaves for name in names if (leaves := self._nested(name, raw))}
+            # Bytes that cannot be told apart from what is around them: decoded, and only for rows that were chosen.
+            self.deep = [name for name in names if name not in self.nested]
         except BrimError:
             raise
         except BROKEN as error:
@@ -106,6 +118,21 @@ class DatasetShard:
             if leaf.path[0] == column.name and leaf.is_bytes and (column.bare or leaf.path[-1] == "bytes"):
                 return leaf
         raise ValueError(f"the column {column.name!r} has no bytes")
+
+    def _nested(self, name: str, raw: Sequence[Leaf]) -> list[NestedLeaf]:
+        """The leaves of bytes inside of a column; none if it has something that is not taken apart."""
+        field, own = self.schema.field(name), [leaf for leaf in raw if leaf.path[0] == name]
+        found = byte_leaves(field.type, field.nullable)
+        if found is None or len(found) != len(own):
+            return []
+        return [NestedLeaf(leaf, *place) for leaf, place in zip(own, found, strict=True)]
+
+    def content_leaves(self, names: Iterable[str]) -> list[Leaf]:
+        """The leaves of some columns whose values are found and not read."""
+        found = []
+        for name in names:
+            found += [self.leaf_of[name]] if name in self.leaf_of else [of.leaf for of in self.nested[name]]
+        return found
 
     def small_leaves(self, names: Iterable[str]) -> list[int]:
         """The numbers of the leaves of some columns, without those that hold bytes."""

@@ -8,7 +8,7 @@ What the user left out by an option is not counted here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from brim import cuts
 from brim.file_set import FileSet, Ints
+from brim.formats.nested_values import leaf_cells
 from brim.records import dataclass
 from brim.sources.features import extension_of, is_companion
 
@@ -172,6 +173,7 @@ class FileTable:
 
     In `rows` a file column holds numbers of `files` (int64, or lists of it). `features` is the datasets
     feature of each column, or None where the table holds a type that `datasets` does not know.
+    A `nested` column has its own type (here by name) with a number where there are bytes, which are no files.
     `recipe` says how the source was read, so that the same can be done again. A `verbatim` table is
     published as it stands: whatever its texts say, and if it has no rows.
     """
@@ -198,6 +200,7 @@ class FileTable:
     held: tuple[object, ...] = ()  # what must live as long as the table: spools that hold its values
     shards_read: int = 0  # of a dataset: how many hold a chosen row
     within: tuple[str, ...] = ()  # folders here of which all shards are read: no job writes there
+    nested: Mapping[str, pa.DataType] = field(default_factory=dict)  # columns with values of `files` deep inside
     query: tuple[tuple[str, str], ...] = ()  # how its rows were chosen, as (label, text) for people
 
     def __len__(self) -> int:
@@ -206,17 +209,29 @@ class FileTable:
     def file_bytes(self) -> Ints:
         """The bytes of each row's files, summed over its file columns."""
         total = np.zeros(len(self), np.int64)
-        for name in self.columns:
+        for name in (*self.columns, *self.nested):
             total += self.cell_bytes(name, self.files.sizes)
         return total
 
     def cell_bytes(self, name: str, weights: Ints) -> Ints:
-        """The sum of the files' weights in each row of one file column."""
+        """The sum of the files' weights in each row of one column."""
         column = self.rows.column(name)
-        return cell_sums(column, weights)
+        if name not in self.nested:
+            return cell_sums(column, weights)
+        total = np.zeros(len(self), np.int64)
+        for numbers, rows in nested_numbers(column, self.nested[name]):
+            np.add.at(total, rows, weights[numbers])
+        return total
 
     def file_count(self) -> int:
-        return sum(len(flat_numbers(self.rows.column(name))) for name in self.columns)
+        return sum(len(self.numbers_of(name)) for name in (*self.columns, *self.nested))
+
+    def numbers_of(self, name: str, rows: pa.Table | None = None) -> Ints:
+        """The file numbers of a column in the order of its rows, those of one leaf after the other; or of some rows."""
+        column = (self.rows if rows is None else rows).column(name)
+        if name not in self.nested:
+            return flat_numbers(column)
+        return np.concatenate([numbers for numbers, _ in nested_numbers(column, self.nested[name])])
 
     def notes(self) -> list[str]:
         """All that is worth a word before a build: warnings, expectations that do not hold, files that are left."""
@@ -272,6 +287,13 @@ def flat_numbers(column: pa.ChunkedArray) -> Ints:
     if is_list(array.type):
         array = array.flatten()
     return np.asarray(array.drop_null().to_numpy(zero_copy_only=False), np.int64)
+
+
+def nested_numbers(column: pa.ChunkedArray, kind: pa.DataType) -> Iterator[tuple[Ints, Ints]]:
+    """The file numbers of each leaf of bytes inside of a column, and their rows; nulls left out."""
+    for cells, rows in leaf_cells(one_array(column), kind):
+        there = np.asarray(cells.is_valid().to_numpy(zero_copy_only=False), bool)
+        yield np.asarray(cells.drop_null().to_numpy(zero_copy_only=False), np.int64), rows[there]
 
 
 def cell_sums(column: pa.ChunkedArray, weights: Ints) -> Ints:

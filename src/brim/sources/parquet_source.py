@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from brim.errors import BrimError, SourceError
 from brim.file_set import Bools, Ints
+from brim.formats.nested_values import merged, numbered_type
 from brim.formats.readable import LocalFile, Readable, ReadableFile
 from brim.formats.shard_listing import ShardListing
 from brim.sources.dataset_files import DatasetFile, RemoteShard, fetch_together, open_together
@@ -106,18 +107,23 @@ class ParquetOrigin:
         self._opened.clear()
 
     def _one_schema(self) -> pa.Schema:
-        first = self._first
+        """That of the first shard. Others may have its columns in another order, and what is null in one is in all."""
+        first, nullable = self._first, set()
         for shard in self._known.values():
-            if shard.schema.remove_metadata() != first.schema.remove_metadata():
-                names = {*first.schema.names} ^ {*shard.schema.names}
-                differs = sorted(names) or [
-                    field.name for field in shard.schema if field != first.schema.field(field.name)
-                ] or ["their order"]  # fmt: skip
+            names = {*first.schema.names} ^ {*shard.schema.names}
+            differs = sorted(names) or [
+                f"{field.name} ({field.type}, not {first.schema.field(field.name).type})"
+                for field in shard.schema
+                if field.type != first.schema.field(field.name).type
+            ]
+            if differs:
                 raise SourceError(
                     f"{shard.file.shown} has other columns than {first.file.shown}: {differs[0]}.",
                     hint="Name one config with --from-config, or give a glob of files that belong together.",
                 )
-        return first.schema
+            nullable |= {field.name for field in shard.schema if field.nullable}
+        fields = [field.with_nullable(field.name in nullable) for field in first.schema]
+        return pa.schema(fields, first.schema.metadata)
 
     @property
     def columns(self) -> list[str]:
@@ -185,13 +191,13 @@ class ParquetOrigin:
     def readable(self) -> list[str]:
         """The columns that `small` gives: of files their paths, of others what is not bytes, nothing of bytes alone."""
         first = self._first
-        left = {name for name in (*first.content, *first.deep) if not first.small_leaves([name])}
+        left = {name for name in (*first.content, *first.nested, *first.deep) if not first.small_leaves([name])}
         return [name for name in self.schema.names if name not in left]
 
     @property
     def partial(self) -> list[str]:
         """The columns of which `small` gives only a part, or nothing."""
-        return [*self.content, *self._first.deep]
+        return [*self.content, *self._first.nested, *self._first.deep]
 
     @cached_property
     def _read(self) -> dict[str, Any]:
@@ -303,6 +309,7 @@ class ParquetOrigin:
         sink = None
         for number, shard in enumerate(shards):
             for table in self._tables(number, shard, leaves[number], in_batches=spool is not None):
+                table = table.select(names)
                 if spool is None:
                     tables.append(table)
                     continue
@@ -359,18 +366,23 @@ class ParquetOrigin:
         found = {name: self.content[name] for name in names if name in self.content}
         cells: dict[str, list[pa.Array]] = {name: [] for name in found}
         deep = [name for name in names if name in self._first.deep]
+        nested = {name: self._first.nested[name] for name in names if name in self._first.nested}
+        inside: dict[str, list[list[pa.Array]]] = {name: [[] for _ in of] for name, of in nested.items()}
         shown = [name for name in names if name not in deep and not (name in found and found[name].bare)]
         small = self.small(shown, rows)
         paths = {name: small.column(name) for name in found if not found[name].bare}
         held: list[object] = list(self.held)
-        if found:
-            finders = self._finders(wanted, rows is None, places, found)
+        if found or nested:
+            finders = self._finders(wanted, rows is None, places, (*found, *nested))
             fetch_chosen([finder for _, finder in finders], places)
             for number, finder in finders:
                 for name, column in found.items():
                     count = int(self.edges[number + 1] - self.edges[number])
                     of = paths[name].slice(int(self.edges[number]), count) if name in paths else None
                     cells[name].append(finder.column(column, of))
+                for name, leaves in inside.items():
+                    for parts, one in zip(leaves, self._known[number].nested[name], strict=True):
+                        parts.append(finder.nested(one, self._known[number].schema.field(name)))
                 finder.close()
         columns: dict[str, Any] = {}
         whole = self._decoded(deep, wanted, held) if deep else None
@@ -380,6 +392,10 @@ class ParquetOrigin:
                 kind = pa.int64() if not found[name].is_list else numbers_type(found[name].kind)
                 chunked = pa.chunked_array(cells[name], kind)
                 columns[name] = chunked if order is None else chunked.combine_chunks().take(pa.array(order))
+            elif name in nested:
+                own = small.column(name) if name in small.column_names else None
+                columns[name] = self._merged(name, inside[name], own, None if rows is None else wanted)
+                columns[name] = columns[name] if order is None else columns[name].take(pa.array(order))
             elif whole is not None and name in deep:
                 column = whole.column(name)
                 columns[name] = column if order is None else taken(column, order, held)
@@ -397,8 +413,24 @@ class ParquetOrigin:
             about=self.about,
             verbatim=True,
             held=tuple(held),
+            nested={name: self.schema.field(name).type for name in nested},
             shards_read=int(np.count_nonzero(np.diff(np.searchsorted(wanted, self.edges)))),
         )
+
+    def _merged(
+        self, name: str, leaves: list[list[pa.Array]], small: pa.ChunkedArray | None, rows: Ints | None
+    ) -> pa.Array:
+        """A column with numbers where its bytes are, from these and from what else is in it, of some rows or of all."""
+        kind = self.schema.field(name).type
+        parts = [one_array(pa.chunked_array(parts)) for parts in leaves if parts]
+        if not parts:
+            return pa.array([], numbered_type(kind))
+        if small is not None:
+            parts.append(one_array(small if rows is None else small.take(pa.array(rows))))
+        try:
+            return merged(numbered_type(kind), parts)
+        except ValueError as error:
+            raise broken(self._first.file, error) from error
 
     def _finders(
         self, wanted: Ints, every: bool, places: ValuePlaces, names: Iterable[str]
@@ -474,8 +506,8 @@ class ParquetOrigin:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """What was read, without metadata and without views."""
-    schema = plain_schema(table.schema)
+    """What was read, without metadata and without views; any of it may be null in another shard."""
+    schema = plain_schema(pa.schema([field.with_nullable(True) for field in table.schema], table.schema.metadata))
     return (table if schema == table.schema else table.cast(schema)).replace_schema_metadata(None)
 
 

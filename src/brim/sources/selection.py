@@ -21,9 +21,10 @@ import pyarrow.compute as pc
 from brim.choices import at_least, whole
 from brim.errors import InputError
 from brim.file_set import Bools, Ints, join_sets
+from brim.formats.nested_values import changed
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
-from brim.sources.file_table import FileTable, Split, flat_numbers, is_list, one_array
+from brim.sources.file_table import FileTable, Split, is_list, one_array
 from brim.sources.source_options import check_split
 from brim.sources.where import names_in, need_duckdb, sql_mask, where_mask
 
@@ -75,7 +76,7 @@ class TableOrigin:
     def __init__(self, table: FileTable, name: str = "the table") -> None:
         self.table, self.name = table, name
         self.columns, self.file_columns = table.rows.column_names, list(table.columns)
-        self.partial = self.file_columns
+        self.partial = [*self.file_columns, *table.nested]
         self.features, self.splits, self.about, self.notes = table.features, table.splits, table.about, ()
 
     def __len__(self) -> int:
@@ -85,7 +86,7 @@ class TableOrigin:
         return None
 
     def small(self, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
-        return self.table.rows.select([name for name in names if name not in self.table.columns])
+        return self.table.rows.select([name for name in names if name not in self.partial])
 
     def locate(self, rows: Ints | None, names: Sequence[str]) -> FileTable:
         table = self.table
@@ -94,24 +95,32 @@ class TableOrigin:
         columns = {name: table.columns[name] for name in names if name in table.columns}
         features = None if table.features is None else {name: table.features[name] for name in names}
         splits = table.splits if rows is None else (Split(table.splits[0].name, 0, len(rows)),)
-        table = table.replace(rows=some, columns=columns, features=features, splits=splits)
-        return table if rows is None and len(columns) == len(self.table.columns) else _only_named(table)
+        nested = {name: table.nested[name] for name in names if name in table.nested}
+        table = table.replace(rows=some, columns=columns, features=features, splits=splits, nested=nested)
+        return table if rows is None and len(names) == len(self.columns) else _only_named(table)
 
 
 def _only_named(table: FileTable) -> FileTable:
     """The table without the files that no row names."""
-    used = np.unique(
-        np.concatenate([np.zeros(0, np.int64), *(flat_numbers(table.rows.column(n)) for n in table.columns)])
-    )
+    named = [table.numbers_of(name) for name in (*table.columns, *table.nested)]
+    used = np.unique(np.concatenate([np.zeros(0, np.int64), *named]))
+    return table.replace(rows=_with_numbers(table, used), files=table.files.take(used))
+
+
+def _with_numbers(table: FileTable, used: Ints | int) -> pa.Table:
+    """The rows with the numbers of files as places among those used; or all of them moved by a number."""
     rows = table.rows
-    for name in table.columns:
-        at = rows.column_names.index(name)
-        rows = rows.set_column(at, rows.schema.field(name), _renumbered(one_array(rows.column(name)), used))
-    return table.replace(rows=rows, files=table.files.take(used))
+    for name in (*table.columns, *table.nested):
+        at, cells = rows.column_names.index(name), one_array(rows.column(name))
+        if name in table.nested:
+            anew = changed(cells, table.nested[name], cells.type, lambda one, _: _renumbered(one, used))
+        else:
+            anew = _renumbered(cells, used)
+        rows = rows.set_column(at, rows.schema.field(name), anew)
+    return rows
 
 
 def _renumbered(cells: pa.Array, used: Ints | int) -> pa.Array:
-    """Numbers of files as places among those used; or all of them moved by a number."""
     if is_list(cells.type):
         inner = _renumbered(cells.values, used)
         mask = cells.is_null() if cells.null_count else None
@@ -172,13 +181,8 @@ class JoinedOrigin:
             table = part.columns(names).take(self._row_of[rows[own]]).table()
             order[own] = before + np.arange(len(own))
             before += len(own)
-            moved = table.rows
-            for name in table.columns:
-                at = moved.column_names.index(name)
-                cells = _renumbered(one_array(moved.column(name)), files)
-                moved = moved.set_column(at, moved.schema.field(name), cells)
+            tables.append(table.replace(rows=_with_numbers(table, files)))
             files += len(table.files)
-            tables.append(table.replace(rows=moved))
         whole = pa.concat_tables([table.rows for table in tables]).take(pa.array(order))
         far = tuple(dict.fromkeys(address for table in tables for address in table.far))
         held = tuple(one for table in tables for one in table.held)
@@ -287,7 +291,10 @@ class Selection:
 
     def take(self, rows: Any) -> Selection:
         """Rows by their places in the present order."""
-        return self._with("take", rows=np.asarray(rows, np.int64))
+        wanted = np.asarray(rows)
+        if wanted.ndim != 1 or (len(wanted) and not np.issubdtype(wanted.dtype, np.integer)):
+            raise InputError("rows= takes the numbers of rows, counted from 0.")
+        return self._with("take", rows=wanted.astype(np.int64))
 
     def concat(self, *others: Selection | FileTable) -> Selection:
         """These rows, and below them those of others with the same columns."""
@@ -470,10 +477,10 @@ class _Chosen:
             if name.startswith("-") and name not in self.names:
                 name, down = name[1:], not descending
             self._check(name)
-            if name in self._origin.file_columns:
+            if name in self._origin.partial:
                 raise InputError(f"Rows cannot be sorted by the files of {name!r}.")
             keys.append((name, "descending" if down else "ascending"))
-        table = self.small([name for name, _ in keys])
+        table = _comparable(self.small([name for name, _ in keys]))
         at, parts = 0, []
         for split, rows in self.parts:
             part = table.slice(at, len(rows))
@@ -496,7 +503,7 @@ class _Chosen:
         try:
             share = amount.strip()
             count = round(len(rows) * float(share[:-1]) / 100) if share.endswith("%") else int(share)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise InputError(f"--sample takes a number of rows or a percentage like 10%, not {amount!r}.") from None
         if count < 0 or (amount.strip().endswith("%") and count > len(rows)):
             raise InputError(f"--sample takes a number of rows or a percentage up to 100%, not {amount!r}.")
@@ -582,8 +589,21 @@ def _by_group(column: pa.ChunkedArray, edges: Ints, seed: int) -> Ints:
     return np.asarray(split[group], np.int64)
 
 
+def _comparable(table: pa.Table) -> pa.Table:
+    """With columns as what their values are, where pyarrow cannot compare them as they are stored."""
+    for number, (name, kind) in enumerate(zip(table.schema.names, table.schema.types, strict=True)):
+        if pa.types.is_dictionary(kind):
+            table = table.set_column(number, name, table.column(number).cast(kind.value_type))
+        elif pa.types.is_float16(kind):
+            table = table.set_column(number, name, table.column(number).cast(pa.float32()))
+    return table
+
+
 def _values(column: pa.ChunkedArray) -> Ints:
     """A number for each value: equal ones have the same, null is a value."""
+    column = _comparable(pa.table({"": column})).column(0)
+    if pa.types.is_floating(column.type):
+        column = pc.add(column, pa.scalar(0.0, column.type))  # of which minus zero is one
     try:
         encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     except (pa.ArrowException, AttributeError):

@@ -21,13 +21,15 @@ import pyarrow.parquet as pq
 
 from brim.errors import BrimError, SinkFailed
 from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, Pieces, RangeSetBuilder
+from brim.formats.nested_values import assembled
 from brim.formats.parquet_levels import levels_of
 from brim.formats.parquet_values import ChunkReader, FoundValues, Leaf, NotLocated, PageSpan, Spooling
 from brim.formats.readable import Readable, ReadableFile
 from brim.formats.scratch import scratch_folder
 from brim.formats.shard_listing import places_in_pages
+from brim.records import dataclass
 from brim.sources.dataset_files import RemoteShard, fetch_together, fetched
-from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, broken
+from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, NestedLeaf, broken
 from brim.sources.file_table import one_array
 
 _HERE = "/proc/self/fd"
@@ -104,13 +106,14 @@ _ROWS = 16
 
 def decode_chunk(file: Readable, group: int, leaf: Leaf, spool: Spooling) -> FoundValues:
     """All values of one column chunk, as ranges of the spool."""
-    rows, definition, starts, sizes = [], [], [], []
+    rows, repetition, definition, starts, sizes = [], [], [], [], []
     before = 0
     with pq.ParquetFile(ReadableFile(file), pre_buffer=False, buffer_size=1 << 20) as parquet:
         for batch in parquet.reader.iter_batches(_ROWS, [group], [leaf.number], use_threads=False):
             field, array = batch.schema.field(0), batch.column(0)
-            levels = levels_of(array, field.nullable, leaf.path[-1])
+            levels = levels_of(array, field.nullable)
             rows.append(before + np.cumsum(levels.repetition == 0) - 1)
+            repetition.append(levels.repetition.astype(np.uint8))
             definition.append(levels.definition.astype(np.uint8))
             before += len(array)
             for value in _values(array).drop_null():
@@ -120,7 +123,8 @@ def decode_chunk(file: Readable, group: int, leaf: Leaf, spool: Spooling) -> Fou
     none = np.zeros(0, np.int64)
     pieces = Pieces(np.zeros(1, np.int64), none, none)
     return FoundValues(
-        np.concatenate([none, *rows]), np.concatenate([none.astype(np.uint8), *definition]),
+        np.concatenate([none, *rows]), np.concatenate([none.astype(np.uint8), *repetition]),
+        np.concatenate([none.astype(np.uint8), *definition]),
         np.ones(len(sizes), bool), np.array(starts, np.int64), np.array(sizes, np.int64), pieces,
     )  # fmt: skip
 
@@ -192,7 +196,10 @@ class Finder:
         self._holder: int | None = None
         places.newest_ns = max(places.newest_ns, shard.file.stat.st_mtime_ns)
         listing = shard.file.listing
-        self._listed = {} if listing is None else {name: listing.values(shard.leaf_of[name]) for name in self._names}
+        self._listed = {
+            name: listing.values(shard.leaf_of[name]) if name in shard.leaf_of else None
+            for name in self._names if listing is not None
+        }  # fmt: skip
 
     @property
     def told(self) -> bool:
@@ -204,8 +211,7 @@ class Finder:
         return self._opened if isinstance(self._opened, RemoteShard) else None
 
     def index_ranges(self) -> list[tuple[int, int]]:
-        leaves = [leaf.number for name, leaf in self._shard.leaf_of.items() if name in self._names]
-        return self._shard.index_ranges(leaves)
+        return self._shard.index_ranges([leaf.number for leaf in self._shard.content_leaves(self._names)])
 
     def needed(self) -> list[tuple[int, int]]:
         """Of a shard far away, the pages with chosen values: their lengths are in there."""
@@ -214,9 +220,8 @@ class Finder:
             rows = self._in_group(group)
             if rows is not None and not len(rows):
                 continue
-            for name, leaf in self._shard.leaf_of.items():
-                if name in self._names:
-                    found += self._page_ranges(self._opened, group, leaf.number, rows)
+            for leaf in self._shard.content_leaves(self._names):
+                found += self._page_ranges(self._opened, group, leaf.number, rows)
         return found
 
     def _told(self, group: int, leaf: Leaf) -> FoundValues | None:
@@ -233,7 +238,7 @@ class Finder:
         none = np.zeros(0, np.int64)
         pieces = Pieces(np.zeros(1, np.int64), none, none)
         spooled = np.zeros(len(found.sizes), bool)
-        return FoundValues(found.rows, found.definition, spooled, found.starts, found.sizes, pieces)
+        return FoundValues(found.rows, found.repetition, found.definition, spooled, found.starts, found.sizes, pieces)
 
     def copied(self, base: int) -> None:
         """What is needed lies in the copy now, from `base` on."""
@@ -261,31 +266,56 @@ class Finder:
 
     def column(self, column: ContentColumn, paths: pa.ChunkedArray | None) -> pa.Array:
         """The numbers of a column's values."""
-        shard, leaf = self._shard, self._shard.leaf_of[column.name]
+        leaf = self._shard.leaf_of[column.name]
         names = None
         if paths is not None:
             names = one_array(paths if self._rows is None else paths.take(pa.array(self._rows)))
             names = names.flatten() if column.is_list else names
             names = pc.struct_field(names, "path")
         parts, before = [], 0
-        try:
-            for group in range(len(shard.groups)):
-                rows = self._in_group(group)
-                count = int(self._shard.groups[group][3][1]) if rows is None else len(rows)
-                if not count:
-                    continue
-                found = self._chunk(group, leaf, rows)
-                part, used = self._cells(found, leaf, column, rows, count, names, before)
+        with self._failures():
+            for group, rows, count in self._groups():
+                slots = _chosen_slots(self._chunk(group, leaf, rows), leaf.max_definition, rows, count)
+                part, used = self._cells(slots, leaf, column, names, before)
                 parts.append(part)
                 before += used
-        except BrimError:
-            raise
-        except BROKEN as error:
-            raise broken(shard.file, error) from error
         kind = numbers_type(column.kind) if column.is_list else pa.int64()
         return pa.concat_arrays([pa.array([], kind), *parts])
 
-    def _chunk(self, group: int, leaf: Leaf, rows: Ints | None) -> FoundValues:
+    def nested(self, of: NestedLeaf, field: pa.Field) -> pa.Array:
+        """The numbers of the values of one leaf inside of a column, in the shape that it has there."""
+        none = np.zeros(0, np.int64)
+        parts = [assembled(field, of.path, none, none, pa.array(none))]
+        with self._failures():
+            for group, rows, count in self._groups():
+                slots = _chosen_slots(self._chunk(group, of.leaf, rows, of.levels), len(of.levels), rows, count)
+                full = slots.definition == len(of.levels)
+                every = np.ones(int(full.sum()), bool)
+                numbers = np.zeros(len(full), np.int64)
+                numbers[full] = self._numbers(slots.found, slots.value_of[full], every, every, None, 0)
+                cells = pa.array(numbers, mask=~full)
+                parts.append(assembled(field, of.path, slots.repetition, slots.definition, cells))
+        return pa.concat_arrays(parts)
+
+    def _groups(self) -> Iterator[tuple[int, Ints | None, int]]:
+        """The row groups with a row that is wanted: number, rows, how many."""
+        for group in range(len(self._shard.groups)):
+            rows = self._in_group(group)
+            count = int(self._shard.groups[group][3][1]) if rows is None else len(rows)
+            if count:
+                yield group, rows, count
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except BrimError:
+            raise
+        except BROKEN as error:
+            raise broken(self._shard.file, error) from error
+
+    def _chunk(self, group: int, leaf: Leaf, rows: Ints | None, levels: tuple[int, ...] | None = None) -> FoundValues:
+        """All values of a column chunk, or of the pages with some rows. `levels` is what the leaf should have."""
         told = self._told(group, leaf)
         if told is not None:
             return told
@@ -293,6 +323,8 @@ class Finder:
         total = int(self._shard.groups[group][3][1])
         spooled = self._spool.size
         try:
+            if levels not in (None, leaf.levels):
+                raise NotLocated("its lists")
             reader = ChunkReader(self._opened, meta, leaf, total, self._spool)
             pages = None if rows is None else self._shard.pages(self._opened, group, leaf.number)
             if pages is None or rows is None:
@@ -316,23 +348,14 @@ class Finder:
             if self._shard.file.remote is None:
                 source.close()
 
-    def _cells(
-        self, found: FoundValues, leaf: Leaf, column: ContentColumn, rows: Ints | None, count: int,
-        names: Any, before: int,
-    ) -> tuple[pa.Array, int]:  # fmt: skip
+    def _cells(self, slots: _Slots, leaf: Leaf, column: ContentColumn, names: Any, before: int) -> tuple[pa.Array, int]:
         """The numbers of the values of a row group, and how many names they took."""
-        definition, slot_rows = found.definition, found.rows
-        value_of = np.cumsum(definition == leaf.max_definition) - 1
-        if rows is not None:
-            kept = np.isin(slot_rows, rows)
-            definition, slot_rows, value_of = definition[kept], slot_rows[kept], value_of[kept]
-        if np.count_nonzero(np.diff(slot_rows, prepend=-1)) != count:
-            raise ValueError("a column has other rows than its row group")
+        definition, slot_rows = slots.definition, slots.rows
         element = definition >= leaf.repeated  # a place in a list, or the row itself
         inside = definition[element]
         full = inside == leaf.max_definition
         exists = full if column.bare else inside >= leaf.max_definition - leaf.optional
-        numbers = self._numbers(found, value_of[element][full], full[exists], exists, names, before)
+        numbers = self._numbers(slots.found, slots.value_of[element][full], full[exists], exists, names, before)
         values = np.zeros(len(inside), np.int64)
         values[exists] = numbers
         cells = pa.array(values, mask=~exists)
@@ -409,6 +432,26 @@ def fetch_chosen(finders: Sequence[Finder], places: ValuePlaces) -> None:
         wanted.append((remote, needed))
     for remote, start, data in fetched(wanted):
         copy.write_at(bases[id(remote)] + start, data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """The slots of the chosen rows of a row group, and for those that are values which of the values found."""
+
+    found: FoundValues
+    rows: Ints
+    repetition: Ints
+    definition: Ints
+    value_of: Ints
+
+
+def _chosen_slots(found: FoundValues, full: int, rows: Ints | None, count: int) -> _Slots:
+    value_of = np.cumsum(found.definition == full) - 1
+    kept: Any = slice(None) if rows is None else np.isin(found.rows, rows)
+    slots = _Slots(found, found.rows[kept], found.repetition[kept], found.definition[kept], value_of[kept])
+    if np.count_nonzero(np.diff(slots.rows, prepend=-1)) != count:
+        raise ValueError("a column has other rows than its row group")
+    return slots
 
 
 def _with_rows(pages: list[PageSpan], rows: Ints) -> list[PageSpan]:

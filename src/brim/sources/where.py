@@ -11,7 +11,9 @@ of the machine. Which rows are then done what with: selection.py.
 from __future__ import annotations
 
 import ast
+import datetime
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -71,7 +73,18 @@ def names_in(text: str, known: list[str]) -> list[str]:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return known
-    return [name for name in known if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(tree))]
+    named = {found for node in ast.walk(tree) if (found := _named(node)) is not None}
+    return [name for name in known if name in named]
+
+
+def _named(node: ast.AST) -> str | None:
+    """The column that a node is: a name, or `column("any name")`."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id != "column":
+        return None
+    text = node.args[0].value if len(node.args) == 1 and isinstance(node.args[0], ast.Constant) else None
+    return text if isinstance(text, str) and not node.keywords else None
 
 
 Bounds = Mapping[str, tuple[Any, Any]]
@@ -107,11 +120,12 @@ _MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 def _may_compare(left: ast.expr, operator: ast.cmpop, right: ast.expr, bounds: Bounds) -> bool:
     kind = type(operator)
-    if isinstance(right, ast.Name) and kind in _MIRRORED:
+    if _named(right) is not None and kind in _MIRRORED:
         left, right, kind = right, left, _MIRRORED[kind]
-    if not isinstance(left, ast.Name) or left.id not in bounds:
+    name = _named(left)
+    if name is None or name not in bounds:
         return True
-    low, high = bounds[left.id]
+    low, high = bounds[name]
     if kind is ast.In and isinstance(right, ast.List | ast.Tuple):
         return any(_may_be(ast.Eq, part, low, high) for part in right.elts)
     return _may_be(kind, right, low, high)
@@ -145,6 +159,8 @@ def _may_be(kind: type[ast.cmpop], node: ast.expr, low: Any, high: Any) -> bool:
 class _Evaluation:
     def __init__(self, text: str, table: pa.Table, labels: Mapping[str, list[str]], known: Sequence[str]) -> None:
         self.text, self.table, self.labels = text.strip(), table, labels
+        if "#" not in text:  # behind which a line is a comment, and the next one is not
+            self.text = " ".join(self.text.splitlines())
         self.known = known or table.column_names
 
     def run(self) -> Any:
@@ -197,14 +213,14 @@ class _Evaluation:
             return self._comparisons(node)
         if isinstance(node, ast.BinOp) and type(node.op) in _COUNT:
             return _COUNT[type(node.op)](self._value(node.left), self._value(node.right))
-        if isinstance(node, ast.Name):
-            return self._column(node)
+        if (name := _named(node)) is not None:
+            return self._column(node, name)
         if isinstance(node, ast.Attribute):
             return self._attribute(node)
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.Constant) and not isinstance(node.value, complex | type(...)):
-            return pa.scalar(node.value)
+            return _scalar(node.value)
         raise self._wrong("holds what it does not understand", node, "See docs/select.md for what it does.")
 
     def _logic(self, node: ast.BoolOp) -> Any:
@@ -224,20 +240,25 @@ class _Evaluation:
         if isinstance(node.op, ast.Not):
             return pc.invert(self._yes_no(node.operand))
         if isinstance(node.op, ast.USub):
+            if isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int):
+                return _scalar(-node.operand.value)
             return pc.negate_checked(self._value(node.operand))
         raise self._wrong("holds what it does not understand", node)
 
-    def _column(self, node: ast.Name) -> Any:
+    def _column(self, node: ast.AST, name: str) -> Any:
         names = self.table.column_names
-        if names.count(node.id) == 1:
-            column = self.table.column(node.id)
+        if names.count(name) == 1:
+            column = self.table.column(name)
+            if pa.types.is_float16(column.type):
+                return column.cast(pa.float32())  # pyarrow compares no others
             return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-        if node.id in self.known:
-            raise self._wrong(f"names the column {node.id!r}, whose bytes are not read to choose rows", node)
-        near = difflib.get_close_matches(node.id, self.known, 1)
-        meant = f"Did you mean {near[0]}? " if near else f'A text is in quotes, "{node.id}". '
+        if name in self.known:
+            raise self._wrong(f"names the column {name!r}, whose bytes are not read to choose rows", node)
+        same = [one for one in self.known if one.casefold() == name.casefold()]
+        near = same or difflib.get_close_matches(name, self.known, 1)
+        meant = f"Did you mean {near[0]}? " if near else f'A text is in quotes, "{name}". '
         hint = f"{meant}Columns: {', '.join(self.known[:30])}."
-        raise self._wrong(f"names the column {node.id!r}, which is not there", node, hint)
+        raise self._wrong(f"names the column {name!r}, which is not there", node, hint)
 
     def _attribute(self, node: ast.Attribute) -> Any:
         value = self._value(node.value)
@@ -262,7 +283,7 @@ class _Evaluation:
             if len(texts) != len(node.args) or len(texts) != (node.func.attr not in ("lower", "upper", "strip")):
                 raise self._wrong(f"calls {node.func.attr} with what it does not understand", node)
             return _TEXT[node.func.attr](value, *texts)
-        known = ", ".join([*_TEXT, "len", "abs"])
+        known = ", ".join([*_TEXT, "len", "abs", "column"])
         raise self._wrong("calls what it does not know", node, f"It knows: {known}.")
 
     def _comparisons(self, node: ast.Compare) -> Any:
@@ -284,7 +305,10 @@ class _Evaluation:
             found = self._inside(left, right)
             return found if isinstance(sign, ast.In) else pc.invert(found)
         one, other = self._alike(left, right)
-        return _COMPARE[type(sign)](one, other)
+        kind = type(sign)
+        if isinstance(one, pa.Scalar):
+            one, other, kind = other, one, _MIRRORED.get(kind, kind)
+        return _exact(one, kind, other.as_py()) if _is_exact(one, other) else _COMPARE[kind](one, other)
 
     def _alike(self, left: ast.expr, right: ast.expr) -> tuple[Any, Any]:
         """Two sides of a comparison, a text as what it is compared with: a date, or the number of a label."""
@@ -298,27 +322,25 @@ class _Evaluation:
     def _fitted(self, value: Any, column: Any, column_node: ast.AST, node: ast.AST) -> Any:
         if not pa.types.is_string(value.type):
             return value
-        if isinstance(column_node, ast.Name) and column_node.id in self.labels and pa.types.is_integer(column.type):
-            names = self.labels[column_node.id]
+        name = _named(column_node)
+        if name is not None and name in self.labels and pa.types.is_integer(column.type):
+            names = self.labels[name]
             if value.as_py() not in names:
-                raise self._wrong(f"compares with a label that is not one of {column_node.id}", node)
+                raise self._wrong(f"compares with a label that is not one of {name}", node)
             return pa.scalar(names.index(value.as_py()), column.type)
         if pa.types.is_temporal(column.type):
             try:
-                return (
-                    value.cast(pa.timestamp("us")).cast(column.type)
-                    if "T" in value.as_py() or (pa.types.is_timestamp(column.type))
-                    else value.cast(column.type)
-                )
-            except pa.ArrowException:
-                raise self._wrong("compares a date with what is none", node, 'Write it as "2024-01-31".') from None
+                return _moment(value, column.type)
+            except (pa.ArrowException, ValueError):
+                what, example = ("time", "10:30:00") if pa.types.is_time(column.type) else ("date", "2024-01-31")
+                raise self._wrong(f"compares a {what} with what is none", node, f'Write it as "{example}".') from None
         return value
 
     def _inside(self, left: ast.expr, right: ast.expr) -> Any:
         if isinstance(right, ast.List | ast.Tuple | ast.Set):
             column = self._value(left)
             constants = [self._constant(element) for element in right.elts]
-            values = [self._fitted(pa.scalar(c), column, left, right) for c in constants if c is not None]
+            values = [self._fitted(_scalar(c), column, left, right) for c in constants if c is not None]
             # Each is compared as == compares it: a text is no number, and 2.0 is the number 2.
             found = pc.if_else(pc.is_null(column), pa.scalar(None, pa.bool_()), pa.scalar(False))
             for value in self._several(values, column, node=right):
@@ -358,7 +380,9 @@ class _Evaluation:
                 others += [] if same else [value]
         if own:
             yield pc.is_in(column, value_set=pa.array([value.as_py() for value in own], column.type))
-        yield from (pc.equal(column, value) for value in others)
+        for value in others:
+            exact = _is_exact(column, value)
+            yield _exact(column, ast.Eq, value.as_py()) if exact else pc.equal(column, value)
 
     def _constant(self, node: ast.expr) -> Any:
         try:
@@ -368,6 +392,47 @@ class _Evaluation:
         if value is not None and not isinstance(value, str | int | float | bool | bytes):
             raise self._wrong("needs plain values there", node)
         return value
+
+
+def _scalar(value: Any) -> Any:
+    """A constant as pyarrow has it: whole numbers that only unsigned ones reach are of these."""
+    large = isinstance(value, int) and not isinstance(value, bool) and 2**63 <= value < 2**64
+    return pa.scalar(value, pa.uint64()) if large else pa.scalar(value)
+
+
+def _moment(value: Any, kind: pa.DataType) -> Any:
+    """A text as a date, a time of the day or a point in time; one without a zone is of UTC."""
+    if pa.types.is_time(kind):
+        return pa.scalar(datetime.time.fromisoformat(value.as_py()), pa.time64("us")).cast(kind)
+    if not pa.types.is_timestamp(kind):
+        return value.cast(pa.timestamp("us") if "T" in value.as_py() else kind).cast(kind)
+    try:
+        return value.cast(pa.timestamp("us")).cast(kind)
+    except pa.ArrowException:
+        if kind.tz is None:
+            raise
+        return value.cast(pa.timestamp("us", "UTC")).cast(kind)
+
+
+def _is_exact(column: Any, value: Any) -> bool:
+    number = isinstance(value, pa.Scalar) and (pa.types.is_integer(value.type) or pa.types.is_floating(value.type))
+    return bool(number and value.is_valid and pa.types.is_integer(column.type) and not isinstance(column, pa.Scalar))
+
+
+def _exact(column: Any, kind: type[ast.cmpop], value: float) -> Any:
+    """Whole numbers compared with a number as Python does: whatever their type holds, and where fractions are too
+    coarse to tell them apart."""
+    bits, signed = column.type.bit_width, pa.types.is_signed_integer(column.type)
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    equality, whole = kind in (ast.Eq, ast.NotEq), isinstance(value, int) or value.is_integer()
+    if not low <= value <= high or (equality and not whole):  # which NaN is not either
+        below = kind in (ast.Lt, ast.LtE)
+        answer = kind is ast.NotEq if equality or math.isnan(value) else (value > high) == below
+        return pc.if_else(pc.is_null(column), pa.scalar(None, pa.bool_()), pa.scalar(answer))
+    if whole:
+        return _COMPARE[kind](column, pa.scalar(int(value), column.type))
+    near = math.floor(value) if kind in (ast.Gt, ast.LtE) else math.ceil(value)
+    return _COMPARE[kind](column, pa.scalar(near, column.type))
 
 
 def _depth(tree: ast.AST) -> int:
@@ -416,7 +481,16 @@ def sql_mask(text: str, table: pa.Table) -> Bools:
     settings: dict[str, Any] = {"threads": 1, "memory_limit": _SQL_MEMORY}
     with duckdb.connect(config=settings) as connection:
         numbered = table.append_column("__brim_row", pa.array(np.arange(table.num_rows, dtype=np.int64)))
-        connection.register("rows", numbered)
+        for number, field in enumerate(table.schema):
+            if pa.types.is_float16(field.type):
+                numbered = numbered.set_column(number, field.name, numbered.column(number).cast(pa.float32()))
+        try:
+            connection.register("rows", numbered)
+        except duckdb.Error as error:
+            raise InputError(
+                f"--sql cannot read the columns: {str(error).splitlines()[0]}.",
+                hint="Use --where, which can.",
+            ) from None
         for setting in (
             "enable_external_access=false", "autoinstall_known_extensions=false", "autoload_known_extensions=false",
             "allow_community_extensions=false", "python_enable_replacements=false", "lock_configuration=true",
