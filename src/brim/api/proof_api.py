@@ -43,7 +43,7 @@ def verify(
 
 
 def unpack(
-    destination: Place,
+    destination: Place | Selection | FileTable,
     out: Place,
     *,
     where: str | None = None,
@@ -62,7 +62,7 @@ def unpack(
 
 
 def check(
-    source: Place | FileTable,
+    source: Place | FileTable | Selection,
     *,
     recipe: Place | None = None,
     sample_size: int = 10,

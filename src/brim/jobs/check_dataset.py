@@ -43,6 +43,7 @@ from brim.sources.file_table import FileTable
 from brim.sources.open_dataset import is_dataset
 from brim.sources.open_source import columns_beside, find_recipe, read_source, recipe_text
 from brim.sources.recipe import VALUE_TYPES, Counted, EntityColumn, Recipe, expectation_findings
+from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 
 _REQUESTS = 8  # at a time, to the Hub or a bucket
@@ -73,7 +74,7 @@ class _Looked:
 
 
 def check(
-    source: str | os.PathLike[str] | FileTable,
+    source: str | os.PathLike[str] | FileTable | Selection,
     *,
     recipe: str | os.PathLike[str] | None = None,
     sample_size: int = 10,
@@ -103,6 +104,7 @@ def check(
     `anonymous` are as for `files`.
     """
     text = None if recipe is None else os.fspath(recipe)
+    source = source.table() if isinstance(source, Selection) else source
     if not isinstance(source, FileTable):
         if is_published(source, endpoint_url, anonymous, text):
             given = {"oversize": oversize != "error", "allow-empty": allow_empty, "extra": bool(extra)}

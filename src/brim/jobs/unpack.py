@@ -28,12 +28,12 @@ from brim.progress import Progress, Silent, tell_begin
 from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.file_table import FileTable, Split, flat_numbers
-from brim.sources.open_dataset import open_dataset
+from brim.sources.open_dataset import is_dataset, open_dataset
 from brim.sources.selection import Selection
 from brim.state.durable import BUFFER_BYTES, failures, write_all
-from brim.state.ledger import Receipt
+from brim.state.ledger import STATE, Receipt
 from brim.state.retry import interrupted_by
-from brim.stores.destination import lies_in, parse_destination, refuse_source
+from brim.stores.destination import Destination, lies_in, parse_destination, refuse_source
 from brim.wording import Described
 
 WAITING = ".brim-unpack"  # where files are until they are whole
@@ -275,7 +275,7 @@ class Unpacked(Described):
 
 
 def unpack(
-    destination: str | os.PathLike[str],
+    destination: str | os.PathLike[str] | Selection | FileTable,
     out: str | os.PathLike[str],
     *,
     where: str | None = None,
@@ -287,7 +287,7 @@ def unpack(
     anonymous: bool = False,
     progress: Progress | None = None,
 ) -> Unpacked:
-    """Write every file of a dataset below `out`. What is there already must be the same, and stays.
+    """Write every file of a dataset, or of chosen rows, below `out`. What is there already must be the same, and stays.
 
     No file appears before its shard is proved: one on disk is hashed first, one on the Hub as it streams. With `where`
     or `columns` only the files of these rows and columns are written, and nothing else is fetched; they are not
@@ -304,16 +304,14 @@ def unpack(
         raise InputError(f"{str(target)!r} is a file.", hint="Give a folder.")
     chosen = (columns,) if isinstance(columns, str) else tuple(columns)
     access = Access(endpoint_url, anonymous)
-    if where is not None or chosen or is_web_file(os.fspath(destination)):
+    if isinstance(destination, Selection | FileTable) or where is not None or chosen or _is_file(destination):
+        if not isinstance(destination, Selection | FileTable):
+            _refuse_among_shards(parse_destination(destination, access), target)
         rows = open_dataset(destination, config=from_config, split=from_split, access=access)
         rows = rows.where(where) if where is not None else rows
         rows = rows.columns([*dict.fromkeys(chosen)]) if chosen else rows
         return _unpack_chosen(rows, target, progress)
-    source = parse_destination(destination, access)
-    if isinstance(source, Path):
-        refuse_source(target, str(source))
-        if lies_in(target, source / "data"):
-            raise InputError(f"{str(target)!r} lies among the shards of the dataset.", hint="Unpack to another folder.")
+    _refuse_among_shards(parse_destination(destination, access), target)
     with opened(destination, state, progress.note, access, from_config, from_split) as published:
         receipts = published.told.receipts
         names = sorted(published.sizes)
@@ -348,6 +346,22 @@ def unpack(
                 return work.finish()
         finally:
             progress.finish()
+
+
+def _is_file(source: str | os.PathLike[str]) -> bool:
+    """Whether shards are given one by one, and no folder or repository of them."""
+    text = os.fspath(source)
+    if "://" in text:
+        return is_web_file(text)
+    return os.path.isfile(text) or (not os.path.exists(text) and is_dataset(text))
+
+
+def _refuse_among_shards(source: Destination, target: Path) -> None:
+    if isinstance(source, Path):
+        refuse_source(target, str(source))
+        own = (source / STATE).is_dir()  # of brim's, whose shards are in one folder
+        if lies_in(target, source / "data") or (not own and source.is_dir() and lies_in(target, source)):
+            raise InputError(f"{str(target)!r} lies among the shards of the dataset.", hint="Unpack to another folder.")
 
 
 def _places(published: Published) -> dict[str, str]:

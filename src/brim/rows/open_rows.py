@@ -29,11 +29,14 @@ from brim.rows.read_unit import read_unit
 from brim.rows.row_files import RowFiles, find
 from brim.rows.row_options import RowOptions, Skip, never
 from brim.rows.schemas import TypesDiffer, merged, unify
+from brim.rows.selected_rows import SelectedRows
 from brim.rows.spool import table_spool, text_spool
 from brim.rows.unit import Reading, RowSource, Span, Unit, unit_size
 from brim.sources.dataset_source import batches_of
 from brim.sources.datasets_private import fingerprint_of, is_reordered, is_stream, row_order
+from brim.sources.file_table import FileTable
 from brim.sources.read_table import as_table
+from brim.sources.selection import Selection
 from brim.sources.where import where_mask
 from brim.state.durable import reason
 
@@ -268,7 +271,8 @@ class Rows:
 
 
 def open_rows(source: Any, options: RowOptions | None = None) -> RowSource:
-    """The rows of a path, a glob, a folder, a list of those, a `datasets.Dataset`, or an iterable of dicts or tables.
+    """The rows of a path, a glob, a folder, a list of those, a `datasets.Dataset`, an iterable of dicts or tables, or
+    what was chosen of a dataset.
 
     A folder may be one that `datasets` saved. An iterator can be cut into units once; a function that makes one, as
     often as wanted. A list of dicts, and a pandas, Polars or Arrow table, are iterables too.
@@ -299,6 +303,12 @@ def _opened(source: Any, options: RowOptions) -> RowSource:
         return _open_files([os.fspath(source)], options)
     if isinstance(source, list | tuple) and all(isinstance(one, str | os.PathLike) for one in source):
         return _open_files([os.fspath(one) for one in source], options)
+    if isinstance(source, Selection | FileTable):
+        table = source.table() if isinstance(source, Selection) else source
+        name = options.name or (source.name if isinstance(source, Selection) else "the table")
+        rows = SelectedRows(table, options.split, name)
+        facts = {**rows.facts, "options": options.facts}
+        return _spooled(rows.name, rows.tables, rows.schema, facts, len(rows), options)
     library = type(source).__module__.split(".")[0]
     if library == "datasets":
         return _open_dataset(pick_split(source, options), options)

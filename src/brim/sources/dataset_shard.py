@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brim.errors import BrimError, DamageFound
+from brim.errors import BrimError, DamageFound, SourceError
 from brim.formats import thrift
 from brim.formats.nested_values import byte_leaves
 from brim.formats.parquet_index import read_footer
@@ -86,6 +86,8 @@ class DatasetShard:
 
     def __init__(self, file: DatasetFile, opened: Readable) -> None:
         self.file = file
+        if opened.size > 12 and opened.read_at(opened.size - 4, 4) == b"PARE":
+            raise encrypted(file, file.shown)
         try:
             self.footer: Struct = read_footer(opened)
             self.leaves = leaves_of(self.footer)
@@ -145,6 +147,8 @@ class DatasetShard:
 
     def meta(self, group: int, leaf: int) -> Struct:
         entry = self.groups[group][1][1].items[leaf]
+        if 3 not in entry:
+            raise encrypted(self.file, f"The column {self.leaves[leaf].path[0]!r} of {self.file.shown}")
         return dict(entry[3][1])
 
     def ranges_of(self, leaves: Sequence[int], groups: Iterable[int] | None = None) -> list[tuple[int, int]]:
@@ -194,6 +198,10 @@ class DatasetShard:
         if not 0 < size <= opened.size - start:
             raise ValueError("the page index is broken")
         return page_spans(opened.read_at(start, size), int(self.groups[group][3][1]))
+
+
+def encrypted(file: DatasetFile, what: str) -> SourceError:
+    return SourceError(f"{what} is encrypted, and brim has no key.", hint="Write it again without.", path=file.shown)
 
 
 def broken(file: DatasetFile, error: BaseException) -> DamageFound:
