@@ -1,5 +1,6 @@
 """Rows of a dataset that is there already: chosen by small columns, built, unpacked, from here and from far away."""
 
+import base64
 import functools
 import http.server
 import json
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim as library
-from brim.errors import DamageFound, InputError
+from brim.errors import DamageFound, DestinationError, InputError
 from brim.progress import Silent
 from brim.sources.selection import keyed
 from tests.forked import brim
@@ -235,6 +236,67 @@ def test_unpack_of_one_subject(tmp_path: Path) -> None:
         with pytest.raises(error):
             library.unpack(tmp_path / "bad.parquet", tmp_path / "bad", where="n > 0")
         assert not list((tmp_path / "bad").iterdir())
+
+
+def test_every_verb_takes_what_was_chosen(tmp_path: Path) -> None:
+    """map, unpack and check of rows that were chosen, with bytes deep inside; never into the source."""
+    scans = [{"bytes": row["bytes"], "path": f"{n}.dat"} for n, row in enumerate(people(9)["scan"].to_pylist())]
+    table = people(9).drop_columns(["scan"]).append_column("scan", pa.array(scans, FILE))
+    table = table.append_column("deep", pa.array([{"raw": bytes([n]), "n": n} for n in range(9)]))
+    source = shards(tmp_path / "in", table, 2)
+    rows = library.dataset(source).where("age > 22").shuffle(3)
+    order = rows.small(["age"])["age"].to_pylist()
+
+    def sizes(row: dict[str, Any]) -> dict[str, Any]:
+        return {"size": len(row["scan"]["bytes"]), "first": row["deep"]["raw"][0]}
+
+    library.map(rows, sizes, destination=tmp_path / "mapped")
+    made = read(tmp_path / "mapped").to_pylist()
+    first = {row["age"]: row["deep"]["raw"][0] for row in table.filter(pc.field("age") > 22).to_pylist()}
+    assert [(row["age"], row["size"], row["first"]) for row in made] == [(age, 4000, first[age]) for age in order]
+    assert "it was all there" in str(library.map(rows, sizes, destination=tmp_path / "mapped"))
+    assert library.unpack(rows, tmp_path / "files").files == len(order)
+    assert library.check(rows).ok
+    with pytest.raises(DestinationError, match="lies in it"):
+        library.map(rows, sizes, destination=source)
+    parts = rows.split(train=0.5, test=0.5)
+    with pytest.raises(InputError, match="several splits"):
+        library.map(parts, sizes, destination=tmp_path / "split")
+    library.map(parts, sizes, destination=tmp_path / "split", from_split="test")
+    assert len(read(tmp_path / "split")) == len(parts.rows_of[1][1])
+
+
+@pytest.mark.parametrize("given", ["*.parquet", "train-00000-of-00001.parquet"])
+def test_unpack_of_files(tmp_path: Path, given: str) -> None:
+    """Shards by their names, and never to a folder among them."""
+    source = shards(tmp_path / "in", people(9), 1)
+    assert "9 files" in brim("unpack", source / given, tmp_path / "files").stdout
+    assert len(list((tmp_path / "files").rglob("*.png"))) == 9
+    done = brim("unpack", source, source / "files", "--where", "age > 22", check=2)
+    assert "lies among the shards" in done.stderr
+    assert [path.name for path in source.iterdir()] == ["train-00000-of-00001.parquet"]
+
+
+def test_encrypted_files_are_told(tmp_path: Path) -> None:
+    """A file, or a column of one, that nobody has the key of."""
+    from pyarrow.parquet import encryption
+
+    class Keys(encryption.KmsClient):  # type: ignore[misc]
+        def wrap_key(self, key: bytes, name: str) -> bytes:
+            return base64.b64encode(key)
+
+    factory = encryption.CryptoFactory(lambda _: Keys())
+    table = people(9)
+    for name, plain in (("whole", False), ("column", True)):
+        how = encryption.EncryptionConfiguration(footer_key="f", column_keys={"c": ["sex"]}, plaintext_footer=plain)
+        properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), how)
+        with pq.ParquetWriter(tmp_path / f"{name}.parquet", table.schema, encryption_properties=properties) as writer:
+            writer.write_table(table)
+    done = brim("select", tmp_path / "whole.parquet", tmp_path / "out", check=2)
+    assert "whole.parquet is encrypted, and brim has no key" in done.stderr
+    done = brim("select", tmp_path / "column.parquet", tmp_path / "out", check=2)
+    assert "The column 'sex' of column.parquet is encrypted" in done.stderr
+    assert len(library.dataset(tmp_path / "column.parquet").columns(["age"]).where("age > 22")) == 6
 
 
 def test_unpack_of_somebody_elses_dataset(tmp_path: Path) -> None:

@@ -223,15 +223,16 @@ def check_options(verb: str, how: How, destination: Destination | None) -> None:
 
 def refuse_own_source(source: PlanContent | RowSource, layout: Layout) -> None:
     """A source is never in what the job writes, whatever the paths are called."""
-    if isinstance(source, PlanContent):
-        files = source.plan.table.files
+    table = source.plan.table if isinstance(source, PlanContent) else source.table
+    if table is not None:
+        files = table.files
         refuse_source(layout.destination, files.root, None, files, layout.taken)
-        for folder in source.plan.table.within:
+        for folder in table.within:
             refuse_within(layout.destination, folder)
         # Values may have been taken from far away already, to a spool.
-        for path in (*source.plan.table.far, *map(files.on_disk.full_path, files.on_disk.remotes)):
+        for path in (*table.far, *map(files.on_disk.full_path, files.on_disk.remotes)):
             refuse_holder(layout.destination, path)
-    elif source.files is not None:
+    elif not isinstance(source, PlanContent) and source.files is not None:
         # The name of what is no path (a dataset that is open, a folder of images as rows) leads nowhere.
         place = source.name if "root" in source.reading.options else source.files.root
         refuse_source(layout.destination, place, None, source.files, layout.taken)

@@ -261,6 +261,7 @@ class Rows:
     total_rows: int | None
     cut: _Cut
     files: FileSet | None = None
+    table: FileTable | None = None
 
     def units(
         self, align: int, *, indices: bool = False, spool: Path | None = None, skip: Skip = never
@@ -306,9 +307,11 @@ def _opened(source: Any, options: RowOptions) -> RowSource:
     if isinstance(source, Selection | FileTable):
         table = source.table() if isinstance(source, Selection) else source
         name = options.name or (source.name if isinstance(source, Selection) else "the table")
-        rows = SelectedRows(table, options.split, name)
-        facts = {**rows.facts, "options": options.facts}
-        return _spooled(rows.name, rows.tables, rows.schema, facts, len(rows), options)
+        chosen = SelectedRows(table, options.split, name)
+        facts = {**chosen.facts, "options": options.facts}
+        rows = _spooled(name, chosen.tables, chosen.schema, facts, len(chosen), options)
+        rows.table = table
+        return rows
     library = type(source).__module__.split(".")[0]
     if library == "datasets":
         return _open_dataset(pick_split(source, options), options)

@@ -54,12 +54,7 @@ class SelectedRows:
         """By which a job knows these rows again: how they were chosen, and what holds their values."""
         files, digest = self._table.files, hashlib.sha256()
         held = files.on_disk
-        for part in (
-            files.sizes,
-            held.sizes,
-            held.mtimes_ns,
-            *(() if files.ranges is None else (files.ranges.starts,)),
-        ):
+        for part in (files.sizes, held.sizes, *(() if files.ranges is None else (files.ranges.starts,))):
             digest.update(np.ascontiguousarray(part).tobytes())
         for one in held.remotes.values():
             digest.update(one.etag.encode())

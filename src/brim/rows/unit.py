@@ -23,6 +23,7 @@ from brim.state.durable import reason
 
 if TYPE_CHECKING:
     from brim.file_set import FileSet
+    from brim.sources.file_table import FileTable
 
 Kind = Literal["jsonl", "csv", "parquet", "arrow", "lines", "document"]
 
@@ -84,6 +85,7 @@ class RowSource(Protocol):
     total_bytes: int | None  # None where nobody can tell before the end
     total_rows: int | None
     files: FileSet | None  # that the rows are in, where there are any
+    table: FileTable | None  # whose rows these are, where they were chosen from a dataset
 
     def units(
         self,

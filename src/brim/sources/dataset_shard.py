@@ -147,7 +147,7 @@ class DatasetShard:
 
     def meta(self, group: int, leaf: int) -> Struct:
         entry = self.groups[group][1][1].items[leaf]
-        if 3 not in entry:
+        if 3 not in entry or 8 in entry:
             raise encrypted(self.file, f"The column {self.leaves[leaf].path[0]!r} of {self.file.shown}")
         return dict(entry[3][1])
 
