@@ -391,6 +391,12 @@ def test_licences_and_citations(tmp_path: Path) -> None:
     assert "@misc{two" in card
     assert "one + two" in card
     assert "of 12 rows" in card
+    done = brim("select", tmp_path / "out", tmp_path / "again", "--limit", "2")
+    assert "the sources have different licenses: mit; cc-by-4.0" in done.stderr
+    again = (tmp_path / "again" / "README.md").read_text()
+    assert "license_name: several" in again
+    assert "- **License**: mit; cc-by-4.0 (the licenses of the sources differ" in again
+    assert "```bibtex\n@misc{one, title={T}}\n\n@misc{two, title={T}}\n```" in again
 
 
 def test_joined_features_must_agree(tmp_path: Path) -> None:

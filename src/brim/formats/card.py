@@ -377,13 +377,17 @@ def _dump(fields: dict[str, Any]) -> str:
     return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1000)
 
 
+SEVERAL_LICENSES = "several"
+_CITATION, _DIFFER = "Citation", " (the licenses of the sources differ: each holds for its own rows)"
+
+
 def _license(about: Mapping[str, Any]) -> dict[str, str]:
     """The license in the Hub's words, or as it was named."""
     said = str(about.get("License") or "").strip()
     if not said:
         return {}
     if about.get("LicensesDiffer"):
-        return {"license": "other", "license_name": "several"}
+        return {"license": "other", "license_name": SEVERAL_LICENSES}
     if _HUB_LICENSE.fullmatch(said):  # as another card has it
         return {"license": said}
     known = _LICENSES.get(re.sub(r"[^a-z0-9.]", "", said.lower()))
@@ -394,10 +398,19 @@ def _credits(about: Mapping[str, Any]) -> list[str]:
     lines = []
     for key, label in _CREDITS.items():
         said = about.get(key)
-        if said:
+        if said and not (key == _CITATION and _is_bibtex(said)):
             text = "; ".join(map(str, said)) if isinstance(said, list) else str(said)
+            text += _DIFFER if key == "License" and about.get("LicensesDiffer") else ""
             lines.append(f"- **{label}**: {_cell(text)}")
-    return ["", *lines] if lines else []
+    lines = ["", *lines] if lines else []
+    if _is_bibtex(about.get(_CITATION)):  # as readers of cards look for it, the next selection among them
+        cited = str(about[_CITATION]).replace("```", "").replace("<!--", "<! --")
+        lines += ["", "```bibtex", *cited.strip().splitlines(), "```"]
+    return lines
+
+
+def _is_bibtex(text: Any) -> bool:
+    return isinstance(text, str) and text.lstrip().startswith("@")
 
 
 def _text(facts: CardFacts, others: Sequence[SplitFacts]) -> str:

@@ -29,7 +29,7 @@ from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_obje
 from brim.buckets.read_object import Changed, ObjectPiece, WindowFile, ahead
 from brim.errors import DestinationError, InputError, SourceChanged, SourceError
 from brim.file_set import RemoteObject, Stat
-from brim.formats.card import CARD, read_card
+from brim.formats.card import CARD, SEVERAL_LICENSES, read_card
 from brim.formats.card_configs import card_entries, fits, patterns_of
 from brim.formats.shard_listing import LISTING, ShardListing
 from brim.formats.source_reader import join_ranges
@@ -50,7 +50,9 @@ _TAIL_BYTES = 1 << 16
 _MOST_MANIFEST_BYTES = 16_000_000  # of a larger one only receipts would be wanted, by nobody here
 Range = tuple[int, int]
 _BIBTEX = re.compile(r"```bibtex\s*\n(.*?)```", re.DOTALL)
+_LICENSES = re.compile(r"^- \*\*License\*\*: (.+?)(?: \(the licenses of the sources differ: .*\))?$", re.MULTILINE)
 CITATION = "__citation__"  # where the BibTeX of a card is kept beside its fields
+LICENSES = "__licenses__"  # and those that a selection from several sources has
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +324,8 @@ def _card(text: str) -> Mapping[str, Any]:
     except DestinationError:
         return {}
     cited = "\n\n".join(found.strip() for found in _BIBTEX.findall(text))
-    return {**fields, **({CITATION: cited} if cited else {})}
+    listed = _LICENSES.search(text) if fields.get("license_name") == SEVERAL_LICENSES else None
+    return {**fields, **({CITATION: cited} if cited else {}), **({LICENSES: listed[1]} if listed else {})}
 
 
 def _split_of(name: str) -> str:

@@ -17,7 +17,7 @@ from brim.buckets.bucket_address import Access, is_web_address
 from brim.errors import InputError
 from brim.formats.scratch import scratch_folder
 from brim.records import dataclass
-from brim.sources.dataset_files import CITATION, DatasetFiles, find_files
+from brim.sources.dataset_files import CITATION, LICENSES, DatasetFiles, find_files
 from brim.sources.features import features_in
 from brim.sources.file_table import FileTable
 from brim.sources.selection import Origin, Selection, TableOrigin
@@ -156,7 +156,7 @@ def _shown(found: DatasetFiles) -> str:
 
 def _about(found: DatasetFiles) -> Mapping[str, Any]:
     """What the card says that goes along with the rows."""
-    card, about = found.card, {}
+    card, about = found.card, dict[str, Any]()
     if isinstance(card.get("pretty_name"), str):
         about["Name"] = card["pretty_name"]
     said = card.get("license")
@@ -164,6 +164,8 @@ def _about(found: DatasetFiles) -> Mapping[str, Any]:
         about["License"] = ", ".join(map(str, said)) if isinstance(said, list) else str(said)
         if about["License"] == "other" and card.get("license_name"):
             about["License"] = str(card["license_name"])
+        if card.get(LICENSES):
+            about |= {"License": card[LICENSES], "LicensesDiffer": True}
     if isinstance(card.get(CITATION), str):
         about["Citation"] = card[CITATION]
     return about
