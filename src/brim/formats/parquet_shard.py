@@ -10,7 +10,7 @@ Byte layout and the reasons for it: docs/internals.md. Reading such a shard back
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -119,7 +119,7 @@ def splice_parquet(
     present values, in order, those of one leaf after the other.
     `scratch_folder` is for what is too large to hold in memory, until the splice is closed.
     """
-    columns = {name: list(_columns_of(table, name, files, numbers[name])) for name in numbers}
+    columns = {name: _columns_of(table, name, files, numbers[name]) for name in numbers}
     every = [column for leaves in columns.values() for column in leaves]
     files_before = cuts.running(sum((column.row_bytes for column in every), np.zeros(len(table), np.int64)))
     plain = [field.name for field in table.schema if field.name not in columns or not _is_of_files(field.type)]
@@ -184,20 +184,16 @@ class _Column:
         return cls(levels, row_starts, values_before, numbers, row_bytes)
 
 
-def _columns_of(table: pa.Table, name: str, files: FileSet, numbers: Ints) -> Iterator[_Column]:
+def _columns_of(table: pa.Table, name: str, files: FileSet, numbers: Ints) -> list[_Column]:
     """The leaves of bytes of a file column, in the order of the schema."""
-    field, used = table.schema.field(name), 0
-    for path, _ in byte_leaves(field.type, field.nullable) or ():
-        levels = levels_of(table.column(name), field.nullable, path)
-        count = int(np.count_nonzero(levels.definition == levels.max_definition))
-        if used + count > len(numbers):
-            break
-        yield _Column.of(levels, files, numbers[used : used + count])
-        used += count
-    else:
-        if used == len(numbers):
-            return
-    raise ValueError(f"column {name!r} has other values than the {len(numbers)} files for it")
+    field = table.schema.field(name)
+    paths = [path for path, _ in byte_leaves(field.type, field.nullable) or ()]
+    leaves = [levels_of(table.column(name), field.nullable, path) for path in paths]
+    counts = [int(np.count_nonzero(levels.definition == levels.max_definition)) for levels in leaves]
+    if sum(counts) != len(numbers):
+        raise ValueError(f"column {name!r} has {sum(counts)} values and {len(numbers)} files")
+    own = np.split(numbers, np.cumsum(counts)[:-1])
+    return [_Column.of(levels, files, some) for levels, some in zip(leaves, own, strict=True)]
 
 
 def _is_of_files(kind: pa.DataType) -> bool:
