@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -216,8 +216,12 @@ def _lengths(body: PageBody, position: int, end: int, count: int) -> tuple[Ints,
 class ChunkReader:
     """Finds the values of one column chunk."""
 
-    def __init__(self, file: Readable, meta: Struct, leaf: Leaf, rows: int, spool: Spooling) -> None:
+    def __init__(
+        self, file: Readable, meta: Struct, leaf: Leaf, rows: int, spool: Spooling,
+        near: Callable[[int, int], bool] = lambda start, stop: True,
+    ) -> None:  # fmt: skip
         self._file, self._leaf, self._rows, self._spool = file, leaf, rows, spool
+        self._near = near  # whether a range of the file costs no more than a read
         self._codec = int(meta[4][1])
         self._slots = int(meta[5][1])
         first = int(meta[9][1])
@@ -229,21 +233,27 @@ class ChunkReader:
         if self._codec not in (0, *_STREAMED, *_AT_ONCE):
             raise NotLocated("its codec")
         self._dictionary: _Dictionary | None = None
+        self._dictionary_page: tuple[Struct, int] | None = None
+        self._before = False  # whether a page comes before those of data, at which nobody looked
+        self._wanted: Ints | None = None
         self._out = _Collected()
 
-    def find(self, pages: list[PageSpan] | None = None, first: int = 0) -> FoundValues:
-        """All values, or those of some pages; `first` is where the first of all data pages begins."""
+    def find(self, pages: list[PageSpan] | None = None, first: int = 0, rows: Ints | None = None) -> FoundValues:
+        """All values, or those of some pages; `first` is where the first of all data pages begins.
+
+        With `rows`, in order, what is not wanted for the values of these rows may be left out.
+        """
+        self._wanted = rows
         if pages is None:
             row, slots = -1, 0
             for at, header, body_at in self._walk(self._start, self._end):
+                if self._is_enough(row):
+                    return self._out.finish()
                 row, slots = self._page(at, header, body_at, row, slots)
             if row + 1 != self._rows or slots != self._slots:
                 raise Damaged("a column has another number of rows than its row group")
             return self._out.finish()
-        if self._start < first and pages:
-            header, used = self._header(self._start, self._end)
-            if header[1][1] == _DICTIONARY:
-                self._page(self._start, header, self._start + used, -1, 0)
+        self._before = self._start < first
         for page in pages:
             if not self._start <= page.offset <= page.offset + page.size <= self._end:
                 raise Damaged("the page index is broken")
@@ -253,6 +263,18 @@ class ChunkReader:
             if row + 1 != page.stop:
                 raise Damaged("the page index is broken")
         return self._out.finish()
+
+    def _is_enough(self, row: int) -> bool:
+        """Whether no wanted row comes after this one; a row of a list may go on in the next page."""
+        wanted = self._wanted
+        return wanted is not None and (not len(wanted) or row >= int(wanted[-1]) + (self._leaf.max_repetition > 0))
+
+    def _is_passed(self, row: int, rows: int) -> bool:
+        """Whether none of the rows after this one is wanted, of which each is a value."""
+        if self._wanted is None or self._leaf.max_repetition:
+            return False
+        low, high = np.searchsorted(self._wanted, [row + 1, row + 1 + rows])
+        return bool(low == high)
 
     def _walk(self, at: int, end: int) -> Iterator[tuple[int, Struct, int]]:
         while at < end:
@@ -278,17 +300,16 @@ class ChunkReader:
         if plain_size < 0:
             raise Damaged("a page has a size below zero")
         if kind == _DICTIONARY:
-            own = header[7][1]
-            body, spooled = self._body(body_at, size, plain_size, header, self._codec)
-            if own[2][1] not in (PLAIN, PLAIN_DICTIONARY):
-                raise NotLocated("its dictionary")
-            begins, sizes = self._chase(body, 0, body.size, self._count(own[1][1]))
-            self._dictionary = _Dictionary(spooled, self._out.place(body, begins, sizes), sizes)
+            self._dictionary_page = (header, body_at)
+            if self._wanted is None:
+                self._read_dictionary()
             return row, slots
         if kind not in (_DATA, _DATA_V2):
             return row, slots
         own = header[5 if kind == _DATA else 8][1]
         count = self._count(own[1][1])
+        if self._is_passed(row, count):
+            return row + count, slots + count
         if kind == _DATA:
             encoding = own[2][1]
             body, spooled = self._body(body_at, size, plain_size, header, self._codec)
@@ -311,13 +332,36 @@ class ChunkReader:
             raise Damaged("a level is higher than its schema has it")
         if count and row < 0 and repetition[0]:
             raise Damaged("a column begins inside of a list")
+        rows = row + np.cumsum(repetition == 0)
+        last = int(rows[-1]) if count else row
+        if self._wanted is not None and encoding == PLAIN:
+            before = int(np.searchsorted(self._wanted, last, side="right"))
+            kept = int(np.searchsorted(rows, self._wanted[before - 1], side="right")) if before else 0
+            rows, repetition, definition = rows[:kept], repetition[:kept], definition[:kept]
         there = int(np.count_nonzero(definition == self._leaf.max_definition))
         self._take(encoding, body, spooled, position, there)
-        rows = row + np.cumsum(repetition == 0)
         self._out.rows.append(rows.astype(np.int64))
         self._out.repetition.append(repetition.astype(np.uint8))
         self._out.definition.append(definition.astype(np.uint8))
-        return int(rows[-1]) if count else row, slots + count
+        return last, slots + count
+
+    def _read_dictionary(self) -> _Dictionary | None:
+        if self._before:
+            header, used = self._header(self._start, self._end)
+            self._before, size = False, int(header[3][1])
+            if size < 0 or self._start + used + size > self._end or int(header[2][1]) < 0:
+                raise Damaged("a page runs past its column")
+            if header[1][1] == _DICTIONARY:
+                self._dictionary_page = (header, self._start + used)
+        if self._dictionary is None and self._dictionary_page is not None:
+            header, body_at = self._dictionary_page
+            own, size, plain_size = header[7][1], int(header[3][1]), int(header[2][1])
+            if own[2][1] not in (PLAIN, PLAIN_DICTIONARY):
+                raise NotLocated("its dictionary")
+            body, spooled = self._body(body_at, size, plain_size, header, self._codec)
+            begins, sizes = self._chase(body, 0, body.size, self._count(own[1][1]))
+            self._dictionary = _Dictionary(spooled, self._out.place(body, begins, sizes), sizes)
+        return self._dictionary
 
     def _count(self, said: Any) -> int:
         if not 0 <= int(said) <= _MOST_SLOTS:
@@ -333,7 +377,7 @@ class ChunkReader:
     def _body(self, at: int, size: int, plain_size: int, header: Struct, codec: int) -> tuple[PageBody, bool]:
         """The page's bytes, and whether they had to go to the spool."""
         data = b""
-        if size <= _WHOLE_PAGE_BYTES:
+        if size <= _WHOLE_PAGE_BYTES and self._near(at, at + size):
             data = self._file.read_at(at, size)
             if len(data) != size:
                 raise Damaged("a page is cut off")
@@ -386,6 +430,10 @@ class ChunkReader:
         """From length to length: where values begin in a page, and how long they are."""
         begins, sizes = [0] * count, [0] * count
         whole: bytes | memoryview = b""
+        if len(body.ends) == 1 and body.fetch == self._file.read_at:
+            start = body.starts[0]
+            if not self._near(start + position, start + end):
+                return _lengths(body, position, end, count)
         if len(body.ends) == 1 and body.data:
             whole = memoryview(body.data)
         elif len(body.ends) == 1 and end - position <= _WHOLE_PAGE_BYTES:
@@ -416,7 +464,7 @@ class ChunkReader:
         """Find the values of a data page."""
         out = self._out
         if encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
-            known = self._dictionary
+            known = self._read_dictionary()
             if known is None:
                 raise Damaged("a page refers to a dictionary that is not there")
             data = body.read(position, body.size - position)

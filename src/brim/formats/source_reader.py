@@ -283,11 +283,14 @@ class JoinedReader:
         self._local.__exit__(kind, error, trace)
 
 
-def join_ranges(ranges: Iterable[tuple[int, int]], gap: int = 64 * 1024) -> list[tuple[int, int]]:
+def join_ranges(
+    ranges: Iterable[tuple[int, int]], gap: int = 64 * 1024, most_bytes: int | None = _JOINED_BYTES
+) -> list[tuple[int, int]]:
     """Ranges in order, those with little between them as one. What is between costs less than a request."""
     joined: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
-        if joined and start <= joined[-1][1] + gap and max(stop, joined[-1][1]) - joined[-1][0] <= _JOINED_BYTES:
+        fits = bool(joined) and (most_bytes is None or max(stop, joined[-1][1]) - joined[-1][0] <= most_bytes)
+        if fits and start <= joined[-1][1] + gap:
             joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
         else:
             joined.append((start, stop))

@@ -132,6 +132,10 @@ class RemoteShard(WindowFile):
         found = self._find(offset, size)
         return super().read_at(offset, size) if found is None else found
 
+    def fetch(self, start: int, stop: int) -> bytes:
+        """A range by one request, kept by nobody; from any thread."""
+        return self._fetch(start, stop)
+
     def _fetch(self, start: int, stop: int) -> bytes:
         piece = ObjectPiece(self._remote.key, start, stop, self._remote.etag)
         try:

@@ -149,8 +149,8 @@ class ParquetOrigin:
         return tuple(found)
 
     @cached_property
-    def features(self) -> dict[str, Any] | None:
-        """What `datasets` makes of the columns: as the files say, else the card, else by what is there."""
+    def told_features(self) -> Mapping[str, Any]:
+        """What the files say of the columns, else the card."""
         said = (self.schema.metadata or {}).get(b"huggingface")
         card: Mapping[str, Any] = self._card_features or {}
         known = {field.name: card[field.name] for field in self.schema if fits_type(card.get(field.name), field.type)}
@@ -159,7 +159,12 @@ class ParquetOrigin:
                 known = json.loads(said)["info"]["features"]
             except (ValueError, KeyError, TypeError):
                 pass
-        features = {}
+        return known
+
+    @cached_property
+    def features(self) -> dict[str, Any] | None:
+        """What `datasets` makes of the columns: as it is told, else by what is there."""
+        known, features = self.told_features, {}
         try:
             for field in self.schema:
                 features[field.name] = known[field.name] if field.name in known else self._guess(field)

@@ -47,6 +47,10 @@ class Origin(Protocol):
     def features(self) -> Mapping[str, Any] | None: ...
 
     @property
+    def told_features(self) -> Mapping[str, Any] | None:
+        """Those of `features` that nobody had to look at values for."""
+
+    @property
     def splits(self) -> tuple[Split, ...]: ...
 
     @property
@@ -78,6 +82,7 @@ class TableOrigin:
         self.columns, self.file_columns = table.rows.column_names, list(table.columns)
         self.partial = [*self.file_columns, *table.nested]
         self.features, self.splits, self.about, self.notes = table.features, table.splits, table.about, ()
+        self.told_features = table.features
 
     def __len__(self) -> int:
         return len(self.table)
@@ -139,7 +144,7 @@ class JoinedOrigin:
         self.name = " + ".join(part.name for part in parts)
         self.columns, self.file_columns = first.column_names, first.file_columns
         self.partial = list(dict.fromkeys(name for part in parts for name in part.origin.partial))
-        self.features = first.features
+        self.features = self.told_features = first.features
         for part in parts[1:]:
             _must_agree(first, part)
         self.edges = np.cumsum([0, *(len(part) for part in parts)]).astype(np.int64)
@@ -451,7 +456,7 @@ class _Chosen:
         table = self.small(names_in(expression, self.names))
         if not table.num_columns:  # a condition on nothing, or on a column that is not there
             table = self.small(self.names)
-        self._keep(where_mask(expression, table, _labels(self._origin.features), self.names))
+        self._keep(where_mask(expression, table, _labels(self._origin.told_features), self.names))
 
     def sql(self, expression: str) -> None:
         self._keep(sql_mask(expression, self.small(self.names)))

@@ -10,6 +10,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,7 @@ from brim.formats.shard_listing import places_in_pages
 from brim.records import dataclass
 from brim.sources.dataset_files import RemoteShard, fetch_together, fetched
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, NestedLeaf, broken
+from brim.sources.far_values import ChunkShape, FarChunk, FarCopy, fetched_ranges, in_pieces
 from brim.sources.file_table import one_array
 
 _HERE = "/proc/self/fd"
@@ -139,6 +141,7 @@ def _values(array: Any) -> Any:
 
 FETCHED_BYTES = 256_000_000  # of the chosen pages of a shard that is far away: so many are fetched and kept on disk
 COPIED_BYTES = 4_000_000_000  # of all of them
+_LOOKING = 32  # pages in which lengths are followed at a time
 
 
 def numbers_type(kind: pa.DataType) -> pa.DataType:
@@ -164,22 +167,6 @@ class ValuePlaces:
         return self.ranges.finish()
 
 
-class _Copied:
-    """The copy of a shard far away: what was fetched of it, at its own places behind `base`."""
-
-    def __init__(self, spool: ValueSpool, base: int, name: str, size: int) -> None:
-        self._spool, self._base, self.name, self.size = spool, base, name, size
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        return self._spool.read_at(self._base + offset, min(size, self.size - offset))
-
-    def copy_to(self, descriptor: int, offset: int, size: int) -> None:
-        raise NotImplementedError  # values of a copy go into splices
-
-    def close(self) -> None:
-        return None
-
-
 class Finder:
     """Finds the values of one shard, of all rows or of some (`rows`, in order)."""
 
@@ -192,7 +179,8 @@ class Finder:
         self._names = set(names)
         self._opened = open_shard()
         self._spool = places.spool
-        self._base: int | None = None  # of the copy of this shard
+        self._copy: FarCopy | None = None
+        self._looked: dict[tuple[int, int], Future[FoundValues]] = {}
         self._holder: int | None = None
         places.newest_ns = max(places.newest_ns, shard.file.stat.st_mtime_ns)
         listing = shard.file.listing
@@ -221,7 +209,7 @@ class Finder:
             if rows is not None and not len(rows):
                 continue
             for leaf in self._shard.content_leaves(self._names):
-                found += self._page_ranges(self._opened, group, leaf.number, rows)
+                found += fetched_ranges(self._shape(group, leaf.number), rows)
         return found
 
     def _told(self, group: int, leaf: Leaf) -> FoundValues | None:
@@ -240,20 +228,23 @@ class Finder:
         spooled = np.zeros(len(found.sizes), bool)
         return FoundValues(found.rows, found.repetition, found.definition, spooled, found.starts, found.sizes, pieces)
 
-    def copied(self, base: int) -> None:
-        """What is needed lies in the copy now, from `base` on."""
-        self._base = base
-        self._opened = _Copied(self._places.copy, base, self._opened.name, self._opened.size)
+    def copied(self, copy: FarCopy) -> None:
+        """What was needed of the shard is in the copy now."""
+        self._copy = copy
 
-    def _page_ranges(self, opened: Readable, group: int, leaf: int, rows: Ints | None) -> list[tuple[int, int]]:
-        pages = self._shard.pages(opened, group, leaf)
+    def look(self, pool: ThreadPoolExecutor) -> None:
+        """Begin to look for values in the chunks in which that takes requests."""
+        for group, rows, _ in self._groups():
+            for leaf in self._shard.content_leaves(self._names):
+                if rows is not None and self._shape(group, leaf.number).follows:
+                    self._looked[group, leaf.number] = pool.submit(self._located, group, leaf, rows)
+
+    def _shape(self, group: int, leaf: int) -> ChunkShape:
         meta = self._shard.meta(group, leaf)
         start = min(int(meta[n][1]) for n in (9, 11) if n in meta and meta[n][1])
-        if pages is None or rows is None:
-            return [(start, start + int(meta[7][1]))]
-        chosen = [(page.offset, page.offset + page.size) for page in _with_rows(pages, rows)]
-        first = min((page.offset for page in pages), default=start)
-        return [(start, first), *chosen] if start < first and chosen else chosen
+        pages = self._shard.pages(self._opened, group, leaf)
+        rows, slots = int(self._shard.groups[group][3][1]), int(meta[5][1])
+        return ChunkShape(start, start + int(meta[7][1]), rows, slots, int(meta[4][1]) == 0, pages)
 
     def _in_group(self, group: int) -> Ints | None:
         """The chosen rows of a row group, counted in it; None for all."""
@@ -319,24 +310,30 @@ class Finder:
         told = self._told(group, leaf)
         if told is not None:
             return told
-        meta = self._shard.meta(group, leaf.number)
-        total = int(self._shard.groups[group][3][1])
         spooled = self._spool.size
         try:
             if levels not in (None, leaf.levels):
                 raise NotLocated("its lists")
-            reader = ChunkReader(self._opened, meta, leaf, total, self._spool)
-            pages = None if rows is None else self._shard.pages(self._opened, group, leaf.number)
-            if pages is None or rows is None:
-                found = reader.find()
-            else:
-                found = reader.find(_with_rows(pages, rows), min((page.offset for page in pages), default=0))
+            looked = self._looked.get((group, leaf.number))
+            found = self._located(group, leaf, rows) if looked is None else looked.result()
         except NotLocated as error:
             self._note(f"values of {leaf.path[0]!r} are decoded to disk: {error} needs it")
             return self._decoded(group, leaf)
         if self._spool.size > spooled:
             self._note(f"compressed values of {leaf.path[0]!r} are decoded to disk")
         return found
+
+    def _located(self, group: int, leaf: Leaf, rows: Ints | None) -> FoundValues:
+        meta, total = self._shard.meta(group, leaf.number), int(self._shard.groups[group][3][1])
+        pages = None if rows is None else self._shard.pages(self._opened, group, leaf.number)
+        if self._copy is None:
+            reader = ChunkReader(self._opened, meta, leaf, total, self._spool)
+        else:
+            chunk = FarChunk(self._copy, self._places.copy)
+            reader = ChunkReader(chunk, meta, leaf, total, self._spool, chunk.has)
+        if pages is None or rows is None:
+            return reader.find(rows=rows)
+        return reader.find(_with_rows(pages, rows), min((page.offset for page in pages), default=0), rows)
 
     def _decoded(self, group: int, leaf: Leaf) -> FoundValues:
         """By pyarrow, a few rows at a time."""
@@ -382,11 +379,15 @@ class Finder:
         pieces, starts = found.pieces.take(starts) if (starts < 0).any() else (None, starts)
         own = np.flatnonzero(full)[~spooled]
         holders[np.flatnonzero(full)[spooled]] = self._places.in_spool
+        if self._copy is not None and len(own):
+            # What is in pieces was fetched as a whole.
+            here = (starts[own] < 0) | self._copy.holds(starts[own], starts[own] + sizes[own])
+            copied, own = own[here], own[~here]
+            holders[copied] = self._places.in_copy
+            starts[copied] = np.where(starts[copied] < 0, starts[copied], starts[copied] + self._copy.base)
+            pieces = None if pieces is None else replace(pieces, starts=pieces.starts + self._copy.base)
         if len(own):
             holders[own] = self._own_holder()
-            if self._base is not None:
-                starts[own] = np.where(starts[own] < 0, starts[own], starts[own] + self._base)
-                pieces = None if pieces is None else replace(pieces, starts=pieces.starts + self._base)
         if names is None:
             paths = pa.nulls(total, pa.large_string())
         else:
@@ -396,8 +397,6 @@ class Finder:
         return self._places.ranges.add(paths, holders, starts, sizes, pieces)
 
     def _own_holder(self) -> int:
-        if self._base is not None:
-            return self._places.in_copy
         if self._holder is None:
             file = self._shard.file
             self._holder = self._places.ranges.container(file.path, file.stat, file.remote)
@@ -415,7 +414,8 @@ def fetch_chosen(finders: Sequence[Finder], places: ValuePlaces) -> None:
     fetch_together([(remote, finder.index_ranges()) for finder, remote in far])
     copy, left = places.copy, COPIED_BYTES
     wanted: list[tuple[RemoteShard, list[tuple[int, int]]]] = []
-    bases: dict[int, int] = {}
+    copies: dict[int, FarCopy] = {}
+    looking = []
     for finder, remote in far:
         if finder.told:
             continue
@@ -424,14 +424,18 @@ def fetch_chosen(finders: Sequence[Finder], places: ValuePlaces) -> None:
         left -= size
         if left < 0 or size > FETCHED_BYTES:
             continue  # it is read where it is
-        base = bases[id(remote)] = copy.size
-        copy.extend(base + remote.size)
+        copies[id(remote)] = FarCopy(remote, copy.size, needed)
+        copy.extend(copy.size + remote.size)
         for start, data in remote.kept():
-            copy.write_at(base + start, data)
-        finder.copied(base)
-        wanted.append((remote, needed))
+            copy.write_at(copies[id(remote)].base + start, data)
+        looking.append((finder, copies[id(remote)]))
+        wanted.append((remote, in_pieces(needed)))
     for remote, start, data in fetched(wanted):
-        copy.write_at(bases[id(remote)] + start, data)
+        copy.write_at(copies[id(remote)].base + start, data)
+    with ThreadPoolExecutor(_LOOKING, "brim-look") as pool:
+        for finder, of in looking:
+            finder.copied(of)
+            finder.look(pool)
 
 
 @dataclass(frozen=True, slots=True)
