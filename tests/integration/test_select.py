@@ -548,6 +548,14 @@ def test_rows_of_datasets(tmp_path: Path) -> None:
     theirs = one.train_test_split(test_size=0.25, seed=1)
     for split in ("train", "test"):
         same(mine[split], theirs[split])
+    several = datasets.DatasetDict(a=one, b=other)
+    for seed in (3, {"a": 1, "b": 2}):
+        shuffled, expected = library.shuffle(several, seed, cache_dir=cache), several.shuffle(seed)
+        for split in several:
+            same(shuffled[split], expected[split])
+    for wrong in (library.shuffle, library.train_test_split, lambda rows: library.sort(rows, "age")):
+        with pytest.raises(InputError, match="This is a list, not a datasets.Dataset"):
+            wrong([1])
 
 
 def test_rows_of_datasets_have_a_bar(tmp_path: Path) -> None:

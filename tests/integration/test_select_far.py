@@ -16,14 +16,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import brim as library
 from brim.errors import SourceChanged
+from brim.sources import far_values
 from brim.state.durable import record_line
 from brim.state.record_log import records_of
 from tests.forked import brim
 from tests.hub import TestHub
+from tests.integration.test_parquet_source import rows_of
 from tests.integration.test_select import FILE, people, read, shards
+from tests.integration.test_select_writers import by_pyarrow, random_table
 from tests.publishing import DEST, REPO, Machine
 from tests.s3 import FaultProxy, S3Server
 from tests.s3.server import PRIVATE
@@ -242,3 +247,53 @@ def test_statistics_leave_row_groups_out(
         assert asked() <= 7
         brim("select", f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}", tmp_path / "out", "--where", "subject == 's150'")
     assert read(tmp_path / "out").to_pylist() == table.slice(450, 3).to_pylist()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 60), data=st.data())
+def test_lengths_are_followed(
+    s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, rows: int, data: Any
+) -> None:
+    """Whatever is fetched at once and whatever is asked for bit by bit: the rows of pyarrow.
+
+    A request costs less here than it does, so that small values are worth one.
+    """
+    monkeypatch.setattr(far_values, "REQUEST_BYTES", data.draw(st.sampled_from([1, 100, 3000])))
+    monkeypatch.setattr(far_values, "_SLACK", data.draw(st.sampled_from([0.5, 1.02])))  # guesses may be wrong
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    rng = random.Random(seed)
+    kind = pa.struct([("a", pa.binary()), ("b", pa.list_(pa.binary()))])
+    table = random_table(rng, rows).drop_columns(["image"])
+    deep = [{"a": rng.randbytes(900), "b": [rng.randbytes(200)] * rng.randrange(3)} for _ in range(rows)]
+    table = table.append_column("deep", pa.array(deep, kind))
+    by_pyarrow(table, tmp_path / "a.parquet", rng)
+    s3.write(PRIVATE, f"{s3_prefix}{seed}.parquet", (tmp_path / "a.parquet").read_bytes())
+    found = library.dataset(f"s3://{PRIVATE}/{s3_prefix}{seed}.parquet")
+    some = sorted(rng.sample(range(rows), rng.randrange(1, rows + 1)))
+    rng.shuffle(some)
+    assert rows_of(found.take(some).table()) == [table.to_pylist()[n] for n in some]
+
+
+@pytest.mark.parametrize(
+    ("index", "page_bytes"), [(False, 1 << 30), (True, 1 << 30), (True, 1 << 20), (False, 1 << 20)]
+)
+def test_one_subject_costs_its_bytes(
+    s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: bool, page_bytes: int
+) -> None:
+    """Of a shard that somebody else wrote: no manifest, and pages of one value or of all."""
+    rng = random.Random(1)
+    values = [{"bytes": rng.randbytes(300_000 + n), "path": f"{n}.bin"} for n in range(40)]
+    table = pa.table({"n": range(40), "scan": pa.array(values, FILE)})
+    options = {"compression": "none", "use_dictionary": False, "write_batch_size": 1, "data_page_size": page_bytes}
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=20, write_page_index=index, **options)
+    s3.write(PRIVATE, f"{s3_prefix}a.parquet", (tmp_path / "a.parquet").read_bytes())
+    with FaultProxy(s3.endpoint) as proxy:
+        for name, value in s3.environment_at(proxy.endpoint).items():
+            monkeypatch.setenv(name, value)
+        done = library.unpack(f"s3://{PRIVATE}/{s3_prefix}a.parquet", tmp_path / "files", where="n in [12, 13, 14, 35]")
+        size = sum(request.received_bytes for request in proxy.requests)
+    assert done.files == 4
+    assert size < 1.1 * 4 * 300_000 + 2 * 66_000  # the footer, and small columns on both sides of the values
+    for n in (12, 13, 14, 35):
+        assert (tmp_path / "files" / f"{n}.bin").read_bytes() == values[n]["bytes"]

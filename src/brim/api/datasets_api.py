@@ -295,17 +295,28 @@ def _write(dataset: Any, path: Path, watched: Progress) -> None:
         waiting.unlink(missing_ok=True)
 
 
+def _known(dataset: Any, what: str) -> Any:
+    datasets = import_datasets(what)
+    if not isinstance(dataset, datasets.Dataset | datasets.DatasetDict):
+        raise InputError(f"This is a {type(dataset).__name__}, not a datasets.Dataset.")
+    return dataset
+
+
 def shuffle(
     dataset: _D,
-    seed: int | None = None,
+    seed: int | dict[str, int | None] | None = None,
     generator: Any = None,
     *,
     cache_dir: CacheDir = None,
     progress: Progress | bool | None = None,
 ) -> _D:
-    """`Dataset.shuffle`, with the rows written out in their new order."""
-    given: Any = dataset
-    ordered = given.shuffle(seed=seed, generator=generator, keep_in_memory=True)
+    """`Dataset.shuffle`, with the rows written out in their new order.
+
+    Of a DatasetDict, `seed` and `generator` may be dicts by the names of its splits.
+    """
+    given = _known(dataset, "brim.shuffle")
+    word = "generators" if isinstance(given, dict) else "generator"
+    ordered = given.shuffle(seed, **{word: generator}, keep_in_memory=True)
     made: _D = _flattened(ordered, "shuffle", cache_dir, progress)
     return made
 
@@ -320,7 +331,7 @@ def sort(
     progress: Progress | bool | None = None,
 ) -> _D:
     """`Dataset.sort`, with the rows written out in their new order. Only the columns to sort by are held."""
-    given: Any = dataset
+    given = _known(dataset, "brim.sort")
     ordered = given.sort(column_names, reverse=reverse, null_placement=null_placement, keep_in_memory=True)
     made: _D = _flattened(ordered, "sort", cache_dir, progress)
     return made
@@ -355,6 +366,9 @@ def train_test_split(
     progress: Progress | bool | None = None,
 ) -> DatasetDict:
     """`Dataset.train_test_split`, with the rows of both sides written out."""
+    datasets = import_datasets("brim.train_test_split")
+    if not isinstance(dataset, datasets.Dataset):
+        raise InputError(f"This is a {type(dataset).__name__}, not a datasets.Dataset.")
     parts = dataset.train_test_split(
         test_size=test_size,
         train_size=train_size,

@@ -26,7 +26,7 @@ from brim.errors import InputError
 from brim.extras import missing
 from brim.file_set import Bools
 
-MOST_CHARACTERS, MOST_NODES, MOST_DEPTH = 20_000, 20_000, 60
+MOST_CHARACTERS, MOST_NODES, MOST_DEPTH = 128_000, 40_000, 60  # as long as an argument of a command can be
 _SQL_MEMORY = "256MB"
 _NO_KERNEL = re.compile(r"has no kernel matching input types \((.+)\)")
 
@@ -167,7 +167,10 @@ class _Evaluation:
         if not self.text:
             raise InputError("The expression of --where is empty.", hint="Leave --where out to take all rows.")
         if len(self.text) > MOST_CHARACTERS:
-            raise InputError(f"The expression of --where is longer than {MOST_CHARACTERS:,} characters.")
+            raise InputError(
+                f"The expression of --where is longer than {MOST_CHARACTERS:,} characters.",
+                hint="In Python, .take(rows) chooses any number of rows.",
+            )
         try:
             tree = ast.parse(self.text, mode="eval").body
         except SyntaxError as error:
