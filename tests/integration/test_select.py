@@ -554,7 +554,7 @@ def test_rows_of_datasets(tmp_path: Path) -> None:
         for split in several:
             same(shuffled[split], expected[split])
     for wrong in (library.shuffle, library.train_test_split, lambda rows: library.sort(rows, "age")):
-        with pytest.raises(InputError, match="This is a list, not a datasets.Dataset"):
+        with pytest.raises(InputError, match="This is a list, not a datasets"):
             wrong([1])
 
 
