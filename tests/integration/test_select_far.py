@@ -43,11 +43,14 @@ def hub(tmp_path: Path) -> Iterator[TestHub]:
 
 
 def everything(rows: int = 120) -> pa.Table:
-    """Null rows, files without content, empty files, lists, plain bytes."""
+    """Null rows, files without content, empty files, lists, plain bytes, and all of it deep inside."""
     rng = random.Random(rows)
 
     def file(n: int, size: int) -> dict[str, Any] | None:
         return None if n % 17 == 5 else {"bytes": None if n % 19 == 3 else rng.randbytes(size), "path": f"{n}.png"}
+
+    def deep(n: int) -> dict[str, Any] | None:
+        return None if n % 11 == 4 else {"site": "xyz"[n % 3], "image": file(n, 500), "raws": [[b"a" * n], [], None]}
 
     lists = [None if n % 13 == 2 else [file(n + k, 40 * k) for k in range(n % 4)] for n in range(rows)]
     return pa.table(
@@ -57,6 +60,7 @@ def everything(rows: int = 120) -> pa.Table:
             "scan": pa.array([file(n, 20_000) for n in range(rows)], FILE),
             "more": pa.array(lists, pa.list_(FILE)),
             "raw": pa.array([None if n % 5 == 0 else rng.randbytes(n) for n in range(rows)]),
+            "deep": pa.array([deep(n) for n in range(rows)]),
         }
     )
 
@@ -74,6 +78,11 @@ def test_a_manifest_lists_the_rows(hub: TestHub, tmp_path: Path) -> None:
     assert read(tmp_path / "out").to_pylist() == table.slice(60, 3).to_pylist()
     asked = {name for name in names if any(line.endswith(name) for line in hub.log)}
     assert len(asked) <= 3  # the first, for its columns, and those with the rows
+    hub.log.clear()
+    brim("select", DEST, tmp_path / "site", "--where", "deep.site == 'x' and n > 100", env=machine.environment)
+    chosen = [row for row in table.to_pylist() if row["deep"] and row["deep"]["site"] == "x" and row["n"] > 100]
+    assert read(tmp_path / "site").to_pylist() == chosen
+    assert len({name for name in names if any(line.endswith(name) for line in hub.log)}) < len(names)
     brim("select", DEST, tmp_path / "all", "--shuffle", "3", "--num-shards", "1", env=machine.environment)
     assert read(tmp_path / "all").sort_by("n").to_pylist() == table.to_pylist()
     brim("verify", DEST, "--deep", env=machine.environment)

@@ -112,6 +112,23 @@ def emptied(array: Any, kind: pa.DataType) -> Any:
     return changed(array, kind, kind, empty)
 
 
+def without_bytes(array: Any) -> Any | None:
+    """A column as it is read without its leaves of bytes; None if nothing is left."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        found = [(field, without_bytes(array.field(at))) for at, field in enumerate(kind)]
+        kept = [(field, child) for field, child in found if child is not None]
+        fields = [field.with_type(child.type) for field, child in kept]
+        made = pa.StructArray.from_arrays([child for _, child in kept], fields=fields, mask=_absent(array))
+        return made if kept or not kind.num_fields else None
+    if _is_list(kind):
+        inner = without_bytes(array.flatten())
+        if inner is None:
+            return None
+        return _listed(_with(kind, kind.value_field.with_type(inner.type)), _lengths(array), inner, _absent(array))
+    return None if _is_bytes(kind) else array
+
+
 def assembled(field: pa.Field, path: Path, repetition: Ints, definition: Ints, numbers: pa.Array) -> pa.Array:
     """One leaf of a column in its shape, other leaves left out, by the levels of its slots; `numbers` has one for each.
 

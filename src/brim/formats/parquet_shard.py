@@ -122,7 +122,7 @@ def splice_parquet(
     columns = {name: _columns_of(table, name, files, numbers[name]) for name in numbers}
     every = [column for leaves in columns.values() for column in leaves]
     files_before = cuts.running(sum((column.row_bytes for column in every), np.zeros(len(table), np.int64)))
-    plain = [field.name for field in table.schema if field.name not in columns or not _is_of_files(field.type)]
+    plain = [field.name for field in table.schema if field.name not in columns or not is_of_files(field.type)]
     values_before, huge = _weigh(table, plain)
     limits = [(files_before, ROW_GROUP_BYTES), (values_before, cuts.GROUP_VALUE_BYTES)]
     groups = cuts.fill_all(limits, ROW_GROUP_ROWS)
@@ -196,7 +196,7 @@ def _columns_of(table: pa.Table, name: str, files: FileSet, numbers: Ints) -> li
     return [_Column.of(levels, files, some) for levels, some in zip(leaves, own, strict=True)]
 
 
-def _is_of_files(kind: pa.DataType) -> bool:
+def is_of_files(kind: pa.DataType) -> bool:
     """Whether a column has nothing beside its files that is worth to be weighed."""
     inner = kind.value_type if hasattr(kind, "value_type") else kind
     return {inner.field(number).name for number in range(inner.num_fields)} in (set(), {LEAF, "path"})

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from brim.file_set import Ints
+from brim.formats.nested_values import byte_leaves, without_bytes
 from brim.formats.parquet_levels import Levels, decode_levels, encode_levels, levels_of
-from brim.formats.parquet_shard import LEAF
+from brim.formats.parquet_shard import is_of_files
 from brim.formats.parquet_values import Leaf, PageSpan
 from brim.records import dataclass
 
@@ -55,9 +55,16 @@ class ShardListing:
             raise ValueError("a manifest lists other rows than a shard has")
         return table
 
-    def values(self, leaf: Leaf) -> ListedValues | None:
-        """Of the column that a leaf belongs to, if it is listed and the leaf is as it was."""
-        said = self.record["values"].get(leaf.path[0])
+    def values(self, leaf: Leaf, inside: int | None = None) -> ListedValues | None:
+        """Of the column that a leaf belongs to, if it is listed and the leaf is as it was.
+
+        `inside` counts the leaves of bytes of a column that has them deep inside, of which this is one.
+        """
+        if inside is None:
+            said = self.record["values"].get(leaf.path[0])
+        else:
+            several = self.record.get("inside", {}).get(leaf.path[0], [])
+            said = several[inside] if inside < len(several) else None
         if said is None or said["levels"] != [leaf.max_repetition, leaf.max_definition]:
             return None
         slots = int(said["slots"])
@@ -72,25 +79,40 @@ class ShardListing:
 
 
 def listing_record(name: str, table: pa.Table, sizes: Mapping[str, Ints]) -> dict[str, Any]:
-    """The record of a shard: `table` is its rows with empty files, `sizes` those of the values of its file columns."""
-    values = {}
+    """The record of a shard: `table` is its rows with empty files, `sizes` those of the values of its file columns,
+    one leaf of bytes after the other."""
+    values: dict[str, Any] = {}
+    inside: dict[str, Any] = {}
     for column, of in sizes.items():
-        levels: Levels = levels_of(table.column(column), table.schema.field(column).nullable, (LEAF,))
-        steps = np.diff(of, prepend=0).astype("<i8")
-        values[column] = {
-            "levels": [levels.max_repetition, levels.max_definition],
-            "slots": len(levels.definition),
-            "slot_levels": [
-                _packed(encode_levels(levels.repetition, levels.max_repetition)),
-                _packed(encode_levels(levels.definition, levels.max_definition)),
-            ],
-            "sizes": _packed(steps.tobytes()),
-        }
+        field, used, leaves = table.schema.field(column), 0, []
+        for path, _ in byte_leaves(field.type, field.nullable) or ():
+            levels = levels_of(table.column(column), field.nullable, path)
+            count = int(np.count_nonzero(levels.definition == levels.max_definition))
+            leaves.append(_values_record(levels, of[used : used + count]))
+            used += count
+        if is_of_files(field.type):
+            (values[column],) = leaves
+        else:
+            inside[column] = leaves
     out = pa.BufferOutputStream()
     small = _without_bytes(table, sizes)
     with pa.ipc.new_stream(out, small.schema) as stream:
         stream.write_table(small)
-    return {"type": LISTING, "name": name, "rows": _packed(memoryview(out.getvalue())), "values": values}
+    told = {"type": LISTING, "name": name, "rows": _packed(memoryview(out.getvalue())), "values": values}
+    return told | ({"inside": inside} if inside else {})
+
+
+def _values_record(levels: Levels, sizes: Ints) -> dict[str, Any]:
+    steps = np.diff(sizes, prepend=0).astype("<i8")
+    return {
+        "levels": [levels.max_repetition, levels.max_definition],
+        "slots": len(levels.definition),
+        "slot_levels": [
+            _packed(encode_levels(levels.repetition, levels.max_repetition)),
+            _packed(encode_levels(levels.definition, levels.max_definition)),
+        ],
+        "sizes": _packed(steps.tobytes()),
+    }
 
 
 def _without_bytes(table: pa.Table, files: Mapping[str, Any]) -> pa.Table:
@@ -99,7 +121,7 @@ def _without_bytes(table: pa.Table, files: Mapping[str, Any]) -> pa.Table:
         array = table.column(field.name).combine_chunks()
         array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
         if field.name in files:
-            found = _paths_of(array)
+            found = without_bytes(array)
             if found is not None:
                 columns.append(found)
                 fields.append(pa.field(field.name, found.type, field.nullable))
@@ -109,26 +131,6 @@ def _without_bytes(table: pa.Table, files: Mapping[str, Any]) -> pa.Table:
     if not columns:
         return pa.table({"": pa.nulls(len(table))})
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
-
-
-def _paths_of(array: pa.Array) -> pa.Array | None:
-    """Files without their bytes, as they are read from a shard; None of what is bytes alone."""
-    kind = array.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = _paths_of(array.flatten())
-        if inner is None:
-            return None
-        offsets = pc.subtract(array.offsets, array.offsets[0])
-        mask = array.is_null() if array.null_count else None
-        made = pa.ListArray if pa.types.is_list(kind) else pa.LargeListArray
-        made_type = kind.value_field.with_type(inner.type)
-        listed = pa.list_(made_type) if pa.types.is_list(kind) else pa.large_list(made_type)
-        return made.from_arrays(offsets, inner, type=listed, mask=mask)
-    if not pa.types.is_struct(kind):
-        return None
-    kept = [part for part in kind if part.name != LEAF]
-    mask = array.is_null() if array.null_count else None
-    return pa.StructArray.from_arrays([array.field(part.name) for part in kept], fields=kept, mask=mask)
 
 
 def holds_bytes(kind: pa.DataType) -> bool:

@@ -181,11 +181,14 @@ class PlanContent:
 
     def listing(self, shard: Shard) -> dict[str, Any] | None:
         plan = self.plan
-        if plan.format != "parquet" or not plan.table.columns or shard.value_bytes > MOST_LISTING_BYTES:
+        if (
+            plan.format != "parquet"
+            or not (plan.table.columns or plan.table.nested)
+            or shard.value_bytes > MOST_LISTING_BYTES
+        ):
             return None
         table, numbers = plan.shard_table(shard)
-        sizes = {name: plan.table.files.sizes[of] for name, of in numbers.items() if name in plan.table.columns}
-        return listing_record(shard.name, table, sizes)
+        return listing_record(shard.name, table, {name: plan.table.files.sizes[of] for name, of in numbers.items()})
 
     def card(self, receipts: Iterable[Receipt]) -> CardFacts:
         return card_facts(self.plan, receipts)

@@ -97,9 +97,8 @@ class ParquetOrigin:
     def _fits(self, listing: ShardListing) -> bool:
         """Whether what a manifest lists are columns of the shards."""
         known = {field.name: field.type for field in self._first.schema}
-        return all(
-            field.name in self._first.content or known.get(field.name) == field.type for field in listing.small.schema
-        )
+        partial = (*self._first.content, *self._first.nested)
+        return all(field.name in partial or known.get(field.name) == field.type for field in listing.small.schema)
 
     def close(self) -> None:
         for opened in self._opened.values():
@@ -434,7 +433,7 @@ class ParquetOrigin:
             parts.append(one_array(small if rows is None else small.take(pa.array(rows))))
         try:
             return merged(numbered_type(kind), parts)
-        except ValueError as error:
+        except BROKEN as error:
             raise broken(self._first.file, error) from error
 
     def _finders(

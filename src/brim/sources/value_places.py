@@ -27,7 +27,7 @@ from brim.formats.parquet_levels import levels_of
 from brim.formats.parquet_values import ChunkReader, FoundValues, Leaf, NotLocated, PageSpan, Spooling
 from brim.formats.readable import Readable, ReadableFile
 from brim.formats.scratch import scratch_folder
-from brim.formats.shard_listing import places_in_pages
+from brim.formats.shard_listing import ListedValues, places_in_pages
 from brim.records import dataclass
 from brim.sources.dataset_files import RemoteShard, fetch_together, fetched
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, NestedLeaf, broken
@@ -184,10 +184,14 @@ class Finder:
         self._holder: int | None = None
         places.newest_ns = max(places.newest_ns, shard.file.stat.st_mtime_ns)
         listing = shard.file.listing
-        self._listed = {
-            name: listing.values(shard.leaf_of[name]) if name in shard.leaf_of else None
-            for name in self._names if listing is not None
-        }  # fmt: skip
+        self._listed: dict[int, ListedValues | None] = {}  # by the number of the leaf
+        for name in self._names:
+            if listing is None:
+                break
+            if name in shard.leaf_of:
+                self._listed[shard.leaf_of[name].number] = listing.values(shard.leaf_of[name])
+            for number, of in enumerate(shard.nested.get(name, ())):
+                self._listed[of.leaf.number] = listing.values(of.leaf, number)
 
     @property
     def told(self) -> bool:
@@ -208,13 +212,18 @@ class Finder:
             rows = self._in_group(group)
             if rows is not None and not len(rows):
                 continue
-            for leaf in self._shard.content_leaves(self._names):
+            for leaf in self._unlisted():
                 found += fetched_ranges(self._shape(group, leaf.number), rows)
         return found
 
+    def _unlisted(self) -> list[Leaf]:
+        """The leaves of which no manifest tells the sizes."""
+        leaves = self._shard.content_leaves(self._names)
+        return [leaf for leaf in leaves if self._listed.get(leaf.number) is None]
+
     def _told(self, group: int, leaf: Leaf) -> FoundValues | None:
         """The values of a row group as a manifest and the page index tell, without a look at the pages."""
-        listed = self._listed.get(leaf.path[0])
+        listed = self._listed.get(leaf.number)
         meta = self._shard.meta(group, leaf.number)
         if listed is None or meta[4][1] != 0 or 11 in meta:
             return None
@@ -235,7 +244,7 @@ class Finder:
     def look(self, pool: ThreadPoolExecutor) -> None:
         """Begin to look for values in the chunks in which that takes requests."""
         for group, rows, _ in self._groups():
-            for leaf in self._shard.content_leaves(self._names):
+            for leaf in self._unlisted():
                 if rows is not None and self._shape(group, leaf.number).follows:
                     self._looked[group, leaf.number] = pool.submit(self._located, group, leaf, rows)
 
