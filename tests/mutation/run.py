@@ -82,9 +82,13 @@ class Kept:
                 self.noticed = kept["noticed"]
             elif again:
                 self.noticed = {key: True for key, noticed in kept["noticed"].items() if noticed}
+                self._write()
 
     def add(self, key: str, noticed: bool) -> None:
         self.noticed[key] = noticed
+        self._write()
+
+    def _write(self) -> None:
         _KEPT.mkdir(exist_ok=True)
         self._path.write_text(json.dumps({"digest": self._digest, "noticed": self.noticed}))
 
@@ -185,6 +189,7 @@ class _Pool:
     def __init__(self, jobs: int, folder: Path) -> None:
         self._jobs, self._folder = jobs, folder
         self._running: dict[int, tuple[Mutant, float]] = {}
+        self.cut_short = False
 
     def run(self, module: Module, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, int, float]]:
         """Each with the exit code of its tests and the processor time they took."""
@@ -196,6 +201,8 @@ class _Pool:
 
     def _run(self, module: Module, waiting: list[Mutant]) -> Iterator[tuple[Mutant, int, float]]:
         while waiting or self._running:
+            if self.cut_short:
+                sys.exit("cut short: what was found is kept")
             while waiting and len(self._running) < self._jobs:
                 mutant = waiting.pop(0)
                 log = self._folder / f"{len(self._running)}.log"
@@ -311,7 +318,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     chosen = [module for module in MODULES if not options.modules or module.short in options.modules]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("cut short: what was found is kept"))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["BRIM_MUTANT"] = "1"  # what tests/conftest.py does with it: no search for the smallest example
     for name in ("pytest", "hypothesis", "numpy", "pyarrow.parquet", "pyarrow.compute", *_OPTIONAL):
@@ -321,6 +327,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         pool = _Pool(options.jobs, Path(folder))
+        signal.signal(signal.SIGTERM, lambda *_: setattr(pool, "cut_short", True))  # an error may be lost in a fork
         count = None if options.all else options.n
         try:
             results = [try_module(module, count, pool, options.again, bool(options.modules)) for module in chosen]

@@ -105,10 +105,12 @@ def test_a_place_that_is_renewed_is_refused(bucket: Bucket) -> None:
     other = bucket.lease("other")
     other.take(bucket.check)
     bucket.while_asleep += [lambda: None] * 5 + [other.renew]
+    refused = bucket.lease()
     with pytest.raises(DestinationError, match="Another brim is building at this destination") as caught:
-        bucket.lease().take(bucket.check)
+        refused.take(bucket.check)
     assert caught.value.hint == "Wait for it to end, or stop it."
     assert len(bucket.slept) == 6
+    refused.release()
     assert bucket.body()["owner"] == "other"
     other.release()
 
@@ -378,10 +380,17 @@ def test_a_renewal_waits_for_the_one_before(bucket: Bucket) -> None:
 def test_a_store_that_heeds_no_conditions_is_found_out(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """It took the object and would take anybody's: from then on it is looked at before it is written."""
     asked: list[Any] = []
-    monkeypatch.setattr(bucket_lease, "heeds_conditions", lambda *told: asked.append(told))
+
+    def overwritten(*told: Any) -> bool:
+        asked.append(told)
+        bucket.put(b"brim")
+        return False
+
+    monkeypatch.setattr(bucket_lease, "heeds_conditions", overwritten)
     lease = bucket.lease()
     lease.take(bucket.check)
     assert asked == [(PLACE, KEY)]
+    assert bucket.body()["owner"] == "me", "what the question has overwritten is written again"
     assert "two runs that begin at the same moment are not kept apart here" in bucket.notes[0]
     bucket.put(b'{"owner": "other"}')
     with pytest.raises(SinkFailed, match="Another brim took over"):

@@ -259,6 +259,22 @@ def test_processes_of_a_function_are_counted_by_pages(machine: Machine) -> None:
     assert [worker.peak_bytes for worker in workers] == [31 * MB, 30 * MB]
 
 
+def test_a_process_that_has_just_come_counts_from_the_next_walk_on(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then it belongs to its worker, and holds nothing."""
+    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
+    worker = Worker(1)
+    line = machine.line([worker])
+    line._meter = SimpleNamespace(read=lambda *_: SimpleNamespace(usage=SimpleNamespace(total_bytes=25 * MB)))  # type: ignore[assignment]
+    machine.below[1] = [11]
+    machine.held |= {1: 20 * MB, 11: 5 * MB, 12: 6 * MB}
+    line._read()
+    machine.below[1] = [11, 12]
+    line._read()
+    assert (worker.children, worker.peak_bytes) == ((11, 12), 25 * MB)
+
+
 def test_what_a_dead_worker_left_is_still_its_own(machine: Machine) -> None:
     """Its children are remembered, so that they can be ended with it."""
     worker = Worker(1, children=(11, 12))
@@ -297,12 +313,14 @@ def test_it_looks_five_times_a_second_at_least(
             asked.append(told)
             return pause
 
+    spent = iter([50.0, 50.25] * 3)
     monkeypatch.setattr(memory_line, "Pace", Paced)
+    monkeypatch.setattr(time, "thread_time", lambda: next(spent))
     line = machine.line([])
     line._ended = Ended(3)  # type: ignore[assignment]
     line._watch()
     assert line._ended.waits == [waited] * 3  # type: ignore[attr-defined]
-    assert all(used == 10 * MB and hard == line._room.hard_bytes and 0 <= took < 10 for _, used, hard, took in asked)
+    assert [told[1:] for told in asked] == [(10 * MB, line._room.hard_bytes, 0.25)] * 3
 
 
 def test_crossing_the_hard_line_again_counts_again(machine: Machine) -> None:
