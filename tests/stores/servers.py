@@ -39,12 +39,14 @@ _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOt
 
 @dataclass(frozen=True, slots=True)
 class RunningStore:
-    """A store with one bucket, and the environment that reaches it. `guarded`: whether it heeds conditions."""
+    """A store with one bucket, and the environment that reaches it. `guarded`: whether it heeds conditions. `telling`:
+    whether its ETags tell content."""
 
     name: str
     scheme: str
     environment: dict[str, str]
     guarded: bool = True
+    telling: bool = True
 
 
 @contextmanager
@@ -82,7 +84,8 @@ def rclone(folder: Path) -> Iterator[RunningStore]:
     port = _free_port()
     command = [found, "serve", "s3", str(folder / "data"), "--addr", f"127.0.0.1:{port}", "--auth-key", "rclone,rclone"]
     with _process([*command, "--config", str(folder / "none.conf")], folder, f"http://127.0.0.1:{port}/"):
-        yield RunningStore("rclone", "s3", _s3_environment(f"http://127.0.0.1:{port}", "rclone"), guarded=False)
+        environment = _s3_environment(f"http://127.0.0.1:{port}", "rclone")
+        yield RunningStore("rclone", "s3", environment, guarded=False, telling=False)
 
 
 def _serves_s3(program: str) -> bool:

@@ -301,6 +301,11 @@ def submit(request: Coroutine[Any, Any, T]) -> Future[T]:
     return asyncio.run_coroutine_threadsafe(request, _loop())
 
 
+def call_soon(function: Callable[[T], object], given: T) -> None:
+    """Have a function called on the thread of the requests."""
+    _loop().call_soon_threadsafe(function, given)
+
+
 def wait(request: Coroutine[Any, Any, T]) -> T:
     """What a request brings. obstore's own waiting does not hear Ctrl-C until it is over; this does."""
     return result_of(submit(request))

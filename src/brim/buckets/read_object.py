@@ -111,7 +111,7 @@ class ForwardFile(_Remote):
         self._kept = bytearray()  # the bytes before `_end`
         self._end = 0
 
-    def _next_block(self) -> bytes:
+    def _next_block(self) -> bytes | memoryview:
         """What comes next; never empty."""
         raise NotImplementedError
 
@@ -147,6 +147,7 @@ class ForwardFile(_Remote):
 PIECE_BYTES = 8 << 20
 TO_END = 1 << 62
 AHEAD_BYTES = 2 * PIECE_BYTES  # asked for and not taken yet, by one reader
+BLOCK_BYTES = 1 << 20  # of a larger piece so much, and a little more, is handed on at a time
 _AHEAD_REQUESTS = 32  # small objects: their number is what counts
 _TOGETHER, _SMALL_BYTES = 16, 64 << 10
 
@@ -183,16 +184,34 @@ def fetch(address: BucketAddress, piece: ObjectPiece) -> bytes:
 
 
 def ahead(
-    address: BucketAddress, pieces: Iterable[ObjectPiece], *, requests: int = _AHEAD_REQUESTS, raw: bool = False
+    address: BucketAddress, pieces: Iterable[ObjectPiece], *, requests: int = _AHEAD_REQUESTS
 ) -> Iterator[tuple[ObjectPiece, bytes]]:
-    """The bytes of pieces in order; `raw`, as a buffer that came from the line, and not a copy of it.
+    """The bytes of pieces in order.
 
     `requests` is how many are under way at most, if they are so small that their bytes set no limit.
     """
-    run = RangeRun(address, pieces, requests=requests, raw=raw)
+    run = RangeRun(address, pieces, requests=requests)
     try:
         while (taken := run.take()) is not None:
             yield taken
+    finally:
+        run.close()
+
+
+def as_they_come(address: BucketAddress, pieces: Iterable[ObjectPiece]) -> Iterator[tuple[ObjectPiece, memoryview]]:
+    """The bytes of pieces in order, in the memory that they were received into; of a large one, block by block."""
+    run = RangeRun(address, pieces, in_blocks=True)
+    try:
+        while (taken := run.take_blocks()) is not None:
+            piece, blocks = taken
+            if len(blocks) == 1:
+                yield piece, memoryview(blocks.pop())
+            stop = piece.start
+            for number in range(len(blocks)):
+                block, blocks[number] = memoryview(blocks[number]), None  # whoever takes it is the last to hold it
+                start, stop = stop, stop + len(block)
+                yield replace(piece, start=start, stop=stop), block
+                del block
     finally:
         run.close()
 
@@ -210,9 +229,9 @@ class RangeRun:
         *,
         requests: int = _AHEAD_REQUESTS,
         most_bytes: int = AHEAD_BYTES,
-        raw: bool = False,
+        in_blocks: bool = False,
     ) -> None:
-        self._address, self._raw = address, raw
+        self._address, self._in_blocks = address, in_blocks
         self._most_bytes, self._requests = most_bytes, requests
         self._together = max(min(_TOGETHER, requests // 2), 1)
         self._pieces = iter(pieces)
@@ -231,7 +250,7 @@ class RangeRun:
             group = [self._wait_for(answers)]
             while group[-1].is_small and len(group) < self._together and self._follows():
                 group.append(self._wait_for(answers))
-            answers.future = submit(_get_all(self._address, group, self._raw))
+            answers.future = submit(_get_all(self._address, group, self._in_blocks))
 
     def _wait_for(self, answers: _Answers | None) -> ObjectPiece:
         piece = self._next
@@ -248,13 +267,18 @@ class RangeRun:
 
     def take(self) -> tuple[ObjectPiece, bytes] | None:
         """The next piece; None behind the last. While it is used, others are on their way."""
+        taken = self.take_blocks()
+        return None if taken is None else (taken[0], bytes(taken[1][0]))
+
+    def take_blocks(self) -> tuple[ObjectPiece, list[Any]] | None:
+        """The same as the blocks that came: several only if the run is `in_blocks`, and at least one."""
         self.start()
         if not self._waiting:
             return None
         piece, answers = self._waiting.popleft()
-        data = b"" if answers is None else _result(answers.next, self._address, piece, self._raw)
+        blocks = [b""] if answers is None else _result(answers.next, self._address, piece, self._in_blocks)
         self._asked -= piece.weight
-        return piece, data
+        return piece, blocks
 
     def close(self) -> None:
         for _, answers in self._waiting:
@@ -275,14 +299,13 @@ class _Answers:
         self.future: Future[list[Any]] = Future()
         self._taken = 0
 
-    def next(self) -> bytes:
+    def next(self) -> list[Any]:
         answers = result_of(self.future)
         answer, answers[self._taken] = answers[self._taken], None  # its bytes are whoever's takes them
         self._taken += 1
         if isinstance(answer, BaseException):
             raise answer
-        data: bytes = answer
-        return data
+        return answer if isinstance(answer, list) else [answer]
 
 
 def _get_web(address: BucketAddress, piece: ObjectPiece) -> bytes:
@@ -298,19 +321,19 @@ def _get_web(address: BucketAddress, piece: ObjectPiece) -> bytes:
     return data
 
 
-async def _get_all(address: BucketAddress, pieces: Sequence[ObjectPiece], raw: bool) -> list[Any]:
-    """What each brings: its bytes, or why there are none."""
+async def _get_all(address: BucketAddress, pieces: Sequence[ObjectPiece], in_blocks: bool) -> list[Any]:
+    """What each brings: its bytes, or a list of blocks of them, or why there are none."""
     import asyncio
 
     if address.scheme in WEB_SCHEMES:
         requests = [asyncio.to_thread(_get_web, address, piece) for piece in pieces]
     else:
         store = store_of(address)
-        requests = [_get(store, piece, raw) for piece in pieces]
+        requests = [_get(store, piece, in_blocks) for piece in pieces]
     return await asyncio.gather(*requests, return_exceptions=True)
 
 
-async def _get(store: Any, piece: ObjectPiece, raw: bool) -> Any:
+async def _get(store: Any, piece: ObjectPiece, in_blocks: bool) -> Any:
     import obstore
 
     if piece.start == piece.stop:  # a range of nothing cannot be asked for
@@ -333,8 +356,9 @@ async def _get(store: Any, piece: ObjectPiece, raw: bool) -> Any:
         raise Changed(piece.key)
     if "range" not in options and piece.stop != TO_END:
         return await _cut_out(result, piece)
-    data = await result.bytes_async()
-    return data if raw else bytes(data)
+    if in_blocks and piece.weight > BLOCK_BYTES:
+        return [block async for block in result.stream(min_chunk_size=BLOCK_BYTES)]
+    return await result.bytes_async()
 
 
 async def _cut_out(result: Any, piece: ObjectPiece) -> bytes:
@@ -349,11 +373,11 @@ async def _cut_out(result: Any, piece: ObjectPiece) -> bytes:
     return bytes(found)
 
 
-def _result(answer: Callable[[], bytes], address: BucketAddress, piece: ObjectPiece, raw: bool) -> bytes:
+def _result(answer: Callable[[], list[Any]], address: BucketAddress, piece: ObjectPiece, in_blocks: bool) -> list[Any]:
     retry = tries()
     while True:
         try:
-            data = answer()
+            blocks = answer()
         except Changed:
             raise
         except CancelledError as error:
@@ -366,13 +390,13 @@ def _result(answer: Callable[[], bytes], address: BucketAddress, piece: ObjectPi
             if (wait_s := retry.after(error)) is None:
                 raise explain(error, replace(address, prefix=piece.key), reading=True) from None
         else:
-            if piece.stop == TO_END or len(data) == piece.stop - piece.start:
-                return data
+            if piece.stop == TO_END or sum(map(len, blocks)) == piece.stop - piece.start:
+                return blocks
             if (wait_s := retry.next_s()) is None:
                 raise Changed(piece.key)
         pause(wait_s)
         again = _Answers()
-        again.future = submit(_get_all(address, [piece], raw))
+        again.future = submit(_get_all(address, [piece], in_blocks))
         answer = again.next
 
 
@@ -401,10 +425,10 @@ class ObjectStream(ForwardFile):
 
     def __init__(self, address: BucketAddress, name: str, size: int, etag: str | None) -> None:
         super().__init__(name, size)
-        self._pieces = ahead(address, cut(address.key(name), 0, size, etag), raw=True)
+        self._blocks = as_they_come(address, cut(address.key(name), 0, size, etag))
 
-    def _next_block(self) -> bytes:
-        return next(self._pieces)[1]
+    def _next_block(self) -> memoryview:
+        return next(self._blocks)[1]
 
     def close(self) -> None:
-        self._pieces.close()  # type: ignore[attr-defined]
+        self._blocks.close()  # type: ignore[attr-defined]

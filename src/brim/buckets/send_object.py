@@ -16,7 +16,7 @@ from typing import Any
 
 from brim.buckets import hub_bucket, web_objects
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_client import WebFailed, is_missing, is_object_error, store_of, submit, wait
+from brim.buckets.bucket_client import WebFailed, call_soon, is_missing, is_object_error, store_of, submit, wait
 from brim.buckets.listing import quoted
 from brim.records import dataclass
 
@@ -51,9 +51,6 @@ def send_parts(
                 return
             yield part
 
-    async def hand_over(part: memoryview | None) -> None:
-        queue.put_nowait(part)
-
     upload = submit(_put(address, key, given(), size, in_flight))
     try:
         for part in itertools.chain(parts, [None]):
@@ -64,7 +61,7 @@ def send_parts(
             if upload.done():
                 upload.result()  # it failed: that is raised here
                 raise AssertionError("an upload ended before its last part")
-            submit(hand_over(part))
+            call_soon(queue.put_nowait, part)
         while not futures.wait([upload], _LOOK_S).done:
             check()
         return quoted(upload.result()["e_tag"])

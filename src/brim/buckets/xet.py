@@ -92,7 +92,7 @@ class XetLine:
         lanes = lanes or PIECE_LANES
         self._token = token()
         if self._in_pieces:
-            keep_heap_small(at_once=False)
+            keep_heap_small(large_bytes=None)
         self._session = _session(lanes)
         self._lanes = threading.Semaphore(lanes)
 

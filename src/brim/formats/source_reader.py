@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
 import numpy as np
 
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.read_object import Changed, ObjectFile, ObjectPiece, ahead, cut
+from brim.buckets.read_object import BLOCK_BYTES, Changed, ObjectFile, ObjectPiece, ahead, as_they_come, cut
 from brim.file_set import FileSet
 from brim.memory.release import keep_heap_small
 from brim.records import dataclass
@@ -302,10 +302,12 @@ class ObjectReader:
 
     def __init__(self, files: FileSet, segments: Iterable[tuple[int, int, int]]) -> None:
         assert files.bucket is not None
-        keep_heap_small()  # pieces of some megabytes come and go, in obstore's threads: a third of the peak
+        # Blocks come and go in obstore's threads. Their memory is used again: cleared anew for each, it would cost as
+        # much as receiving them.
+        keep_heap_small(large_bytes=2 * BLOCK_BYTES)
         self._files, self._bucket = files, files.bucket
-        self._sources: deque[int] = deque()  # of the pieces that were asked for
-        self._pieces = ahead(files.bucket, self._asked(segments), raw=True)
+        self._source = _NONE
+        self._blocks = as_they_come(files.bucket, self._asked(segments))
         self._piece = ObjectPiece("", 0, 0)
         self._data = memoryview(b"")
 
@@ -316,25 +318,23 @@ class ObjectReader:
                 continue
             etag = None if etags is None else etags[source].as_py() or None
             key = self._bucket.key(self._files.path(source))
-            for piece in (
-                cut(key, start, start + size, etag) if self._files.sizes[source] else [ObjectPiece(key, 0, 0, etag)]
-            ):
-                self._sources.append(source)
-                yield piece
+            if self._files.sizes[source]:
+                yield from cut(key, start, start + size, etag)
+            else:
+                yield ObjectPiece(key, 0, 0, etag)
 
     def turn_to(self, source: int) -> int:
+        self._source = source
         if not self._files.sizes[source]:
             self._take()
         return _NONE
 
     def _take(self) -> None:
-        """The next piece that was asked for; of an empty object, whether it is empty still."""
+        """The next block of what was asked for; of an empty object, whether it is empty still."""
         try:
-            self._piece, data = next(self._pieces)
+            self._piece, self._data = next(self._blocks)
         except Changed:
-            raise self._files.changed(self._sources[0], _OTHER_OBJECT) from None
-        self._sources.popleft()
-        self._data = memoryview(data)
+            raise self._files.changed(self._source, _OTHER_OBJECT) from None
 
     def read_into(self, target: memoryview, at: int) -> int:
         self._need(at)
@@ -366,7 +366,7 @@ class ObjectReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pieces.close()  # type: ignore[attr-defined]
+        self._blocks.close()  # type: ignore[attr-defined]
 
 
 def open_source(files: FileSet, number: int) -> int:

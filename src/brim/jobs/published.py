@@ -380,7 +380,7 @@ class PublishedObjects:
     @property
     def unproved(self) -> Sequence[str]:
         noted = all(receipt.etag for receipt in self.told.receipts.values())
-        what = "sizes and ETags are those" if noted else "sizes are those (this store's ETags do not tell content)"
+        what = "sizes and ETags are those" if noted else "this store's ETags do not tell content, and sizes are those"
         return (f"content: not read back; {what} noted when it was sent (--deep reads everything)",)
 
     def _read(self, name: str) -> bytes | None:

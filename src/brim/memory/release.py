@@ -29,15 +29,16 @@ def _libc() -> Any:
         return None
 
 
-def keep_heap_small(*, at_once: bool = True) -> None:
-    """From now on, threads share one heap; `at_once`, blocks of 64 KB go back to the system when they are freed.
+def keep_heap_small(*, large_bytes: int | None = _LARGE_BYTES) -> None:
+    """From now on, threads share one heap, and blocks of `large_bytes` go back to the system when they are freed.
 
-    That costs system calls: whoever frees much together gives it back by `give_back_heap` instead.
+    That costs system calls, and the next block is cleared anew: whoever takes and frees blocks of one size all the time
+    gives a larger one, and whoever frees much together None, and gives it back by `give_back_heap`.
     """
     if _libc() is not None:
         _libc().mallopt(_M_ARENA_MAX, 1)
-        if at_once:
-            _libc().mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        if large_bytes is not None:
+            _libc().mallopt(_M_MMAP_THRESHOLD, large_bytes)
 
 
 def give_back_heap() -> None:
