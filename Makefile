@@ -61,7 +61,7 @@ faults: .venv/dev
 
 # Real models, in an environment of its own: torch is too large for the default install. pip chooses its build.
 test-embed: .venv/uv
-	sh tests/versions/with_extra.sh embed $(PYTHON) -k "embed_torch or torch or trainer or train" \
+	sh tests/versions/with_extra.sh embed $(PYTHON) -m pytest -k "embed_torch or torch or trainer or train" \
 	  tests/integration/test_embed_torch.py tests/integration/test_tensors.py tests/integration/test_watching.py \
 	  tests/integration/test_train.py
 
@@ -83,7 +83,7 @@ test-spark: .venv/dev
 
 # Clusters of several nodes on this machine, one test after the other, in an environment of its own.
 test-ray: .venv/uv
-	sh tests/versions/with_extra.sh ray $(PYTHON) -m ray tests/integration/test_ray.py
+	sh tests/versions/with_extra.sh ray $(PYTHON) -m pytest -m ray tests/integration/test_ray.py
 
 # The example for Slurm on a real one, of three daemons on loopback, which is installed if that is allowed (skipped by
 # name otherwise); and the one for Kubernetes against its schema.
@@ -97,7 +97,7 @@ test-slurm: .venv/dev
 # Every job to every destination by every engine, whatever happens to it (docs/internals.md has the table).
 test-matrix: .venv/dev .venv/uv
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not ray" tests/integration/test_matrix.py
-	sh tests/versions/with_extra.sh ray $(PYTHON) -m ray tests/integration/test_matrix.py
+	sh tests/versions/with_extra.sh ray $(PYTHON) -m pytest -m ray tests/integration/test_matrix.py
 
 # Object stores of other makers: what npm and pip have of them. The suite has SeaweedFS and a server for gs://. Ends with
 # the table of docs/objects.md.
@@ -225,9 +225,8 @@ bench-walks: .venv/dev
 bench-parts: .venv/dev
 	$(BIN)/python benchmarks/parts.py
 
-bench-ray: .venv/dev
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[ray]'
-	$(BIN)/python benchmarks/cluster.py
+bench-ray: .venv/uv
+	sh tests/versions/with_extra.sh ray $(PYTHON) benchmarks/cluster.py
 
 sample: .venv/dev
 	$(BIN)/python examples/make_sample.py examples/sample

