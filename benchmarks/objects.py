@@ -4,7 +4,7 @@ Parts of 12 files of 300 MB each. *upload*: a folder to a bucket. *hub*: from a 
 from bucket to bucket. *small*: 30,000 files of 1.5 KB, to a bucket and from one, beside obstore's own concurrent put
 and get of them. The server is SeaweedFS (tests/s3), the Hub is tests/hub; both share the two cores with
 everybody, and their memory does not count. brim makes Parquet shards, hashes, proves and remembers; obstore moves
-bytes.
+bytes. "CPU s" is what the contender itself takes of the two cores, without the server.
 Contenders take turns, each with a bucket of its own that is removed afterwards. Not measured: a real network.
 """
 
@@ -104,7 +104,9 @@ class Bench:
             raise SystemExit(f"{contender.name} ended with {done.exit_code}:\n{done.output[-2000:]}")
         self._empty(bucket)
         self.server.request("DELETE", bucket)  # a bucket's volumes go with it
-        progress(f"{contender.name}: {done.seconds:.1f} s, {done.peak_bytes / MB:.0f} MB")
+        progress(
+            f"{contender.name}: {done.seconds:.1f} s, {done.cpu_seconds:.1f} s of CPU, {done.peak_bytes / MB:.0f} MB"
+        )
         return done
 
     def _empty(self, bucket: str) -> None:
@@ -133,12 +135,16 @@ class Bench:
                 runs[contender.name].append(self.run(contender))
         median = {name: statistics.median(run.seconds for run in of) for name, of in runs.items()}
         peak = {name: max(run.peak_bytes for run in of) / MB for name, of in runs.items()}
-        part = Part(title, ("what", "runs", "median s", "min–max s", "MB/s", "throughput against obstore", "peak MB"))
+        part = Part(
+            title, ("what", "runs", "median s", "min–max s", "MB/s", "throughput against obstore", "CPU s", "peak MB")
+        )
         brim, plain = runs
         total_mb = SMALL * SMALL_BYTES / MB if goals is _small_enough else TOTAL_MB
         for name, of in runs.items():
             seconds = [run.seconds for run in of]
-            part.runs[name] = [{"seconds": run.seconds, "peak_bytes": run.peak_bytes} for run in of]
+            part.runs[name] = [
+                {"seconds": run.seconds, "cpu_seconds": run.cpu_seconds, "peak_bytes": run.peak_bytes} for run in of
+            ]
             part.rows.append(
                 (
                     name,
@@ -147,6 +153,7 @@ class Bench:
                     f"{min(seconds):.1f}–{max(seconds):.1f}",
                     f"{total_mb / median[name]:.0f}",
                     f"{median[plain] / median[name]:.2f}×",
+                    f"{statistics.median(run.cpu_seconds for run in of):.1f}",
                     f"{peak[name]:.0f}",
                 )
             )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -36,6 +37,7 @@ class Measured:
     peak_bytes: int
     output: str
     curve: tuple[tuple[float, int], ...] = ()
+    cpu_seconds: float = 0.0  # of it and those of its children that it waited for
 
 
 def as_installed(env: Mapping[str, str]) -> dict[str, str]:
@@ -48,7 +50,7 @@ def measure(
 ) -> Measured:
     """Run the command to its end."""
     env = as_installed(env or os.environ)
-    peak = 0
+    peak, cpu_before = 0, _children_cpu()
     points: list[tuple[float, int]] = []
     with tempfile.TemporaryFile() as output:
         begin = time.monotonic()
@@ -73,7 +75,12 @@ def measure(
             process.wait()
         output.seek(0)
         text = output.read().decode(errors="replace")
-    return Measured(seconds, process.returncode, peak, text, tuple(points))
+    return Measured(seconds, process.returncode, peak, text, tuple(points), _children_cpu() - cpu_before)
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def tree_bytes(pid: int) -> int:
