@@ -23,7 +23,7 @@ import pytest
 
 from brim.buckets.bucket_address import parse_bucket_address
 from brim.stores.bucket_lease import Lease
-from tests.conftest import random_bytes, tree_digest, write_files
+from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.places import FolderPlace, Listing, listing, run, start
 from tests.stores.servers import ALL, BUCKET, RunningStore
 
@@ -207,16 +207,23 @@ class TestEveryStore:
         if importlib.util.find_spec(reader) is None:
             cells["`datasets`"] = "not run"
             pytest.skip(f"{reader} is not installed: make test-stores")
-        done = run(place, "build", source, place.address, *SHARDS)
-        line = next(line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.strip().startswith("load "))
-        assert line.endswith(f"# pip install {reader}")
-        program = f"import datasets\nfound = {line}\nprint(sorted(row['file']['path'] for row in found['train']))"
-        environment = place.environment | {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
-        read = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=120
-        )
-        assert read.returncode == 0, read.stderr
-        assert read.stdout.strip() == str(sorted(path.name for path in source.iterdir()))
+        # Where the endpoint is said by an option, the line says it; where by the environment, that says it.
+        known = {n: v for n, v in place.store.environment.items() if n in ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST")}
+        for name, endpoint in [("", ""), *known.items()]:
+            environment = {n: v for n, v in place.environment.items() if n != name}
+            there = StorePlace(place.store, place.folder, f"{place.prefix}/{bool(name)}")
+            said = ("--endpoint-url", endpoint) if name else ()
+            done = brim("build", source, there.address, *said, *SHARDS, env=environment)
+            line = next(one.split(maxsplit=1)[1] for one in done.stdout.splitlines() if one.strip().startswith("load "))
+            assert line.endswith(f"# pip install {reader}")
+            program = f"import datasets\nfound = {line}\nprint(sorted(row['file']['path'] for row in found['train']))"
+            read = subprocess.run(
+                [sys.executable, "-c", program],
+                env=environment | {"HF_HOME": str(tmp_path / f"hf{name}"), "HF_HUB_OFFLINE": "0"},
+                capture_output=True, text=True, check=False, timeout=120,
+            )  # fmt: skip
+            assert read.returncode == 0, read.stderr
+            assert read.stdout.strip() == str(sorted(path.name for path in source.iterdir()))
         cells["`datasets`"] = "yes"
 
     @staticmethod

@@ -183,7 +183,9 @@ def loading(dest: str, config: str, splits: Iterable[str], endpoint: str | None 
     if is_bucket_address(dest):
         scheme = dest.partition("://")[0]
         files = {split: f"{dest.rstrip('/')}/data/{split}-*.parquet" for split in sorted(set(splits))}
-        more = f", storage_options={{'endpoint_url': {endpoint!r}}}" if endpoint and scheme == "s3" else ""
+        # adlfs takes another endpoint from a connection string alone, which the environment has.
+        told = endpoint and scheme in ("s3", "gs")
+        more = f", storage_options={{'endpoint_url': {endpoint!r}}}" if told else ""
         needs = (
             f"  # pip install {_READERS[scheme]}" if scheme in _READERS else ""
         )  # the Hub's own buckets need nothing
