@@ -72,10 +72,10 @@ def test_built_verified_unpacked(place: HubBucketPlace, source: Path, tmp_path: 
 
 def test_killed_and_continued(place: HubBucketPlace, source: Path, tmp_path: Path) -> None:
     """What a killed run has sent stays; a reader sees a card that loads nothing until the last shard is there."""
-    place.hub.faults.add("bucket-batch", nth=5, action="stall", seconds=60)
+    place.hub.faults.add("bucket-batch", nth=7, action="stall", seconds=60)
     process = start(place, "build", source, place.address, "--quiet", *ROWS, "--workers", "1")
     until = time.monotonic() + 60
-    while place.hub.counters.requests["bucket-batch"] < 5 and time.monotonic() < until:
+    while place.hub.counters.requests["bucket-batch"] < 7 and time.monotonic() < until:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
