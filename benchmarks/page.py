@@ -119,6 +119,11 @@ LINES = (
         (("obstore, the files as they are", Figure("objects", "upload", "obstore, the files as they are")),),
     ),
     Line(
+        "the same files to a local Hub",
+        Figure("publish", "speed", "brim, by LFS"),
+        (("`push_to_hub`", Figure("publish", "speed", "push_to_hub, by LFS")),),
+    ),
+    Line(
         "a function over 1 GB of Parquet",
         Figure("map", "1 GB, python", "brim"),
         (
@@ -141,13 +146,8 @@ LINES = (
         Figure("embed", "model", "brim embed"),
         (("`SentenceTransformer.encode`", Figure("embed", "model", "SentenceTransformer.encode")),),
     ),
-    Line(
-        "the same files to a local Hub",
-        Figure("publish", "speed", "brim, by LFS"),
-        (("`push_to_hub`", Figure("publish", "speed", "push_to_hub, by LFS")),),
-    ),
     Line("902 sessions, 273 GB of sparse files, to a local Hub", Figure("publish", "whole", "brim build")),
-    Line("four sessions more, appended to them", Figure("publish", "whole", "append")),
+    Line("1.2 GB more, appended to them", Figure("publish", "whole", "append")),
     Line("plan of 902 sessions, 273 GB", Figure("arc", "arc", "brim plan --recipe arc")),
 )
 

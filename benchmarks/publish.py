@@ -1,9 +1,9 @@
 """What publishing costs: brim beside `push_to_hub` and the usual loop, and a dataset of 273 GB.
 
-Three parts. *speed*: 12 files of 300 MB to a local Hub, by LFS and by Xet, against what `datasets` does. *ways*: the
-same by Xet with little and with more memory, to a storage bucket of the Hub, and an update of one file, beside
-`hf upload` of shards that are on disk already. *whole*: 902 sessions, 273 GB of sparse files, in one go, with the
-memory curve; then four sessions more, appended.
+Three parts. *speed*: 12 files of 300 MB to a local Hub, by LFS, against what `datasets` does. *ways*: the same by Xet,
+with little and with more memory, to a storage bucket of the Hub, and an update of one file, beside `hf upload` of
+shards that are on disk already. *whole*: 902 sessions, 273 GB of sparse files, in one go, with the memory curve; then
+four sessions more, appended.
 
 The Hub is tests/hub in a process of its own on the same machine: it hashes what it gets and stores nothing.
 Its time counts for everybody alike, and both cores are shared with it. Contenders take turns; memory is
@@ -168,7 +168,6 @@ def speed(arguments: argparse.Namespace) -> Part:
     peer = [sys.executable, str(HERE / "publish_peers.py")]
     contenders = [
         Contender("brim, by LFS", [*brim, "--via", "lfs"], arguments.repeats),
-        Contender("brim, by Xet", [*brim, "--via", "xet"], arguments.repeats, xet=True),
         Contender("push_to_hub, by LFS", [*peer, "push_to_hub", str(source), REPO, *shards], arguments.peer_repeats),
         Contender("push_to_hub, by Xet", [*peer, "push_to_hub", str(source), REPO, *shards], 1, xet=True),
         Contender("the usual loop, by LFS", [*peer, "loop", str(source), REPO, *shards], arguments.peer_repeats),
@@ -188,7 +187,7 @@ def speed(arguments: argparse.Namespace) -> Part:
 def _speed_part(runs: dict[str, list[Run]]) -> Part:
     median = {name: statistics.median(run.measured.seconds for run in of) for name, of in runs.items()}
     peak = {name: max(run.measured.peak_bytes for run in of) for name, of in runs.items()}
-    lfs, xet, push, _, loop = runs
+    lfs, push, _, loop = runs
     part = Part(
         f"speed: {ROWS} files of {ROW_BYTES // MB} MB to a local Hub, {ROWS} shards",
         ("what", "runs", "median s", "min–max s", "MB/s", "time against brim", "peak MB", "temporary disk"),
@@ -211,13 +210,12 @@ def _speed_part(runs: dict[str, list[Run]]) -> Part:
         )
     # The finished ledger is written under a temporary name of its own and renamed.
     ledger = {"ledger.jsonl", ".ledger.jsonl.tmp"}
-    names = {file for name in (lfs, xet) for run in runs[name] for file in run.disk_files}
+    names = {file for run in runs[lfs] for file in run.disk_files}
     ledger_only = all(name in ledger or name.endswith(".json") for name in names)  # who listens to a stop file
     part.goals = [
         at_least("brim by LFS faster than push_to_hub", median[push] / median[lfs], 4, "×"),
         at_least("brim by LFS faster than the usual loop", median[loop] / median[lfs], 4, "×"),
         at_most("peak anonymous memory by LFS", peak[lfs] / MB, 110, " MB"),
-        at_most("peak anonymous memory by Xet", peak[xet] / MB, 150, " MB"),
         at_most("files on disk beside the ledger (0: none)", float(not ledger_only), 0, ""),
     ]
     return part
@@ -410,9 +408,9 @@ def main() -> None:
         parts[name] = PARTS[name](arguments)
         parts[name].notes.append(f"Load before this part: {load:.1f}.")
         print_part(parts[name])
+        write_json(arguments.json, facts, parts)
     print_goals(parts)
     print_machine(facts)
-    write_json(arguments.json, facts, parts)
 
 
 if __name__ == "__main__":
