@@ -220,6 +220,19 @@ def test_splits_whose_files_share_names(tmp_path: Path) -> None:
     assert (chosen.files, (tmp_path / "some" / "test" / "a.bin").read_bytes()) == (4, b"a")
 
 
+def test_a_split_named_like_a_config(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
+    """Its files do not go among the folders of that config."""
+    for config, split in (("default", "train"), ("default", "b"), ("b", "train")):
+        machine.publish(source, "--config", config, "--split", split, "--quiet")
+    done = machine.run("unpack", DEST, str(tmp_path / "back"))
+    assert done.returncode == 0, done.stderr
+    folders = {str(path.parent.relative_to(tmp_path / "back")) for path in (tmp_path / "back").rglob("*.bin")}
+    assert folders == {"default/train", "default/b", "b/train"}
+    only = machine.run("unpack", DEST, str(tmp_path / "b"), "--from-config", "b", "--from-split", "train")
+    assert only.returncode == 0, only.stderr
+    assert not [path for path in (tmp_path / "b").iterdir() if path.is_dir()]
+
+
 @pytest.mark.parametrize("verb", ["verify", "check", "info", "unpack"])
 def test_parts_that_are_not_there(source: Path, tmp_path: Path, verb: str) -> None:
     """A config or split that a dataset does not have is an error that lists those that it has."""

@@ -21,7 +21,7 @@ from brim.errors import DamageFound, InputError
 from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_type
 from brim.formats.readable import Hashing, Readable, ReadableFile, ShardFile
 from brim.formats.splice import SpliceBuilder
-from brim.jobs.published import Published, opened
+from brim.jobs.published import Published, Subset, opened
 from brim.memory.limit import effective_limit
 from brim.plans.shard_bytes import locate
 from brim.progress import Progress, Silent, tell_begin
@@ -364,6 +364,14 @@ def _refuse_among_shards(source: Destination, target: Path) -> None:
             raise InputError(f"{str(target)!r} lies among the shards of the dataset.", hint="Unpack to another folder.")
 
 
+def _folders(subsets: Sequence[Subset]) -> dict[str, str]:
+    """By shard: CONFIG/SPLIT; of the default config SPLIT alone, unless a config has the name of one of its splits."""
+    configs = {subset.config for subset in subsets}
+    mixed = any(subset.config == "default" and subset.split in configs for subset in subsets)
+    of = {subset: f"{subset.config}/{subset.split}" if mixed else subset.name for subset in subsets}
+    return {name: folder for subset, folder in of.items() for name in subset.names}
+
+
 def _places(published: Published) -> dict[str, str]:
     """The folder of each shard's files: none, unless files of several configs or splits have the same name."""
     if len(published.subsets) < 2:
@@ -375,7 +383,7 @@ def _places(published: Published) -> dict[str, str]:
             with closing(published.open(name)) as shard:
                 shared = shared or any(seen.setdefault(path, number) != number for path in paths_in(shard))
             if shared:
-                return {name: subset.name for subset in published.subsets for name in subset.names}
+                return _folders(published.subsets)
     return {}
 
 
