@@ -11,8 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
+from tests.conftest import random_bytes, write_files
 from tests.forked import Process, brim, start
 from tests.hub import TestHub
+from tests.hub.store import Entry
 
 REPO = "ada/data"
 DEST = f"hf://datasets/{REPO}"
@@ -85,3 +89,18 @@ def built(source: Path, out: Path, *options: str) -> Listing:
     brim("build", source, out, "--quiet", *options)
     contents = {f"data/{path.name}": path.read_bytes() for path in sorted((out / "data").iterdir())}
     return {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items()}
+
+
+def add_files(source: Path, start: int, stop: int) -> None:
+    write_files(source, {f"f{i:03d}.bin": random_bytes(3000 + i, i) for i in range(start, stop)})
+
+
+def put_by_hand(hub: TestHub, files: dict[str, bytes]) -> None:
+    entries = {name: Entry.regular(data) for name, data in files.items()}
+    hub.repos.get("datasets", REPO).commit("main", lambda tree: tree.update(entries), title="by hand")
+
+
+def card(hub: TestHub, revision: str = "main") -> dict[str, object]:
+    found = yaml.safe_load(hub.read(REPO, "README.md", revision).decode().split("---\n")[1])
+    assert isinstance(found, dict)
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -15,17 +14,12 @@ from pathlib import Path
 
 import nibabel
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from brim.state.ledger import Ledger
 from tests.conftest import random_bytes, write_files
 from tests.hub import TestHub
-from tests.hub.store import Entry
-from tests.publishing import DEST, REPO, Listing, Machine, built, shards
+from tests.publishing import DEST, REPO, Listing, Machine, add_files, built, card, put_by_hand, shards
 
 ROWS = ("--rows-per-shard", "2")
 EACH = ("--rows-per-shard", "1")
@@ -59,21 +53,6 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def all_of_them(many: Path) -> Listing:
     return built(many, many.parent / "out", *EACH)
-
-
-def add_files(source: Path, start: int, stop: int) -> None:
-    write_files(source, {f"f{i:03d}.bin": random_bytes(3000 + i, i) for i in range(start, stop)})
-
-
-def put_by_hand(hub: TestHub, files: dict[str, bytes]) -> None:
-    entries = {name: Entry.regular(data) for name, data in files.items()}
-    hub.repos.get("datasets", REPO).commit("main", lambda tree: tree.update(entries), title="by hand")
-
-
-def card(hub: TestHub, revision: str = "main") -> dict[str, object]:
-    found = yaml.safe_load(hub.read(REPO, "README.md", revision).decode().split("---\n")[1])
-    assert isinstance(found, dict)
-    return found
 
 
 def interrupt(hub: TestHub, machine: Machine, source: Path, nth: int, *options: str) -> None:
@@ -309,267 +288,6 @@ def test_split_with_other_columns(hub: TestHub, machine: Machine, source: Path, 
     assert "--config" in done.stderr
     assert hub.counters.puts == puts
     assert len(hub.history(REPO)) == 2
-
-
-HAND_WRITTEN = """---
-# who may use it
-license: 'cc-by-4.0'   # asked in May
-configs: []
-
-# two languages
-language: [en, "de"]
-dataset_info:
-  dataset_size: 1
-# the last word
-tags:
-- "a: b"
-# the end
----
-# Our scans
-
-Prose with trailing blanks.  \n
-| a | table |
-"""
-
-
-def test_hand_written_card(hub: TestHub, machine: Machine, source: Path) -> None:
-    """A card that people wrote keeps its prose and its other YAML lines byte for byte, comments and quotes too."""
-    hub.create(REPO)
-    put_by_hand(hub, {"README.md": HAND_WRITTEN.encode()})
-    machine.publish(source)
-    once = hub.read(REPO, "README.md").decode()
-    assert card(hub)["configs"] == [
-        {"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}
-    ]
-    assert once.partition("---\n# Our")[2] == HAND_WRITTEN.partition("---\n# Our")[2]
-    wanted = [line for line in HAND_WRITTEN.splitlines() if line not in ("configs: []", "  dataset_size: 1")]
-    kept = iter(once.splitlines())
-    assert [line for line in wanted if line not in kept] == []
-    add_files(source, 5, 6)
-    machine.publish(source, "--update")
-    again = hub.read(REPO, "README.md").decode()
-    assert re.sub(r"\d+", "", again) == re.sub(r"\d+", "", once)
-
-
-def test_broken_card(hub: TestHub, machine: Machine, source: Path) -> None:
-    """A card whose YAML cannot be read is said before the first byte, and stays as it is."""
-    hub.create(REPO)
-    put_by_hand(hub, {"README.md": b"---\na: [1\n---\n"})
-    assert "YAML at the top of README.md is broken" in machine.publish(source, check=2).stderr
-    assert hub.counters.puts == hub.counters.commits == 0
-
-
-@pytest.mark.parametrize(
-    ("front", "kept"),
-    [
-        ("dataset_info: &x\n  a: 1\nother: *x\n", {"other": {"a": 1}}),
-        ("configs: []\nmy key: 1\nfoo.bar: [2]\n", {"my key": 1, "foo.bar": [2]}),
-        ("license: mit\n...\n", {"license": "mit"}),
-        ("license: mit\r\nx: .nan\r\n", {"license": "mit"}),
-        ("configs:\n- data_files: old/*\n", {}),
-        ("# a comment\n", {}),
-    ],
-)
-def test_odd_yaml_keeps_what_it_says(hub: TestHub, machine: Machine, source: Path, front: str, kept: object) -> None:
-    """Whatever YAML a card has, its other fields say the same afterwards, and the dataset has its one config."""
-    hub.create(REPO)
-    put_by_hand(hub, {"README.md": f"---\n{front}---\n# Ours\n".encode()})
-    machine.publish(source)
-    found = card(hub)
-    assert [entry["config_name"] for entry in found.pop("configs")] == ["default"]  # type: ignore[attr-defined]
-    assert found.pop("dataset_info")
-    assert {name: value for name, value in found.items() if value == value} == kept
-    assert ("# a comment" in front) == (b"# a comment" in hub.read(REPO, "README.md"))
-    assert hub.read(REPO, "README.md").endswith(b"---\n# Ours\n")
-
-
-@pytest.mark.parametrize(
-    "text", [b"---\ndate: 2024-13-45\n---\n", b"---\na: " + b"[" * 3000 + b"\n---\n", b"H\xe9llo\n"]
-)
-def test_cards_that_cannot_be_read(hub: TestHub, machine: Machine, source: Path, text: bytes) -> None:
-    """A card with an impossible date, endless nesting or another encoding is an error in words, also for verify."""
-    machine.publish(source)
-    put_by_hand(hub, {"README.md": text})
-    assert "README.md" in machine.publish(source, "--fresh", check=2).stderr
-    told = machine.run("verify", DEST)
-    assert (told.returncode, "README.md: " in told.stderr) == (3, True), told.stderr
-
-
-def test_text_between_rules_is_no_yaml(hub: TestHub, machine: Machine, source: Path) -> None:
-    """A card that begins with a text between two rules keeps it."""
-    hub.create(REPO)
-    put_by_hand(hub, {"README.md": b"---\njust text\n---\nmore\n"})
-    machine.publish(source)
-    assert hub.read(REPO, "README.md").endswith(b"---\n---\njust text\n---\nmore\n")
-
-
-def test_text_around_the_yaml(hub: TestHub, machine: Machine, source: Path) -> None:
-    """What is around the fields that brim writes stays byte for byte: blank lines, quotes, other line ends."""
-    hub.create(REPO)
-    front = '\r\n"license": \'mit\'\r\nabout: "two\r\n  configs: lines"\r\n'
-    body = "\n\n  # Ours \r\n\n'quoted'\n\n\n"
-    put_by_hand(hub, {"README.md": f"---\r\n{front}---\r\n{body}".encode()})
-    machine.publish(source)
-    once = hub.read(REPO, "README.md").decode()
-    assert once.startswith(f"---\r\n{front}configs:\n")
-    assert once.endswith(f"\n---\r\n{body}")
-    add_files(source, 5, 6)
-    machine.publish(source, "--update")
-    assert re.sub(r"\d+", "", hub.read(REPO, "README.md").decode()) == re.sub(r"\d+", "", once)
-
-
-UNLISTED = {
-    "shards": {"data/train-00000-of-00001.parquet": 3, "data/dev-00000-of-00001.parquet": 2, "notes.csv": 1},
-    "folders": {"train/a.parquet": 3, "test/b.parquet": 2, "c.parquet": 1},
-    "names": {"my_train.parquet": 3, "eval.1.parquet": 2, "c.parquet": 1},
-    "everything": {"a.parquet": 3, "deep/er/b.parquet": 2},
-}
-
-
-@pytest.mark.parametrize("how", ["shards", *(pytest.param(how, marks=pytest.mark.slow) for how in list(UNLISTED)[1:])])
-def test_data_without_a_card_is_not_hidden(hub: TestHub, machine: Machine, source: Path, how: str) -> None:
-    """What `load_dataset` finds in a repository without a card, it finds after another config was published too."""
-    hub.create(REPO)
-    put_by_hand(hub, {name: table_of(rows, name) for name, rows in UNLISTED[how].items()})
-    load = """
-        from datasets import load_dataset
-        print({name: sorted(split["n"]) for name, split in load_dataset("ada/data").items()})
-    """
-    before = machine.python(load).stdout
-    machine.publish(source, "--config", "extra")
-    assert machine.python(load).stdout == before
-    count = 'from datasets import load_dataset; print(len(load_dataset("ada/data", "extra", split="train")))'
-    assert machine.python(count).stdout == "5\n"
-
-
-def table_of(rows: int, name: str) -> bytes:
-    table = pa.table({"n": [f"{name} {row}" for row in range(rows)]})
-    out = io.BytesIO()
-    pa.csv.write_csv(table, out) if name.endswith(".csv") else pq.write_table(table, out)
-    return out.getvalue()
-
-
-def test_a_split_beside_data_without_a_card(hub: TestHub, machine: Machine) -> None:
-    """A split that is added to data that no card lists leaves the other splits loadable."""
-    hub.create(REPO)
-    put_by_hand(hub, {"data/train-00000-of-00001.parquet": table_of(3, "x")})
-    machine.python(f"""
-        import brim, datasets
-        ds = datasets.Dataset.from_dict({{"n": ["one", "two"]}})
-        brim.push_to_hub(ds, "{REPO}", split="test")
-        told = {{name: split.num_rows for name, split in datasets.load_dataset("{REPO}").items()}}
-        assert told == {{"train": 3, "test": 2}}, told
-    """)
-
-
-@pytest.mark.parametrize(
-    ("entry", "options", "words"),
-    [
-        ("{config_name: default, data_files: csv/*.csv}", (), "loads 1 other file(s), such as csv/a.csv"),
-        ("{config_name: default, data_dir: csv}", ("--split", "test"), "written by hand (it says data_dir)"),
-        ("{config_name: default, data_files: csv/*.csv, sep: ;}", ("--split", "test"), "(it says sep)"),
-        ("{config_name: default, data_files: csv/*.csv}", ("--split", "test"), "(its files are .csv)"),
-        ("{config_name: all, data_files: '**/*.parquet'}", (), "so that it would take in the new shards too"),
-    ],
-)
-def test_configs_by_hand_are_not_broken(
-    hub: TestHub, machine: Machine, source: Path, entry: str, options: tuple[str, ...], words: str
-) -> None:
-    """A config that a person wrote and that publishing would break is in the way: said before the first byte."""
-    hub.create(REPO)
-    put_by_hand(hub, {"README.md": f"---\nconfigs:\n- {entry}\n---\n".encode(), "csv/a.csv": b"n\n1\n"})
-    head = hub.head(REPO)
-    done = machine.publish(source, *options, check=2)
-    assert words in done.stderr
-    assert "--config" in done.stderr
-    assert (hub.head(REPO), hub.counters.puts) == (head, 0)
-    machine.publish(source, "--config", "mine", *options) if "all" not in entry else None
-
-
-def test_files_with_the_names_of_shards_are_somebodys(hub: TestHub, machine: Machine, source: Path) -> None:
-    """Data that others published under the very names that ours will have is not replaced unless that is asked for."""
-    hub.create(REPO)
-    put_by_hand(hub, {"data/train-00000-of-00001.parquet": table_of(3, "x")})
-    head = hub.head(REPO)
-    assert "1 file(s) that brim did not write there" in machine.publish(source, check=2).stderr
-    assert (hub.head(REPO), hub.counters.puts) == (head, 0)
-    machine.publish(source, "--fresh")
-
-
-@pytest.mark.parametrize("again", [("--fresh",), ("--update",)])
-def test_files_that_two_configs_share(hub: TestHub, machine: Machine, source: Path, again: tuple[str, ...]) -> None:
-    """A config by hand that loads a shard of another one by its name is not left without: said before the first byte.
-    One that loads them by a pattern goes on to."""
-    machine.publish(source, "--config", "x", *ROWS)
-    front = yaml.safe_load(hub.read(REPO, "README.md").decode().split("---\n")[1])
-    front["configs"].append({"config_name": "some", "data_files": "x/train-00000-of-00003.parquet"})
-    front["configs"].append({"config_name": "every", "data_files": "x/*.parquet"})
-    put_by_hand(hub, {"README.md": f"---\n{yaml.safe_dump(front)}---\n".encode()})
-    machine.run("verify", DEST).check_returncode()
-    add_files(source, 5, 7)
-    head, puts = hub.head(REPO), hub.counters.puts
-    done = machine.publish(source, "--config", "x", *ROWS, *again, check=2)
-    assert "The config 'some' of the card loads x/train-00000-of-00003.parquet, which would no longer be" in done.stderr
-    assert (hub.head(REPO), hub.counters.puts) == (head, puts)
-    front["configs"] = [entry for entry in front["configs"] if entry["config_name"] != "some"]
-    put_by_hand(hub, {"README.md": f"---\n{yaml.safe_dump(front)}---\n".encode()})
-    machine.publish(source, "--config", "x", *ROWS, *again)
-    machine.run("verify", DEST).check_returncode()
-
-
-def test_a_config_that_names_nothing(hub: TestHub, machine: Machine, source: Path) -> None:
-    """A config of the card that would load nothing is found; one whose files are elsewhere is not ours to judge."""
-    machine.publish(source, "--config", "x")
-    front = yaml.safe_load(hub.read(REPO, "README.md").decode().split("---\n")[1])
-    front["configs"] += [
-        {"config_name": "far", "data_files": "https://example.org/a.parquet"},
-        {"config_name": "below", "data_dir": "gone", "data_files": "a.parquet"},
-    ]
-    put_by_hand(hub, {"README.md": f"---\n{yaml.safe_dump(front)}---\n".encode()})
-    machine.run("verify", DEST).check_returncode()
-    front["configs"].append({"config_name": "old", "data_files": [{"split": "test", "path": "y/*.csv"}]})
-    put_by_hand(hub, {"README.md": f"---\n{yaml.safe_dump(front)}---\n".encode()})
-    told = machine.run("verify", DEST)
-    assert (told.returncode, "config 'old' names y/*.csv, and there is no such file" in told.stderr) == (3, True)
-
-
-@pytest.mark.parametrize("name", ["README.md", "readme.MD", "x" * 201, "data"])
-def test_names_that_are_taken(hub: TestHub, machine: Machine, source: Path, name: str) -> None:
-    """A folder in the place of the card, or with a name that no disk takes, is refused before the Hub is asked."""
-    machine.publish(source, "--config", name, check=2)
-    assert not hub.log
-
-
-def test_a_file_in_the_place_of_a_config(hub: TestHub, machine: Machine, source: Path) -> None:
-    hub.create(REPO)
-    put_by_hand(hub, {"notes.csv": b"n\n1\n"})
-    done = machine.publish(source, "--config", "notes.csv", check=2)
-    assert "holds a file named notes.csv" in done.stderr
-    assert (hub.counters.puts, hub.counters.commits) == (0, 0)
-
-
-def test_a_repository_that_was_renamed(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """The Hub leads from the old name to the new one: whatever is done by the old name is done there, and it is said;
-    the token goes along, because a private repository is read with it."""
-    machine.publish(source, *ROWS)
-    hub.move(REPO, "ada/other")
-    add_files(source, 5, 6)
-    done = machine.publish(source, *ROWS, "--update")
-    assert f"{REPO} is called ada/other now" in done.stderr
-    for words in (("verify", DEST, str(source)), ("info", DEST), ("unpack", DEST, str(tmp_path / "back"))):
-        machine.run(*words).check_returncode()
-    assert len(list((tmp_path / "back").iterdir())) == 6
-    more = write_files(tmp_path / "more", {"z.bin": b"z"})
-    machine.publish(more, "--append")
-    assert len([name for name in hub.files("ada/other") if name.startswith("data/")]) == 4
-
-
-def test_what_a_server_answers_is_not_the_disk(hub: TestHub, machine: Machine, source: Path, tmp_path: Path) -> None:
-    """A repository that goes while it is unpacked is blamed for itself, and not the folder that it is unpacked to."""
-    machine.publish(source)
-    hub.faults.add("resolve", nth=3, times=99, status=404, code="RepoNotFound")
-    told = machine.run("unpack", DEST, str(tmp_path / "back"))
-    assert (told.returncode, "There is no dataset ada/data on the Hub" in told.stderr) == (2, True), told.stderr
 
 
 # Many shards: the pull request

@@ -20,9 +20,8 @@ from brim.state.durable import record_line, record_of
 from tests.conftest import random_bytes, write_files
 from tests.forked import brim
 from tests.hub import TestHub
-from tests.hub.store import Entry
 from tests.places import BucketPlace, run
-from tests.publishing import DEST, REPO, Machine
+from tests.publishing import DEST, REPO, Machine, put_by_hand
 from tests.s3 import FaultProxy, S3Server
 
 EACH = ("--rows-per-shard", "1")
@@ -42,11 +41,6 @@ def machine(hub: TestHub, tmp_path: Path) -> Machine:
 @pytest.fixture
 def source(many_files: Callable[..., Path]) -> Path:
     return many_files(5, 3000)
-
-
-def put_by_hand(hub: TestHub, files: dict[str, bytes]) -> None:
-    entries = {name: Entry.regular(data) for name, data in files.items()}
-    hub.repos.get("datasets", REPO).commit("main", lambda tree: tree.update(entries), title="by hand")
 
 
 def test_unfinished_by_direct(hub: TestHub, machine: Machine, tmp_path: Path) -> None:
