@@ -20,13 +20,17 @@ FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 OPTIONS = ["--where", "n > 4", "--shuffle", "3", "--rows-per-shard", "1", "--quiet"]
 
 
-@pytest.fixture(params=["none", "snappy", "gzip"])
+@pytest.fixture(params=["none", "snappy", "gzip", "nested"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Values that are ranges, pieces, or decoded to a spool."""
+    """Values that are ranges, pieces, decoded to a spool, or deep inside."""
     rng = random.Random(1)
     files = [{"bytes": rng.randbytes(300_000), "path": f"{n}.bin"} for n in range(45)]
     table = pa.table({"n": range(45), "file": pa.array(files, FILE)})
-    pq.write_table(table, tmp_path / "in.parquet", compression=request.param, row_group_size=10)
+    nested = request.param == "nested"
+    if nested:
+        table = pa.table({"n": range(45), "deep": pa.array([{"label": n, "files": [f]} for n, f in enumerate(files)])})
+    codec = "snappy" if nested else request.param
+    pq.write_table(table, tmp_path / "in.parquet", compression=codec, row_group_size=10)
     return iter([tmp_path / "in.parquet"])
 
 

@@ -277,6 +277,12 @@ def test_unpack_of_files(tmp_path: Path, given: str) -> None:
     assert [path.name for path in source.iterdir()] == ["train-00000-of-00001.parquet"]
 
 
+def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([b"x"])], names=["a", "a"]), tmp_path / "in.parquet")
+    done = brim("select", tmp_path / "in.parquet", tmp_path / "out", check=2)
+    assert "in.parquet has two columns of the name 'a'" in done.stderr
+
+
 def test_encrypted_files_are_told(tmp_path: Path) -> None:
     """A file, or a column of one, that nobody has the key of."""
     from pyarrow.parquet import encryption

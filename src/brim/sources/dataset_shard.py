@@ -94,6 +94,10 @@ class DatasetShard:
             with pq.ParquetFile(ReadableFile(opened), pre_buffer=False) as parquet:
                 self.schema: pa.Schema = plain_schema(parquet.schema_arrow)
                 self.rows = int(parquet.metadata.num_rows)
+            twice = [name for name in self.schema.names if self.schema.names.count(name) > 1]
+            if twice:
+                text = f"{file.shown} has two columns of the name {twice[0]!r}."
+                raise SourceError(text, hint="Write it again with other names.", path=file.shown)
             self.groups: list[Struct] = self.footer[4][1].items if 4 in self.footer else []
             counts = [int(group[3][1]) for group in self.groups]
             if sum(counts) != self.rows or min(counts, default=0) < 0:
