@@ -1,8 +1,8 @@
 """The remote part of selecting.py: rows of a dataset on a local Hub and in a bucket, every request 20 ms away.
 
-Two shards of 1,000 values of 300 kB, written by brim, and one by each of some others. Counted are the requests for shards and the bytes that came of
-them; what is asked once for a dataset (commit, tree, card, manifest) is beside it. Peers read the same shards: Polars
-and pyarrow from the bucket, pyarrow and `datasets` streaming from the Hub.
+Two shards of 1,000 values of 300 kB, written by brim, and one by each of some others. Counted are the requests for
+shards and the bytes that came of them; what is asked once for a dataset (commit, tree, card, manifest) is beside it.
+Peers read the same shards: Polars and pyarrow from the bucket, pyarrow and `datasets` streaming from the Hub.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def remote(work: Path, arguments: argparse.Namespace) -> Part:
         s3.create_bucket(BUCKET)
         _from_a_bucket(part, s3, source, work)
     part.notes += [
-        "Shards of others have no manifest. Their small columns lie in each row group, so that all of them take a request "
-        "a row group beside that for the footer. The size of a value stands before it: in the pages of pyarrow, which "
-        "hold 300 here with and without an index, one is found by following all sizes before it, a request each, or by "
-        "reading all values before it. Few bytes and few requests cannot both be had there.",
+        "Shards of others have no manifest. Their small columns lie in each row group, so that all of them take a "
+        "request a row group beside that for the footer. The size of a value stands before it: in the pages of pyarrow, "
+        "which hold 300 here with and without an index, one is found by following all sizes before it, a request each, "
+        "or by reading all values before it. Few bytes and few requests cannot both be had there.",
     ]
     return part
 
