@@ -72,7 +72,7 @@ def remote(work: Path, arguments: argparse.Namespace) -> Part:
         _from_a_bucket(part, s3, source, work)
     part.notes += [
         "Shards of others have no manifest. Their small columns lie in each row group, so that all of them take a "
-        "request a row group beside that for the footer. The size of a value stands before it: in the pages of pyarrow, "
+        "request a row group beside that for the footer. The size of a value stands before it: in pages of pyarrow, "
         "which hold 300 here with and without an index, one is found by following all sizes before it, a request each, "
         "or by reading all values before it. Few bytes and few requests cannot both be had there.",
     ]

@@ -234,6 +234,7 @@ class ChunkReader:
             raise NotLocated("its codec")
         self._dictionary: _Dictionary | None = None
         self._dictionary_page: tuple[Struct, int] | None = None
+        self._dictionary_body: tuple[PageBody, bool] | None = None
         self._before = False  # whether a page comes before those of data, at which nobody looked
         self._wanted: Ints | None = None
         self._out = _Collected()
@@ -302,7 +303,7 @@ class ChunkReader:
         if kind == _DICTIONARY:
             self._dictionary_page = (header, body_at)
             if self._wanted is None:
-                self._read_dictionary()
+                self._read_dictionary(self._count(header[7][1][1][1]))
             return row, slots
         if kind not in (_DATA, _DATA_V2):
             return row, slots
@@ -334,18 +335,25 @@ class ChunkReader:
             raise Damaged("a column begins inside of a list")
         rows = row + np.cumsum(repetition == 0)
         last = int(rows[-1]) if count else row
+        full = definition == self._leaf.max_definition
+        there, chosen = int(np.count_nonzero(full)), None
         if self._wanted is not None and encoding == PLAIN:
             before = int(np.searchsorted(self._wanted, last, side="right"))
             kept = int(np.searchsorted(rows, self._wanted[before - 1], side="right")) if before else 0
             rows, repetition, definition = rows[:kept], repetition[:kept], definition[:kept]
-        there = int(np.count_nonzero(definition == self._leaf.max_definition))
-        self._take(encoding, body, spooled, position, there)
+            there = int(np.count_nonzero(full[:kept]))
+        elif self._wanted is not None and encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
+            mask = np.isin(rows, self._wanted)
+            chosen = np.flatnonzero(mask[full])
+            rows, repetition, definition = rows[mask], repetition[mask], definition[mask]
+        self._take(encoding, body, spooled, position, there, chosen)
         self._out.rows.append(rows.astype(np.int64))
         self._out.repetition.append(repetition.astype(np.uint8))
         self._out.definition.append(definition.astype(np.uint8))
         return last, slots + count
 
-    def _read_dictionary(self) -> _Dictionary | None:
+    def _read_dictionary(self, count: int) -> _Dictionary:
+        """The first `count` values of the dictionary."""
         if self._before:
             header, used = self._header(self._start, self._end)
             self._before, size = False, int(header[3][1])
@@ -353,13 +361,18 @@ class ChunkReader:
                 raise Damaged("a page runs past its column")
             if header[1][1] == _DICTIONARY:
                 self._dictionary_page = (header, self._start + used)
-        if self._dictionary is None and self._dictionary_page is not None:
-            header, body_at = self._dictionary_page
-            own, size, plain_size = header[7][1], int(header[3][1]), int(header[2][1])
+        if self._dictionary_page is None:
+            raise Damaged("a page refers to a dictionary that is not there")
+        header, body_at = self._dictionary_page
+        own, size, plain_size = header[7][1], int(header[3][1]), int(header[2][1])
+        if count > self._count(own[1][1]):
+            raise Damaged("a page refers to what its dictionary does not have")
+        if self._dictionary is None or len(self._dictionary.sizes) < count:
             if own[2][1] not in (PLAIN, PLAIN_DICTIONARY):
                 raise NotLocated("its dictionary")
-            body, spooled = self._body(body_at, size, plain_size, header, self._codec)
-            begins, sizes = self._chase(body, 0, body.size, self._count(own[1][1]))
+            body, spooled = self._dictionary_body or self._body(body_at, size, plain_size, header, self._codec)
+            self._dictionary_body = (body, spooled)
+            begins, sizes = self._chase(body, 0, body.size, count)
             self._dictionary = _Dictionary(spooled, self._out.place(body, begins, sizes), sizes)
         return self._dictionary
 
@@ -460,20 +473,21 @@ class ChunkReader:
             raise Damaged("the lengths of a page do not add up to its size")
         return np.array(begins, np.int64), np.array(sizes, np.int64)
 
-    def _take(self, encoding: int, body: PageBody, spooled: bool, position: int, count: int) -> None:
-        """Find the values of a data page."""
+    def _take(
+        self, encoding: int, body: PageBody, spooled: bool, position: int, count: int, chosen: Ints | None
+    ) -> None:
+        """Find the values of a data page, or of one with a dictionary only those that are chosen."""
         out = self._out
         if encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
-            known = self._read_dictionary()
-            if known is None:
-                raise Damaged("a page refers to a dictionary that is not there")
             data = body.read(position, body.size - position)
             if not data and count:
                 raise Damaged("the numbers of a page end early")
             numbers = runs(data[1:], data[0], count) if count else np.zeros(0, np.int64)
-            if count and numbers.max() >= len(known.sizes):
-                raise Damaged("a page refers to what its dictionary does not have")
-            starts, sizes, spooled = known.starts[numbers], known.sizes[numbers], known.spooled
+            numbers = numbers if chosen is None else numbers[chosen]
+            starts, sizes = numbers, numbers
+            if len(numbers):
+                known = self._read_dictionary(int(numbers.max()) + 1)
+                starts, sizes, spooled = known.starts[numbers], known.sizes[numbers], known.spooled
         elif encoding == PLAIN:
             begins, sizes = self._chase(body, position, body.size, count)
             starts = out.place(body, begins, sizes)
