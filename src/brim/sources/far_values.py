@@ -19,7 +19,7 @@ from brim.records import dataclass
 from brim.sources.dataset_files import Range, RemoteShard
 
 REQUEST_BYTES = 64 << 10  # what a request costs that is on its way with others: join_ranges takes as much between two
-_WAIT_BYTES = 256 << 10  # and one of many that each wait for the one before: 20 ms of a line of 100 Mbit/s
+_WAIT_BYTES = 192 << 10  # and one of many that each wait for the one before: 20 ms of a line of 80 Mbit/s
 _FEW = 32
 _SLACK = 1.02  # values of one page are about of one size
 _HEAD_BYTES = 4096  # the header of a page and its levels
