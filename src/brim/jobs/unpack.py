@@ -305,8 +305,8 @@ def unpack(
     chosen = (columns,) if isinstance(columns, str) else tuple(columns)
     access = Access(endpoint_url, anonymous)
     if isinstance(destination, Selection | FileTable) or where is not None or chosen or _is_file(destination):
-        if not isinstance(destination, Selection | FileTable):
-            _refuse_among_shards(parse_destination(destination, access), target)
+        if not isinstance(destination, Selection | FileTable) and "://" not in os.fspath(destination):
+            _refuse_among_shards(Path(destination), target)
         rows = open_dataset(destination, config=from_config, split=from_split, access=access)
         rows = rows.where(where) if where is not None else rows
         rows = rows.columns([*dict.fromkeys(chosen)]) if chosen else rows
