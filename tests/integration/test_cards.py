@@ -243,6 +243,35 @@ def test_files_that_two_configs_share(hub: TestHub, machine: Machine, source: Pa
     machine.run("verify", DEST).check_returncode()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "splits: [{name: train, num_bytes: many, num_examples: few}]",
+        "splits: 3",
+        "splits: [3, {name: train}]",
+    ],
+)
+def test_numbers_that_are_none(hub: TestHub, machine: Machine, source: Path, said: str) -> None:
+    """Whatever a card says of the splits that are there, another one is published beside them."""
+    hub.create(REPO)
+    front = f"configs:\n- config_name: default\n  data_files:\n    train: x/*.parquet\ndataset_info:\n  {said}\n"
+    put_by_hand(hub, {"README.md": f"---\n{front}---\n".encode(), "x/a.parquet": table_of(3, "x")})
+    machine.publish(source, "--split", "test")
+    assert [entry["split"] for entry in card(hub)["configs"][0]["data_files"]] == ["train", "test"]  # type: ignore[index]
+
+
+def test_a_config_whose_name_is_a_number(hub: TestHub, machine: Machine, source: Path) -> None:
+    """It is the config of that name, and not another one beside it."""
+    hub.create(REPO)
+    front = "configs:\n- config_name: 2024\n  data_files: x/*.parquet\n"
+    put_by_hand(hub, {"README.md": f"---\n{front}---\n".encode(), "x/a.parquet": table_of(3, "x")})
+    assert (
+        "config '2024' of the card loads 1 other file(s)" in machine.publish(source, "--config", "2024", check=2).stderr
+    )
+    machine.publish(source, "--config", "2025")
+    assert [entry["config_name"] for entry in card(hub)["configs"]] == ["2024", "2025"]  # type: ignore[attr-defined]
+
+
 def test_a_config_that_names_nothing(hub: TestHub, machine: Machine, source: Path) -> None:
     """A config of the card that would load nothing is found; one whose files are elsewhere is not ours to judge."""
     machine.publish(source, "--config", "x")

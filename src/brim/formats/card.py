@@ -149,7 +149,7 @@ def _split_bytes(split: dict[str, Any], facts: CardFacts, old: dict[str, Any], n
     entries = [entry for entry in card_entries(old) if entry["config_name"] == facts.config]
     patterns = [path for entry in entries for name, path in patterns_of(entry) if name == split.get("name")]
     found = [size for name, size in names.items() if any(fits(name, pattern) for pattern in patterns)]
-    return sum(found) if found else int(split.get("num_bytes") or 0)
+    return sum(found) if found else _number(split.get("num_bytes"))
 
 
 def _info(facts: CardFacts, old: dict[str, Any], names: Mapping[str, int], configs: Sequence[dict[str, Any]]) -> Any:
@@ -172,7 +172,7 @@ def _info(facts: CardFacts, old: dict[str, Any], names: Mapping[str, int], confi
                     "The other splits there have other columns or types.",
                     hint="Publish all splits together, or give this one another --config.",
                 )
-    total = sum(int(split.get("num_bytes") or 0) for split in splits)
+    total = sum(_number(split.get("num_bytes")) for split in splits)
     ours = {split.name for split in facts.splits}
     others_bytes = sum(_split_bytes(split, facts, old, names) for split in splits if split.get("name") not in ours)
     sent = others_bytes + sum(split.bytes for split in facts.splits)
@@ -184,6 +184,11 @@ def _info(facts: CardFacts, old: dict[str, Any], names: Mapping[str, int], confi
     if not others:
         return mine
     return [*others, {"config_name": facts.config, **mine}]
+
+
+def _number(said: Any) -> int:
+    """What a card says of a size; nothing if that is no number."""
+    return said if isinstance(said, int) else 0
 
 
 def _infos(old: dict[str, Any]) -> list[dict[str, Any]]:
@@ -202,9 +207,10 @@ def _other_splits(facts: CardFacts, old: dict[str, Any]) -> list[SplitFacts]:
     """What a card says of splits that stay. How many shards they have, it does not."""
     ours = {split.name for split in facts.splits}
     infos = [info for info in _infos(old) if facts.keep_splits and info["config_name"] == facts.config]
-    listed = [split for info in infos for split in info.get("splits") or () if isinstance(split, dict)]
+    lists = [info["splits"] for info in infos if isinstance(info.get("splits"), list)]
+    listed = [split for splits in lists for split in splits if isinstance(split, dict)]
     return [
-        SplitFacts(str(split["name"]), int(split["num_examples"]), int(split["num_bytes"]), 0)
+        SplitFacts(str(split["name"]), _number(split["num_examples"]), _number(split["num_bytes"]), 0)
         for split in listed
         if split.keys() >= {"name", "num_examples", "num_bytes"} and split["name"] not in ours
     ]

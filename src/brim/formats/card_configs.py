@@ -32,7 +32,9 @@ def card_entries(fields: dict[str, Any]) -> list[dict[str, Any]]:
     """The configs that a card lists, each with its name: one without is meant as the default."""
     listed = fields.get("configs")
     entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    return [entry if "config_name" in entry else {"config_name": "default", **entry} for entry in entries]
+    # YAML makes a number of a name like 2024, and who loads it asks for a text.
+    named = [entry if "config_name" in entry else {"config_name": "default", **entry} for entry in entries]
+    return [{**entry, "config_name": str(entry["config_name"])} for entry in named]
 
 
 def patterns_of(entry: dict[str, Any]) -> list[tuple[str, str]]:
