@@ -178,4 +178,10 @@ def test_structs_of_datasets(tmp_path: Path) -> None:
     assert made.features == source.features
     wanted = [row for row in source if row["one"]["label"] < 5]
     assert list(made) == wanted
+    # One that is open has its bytes where others have numbers.
+    whole, opened = library.dataset(tmp_path / "in.parquet"), datasets.Dataset.from_dict(rows, features)
+    for name, joined in (("a", whole.concat(library.dataset(opened))), ("b", library.dataset(opened).concat(whole))):
+        library.build(joined, tmp_path / name)
+        (file,) = (tmp_path / name / "data").iterdir()
+        assert pq.read_table(file).to_pylist() == opened.to_list() * 2
     shutil.rmtree(cache)

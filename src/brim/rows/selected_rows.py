@@ -14,10 +14,9 @@ import pyarrow.compute as pc
 
 from brim import cuts
 from brim.errors import InputError
-from brim.file_set import FILE_TYPE, FileSet
+from brim.file_set import FILE_TYPE
 from brim.formats.nested_values import changed
-from brim.formats.splice import SpliceBuilder
-from brim.sources.file_table import FileTable, is_list, one_array
+from brim.sources.file_table import FileTable, contents_of, is_list, one_array
 
 _BATCH_BYTES, _BATCH_ROWS = 16_000_000, 1024
 
@@ -91,24 +90,7 @@ class SelectedRows:
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=absent)
 
     def _content(self, cells: Any, kind: pa.DataType) -> Any:
-        return pa.array(_contents(self._table.files, cells), kind)
-
-
-def _contents(files: FileSet, cells: Any) -> list[bytes | None]:
-    """What the files of these numbers hold; None for those that are null, or have no content."""
-    numbers = cells.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    there = np.asarray(cells.is_valid().to_numpy(zero_copy_only=False), bool)
-    there[there] = files.has_content(numbers[there])
-    values, sizes = SpliceBuilder(files), []
-    for number in numbers[there].tolist():
-        begin = values.position
-        values.value(number)
-        sizes.append(values.position - begin)
-    with values.finish() as splice:
-        data = splice.read_at(0, splice.size)
-    ends = np.cumsum(np.array(sizes, np.int64)).tolist()
-    parts = iter([data[end - size : end] for size, end in zip(sizes, ends, strict=True)])
-    return [next(parts) if one else None for one in there.tolist()]
+        return pa.array(contents_of(self._table.files, cells), kind)
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:

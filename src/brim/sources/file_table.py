@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from brim import cuts
 from brim.file_set import FileSet, Ints
 from brim.formats.nested_values import leaf_cells
+from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
 from brim.sources.features import extension_of, is_companion
 
@@ -294,6 +295,33 @@ def nested_numbers(column: pa.ChunkedArray, kind: pa.DataType) -> Iterator[tuple
     for cells, rows in leaf_cells(one_array(column), kind):
         there = np.asarray(cells.is_valid().to_numpy(zero_copy_only=False), bool)
         yield np.asarray(cells.drop_null().to_numpy(zero_copy_only=False), np.int64), rows[there]
+
+
+def contents_of(files: FileSet, cells: Any) -> list[bytes | None]:
+    """What the files of these numbers hold; None for those that are null, or have no content."""
+    numbers = cells.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    there = np.asarray(cells.is_valid().to_numpy(zero_copy_only=False), bool)
+    there[there] = files.has_content(numbers[there])
+    values, sizes = SpliceBuilder(files), []
+    for number in numbers[there].tolist():
+        begin = values.position
+        values.value(number)
+        sizes.append(values.position - begin)
+    with values.finish() as splice:
+        data = splice.read_at(0, splice.size)
+    ends = np.cumsum(np.array(sizes, np.int64)).tolist()
+    parts = iter([data[end - size : end] for size, end in zip(sizes, ends, strict=True)])
+    return [next(parts) if one else None for one in there.tolist()]
+
+
+def comparable(table: pa.Table) -> pa.Table:
+    """With columns as what their values are, where pyarrow cannot compare them as they are stored."""
+    for number, (name, kind) in enumerate(zip(table.schema.names, table.schema.types, strict=True)):
+        if pa.types.is_dictionary(kind):
+            table = table.set_column(number, name, table.column(number).cast(kind.value_type))
+        elif pa.types.is_float16(kind):
+            table = table.set_column(number, name, table.column(number).cast(pa.float32()))
+    return table
 
 
 def cell_sums(column: pa.ChunkedArray, weights: Ints) -> Ints:

@@ -24,8 +24,9 @@ from brim.file_set import Bools, Ints, join_sets
 from brim.formats.nested_values import changed
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
-from brim.sources.file_table import FileTable, Split, is_list, one_array
+from brim.sources.file_table import FileTable, Split, comparable, is_list, one_array
 from brim.sources.source_options import check_split
+from brim.sources.value_places import with_content
 from brim.sources.where import names_in, need_duckdb, sql_mask, where_mask
 
 CONTENT = "content"  # the word for the bytes of the only file column
@@ -186,7 +187,11 @@ class JoinedOrigin:
             table = part.columns(names).take(self._row_of[rows[own]]).table()
             order[own] = before + np.arange(len(own))
             before += len(own)
-            tables.append(table.replace(rows=_with_numbers(table, files)))
+            tables.append(table)
+        for number, table in enumerate(tables):
+            mixed = [name for name in table.nested if any(name not in other.nested for other in tables)]
+            table = with_content(table, mixed) if mixed else table
+            tables[number] = table.replace(rows=_with_numbers(table, files))
             files += len(table.files)
         whole = pa.concat_tables([table.rows for table in tables]).take(pa.array(order))
         far = tuple(dict.fromkeys(address for table in tables for address in table.far))
@@ -485,7 +490,7 @@ class _Chosen:
             if name in self._origin.partial:
                 raise InputError(f"Rows cannot be sorted by the files of {name!r}.")
             keys.append((name, "descending" if down else "ascending"))
-        table = _comparable(self.small([name for name, _ in keys]))
+        table = comparable(self.small([name for name, _ in keys]))
         at, parts = 0, []
         for split, rows in self.parts:
             part = table.slice(at, len(rows))
@@ -594,19 +599,9 @@ def _by_group(column: pa.ChunkedArray, edges: Ints, seed: int) -> Ints:
     return np.asarray(split[group], np.int64)
 
 
-def _comparable(table: pa.Table) -> pa.Table:
-    """With columns as what their values are, where pyarrow cannot compare them as they are stored."""
-    for number, (name, kind) in enumerate(zip(table.schema.names, table.schema.types, strict=True)):
-        if pa.types.is_dictionary(kind):
-            table = table.set_column(number, name, table.column(number).cast(kind.value_type))
-        elif pa.types.is_float16(kind):
-            table = table.set_column(number, name, table.column(number).cast(pa.float32()))
-    return table
-
-
 def _values(column: pa.ChunkedArray) -> Ints:
     """A number for each value: equal ones have the same, null is a value."""
-    column = _comparable(pa.table({"": column})).column(0)
+    column = comparable(pa.table({"": column})).column(0)
     if pa.types.is_floating(column.type):
         column = pc.add(column, pa.scalar(0.0, column.type))  # of which minus zero is one
     try:

@@ -6,10 +6,11 @@ pyarrow can decode is written to one a few rows at a time.
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,9 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from brim import cuts
 from brim.errors import BrimError, SinkFailed
 from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, Pieces, RangeSetBuilder
-from brim.formats.nested_values import assembled
+from brim.formats.nested_values import assembled, changed
 from brim.formats.parquet_levels import levels_of
 from brim.formats.parquet_values import ChunkReader, FoundValues, Leaf, NotLocated, PageSpan, Spooling
 from brim.formats.readable import Readable, ReadableFile
@@ -32,7 +34,7 @@ from brim.records import dataclass
 from brim.sources.dataset_files import RemoteShard, fetch_together, fetched
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, NestedLeaf, broken
 from brim.sources.far_values import ChunkShape, FarChunk, FarCopy, fetched_ranges, in_pieces
-from brim.sources.file_table import one_array
+from brim.sources.file_table import FileTable, contents_of, one_array
 
 _HERE = "/proc/self/fd"
 
@@ -141,7 +143,31 @@ def _values(array: Any) -> Any:
 
 FETCHED_BYTES = 256_000_000  # of the chosen pages of a shard that is far away: so many are fetched and kept on disk
 COPIED_BYTES = 4_000_000_000  # of all of them
+_BATCH_BYTES, _BATCH_ROWS = 16_000_000, 1024
 _LOOKING = 32  # pages in which lengths are followed at a time
+
+
+def with_content(table: FileTable, names: Collection[str]) -> FileTable:
+    """The table with the bytes of some nested columns in them: on disk, for a source that has no numbers there."""
+    kinds = {name: table.nested[name] for name in names}
+    spool, schema = ValueSpool(), pa.schema([pa.field(name, kind) for name, kind in kinds.items()])
+    sizes = sum((table.cell_bytes(name, table.files.sizes) for name in kinds), np.zeros(len(table), np.int64))
+
+    def filled(cells: Any, kind: pa.DataType) -> pa.Array:
+        return pa.array(contents_of(table.files, cells), kind)
+
+    with open(spool.descriptor, "wb", closefd=False) as sink, pa.ipc.new_stream(sink, schema) as writer:
+        for start, stop in itertools.pairwise(cuts.fill(sizes, _BATCH_BYTES, _BATCH_ROWS).tolist()):
+            rows = table.rows.slice(start, stop - start)
+            arrays = [changed(one_array(rows.column(name)), kind, kind, filled) for name, kind in kinds.items()]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+    spool.size = os.fstat(spool.descriptor).st_size
+    read, rows = pa.ipc.open_stream(pa.memory_map(spool.path)).read_all(), table.rows
+    for name, kind in kinds.items():
+        at = rows.column_names.index(name)
+        rows = rows.set_column(at, rows.schema.field(name).with_type(kind), read.column(name))
+    nested = {name: kind for name, kind in table.nested.items() if name not in kinds}
+    return table.replace(rows=rows, nested=nested, held=(*table.held, spool))
 
 
 def numbers_type(kind: pa.DataType) -> pa.DataType:
