@@ -17,6 +17,7 @@ import pytest
 from brim.memory.meter import tree, tree_bytes
 from brim.state.ledger import Ledger
 from tests.conftest import brim, tree_digest
+from tests.faults.injection import Fault, Shim
 from tests.faults.test_disk_full import grow
 from tests.killing import kill_at_random_moments, kills
 
@@ -89,6 +90,32 @@ def test_finished_units_are_not_done_again(work: Path) -> None:
     done = next(json.loads(line) for line in told if '"done"' in line)
     assert done["units"] - done["computed"] == len(receipts)
     assert brim("verify", work / "out").stdout.startswith("whole")
+
+
+def test_a_receipt_waits_for_the_disk(work: Path) -> None:
+    """While the file of a unit is not on disk, the next are computed and none is written down; killed then, all of them
+    are done again."""
+    shim = Shim.build(work)
+    if shim is None:
+        pytest.skip("calls that wait are not proved here: that takes Linux and a C compiler")
+    subprocess.run(command(work, "whole"), cwd=work, check=True, stdout=subprocess.DEVNULL)
+    units = work / "out" / ".brim" / "units"
+    held = Fault("fsync", 1, "hold", "*/units/*.parquet")
+    environment = {**os.environ, **shim.variables(held, [work / "out"])}
+    process = subprocess.Popen(command(work), cwd=work, stdout=subprocess.DEVNULL, env=environment)
+    deadline = time.monotonic() + 30
+    while not shim.fired or len(list(units.glob("*.parquet"))) < 4:
+        assert process.poll() is None
+        assert time.monotonic() < deadline, "nobody went on while the disk was waited for"
+        time.sleep(0.01)
+    assert not Ledger(units).receipts
+    process.kill()
+    process.wait()
+    shim.release()
+    told = brim(*command(work)[3:], "--json", cwd=work).stdout.splitlines()
+    done = next(json.loads(line) for line in told if '"done"' in line)
+    assert done["computed"] == done["units"] > 15
+    assert tree_digest(work / "out") == tree_digest(work / "whole")
 
 
 def test_stopped_by_ctrl_c(work: Path) -> None:

@@ -1,4 +1,4 @@
-"""Writes that the system takes only a part of."""
+"""Writes that the system takes only a part of, and files that go to disk while they are written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 
 import brim
 from brim.outputs.rows_file import HashedFile
-from brim.state.durable import append_line, write_all
+from brim.state import durable
+from brim.state.durable import Outflow, append_line, write_all
 
 
 @pytest.fixture
@@ -86,3 +87,24 @@ def test_files_of_short_writes_are_whole(tmp_path: Path, short: list[int]) -> No
     assert (file.size, file.sha256) == (10, hashlib.sha256(b"0123456789").hexdigest())
     assert (tmp_path / "unit").read_bytes() == b"0123456789"
     assert short[0] > 20
+
+
+@pytest.mark.parametrize("has_call", [True, False])
+def test_a_file_is_on_its_way_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_call: bool
+) -> None:
+    """The same bytes with and without the system's call for it, and an error of the disk is raised while writing."""
+    if not has_call:
+        monkeypatch.setattr(durable, "_sync_file_range", lambda: None)
+    data = np.random.default_rng(0).bytes((5 << 20) + 1)
+    file = HashedFile(tmp_path / "unit", hashed=True)
+    for _ in range(13):
+        file.write(data)
+    file.close()
+    assert (tmp_path / "unit").stat().st_size == file.size == 13 * len(data)
+    assert file.sha256 == hashlib.sha256(data * 13).hexdigest() == durable.sha256_of(tmp_path / "unit", lambda _: None)
+    gone = os.open(tmp_path / "unit", os.O_RDWR)
+    outflow = Outflow(gone)
+    os.close(gone)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        outflow.wrote(64 << 20)

@@ -1,13 +1,16 @@
-"""Units ahead of the workers: none is lost, the end and errors are seen whether or not anybody takes."""
+"""Units ahead of the workers: none is lost, the end and errors are seen whether or not anybody takes. And where workers
+are, which is known when they are gone."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from brim.rows.unit import Unit
+from brim.schedule.messages import At, Whereabouts
 from brim.schedule.unit_work import Feed
 
 
@@ -56,3 +59,19 @@ def test_closing_ends_the_thread() -> None:
     feed = Feed(units(1000), 1)
     feed.close()
     assert not feed._thread.is_alive()
+
+
+def test_where_a_worker_is_is_known_when_it_is_gone(tmp_path: Path) -> None:
+    """Of its own slot, of the unit that is asked for, and of nothing that was there before it."""
+    ours = Whereabouts(tmp_path / "whereabouts", 3)
+    theirs = Whereabouts(tmp_path / "whereabouts")
+    assert [ours.find(slot, 0) for slot in range(3)] == [None] * 3
+    theirs.note(2, 7, At(3000, 1000, 1 << 40))
+    theirs.note(0, 0, At(0, 25, 0))
+    assert ours.find(2, 7) == At(3000, 1000, 1 << 40)
+    assert ours.find(0, 0) == At(0, 25, 0)
+    assert [ours.find(slot, unit) for slot, unit in ((1, 0), (2, 6), (0, 7))] == [None] * 3
+    ours.forget(2)
+    assert ours.find(2, 7) is None
+    ours.remove()
+    assert not (tmp_path / "whereabouts").exists()

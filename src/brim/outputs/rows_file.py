@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from brim.cuts import arrow_bytes
 from brim.records import dataclass
 from brim.rows.schemas import cast
-from brim.state.durable import rename, write_all
+from brim.state.durable import Outflow, rename, write_all
 from brim.steps.row_features import unified
 
 
@@ -36,7 +36,6 @@ class Writing:
 
 
 EXTENSIONS = {"arrow": ".arrow", "parquet": ".parquet"}
-_SYNC_BYTES = 64 << 20
 
 
 class HashedFile:
@@ -46,7 +45,7 @@ class HashedFile:
         self.path, self.size = path, 0
         self._digest = hashlib.sha256() if hashed else None
         self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
-        self._synced = 0
+        self._outflow = Outflow(self._file.fileno())
         self.closed = False
 
     def write(self, data: Any) -> int:
@@ -57,9 +56,7 @@ class HashedFile:
             self._digest.update(view)
         write_all(self._file.fileno(), view)
         self.size += len(view)
-        if self.size - self._synced >= _SYNC_BYTES:
-            os.fdatasync(self._file.fileno())
-            self._synced = self.size
+        self._outflow.wrote(self.size)
         return len(view)
 
     def tell(self) -> int:
@@ -77,11 +74,14 @@ class HashedFile:
     def flush(self) -> None:
         """Nothing is held back."""
 
-    def close(self) -> None:
+    def close(self, lasts: bool = True) -> None:
         if not self.closed:
             self.closed = True
             try:
-                os.fsync(self._file.fileno())
+                if lasts:
+                    os.fsync(self._file.fileno())
+                else:
+                    self._outflow.end()
             finally:
                 self._file.close()
 
@@ -136,10 +136,11 @@ class RowsFile:
             else:
                 self._writer.write_table(piece, row_group_size=max(piece.num_rows, 1))
 
-    def close(self) -> None:
+    def close(self, lasts: bool = True) -> None:
+        """`lasts`: it is on disk for good when this returns."""
         self._flush()
         self._writer.close()
-        self.file.close()
+        self.file.close(lasts)
 
     def abandon(self) -> None:
         """After an error: nothing more is written."""
@@ -172,32 +173,38 @@ class UnitFile:
             schema = unified([self._parts[-1].schema, table.schema])
             if schema.equals(self._parts[-1].schema):
                 return cast(table, schema)
-            self._parts[-1].close()
+            self._parts[-1].close(lasts=False)
         else:
             schema = table.schema
         path = self._target.with_name(f".{self._target.name}.{os.getpid()}.{len(self._parts)}.tmp")
         self._parts.append(RowsFile(path, schema, self._writing))
         return cast(table, schema)
 
-    def finish(self) -> tuple[int, int, str]:
-        """Give the file its name: rows, size and SHA-256. Without any rows it has no columns: other units decide."""
+    def finish(self, lasts: bool = True) -> tuple[int, int, str]:
+        """Give the file its name: rows, size and SHA-256. Without any rows it has no columns: other units decide.
+
+        Not `lasts`: whoever is told of it syncs it, and its folder, before it is relied on.
+        """
         if not self._parts:
             self.write(pa.table({}))
-        self._parts[-1].close()
         whole = self._parts[-1]
+        whole.close(lasts and len(self._parts) == 1)
         if len(self._parts) > 1:
-            whole = self._join()
-        rename(whole.file.path, self._target)
+            whole = self._join(lasts)
+        if lasts:
+            rename(whole.file.path, self._target)
+        else:
+            whole.file.path.replace(self._target)
         return whole.rows, whole.file.size, whole.file.sha256
 
-    def _join(self) -> RowsFile:
+    def _join(self, lasts: bool) -> RowsFile:
         last = self._parts[-1]
         path = self._target.with_name(f".{self._target.name}.{os.getpid()}.join.tmp")
         joined = RowsFile(path, last.schema, self._writing)
         for part in self._parts:
             for table in read_rows(part.file.path, self._writing.format):
                 joined.write(cast(table, last.schema))
-        joined.close()
+        joined.close(lasts)
         for part in self._parts:
             part.file.path.unlink()
         return joined

@@ -1,10 +1,13 @@
-"""What parent and worker say to each other. A worker is set up once, then given units one at a time.
+"""What parent and worker say to each other. A worker is set up once, then given units one after the other.
 
 Rows never travel here: a worker reads its unit and writes a file, and what comes back is a few numbers.
 """
 
 from __future__ import annotations
 
+import mmap
+import struct
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from brim.records import dataclass
@@ -21,7 +24,9 @@ OnError = Literal["stop", "skip", "quarantine"]
 class Setup:
     """All that a worker needs to know once. `gate` is a file of a byte: while it is 1, memory is short.
 
-    Its path, and that of `folder`, may be relative to where the setup itself is.
+    Its path, and that of `folder`, may be relative to where the setup itself is. `lasts`: a unit that is done is on
+    disk for good; else whoever hears of it sees to that, while the worker does the next. `whereabouts`: the file in
+    which workers note where they are, if there is one.
     """
 
     step: Step
@@ -31,6 +36,8 @@ class Setup:
     gate: str
     on_error: OnError = "stop"
     threads: int = 1
+    lasts: bool = True
+    whereabouts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,37 @@ class At:
     seen_bytes: int
 
 
+_PLACE = struct.Struct("<qqqq")
+
+
+class Whereabouts:
+    """Where workers are, each in its slot of a file that all have mapped: noted with every batch, which wakes nobody,
+    and read when one of them is gone."""
+
+    def __init__(self, path: Path, slots: int = 0) -> None:
+        """The file is made, if `slots` are given."""
+        self.path = path
+        if slots:
+            path.write_bytes(bytes(_PLACE.size * slots))
+        with open(path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+
+    def note(self, slot: int, unit: int, at: At) -> None:
+        _PLACE.pack_into(self._map, slot * _PLACE.size, unit, at.offset, at.rows, at.seen_bytes)
+
+    def forget(self, slot: int) -> None:
+        _PLACE.pack_into(self._map, slot * _PLACE.size, 0, 0, 0, 0)
+
+    def find(self, slot: int, unit: int) -> At | None:
+        """None if it came to no batch of the unit."""
+        number, *at = _PLACE.unpack_from(self._map, slot * _PLACE.size)
+        return At(*at) if number == unit and at[1] else None
+
+    def remove(self) -> None:
+        self._map.close()
+        self.path.unlink(missing_ok=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Probed:
     """The types of the first batch, as a serialized schema; empty if it gave no rows."""
@@ -82,7 +120,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The unit is a file on disk. `held_bytes` is what the worker still holds; `bad_rows` were left out.
+    """The unit is a file. `held_bytes` is what the worker still holds; `bad_rows` were left out.
 
     `encoder` did it, where a step has several; `differed` tells why it was not the fast one. `changes` is what a
     callable object has changed in itself, pickled.

@@ -19,13 +19,14 @@ from brim.errors import DoesNotFit
 from brim.memory.limit import usable_cores
 from brim.memory.meter import oom_kills, process_bytes
 from brim.schedule.memory_line import Gate, HeldLine, WorkerRoom
-from brim.schedule.messages import At, Done, Failed, Order, Probed, Ready, Setup
-from brim.schedule.scheduler import Attempt, Event, TaskDone, TaskFailed, TaskLost, TaskQueue
-from brim.schedule.unit_work import UnitReceipts, UnitWork
+from brim.schedule.messages import At, Done, Failed, Order, Probed, Ready, Setup, Whereabouts
+from brim.schedule.scheduler import Attempt, Event, TaskAgain, TaskFailed, TaskLost, TaskQueue
+from brim.schedule.unit_work import Settling, UnitReceipts, UnitWork
 from brim.schedule.work_failures import aborted_for_memory, crashed, does_not_start, exit_words, too_small
 from brim.schedule.worker_process import ANYTHING, WorkerProcess, caller_bytes, keep_worker, take_spares, threads_of
 from brim.steps.step import Changes, Encodes, Settles
 
+_QUICK_S = 0.25  # a unit that takes no longer is given before the one before it is done
 _SHOW_S = 0.1  # how often the gauge moves while nothing happens
 _END_S = 5.0
 _PYTHON_BYTES, _UNSEEN_BYTES = 50 << 20, 80 << 20  # a worker with pyarrow and nothing else; with some imports
@@ -53,6 +54,7 @@ class ProcessBackend:
         self._spares: tuple[WorkerProcess, ...] = ()  # started before this job, for the first units
         self._taken: deque[int] = deque(maxlen=_SEEN)  # what units took above what their worker holds at rest
         self._started = self._bad_starts = self._shortages = 0
+        self._given_back: list[Event] = []  # by workers that did not come to it
         self._largest_bytes, self._began = 0, time.monotonic()
         self._kills = oom_kills()
         # The types of the first batch, as hex; None until they are known.
@@ -64,13 +66,16 @@ class ProcessBackend:
         if self._work.ledger.recall(_DIFFERED):
             self._use_reference()
         self._gate = Gate(self._work.folder / "gate")
+        self._whereabouts = Whereabouts(self._work.folder / "whereabouts", self._most + 2)
         self._write_setup()
         self._spares = tuple(take_spares(self._module, self._threads, self._repeats))
         self._line = HeldLine(self._room, lambda: (*self._workers, *self._spares), self._gate)
         self._line.__enter__()
+        self._settling = Settling(self._receipts, self._work.folder)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._settling.close()
         self._line.__exit__()
         for spare in self._spares:
             if not keep_worker(spare, self._module, self._threads, ANYTHING):
@@ -78,6 +83,7 @@ class ProcessBackend:
                 spare.wait()
         self._end_workers(_END_S)
         self._gate.remove()
+        self._whereabouts.remove()
 
     def finish(self) -> None:
         for worker in self._workers:
@@ -95,12 +101,23 @@ class ProcessBackend:
     def drop(self) -> None:
         for worker in self._workers:
             worker.kill()
+        self._settling.close()
         self._end_workers(None)
 
     def _write_setup(self) -> None:
         work = self._work
         gate, on_error = str(self._gate.path), work.options.on_error
-        setup = Setup(work.step, work.reading, work.writing, str(work.folder), gate, on_error, self._threads)
+        setup = Setup(
+            work.step,
+            work.reading,
+            work.writing,
+            str(work.folder),
+            gate,
+            on_error,
+            self._threads,
+            lasts=False,
+            whereabouts=str(self._whereabouts.path),
+        )
         (work.folder / "setup.pickle").write_bytes(pickle.dumps(setup))
 
     def _end_workers(self, timeout_s: float | None) -> None:
@@ -112,7 +129,7 @@ class ProcessBackend:
 
     @property
     def busy(self) -> bool:
-        return bool(self._busy())
+        return bool(self._busy()) or self._settling.busy
 
     def _busy(self) -> list[WorkerProcess]:
         return [worker for worker in self._workers if worker.attempt is not None]
@@ -140,9 +157,25 @@ class ProcessBackend:
                 continue
             if (tight or self._types is None) and self._busy():
                 break  # memory is short; or the first batch is on its way, and all others take its types
-            if queue.find() is None:
+            if self._settling.full or queue.find() is None:
                 return
             self._give(worker, queue.pop())
+        self._start_some(queue, wanted, tight)
+        if not tight and len(self._workers) <= wanted:
+            self._give_ahead(queue)
+
+    def _give_ahead(self, queue: TaskQueue) -> None:
+        """The next unit of workers that do one in less time than is worth waiting for an order."""
+        for worker in self._workers:
+            if worker.attempt is None or worker.ahead is not None or not worker.is_quick or worker.stale:
+                continue
+            next_one = None if self._settling.full or worker.attempt.alone else queue.find()
+            if next_one is None or next_one.alone:
+                return
+            worker.ahead = queue.pop()
+            self._order(worker, worker.ahead)
+
+    def _start_some(self, queue: TaskQueue, wanted: int, tight: bool) -> None:
         # One is always there, or nothing would ever happen again: if it does not fit, that is found out by it.
         while (not tight or not self._workers) and len(self._workers) < wanted and queue.find() is not None:
             starting = [worker for worker in self._workers if not worker.ready]
@@ -192,21 +225,35 @@ class ProcessBackend:
             worker = WorkerProcess(self._started, setup, self._threads)
         taken = {other.slot for other in self._workers}
         worker.slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+        self._whereabouts.forget(worker.slot)
         self._workers = (*self._workers, worker)
         self.most_workers = max(self.most_workers, len(self._workers))
         return worker
 
     def _give(self, worker: WorkerProcess, attempt: Attempt) -> None:
-        worker.attempt, worker.at, worker.seen_bytes, worker.peak_bytes = attempt, None, 0, 0
+        self._begins(worker, attempt)
+        self._order(worker, attempt)
+
+    def _begins(self, worker: WorkerProcess, attempt: Attempt | None) -> None:
+        worker.attempt, worker.seen_bytes, worker.peak_bytes = attempt, 0, 0
+        worker.begun_at = time.monotonic()
+
+    def _order(self, worker: WorkerProcess, attempt: Attempt) -> None:
         soft = round(0.9 * self._room.share_bytes(len(self._workers)))
         types = self._types
         known = bytes.fromhex(types or "")
         worker.send(Order(attempt.unit, attempt.pieces, soft, types is None, known, worker.slot))
 
     def _let_go(self, worker: WorkerProcess) -> None:
+        """What it has been given by then is somebody else's to do."""
         self._workers = tuple(other for other in self._workers if other is not worker)
-        worker.end() if worker.ready else worker.kill()
+        worker.end() if worker.ready and worker.attempt is None else worker.kill()
         worker.wait(_END_S)
+        self._give_back(worker.attempt)
+
+    def _give_back(self, attempt: Attempt | None) -> None:
+        if attempt is not None:
+            self._given_back.append(TaskAgain(attempt, first=True))
 
     # What workers say
 
@@ -215,9 +262,10 @@ class ProcessBackend:
         ends = [worker.end_descriptor for worker in self._workers if worker.end_descriptor >= 0]
         news = self._queue.news()  # a unit that is made, if anybody waits for one
         events: list[Event | None] = []
-        for said in wait([*by_connection, *ends, *news], _SHOW_S):
+        for said in wait([*by_connection, *ends, *news, *self._settling.news()], _SHOW_S):
             if said in by_connection:
                 events.append(self._hear(by_connection[said]))
+        events += self._settling.events()
         for worker in self._workers:
             if worker.ended and not worker.connection.poll():
                 events.append(self._died(worker))
@@ -225,6 +273,8 @@ class ProcessBackend:
         for worker in self._workers:
             for text in worker.new_lines():
                 self._progress.note(f"worker {worker.number}: {text}")
+        events += self._given_back
+        self._given_back = []
         return [event for event in events if event is not None]
 
     def _hear(self, worker: WorkerProcess) -> Event | None:
@@ -238,17 +288,17 @@ class ProcessBackend:
         if isinstance(message, Ready):
             return self._is_ready(worker, message)
         if isinstance(message, Done):
-            return self._is_done(worker, message)
+            self._is_done(worker, message)
+            return None
         if isinstance(message, Failed):
             return self._failed(worker, message)
         if isinstance(message, At):
-            worker.at = message
             self._advance(worker, message.seen_bytes)
         elif isinstance(message, Probed):
             self._types = message.types.hex()
             self._work.ledger.remember("types", self._types)
             assert worker.attempt is not None
-            self._give(worker, worker.attempt)  # the same worker goes on at once
+            self._order(worker, worker.attempt)  # the same worker goes on at once
         return None
 
     def _advance(self, worker: WorkerProcess, seen_bytes: int) -> None:
@@ -267,22 +317,25 @@ class ProcessBackend:
             return TaskFailed(too_small(self._room, known=True))
         return None
 
-    def _is_done(self, worker: WorkerProcess, done: Done) -> Event:
+    def _is_done(self, worker: WorkerProcess, done: Done) -> None:
         attempt = worker.attempt
         assert attempt is not None
-        self._receipts.done(attempt.task, done)
+        self._settling.take(attempt.task, done)
         if isinstance(self._work.step, Changes):
             self._work.step.take_changes(worker.number, done.changes)
         self._advance(worker, attempt.unit.bytes)
         if not attempt.alone:
             self._taken.append(max(worker.peak_bytes - worker.base_bytes, 0))
-        worker.attempt = None
+        worker.is_quick = time.monotonic() - worker.begun_at < _QUICK_S
+        following, worker.ahead = worker.ahead, None
+        self._begins(worker, following)
         if done.differed:
             self._leave_fast(worker, done.differed)
         kept = done.held_bytes - worker.base_bytes
         if kept > max(_KEPT_BYTES, self._room.share_bytes(len(self._workers)) // 4):
             self._let_go(worker)  # its memory does not come back: a fresh one takes its place
-        return TaskDone(done)
+        elif worker.stale and worker.attempt is not None:
+            self._let_go(worker)
 
     def _failed(self, worker: WorkerProcess, failed: Failed) -> Event:
         if failed.kind != "memory":
@@ -317,15 +370,20 @@ class ProcessBackend:
         memory = memory or aborted_for_memory(code, words)
         if not worker.ready:
             return self._did_not_start(worker, code, words)
-        attempt, at = worker.attempt, worker.at
+        attempt, at = worker.attempt, self._at(worker)
         if attempt is None:
             return None
         if memory:
             by_kernel = code == -signal.SIGKILL and not worker.over_line_bytes
             return self._out_of_memory(worker, worker.over_line_bytes or worker.peak_bytes, by_kernel)
+        self._give_back(worker.ahead)
         what = f"a worker died ({exit_words(code)}) at unit {attempt.unit.number}"
         reading = self._work.source.reading
         return TaskLost(attempt, "crash", what, lambda: crashed(attempt, reading, code, words, at), at)
+
+    def _at(self, worker: WorkerProcess) -> At | None:
+        """Where it was last."""
+        return None if worker.attempt is None else self._whereabouts.find(worker.slot, worker.attempt.unit.number)
 
     def _was_full(self, worker: WorkerProcess) -> bool:
         """Whether a SIGKILL that was not ours can be the kernel's for want of memory: it says so, or there was much."""
@@ -351,8 +409,9 @@ class ProcessBackend:
         return replace(self._room, worker_bytes=held)
 
     def _out_of_memory(self, worker: WorkerProcess, held_bytes: int, by_kernel: bool = False) -> TaskLost:
-        attempt, at = worker.attempt, worker.at
+        attempt, at = worker.attempt, self._at(worker)
         assert attempt is not None
+        self._give_back(worker.ahead)
         was_alone = attempt.alone or len([w for w in self._workers if w is not worker]) == 0
         if worker in self._workers:  # it said so itself, and what it holds is in doubt
             worker.attempt = None

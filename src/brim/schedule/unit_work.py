@@ -10,12 +10,13 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import field, replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Protocol, get_args
+from typing import Any, Protocol, get_args
 
 from brim.choices import at_least, one_of
 from brim.errors import DoesNotFit, SourceChanged
@@ -24,11 +25,24 @@ from brim.progress import Progress, tell_rows
 from brim.records import dataclass
 from brim.rows.unit import Reading, RowSource, Unit
 from brim.schedule.messages import At, Done, OnError
-from brim.schedule.scheduler import Attempt, Backend, Compute, Retries, Task, TaskQueue, run
+from brim.schedule.scheduler import (
+    Attempt,
+    Backend,
+    Compute,
+    Event,
+    Retries,
+    Task,
+    TaskDone,
+    TaskFailed,
+    TaskQueue,
+    run,
+)
+from brim.state.durable import sync_file, sync_folder
 from brim.state.ledger import Ledger, Receipt
 from brim.state.stop import Stop
 from brim.steps.step import Step
 
+_SETTLING = 64  # units that are computed and not yet on disk: so many may be done again after a crash
 _CRASHES = 3  # a worker may also be killed by somebody who means well
 
 
@@ -217,6 +231,7 @@ class UnitReceipts:
         self._ledger, self._folder, self._extension = work.ledger, work.folder, EXTENSIONS[work.writing.format]
         self._job, self._progress, self._share = work.ledger.job.fingerprint[:16], work.progress, work.share
         self._receipts: dict[int, Receipt] = {}
+        self._lock = threading.Lock()  # some are found while others are done
         self.computed = self.bad_rows = 0
         self.encoders: dict[str, int] = {}
 
@@ -227,6 +242,9 @@ class UnitReceipts:
 
     def _name(self, number: int) -> str:
         return f"{number:08d}{self._extension}"
+
+    def file(self, task: Task) -> Path:
+        return self._folder / self._name(_unit_of(task).number)
 
     def has(self, number: int) -> bool:
         """Whether a unit has a receipt, and its file is there with that size."""
@@ -264,31 +282,114 @@ class UnitReceipts:
 
     def done(self, task: Task, result: Done) -> None:
         """The unit's file is on disk: write that down."""
-        unit = _unit_of(task)
-        self._add(unit, result)
-        self.computed += 1
-        tell_rows(self._progress, result.rows)
-        self._progress.shard(task.name, result.size, result.sha256, "computed")
-        if unit.spooled:
-            for span in unit.spans:
+        self.done_all([(task, result)])
+
+    def done_all(self, units: Sequence[tuple[Task, Done]]) -> None:
+        """Their files are on disk: write that down, with one wait for all."""
+        found = [(_unit_of(task), done) for task, done in units]
+        self._ledger.remember_all(dict(note for unit, done in found for note in self._notes(unit, done)))
+        receipts = [self._receipt(unit, done) for unit, done in found]
+        self._ledger.add_all(receipts)
+        for (unit, done), receipt in zip(found, receipts, strict=True):
+            self._take(unit, receipt, done.bad_rows, done.encoder)
+            self.computed += 1
+            tell_rows(self._progress, done.rows)
+            self._progress.shard(f"unit {unit.number}", done.size, done.sha256, "computed")
+            for span in unit.spans if unit.spooled else ():
                 Path(span.path).unlink(missing_ok=True)
 
-    def _add(self, unit: Unit, done: Done) -> None:
+    def _notes(self, unit: Unit, done: Done) -> Iterator[tuple[str, Any]]:
+        """What a receipt has no place for. It is on disk before the receipt is."""
         name = self._name(unit.number)
         self._share.kept(name)
         if done.bad_rows or self._ledger.recall(f"bad rows {name}"):
-            self._ledger.remember(f"bad rows {name}", done.bad_rows)
+            yield f"bad rows {name}", done.bad_rows
         if done.encoder:
-            self._ledger.remember(f"encoder {name}", done.encoder)
-        receipt = Receipt(name, "", done.rows, done.size, done.sha256, unit.key, unit.mtimes, self._job)
-        self._ledger.add(receipt)
-        self._take(unit, receipt, done.bad_rows, done.encoder)
+            yield f"encoder {name}", done.encoder
+
+    def _receipt(self, unit: Unit, done: Done) -> Receipt:
+        name = self._name(unit.number)
+        return Receipt(name, "", done.rows, done.size, done.sha256, unit.key, unit.mtimes, self._job)
 
     def _take(self, unit: Unit, receipt: Receipt, bad_rows: int, encoder: str) -> None:
-        self._receipts[unit.number] = receipt
-        self.bad_rows += bad_rows
-        if encoder:
-            self.encoders[encoder] = self.encoders.get(encoder, 0) + 1
+        with self._lock:
+            self._receipts[unit.number] = receipt
+            self.bad_rows += bad_rows
+            if encoder:
+                self.encoders[encoder] = self.encoders.get(encoder, 0) + 1
+
+
+class Settling:
+    """Units whose files are written, made to last while the next are computed: synced by a thread, then written down.
+
+    Those that come while it is busy are done together, with one wait for the folder and one for the ledger.
+    """
+
+    def __init__(self, receipts: UnitReceipts, folder: Path) -> None:
+        self._receipts, self._folder = receipts, folder
+        self._waiting: SimpleQueue[tuple[Task, Done] | None] = SimpleQueue()
+        self._said: SimpleQueue[Event] = SimpleQueue()
+        self._under_way = 0
+        self._heard, self._tell = os.pipe()
+        os.set_blocking(self._heard, False)
+        self._thread = threading.Thread(target=self._run, name="settling", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        return self._under_way > 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the disk is behind: what is computed now would only wait for it."""
+        return self._under_way >= _SETTLING
+
+    def take(self, task: Task, done: Done) -> None:
+        self._under_way += 1
+        self._waiting.put((task, done))
+
+    def news(self) -> list[int]:
+        """A descriptor that is readable once there are events, if there will be any."""
+        return [self._heard] if self._under_way else []
+
+    def events(self) -> list[Event]:
+        with suppress(BlockingIOError):
+            os.read(self._heard, 4096)
+        events: list[Event] = []
+        while not self._said.empty():
+            events.append(self._said.get())
+        self._under_way -= len(events)
+        return events
+
+    def _run(self) -> None:
+        while True:
+            units = [self._waiting.get()]
+            while not self._waiting.empty():
+                units.append(self._waiting.get())
+            found = [unit for unit in units if unit is not None]
+            for event in self._settled(found) if found else ():
+                self._said.put(event)
+            if len(found) < len(units):
+                return
+            os.write(self._tell, b"+")
+
+    def _settled(self, units: list[tuple[Task, Done]]) -> list[Event]:
+        try:
+            for task, _ in units:
+                sync_file(self._receipts.file(task))
+            sync_folder(self._folder)
+            self._receipts.done_all(units)
+        except BaseException as error:  # noqa: BLE001  it is raised by whoever runs the units
+            return [TaskFailed(error) for _ in units]
+        return [TaskDone(done) for _, done in units]
+
+    def close(self) -> None:
+        """What was taken is written down by then."""
+        if self._thread.is_alive():
+            self._waiting.put(None)
+            self._thread.join()
+            os.close(self._heard)
+            os.close(self._tell)
 
 
 BackendOf = Callable[[UnitWork, UnitReceipts], UnitBackend]
@@ -308,7 +409,7 @@ def has_scratch(folder: Path) -> bool:
 
 
 def _scratch(folder: Path) -> Iterator[Path]:
-    patterns = ("spool", "made", "gate", "setup.pickle", ".*.tmp", "worker-*.log")
+    patterns = ("spool", "made", "gate", "whereabouts", "setup.pickle", ".*.tmp", "worker-*.log")
     return (path for pattern in patterns for path in folder.glob(pattern))
 
 

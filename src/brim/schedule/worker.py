@@ -114,6 +114,7 @@ class Worker:
         self._begun: tuple[Any, int, _Bad, Iterator[Any]] | None = None  # a unit whose first batch was looked at
         with open(job / setup.gate, "rb") as file:
             self._gate = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
+        self._whereabouts = _whereabouts(setup)
 
     @property
     def runs_own_code(self) -> bool:
@@ -170,7 +171,7 @@ class Worker:
                 with failures(target.parent):
                     out.write(table)
             with failures(target.parent):
-                rows, size, sha256 = out.finish()
+                rows, size, sha256 = out.finish(self.setup.lasts)
                 bad.close()
         except Redo:
             out.abandon()
@@ -236,7 +237,7 @@ class Worker:
             self._pause(order.soft_bytes)
             results: list[Any] = []
             for batch in _pieces(Batch(table, offset, first), order.pieces if step.splittable else 1):
-                self._tell(batch, seen, exact=order.pieces != 1)
+                self._tell(order, batch, seen)
                 results += self._apply(batch, order.pieces != 1, bad, unit)
             if results:
                 yield joined(results)
@@ -273,14 +274,17 @@ class Worker:
 
         return explain(error, unit, self.setup.reading, batch.offset)
 
-    def _tell(self, batch: Any, seen: int, exact: bool) -> None:
-        """Where this worker is. Not more often than is useful, unless a row shall be named."""
+    def _tell(self, order: Any, batch: Any, seen: int) -> None:
+        """Where this worker is. Not more often than is useful, unless a row shall be named and nothing else tells."""
         from brim.schedule.messages import At
 
-        now = time.monotonic()
-        if exact or self.setup.step.batch_rows != 1 or now - self._told >= _TELL_S:
+        now, at = time.monotonic(), At(batch.offset, batch.table.num_rows, seen)
+        if self._whereabouts is not None:
+            self._whereabouts.note(order.slot, order.unit.number, at)
+        exact = self._whereabouts is None and (order.pieces != 1 or self.setup.step.batch_rows != 1)
+        if exact or now - self._told >= _TELL_S:
             self._told = now
-            self.connection.send(At(batch.offset, batch.table.num_rows, seen))
+            self.connection.send(at)
 
     def _pause(self, soft_bytes: int) -> None:
         """Between batches: give back what is free, and wait a little while memory is short."""
@@ -294,6 +298,12 @@ class Worker:
             until = time.monotonic() + _WAIT_S
             while self._gate[0] and time.monotonic() < until:
                 time.sleep(0.02)
+
+
+def _whereabouts(setup: Any) -> Any:
+    from brim.schedule.messages import Whereabouts
+
+    return Whereabouts(Path(setup.whereabouts)) if setup.whereabouts else None
 
 
 class _Bad:

@@ -34,7 +34,6 @@ from brim.records import dataclass
 from brim.watching.launch import HOME
 
 if TYPE_CHECKING:
-    from brim.schedule.messages import At
     from brim.schedule.scheduler import Attempt
 
 # Libraries that start a thread for each core would start as many in every worker.
@@ -86,7 +85,9 @@ class WorkerProcess:
         self.number = number
         self.slot = 0  # the place that it has among those that run
         self.attempt: Attempt | None = None
-        self.at: At | None = None
+        self.ahead: Attempt | None = None  # given while it does that one, so that it need not wait
+        self.begun_at = 0.0
+        self.is_quick = False  # its last unit took no longer than giving it another may take
         self.seen_bytes = 0
         self.ready = False
         self.base_bytes = 0  # held when it was ready

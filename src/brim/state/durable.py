@@ -6,7 +6,9 @@ Records that must survive any crash are lines of JSON, each with a checksum of i
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -26,6 +28,63 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _UNUSABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
 _TOO_MANY = {errno.EMFILE, errno.ENFILE}
 _MORE_FILES = "raise the limit of open files, as with `ulimit -n 65536`"
+
+
+_WINDOW_BYTES, _WINDOWS = 8 << 20, 4  # on its way to disk at a time; more of them than that are waited for
+_WRITE, _WRITE_AND_WAIT = 2, 1 | 2 | 4  # SYNC_FILE_RANGE_…
+_NO_SUCH_CALL = {errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EOPNOTSUPP}
+
+
+class Outflow:
+    """A file that is appended to, on its way to disk while more is written: the sync at its end has little to wait for.
+
+    Nothing lasts by this alone. Dirty pages do not pile up: a disk that is slower than who writes is waited for.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._begun = descriptor, 0
+
+    def wrote(self, size: int) -> None:
+        """The file has this size now."""
+        while size - self._begun >= _WINDOW_BYTES:
+            _sync_range(self._descriptor, self._begun, _WRITE)
+            self._begun += _WINDOW_BYTES
+            behind = self._begun - (_WINDOWS + 1) * _WINDOW_BYTES
+            if behind >= 0:
+                _sync_range(self._descriptor, behind, _WRITE_AND_WAIT)
+
+    def end(self) -> None:
+        """Nothing more is written: what is left is on its way too."""
+        _sync_range(self._descriptor, self._begun, _WRITE)
+
+
+def _sync_range(descriptor: int, start: int, how: int) -> None:
+    call = _sync_file_range()
+    if call is not None and call(descriptor, start, _WINDOW_BYTES, how) == 0:
+        return
+    error = errno.ENOSYS if call is None else ctypes.get_errno()
+    if error not in _NO_SUCH_CALL:
+        raise OSError(error, os.strerror(error))
+    if how != _WRITE:
+        os.fsync(descriptor)
+
+
+@functools.cache
+def _sync_file_range() -> Any:
+    """The system's, where it has one: Python has no name for it."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+    if call is not None:
+        call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return call
+
+
+def sync_file(path: Path) -> None:
+    """Make what was written to a file last, whoever wrote it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, KeysView, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
@@ -290,8 +290,14 @@ class Ledger:
 
     def remember(self, name: str, value: Any) -> None:
         """Something else that the job needs after a crash."""
-        if self._notes.get(name) != value:
-            self._append({"type": "note", "name": name, "value": value})
+        self.remember_all({name: value})
+
+    def remember_all(self, notes: Mapping[str, Any]) -> None:
+        """Several things, with one wait for all."""
+        with self._lock:
+            new = {name: value for name, value in notes.items() if self._notes.get(name) != value}
+            if new:
+                self._write(*({"type": "note", "name": name, "value": value} for name, value in new.items()))
 
     def recall(self, name: str) -> Any:
         return self._notes.get(name)
