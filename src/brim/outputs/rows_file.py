@@ -36,13 +36,18 @@ class Writing:
 
 
 EXTENSIONS = {"arrow": ".arrow", "parquet": ".parquet"}
+_SMALL_BYTES, _HELD_BYTES = 32 << 10, 256 << 10
 
 
 class HashedFile:
-    """A file that is only appended to, and knows its size and, if wanted, its hash. Dirty pages do not pile up."""
+    """A file that is only appended to, and knows its size and, if wanted, its hash. Dirty pages do not pile up.
+
+    What is small is held until there is more: the headers, paddings and short buffers of a batch are one call.
+    """
 
     def __init__(self, path: Path, hashed: bool) -> None:
         self.path, self.size = path, 0
+        self._held = bytearray()
         self._digest = hashlib.sha256() if hashed else None
         self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
         self._outflow = Outflow(self._file.fileno())
@@ -52,12 +57,21 @@ class HashedFile:
         view = memoryview(data).cast("B")
         if self._file.closed:  # given up: pyarrow's writers end what they have begun when they go
             return len(view)
+        self.size += len(view)
+        if len(view) < _SMALL_BYTES:
+            self._held += view
+            if len(self._held) >= _HELD_BYTES:
+                self.flush()
+        else:
+            self.flush()
+            self._append(view)
+        return len(view)
+
+    def _append(self, view: memoryview) -> None:
         if self._digest is not None:
             self._digest.update(view)
         write_all(self._file.fileno(), view)
-        self.size += len(view)
         self._outflow.wrote(self.size)
-        return len(view)
 
     def tell(self) -> int:
         return self.size
@@ -72,12 +86,15 @@ class HashedFile:
         return False
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        if self._held:
+            held, self._held = self._held, bytearray()
+            self._append(memoryview(held))
 
     def close(self, lasts: bool = True) -> None:
         if not self.closed:
             self.closed = True
             try:
+                self.flush()
                 if lasts:
                     os.fsync(self._file.fileno())
                 else:
@@ -87,6 +104,7 @@ class HashedFile:
 
     @property
     def sha256(self) -> str:
+        """Of what is closed."""
         return "" if self._digest is None else self._digest.hexdigest()
 
 

@@ -7,7 +7,7 @@ among integers), its tables have wider types from there on, and nothing is lost:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -178,7 +178,7 @@ def cut_batches(tables: Iterable[pa.Table], rows: int | None, bytes: int) -> Ite
     cutter = _Cutter(rows or 2**62, bytes or 2**62)
     for table in tables:
         start = 0
-        for edge in cutter.edges(table, weighed=bool(bytes)):
+        for edge in cutter.weighed_edges(table) if bytes else cutter.edges(table.num_rows):
             if edge > start:
                 held.append(table.slice(start, edge - start))
             start = edge
@@ -198,9 +198,15 @@ class _Cutter:
         self._rows, self._bytes = rows, bytes
         self._count = self._size = 0
 
-    def edges(self, table: pa.Table, *, weighed: bool) -> list[int]:
-        """The rows of this table at which a new one begins, its end perhaps among them."""
-        ends = np.cumsum(sizes_of_rows(table)) if weighed else np.zeros(table.num_rows, np.int64)
+    def edges(self, rows: int) -> Sequence[int]:
+        """The rows of so many at which a new table begins, their end perhaps among them."""
+        edges = range(self._rows - self._count, rows + 1, self._rows)
+        self._count = rows - edges[-1] if edges else self._count + rows
+        return edges
+
+    def weighed_edges(self, table: pa.Table) -> Sequence[int]:
+        """The same where bytes count too."""
+        ends = np.cumsum(sizes_of_rows(table))
         edges: list[int] = []
         start = base = 0
         while True:

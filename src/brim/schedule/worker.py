@@ -26,6 +26,7 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _WAIT_S = 5.0  # at most, for memory to be given back by others
 _TELL_S = 0.1
+_WEIGH_S = 0.02
 _KEPT_BYTES = 32 << 20  # more than when it began: time to give back what is free
 
 
@@ -110,7 +111,7 @@ class Worker:
 
     def __init__(self, setup: Any, connection: Connection, job: Path) -> None:
         self.setup, self.connection, self._job = setup, connection, job
-        self._told = 0.0
+        self._told = self._weighed = 0.0
         self._begun: tuple[Any, int, _Bad, Iterator[Any]] | None = None  # a unit whose first batch was looked at
         with open(job / setup.gate, "rb") as file:
             self._gate = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
@@ -168,9 +169,9 @@ class Worker:
         bad, tables = self._begin(order)
         try:
             for table in tables:
-                with failures(target.parent):
+                with failures(folder):
                     out.write(table)
-            with failures(target.parent):
+            with failures(folder):
                 rows, size, sha256 = out.finish(self.setup.lasts)
                 bad.close()
         except Redo:
@@ -291,8 +292,11 @@ class Worker:
         from brim.memory.meter import process_bytes
         from brim.memory.release import release
 
-        if soft_bytes and process_bytes(os.getpid()) > soft_bytes:
-            release()
+        now = time.monotonic()
+        if soft_bytes and now - self._weighed >= _WEIGH_S:
+            self._weighed = now
+            if process_bytes(os.getpid()) > soft_bytes:
+                release()
         if self._gate[0]:
             release()
             until = time.monotonic() + _WAIT_S
