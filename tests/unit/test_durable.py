@@ -100,9 +100,13 @@ def test_a_file_is_on_its_way_while_it_is_written(
     file = HashedFile(tmp_path / "unit", hashed=True)
     for _ in range(13):
         file.write(data)
+        for at in range(0, 300_000, 1000):  # what is small is held, and is in its place
+            file.write(data[at : at + 1000])
+    assert file.tell() == 13 * (len(data) + 300_000)
     file.close()
-    assert (tmp_path / "unit").stat().st_size == file.size == 13 * len(data)
-    assert file.sha256 == hashlib.sha256(data * 13).hexdigest() == durable.sha256_of(tmp_path / "unit", lambda _: None)
+    whole = (data + data[:300_000]) * 13
+    assert (tmp_path / "unit").stat().st_size == file.size == len(whole)
+    assert file.sha256 == hashlib.sha256(whole).hexdigest() == durable.sha256_of(tmp_path / "unit", lambda _: None)
     gone = os.open(tmp_path / "unit", os.O_RDWR)
     outflow = Outflow(gone)
     os.close(gone)

@@ -39,6 +39,7 @@ from brim.schedule.scheduler import (
 )
 from brim.state.durable import sync_file, sync_folder
 from brim.state.ledger import Ledger, Receipt
+from brim.state.retry import interrupted_by
 from brim.state.stop import Stop
 from brim.steps.step import Step
 
@@ -325,8 +326,8 @@ class Settling:
     Those that come while it is busy are done together, with one wait for the folder and one for the ledger.
     """
 
-    def __init__(self, receipts: UnitReceipts, folder: Path) -> None:
-        self._receipts, self._folder = receipts, folder
+    def __init__(self, receipts: UnitReceipts, folder: Path, stop: Stop) -> None:
+        self._receipts, self._folder, self._stop = receipts, folder, stop
         self._waiting: SimpleQueue[tuple[Task, Done] | None] = SimpleQueue()
         self._said: SimpleQueue[Event] = SimpleQueue()
         self._under_way = 0
@@ -375,10 +376,11 @@ class Settling:
 
     def _settled(self, units: list[tuple[Task, Done]]) -> list[Event]:
         try:
-            for task, _ in units:
-                sync_file(self._receipts.file(task))
-            sync_folder(self._folder)
-            self._receipts.done_all(units)
+            with interrupted_by(self._stop.check):  # a part's units are also put where others find them
+                for task, _ in units:
+                    sync_file(self._receipts.file(task))
+                sync_folder(self._folder)
+                self._receipts.done_all(units)
         except BaseException as error:  # noqa: BLE001  it is raised by whoever runs the units
             return [TaskFailed(error) for _ in units]
         return [TaskDone(done) for _, done in units]
