@@ -25,6 +25,7 @@ from tests.faults.injection import Fault, Shim
 from tests.forked import Process, brim, start
 from tests.generators.small_jobs import MODEL, STEPS, TOKENIZER
 from tests.hub import TestHub
+from tests.hub.server import TOKENS
 from tests.matrix import CELLS, PAGE, PLACES, Cell, block, table
 from tests.places import BucketPlace, FolderPlace, HubBucketPlace, HubPlace, Place
 from tests.s3 import S3Server
@@ -32,6 +33,7 @@ from tests.small_disk import fill, small_disk
 
 # The receipt at which a run is caught: one is there, more are to come.
 RECEIPT = 3
+NODES_TOKEN = "hf_nodes"  # may write to buckets of its own, and not to the repositories of these tests
 Made = dict[tuple[str, str], dict[str, bytes]]
 _MARKS = {"suite": (), "matrix": (pytest.mark.matrix,), "ray": (pytest.mark.ray,)}
 
@@ -140,15 +142,18 @@ def expected() -> Made:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
-    with TestHub(tmp_path_factory.mktemp("hub"), xet=True) as hub:
+    tokens = {**TOKENS, NODES_TOKEN: {"user": "eve", "can_write": ["eve"]}}
+    with TestHub(tmp_path_factory.mktemp("hub"), tokens, xet=True) as hub:
         yield hub
 
 
 @pytest.fixture(scope="module")
-def cluster(s3: S3Server) -> Iterator[TestCluster]:
+def cluster(s3: S3Server, hub: TestHub) -> Iterator[TestCluster]:
+    """Its nodes have keys of their own for buckets; the token for a repository comes with what they are to do."""
     pytest.importorskip("ray", reason="cells on Ray are not proved here: Ray is not installed")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in s3.environment.items():
+        own = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": NODES_TOKEN, "HF_HUB_DISABLE_TELEMETRY": "1"}
+        for name, value in {**s3.environment, **own}.items():
             patch.setenv(name, value)
         with cluster_of(2, cpus=2) as cluster:
             yield cluster
@@ -182,7 +187,7 @@ def trial(request: pytest.FixtureRequest, cell: Cell, work: Path, shim: Shim, di
             request.getfixturevalue("hub"), tmp_path / "machine", f"hf://datasets/ada/{tmp_path.name[:80]}"
         )
     elif kind == "hubbucket":
-        place = HubBucketPlace(request.getfixturevalue("hub"), tmp_path / "machine", tmp_path.name[:80])
+        place = HubBucketPlace(request.getfixturevalue("hub"), tmp_path / "machine", tmp_path.name[:80], "eve/things")
     elif kind == "bucket":
         s3: S3Server = request.getfixturevalue("s3")
         place = BucketPlace(s3, tmp_path / "machine", request.getfixturevalue("s3_prefix").rstrip("/"))
