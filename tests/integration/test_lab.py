@@ -182,9 +182,9 @@ def test_a_child_that_fails_is_told(tmp_path: Path) -> None:
             child.kill()
 
     with pytest.raises(BrimError, match="nowhere"):
-        measure("x", "leak_experiment:touch", {"path": "nowhere", "pieces": 1}, tmp_path, ignore)
+        measure("x", "experiments:touch", {"path": "nowhere", "pieces": 1}, tmp_path, ignore)
     with pytest.raises(DoesNotFit, match="killed"):
-        measure("x", "leak_experiment:grow", {"size_bytes": 10, "pieces": 1}, tmp_path, kill)
+        measure("x", "experiments:grow", {"size_bytes": 10, "pieces": 1}, tmp_path, kill)
 
 
 def test_a_missing_library_is_named() -> None:

@@ -136,6 +136,16 @@ def test_random_nested_tables(
     assert rows_of(found.take(some).table()) == [expected.to_pylist()[n] for n in some]
 
 
+def test_levels_that_take_more_than_their_values(tmp_path: Path) -> None:
+    """DuckDB packs 256 levels at a time, also for three of them: blocks are as long as they say."""
+    for nullable in (True, False):
+        path, kind = tmp_path / f"{nullable}.parquet", pa.list_(pa.field("element", pa.binary()))
+        fields = [pa.field("n", pa.int64()), pa.field("x", kind, nullable=nullable)]
+        table = pa.table([pa.array([0, 1]), pa.array([[b"1" * 5, b"2" * 30], []], kind)], schema=pa.schema(fields))
+        by_duckdb(table, path, random.Random(0))
+        assert rows_of(open_dataset(path).table()) == table.to_pylist()
+
+
 @pytest.mark.parametrize("writer", [one for one in WRITERS if one not in (by_datasets, by_fastparquet)])
 def test_nested_columns_are_written_again(tmp_path: Path, writer: Writer) -> None:
     """Chosen, shuffled, joined and re-sharded, with the types that they had; and proved, and chosen from again."""

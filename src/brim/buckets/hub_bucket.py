@@ -32,14 +32,21 @@ class _Bytes:
             yield self._data[start:stop]
 
 
-def need_bucket(address: BucketAddress) -> bool:
-    """Make the bucket, private, unless it is there; whether it was made."""
+def is_there(address: BucketAddress) -> bool:
+    """Whether there is such a bucket, for whoever asks."""
     try:
         web_objects.hub_request(address, "GET", "")
-        return False
     except WebFailed as error:
         if not is_missing(error):
             raise
+        return False
+    return True
+
+
+def need_bucket(address: BucketAddress) -> bool:
+    """Make the bucket, private, unless it is there; whether it was made."""
+    if is_there(address):
+        return False
     try:
         web_objects.hub_request(address, "POST", "", json.dumps({"visibility": "private"}).encode())
     except WebFailed as error:

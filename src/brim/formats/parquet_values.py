@@ -295,6 +295,17 @@ class ChunkReader:
                     raise
         raise AssertionError
 
+    def _level_blocks(self, body: PageBody, count: int) -> bytes:
+        """The levels before the values of a page, and what came with them. Each block tells its length: DuckDB packs
+        256 levels at a time, however few there are."""
+        head: bytes = body.read(0, min(body.size, 64 + 4 * count))
+        end = 0
+        for maximum in (self._leaf.max_repetition, self._leaf.max_definition):
+            end += 4 + int.from_bytes(head[end : end + 4], "little") if maximum else 0
+            if len(head) < min(end + 4, body.size):
+                head = body.read(0, min(end + 4, body.size))
+        return head
+
     def _page(self, at: int, header: Struct, body_at: int, row: int, slots: int) -> tuple[int, int]:
         """Take a page; the last row and the number of slots up to here."""
         kind, size, plain_size = int(header[1][1]), int(header[3][1]), int(header[2][1])
@@ -314,7 +325,7 @@ class ChunkReader:
         if kind == _DATA:
             encoding = own[2][1]
             body, spooled = self._body(body_at, size, plain_size, header, self._codec)
-            head = body.read(0, min(body.size, 64 + 4 * count))
+            head = self._level_blocks(body, count)
             repetition, used = decode_levels(head, count, self._leaf.max_repetition)
             definition, more = decode_levels(memoryview(head)[used:], count, self._leaf.max_definition)
             position = used + more

@@ -343,7 +343,10 @@ def _is(there: ObjectStat | None, piece: Piece) -> bool:
 
 
 def published_in(address: BucketAddress, folder: str = "data") -> PublishedThere:
-    """What is there, without a lock and without changing anything."""
+    """What is there, without a lock and without changing anything. In a bucket that is yet to be made: nothing."""
+    with explained(address):
+        if address.on_hub and not hub_bucket.is_there(address):
+            return PublishedThere((), (), unfinished=False)
     there, card = _listed(address, folder), read_small(address, CARD, reading=False) or b""
     return PublishedThere(_manifests(address, there), _shards(there, folder), UNFINISHED.encode() in card)
 
