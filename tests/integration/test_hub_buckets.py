@@ -117,6 +117,7 @@ def test_selected_mapped_appended(place: HubBucketPlace, source: Path, tmp_path:
     run(place, "verify", place.address, more, "--quiet")
 
 
+@pytest.mark.slow
 def test_rows_from_there_to_there(place: HubBucketPlace, tmp_path: Path) -> None:
     """Tokens and vectors of rows in a bucket, into it: the bytes that the same rows give here; and they are proved."""
     rows = b"".join(b'{"id": %d, "text": "row %d word"}\n' % (n, n) for n in range(300))
@@ -142,6 +143,7 @@ def test_rows_from_there_to_there(place: HubBucketPlace, tmp_path: Path) -> None
     assert place.content()["v.npy"] == (tmp_path / "v.npy").read_bytes()
 
 
+@pytest.mark.slow
 def test_parts(place: HubBucketPlace, source: Path, tmp_path: Path) -> None:
     """A saved plan and its parts, of files and of rows: machines that share nothing but the bucket."""
     place.plant("notes.txt", b"a bucket that is there: saving a plan makes none")
