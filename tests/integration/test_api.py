@@ -190,7 +190,9 @@ def test_another_thread_may_stop_a_job(corpus: Path, tmp_path: Path) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    time.sleep(1.5)
+    while not list((tmp_path / "cache").rglob("units/*.arrow")):  # the first is done
+        assert thread.is_alive()
+        time.sleep(0.02)
     stop.request("the server")
     thread.join(60)
     assert not thread.is_alive()

@@ -81,7 +81,9 @@ def test_parts_make_what_one_machine_makes(verb: str, work: Path, tmp_path: Path
         cwd=work,
         stderr=subprocess.DEVNULL,
     )
-    time.sleep(1.2)
+    while not list(tmp_path.glob("a.plan.parts/**/ledger.jsonl")):  # it has begun
+        assert begun.poll() is None
+        time.sleep(0.01)
     begun.send_signal(signal.SIGKILL)
     begun.wait()
     for part in ("1/3", "3/3"):

@@ -120,7 +120,7 @@ def map_job(
     options: MapOptions,
     given: MapGiven,
     *,
-    held_bytes: int = 0,
+    held_bytes: int,
     name: str | None = None,
 ) -> Job:
     """A function over rows, to a destination. One that is named, "MODULE:FUNCTION", is loaded by workers alone."""
@@ -141,7 +141,7 @@ def tokenize_job(
     given: TokenizeGiven,
     *,
     note: Callable[[str], None],
-    held_bytes: int = 0,
+    held_bytes: int,
     name: str | None = None,
     cache_dir: Place | None = None,
 ) -> tuple[Job, TokenizeStep]:
@@ -224,7 +224,7 @@ def embed_job(
     image: str | None,
     given: EmbedGiven,
     *,
-    held_bytes: int = 0,
+    held_bytes: int,
     cache_dir: Place | None = None,
 ) -> Job:
     """Texts and images as vectors: to one file if the destination's name ends like one, else to shards.

@@ -344,8 +344,9 @@ class ComputeGiven(PlaceGiven):
     on_error: OnError = "stop"
     keep_done: bool = False
 
-    def how(self, held_bytes: int = 0) -> How:
-        """How to run. `held_bytes` is what this process holds for its caller: the limit is for the job."""
+    def how(self, held_bytes: int) -> How:
+        """How to run. `held_bytes` is what this process holds for its caller: the limit is for the job. The command
+        line has no caller."""
         return How(**self.placed, on_error=self.on_error, keep_done=self.keep_done, held_bytes=held_bytes)
 
     def row_options(self, **more: Any) -> RowOptions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, Literal, Unpack
 
@@ -29,6 +29,7 @@ from brim.errors import InputError
 from brim.jobs.job import Job
 from brim.jobs.unit_parts import JobPlan, SavedComputation, save_job_plan
 from brim.progress import Progress
+from brim.schedule.worker_process import caller_bytes
 from brim.steps.map_options import MapOptions
 
 _GIVEN: dict[str, type[ComputeGiven]] = {"map": MapGiven, "tokenize": TokenizeGiven, "embed": EmbedGiven}
@@ -53,21 +54,22 @@ def save_job(
     `by` is the function ("MODULE:FUNCTION"), the tokenizer or the model; `options` are those of the verb's function.
     """
     one_of("verb", verb, tuple(_GIVEN))
+    held_bytes = caller_bytes()
     known = {field.name for field in fields(MapOptions)} if verb == "map" else set()
     of_map = MapOptions(**{name: value for name, value in options.items() if name in known})
     given: Any = _GIVEN[verb](**{name: value for name, value in options.items() if name not in known})
     named: dict[str, Any] = {"source": source, "destination": destination}
     if verb == "map":
         named["function"] = by
-        job = map_job(options=of_map, given=given, **named)
-        return write_plan(path, job, given, named, of_map, progress)
+        job = map_job(options=of_map, given=given, held_bytes=held_bytes, **named)
+        return write_plan(path, job, given, named, of_map, progress, held=caller_bytes)
     if verb == "tokenize":
         named |= {"tokenizer": by, "column": column or "text"}
-        job, _ = tokenize_job(given=given, note=lambda text: None, **named)
+        job, _ = tokenize_job(given=given, note=lambda text: None, held_bytes=held_bytes, **named)
     else:
         named |= {"model": by, "column": column, "image": image}
-        job = embed_job(given=given, **named)
-    return write_plan(path, job, given, named, progress=progress)
+        job = embed_job(given=given, held_bytes=held_bytes, **named)
+    return write_plan(path, job, given, named, progress=progress, held=caller_bytes)
 
 
 def write_plan(
@@ -77,6 +79,8 @@ def write_plan(
     named: Mapping[str, Any],
     options: MapOptions | None = None,
     progress: Progress | None = None,
+    *,
+    held: Callable[[], int],
 ) -> SavedComputation:
     """Save what a job is, for parts. `named` are the words that the verb's own function takes."""
     for name in _NOT_IN_PARTS:
@@ -95,7 +99,7 @@ def write_plan(
         ) from error
     access = Access(given.endpoint_url)
     save_job_plan(path, job, words, progress, access)
-    return SavedComputation(path, lambda plan: job, access)
+    return SavedComputation(path, lambda plan: job, access, held)
 
 
 @spelled_out(RunningGiven)
@@ -104,13 +108,26 @@ def open_job(
 ) -> SavedComputation:
     """A plan of map, tokenize or embed that was saved, as this machine works on it: `part("3/100")` computes a part,
     `finish()` puts together and publishes what all parts computed, `run()` does all that is missing, `status`
-    tells how far it is. `endpoint_url` is the store that the plan itself is in.
+    tells how far it is. `endpoint_url` is the store that the plan itself is in. What this process holds at each of
+    these calls is not counted as `memory` of the job.
     """
-    running = RunningGiven(**options)
-    return SavedComputation(path, lambda plan: _job(plan, running), Access(endpoint_url))
+    return opened_job(path, Access(endpoint_url), RunningGiven(**options), caller_bytes)
 
 
-def _job(plan: JobPlan, running: RunningGiven) -> Job:
+def opened_job(
+    path: str | os.PathLike[str], access: Access, running: RunningGiven, held: Callable[[], int]
+) -> SavedComputation:
+    """As above. `held` tells what is held beside the job by whoever calls: `caller_bytes`, or `no_caller`."""
+    held_bytes = held()
+    return SavedComputation(path, lambda plan: _job(plan, running, held_bytes), access, held)
+
+
+def no_caller() -> int:
+    """What is held beside a job of the command line: its process is there for the job alone."""
+    return 0
+
+
+def _job(plan: JobPlan, running: RunningGiven, held_bytes: int) -> Job:
     try:
         words = dict(plan.words)
         here = {name: getattr(running, name) for name in _OF_A_MACHINE}
@@ -119,10 +136,10 @@ def _job(plan: JobPlan, running: RunningGiven) -> Job:
             name: tuple(v) if isinstance(v, list) else v for name, v in words.pop("options", {}).items()
         }
         if plan.verb == "map":
-            return map_job(options=MapOptions(**options), given=given, **words)
+            return map_job(options=MapOptions(**options), given=given, held_bytes=held_bytes, **words)
         if plan.verb == "tokenize":
-            return tokenize_job(given=given, note=lambda text: None, **words)[0]
-        return embed_job(given=given, **words)
+            return tokenize_job(given=given, note=lambda text: None, held_bytes=held_bytes, **words)[0]
+        return embed_job(given=given, held_bytes=held_bytes, **words)
     except (TypeError, KeyError) as error:
         raise InputError(
             f"The plan has words that this brim does not know ({error}).", hint="Save it again with this version."

@@ -76,10 +76,12 @@ def run_saved(
     live: LiveFlags,
 ) -> None:
     """A part of a saved plan, its end, or all that is missing."""
-    import brim
+    from brim.api.job_options import RunningGiven
+    from brim.api.saved_jobs import no_caller, opened_job
+    from brim.buckets.bucket_address import Access
 
-    machine = {name: words[name] for name in ("memory", "workers", "state", "stop_file", "endpoint_url")}
-    saved = brim.open_job(need(parts.plan, "PLAN"), **machine)
+    machine = RunningGiven(**{name: words[name] for name in ("memory", "workers", "state", "stop_file")})
+    saved = opened_job(need(parts.plan, "PLAN"), Access(words["endpoint_url"]), machine, no_caller)
     if saved.plan.verb != verb:
         raise InputError(f"{saved.place.shown!r} is a plan of brim {saved.plan.verb}.", hint=saved.command("--finish"))
     if parts.part is None:

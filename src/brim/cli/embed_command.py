@@ -124,12 +124,12 @@ def embed(
         argument={key: _value(text) for key, text in _pairs(argument, "--argument")}, split=split,
     )  # fmt: skip
     with waiting_for(source):
-        job = embed_job(source, model, dest, column, image, given)
+        job = embed_job(source, model, dest, column, image, given, held_bytes=0)
         if parts.save is not None:
-            from brim.api.saved_jobs import write_plan
+            from brim.api.saved_jobs import no_caller, write_plan
 
             named = {"source": source, "model": model, "destination": dest, "column": column, "image": image}
-            tell_saved(write_plan(parts.save, job, given, named), showing)
+            tell_saved(write_plan(parts.save, job, given, named, held=no_caller), showing)
             return
     began = time.monotonic()
     computed, progress = run_job(job, computing, showing, watching, live)

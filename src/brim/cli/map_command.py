@@ -110,12 +110,12 @@ def map(
     source, dest, fn = need(source, "SOURCE"), need(dest, "DEST"), need(fn, "--fn")
     given = MapGiven(**words, format=format, rows_per_shard=rows_per_shard, split=split)  # type: ignore[arg-type]
     with waiting_for(source):
-        job = map_job(source, fn, dest, options, given)
+        job = map_job(source, fn, dest, options, given, held_bytes=0)
         if parts.save is not None:
-            from brim.api.saved_jobs import write_plan
+            from brim.api.saved_jobs import no_caller, write_plan
 
             named = {"source": source, "function": fn, "destination": dest}
-            tell_saved(write_plan(parts.save, job, given, named, options), showing)
+            tell_saved(write_plan(parts.save, job, given, named, options, held=no_caller), showing)
             return
     computed, progress = run_job(job, computing, showing, watching, live)
     loads = "://" not in dest or (format == "parquet" and not dest.startswith("hf://"))

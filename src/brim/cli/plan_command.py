@@ -64,12 +64,13 @@ def _opened_any(plan: str, running: RunningFlags, storing: StoringFlags, root: s
 
     if not is_job_plan(open_place(plan, Access(storing.endpoint_url)).path):
         return opened(plan, running, storing, root)
-    import brim
+    from brim.api.job_options import RunningGiven
+    from brim.api.saved_jobs import no_caller, opened_job
 
     refuse_given(None, None, (dataclasses.replace(storing, endpoint_url=None),), {})
     if root is not None:
         raise InputError("--root is for plans of brim build.", hint="Have the source under the same path everywhere.")
-    return brim.open_job(plan, endpoint_url=storing.endpoint_url, **vars(running))
+    return opened_job(plan, Access(storing.endpoint_url), RunningGiven(**vars(running)), no_caller)
 
 
 def _tell_saved(found: Any, missing: int | None, as_json: bool) -> None:

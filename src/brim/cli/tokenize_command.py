@@ -140,12 +140,12 @@ def tokenize(
     )  # fmt: skip
     with waiting_for(source):
         note = progress_for(showing.json, watching.quiet).note
-        job, step = tokenize_job(source, tokenizer, dest, column, given, note=note)
+        job, step = tokenize_job(source, tokenizer, dest, column, given, note=note, held_bytes=0)
         if parts.save is not None:
-            from brim.api.saved_jobs import write_plan
+            from brim.api.saved_jobs import no_caller, write_plan
 
             named = {"source": source, "tokenizer": tokenizer, "destination": dest, "column": column}
-            tell_saved(write_plan(parts.save, job, given, named), showing)
+            tell_saved(write_plan(parts.save, job, given, named, held=no_caller), showing)
             return
     if not watching.quiet:
         progress_for(showing.json, quiet=False).note(f"encoder: {step.encoder}")

@@ -171,9 +171,20 @@ def computed_spec(
     verb: str, source: RowSource, step: Step, output: Output, layout: Layout, how: How, label: str = ""
 ) -> Spec:
     """Rows through a step: map, tokenize, embed."""
+    return Spec(verb, source, layout, how, _limit_of(how), step, output, label=label)
+
+
+def _limit_of(how: How) -> Limit:
+    """All that this process holds is measured against the limit of a computed job, so that what is the caller's is
+    added to it. (A build goes by a forecast, which has nothing of the caller's.)"""
     limit = effective_limit(how.memory)
-    limit = replace(limit, bytes=limit.bytes + how.held_bytes)
-    return Spec(verb, source, layout, how, limit, step, output, label=label)
+    return replace(limit, bytes=limit.bytes + how.held_bytes)
+
+
+def called_with(spec: Spec, held_bytes: int) -> Spec:
+    """A computed job that was made earlier, called now by a program which holds so much."""
+    how = replace(spec.how, held_bytes=held_bytes)
+    return replace(spec, how=how, limit=_limit_of(how))
 
 
 def dataset_spec(
@@ -334,6 +345,9 @@ class Layout(Protocol):
     def clear(self) -> None:
         """Take away what a finished job needs no more."""
 
+    def afterwards(self) -> None:
+        """What is left to do once others may have the lock; nobody waits for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class DatasetLayout:
@@ -394,6 +408,9 @@ class DatasetLayout:
 
     def clear(self) -> None:
         shutil.rmtree(self.units, ignore_errors=True)
+
+    def afterwards(self) -> None:
+        """Nothing: it is on disk, or where it was sent."""
 
 
 def dataset_layout(

@@ -26,6 +26,7 @@ from brim.jobs.job import Computed, Job, workplace
 from brim.jobs.open_store import Books
 from brim.jobs.parts import PartDone, PlanStatus
 from brim.jobs.plan_place import Part, PlanPlace, listed, open_place, parse_part, save_to
+from brim.jobs.spec import called_with
 from brim.memory.limit import Limit
 from brim.progress import Progress, Silent
 from brim.records import dataclass
@@ -130,15 +131,20 @@ _MEND = "Mend it and save the plan again; or with --on-error=skip or --on-error=
 class SavedComputation:
     """A plan of a computed job in a file: do a part of it, finish it, or do all that is missing.
 
-    `job_of` makes the job of the plan's words, as this machine works on it.
+    `job_of` makes the job of the plan's words, as this machine works on it; `held` tells what the caller holds, which
+    is beside the limit and may be more at each call.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], job_of: Callable[[JobPlan], Job], access: Access | None = None
+        self,
+        path: str | os.PathLike[str],
+        job_of: Callable[[JobPlan], Job],
+        access: Access | None,
+        held: Callable[[], int],
     ) -> None:
         self.place = open_place(path, access or Access())
         self.plan = load_job_plan(self.place)
-        self.receipts, self._access = self.place.receipts, access
+        self.receipts, self._access, self._held = self.place.receipts, access, held
         self.job = job_of(self.plan)
         if self.job.spec.fingerprint != self.plan.fingerprint:
             changes = computed_changes(self.plan.facts, self.job.spec.facts)
@@ -162,7 +168,7 @@ class SavedComputation:
 
     def part(self, part: Part | str, progress: Progress | None = None) -> PartDone:
         """Compute what is missing of a part: "3/100" is the third of a hundred."""
-        part = parse_part(part) if isinstance(part, str) else part
+        part, job = parse_part(part) if isinstance(part, str) else part, self._called()
         with self.receipts.part(part) as folder:
             self.receipts.check(part, Ledger(folder), self.plan.fingerprint)
             share = UnitShare(
@@ -172,7 +178,7 @@ class SavedComputation:
                 there=self.receipts.holder(part, folder),
             )
             try:
-                with _computing(self.job, folder, progress or Silent()) as computing:
+                with _computing(job, folder, progress or Silent()) as computing:
                     outcome = computing.part(folder, share, self.plan.types)
             except FunctionFailed as failed:
                 failed.with_hint(_MEND)
@@ -203,10 +209,15 @@ class SavedComputation:
         return self._whole(progress, only_publish=False)
 
     def _whole(self, progress: Progress | None, only_publish: bool) -> Computed:
+        job = self._called()
         with self.receipts.alone():
             if only_publish:
                 self._refuse(self._lacking())
-            return self.job.run(progress, Share(units=self._take_over))
+            return job.run(progress, Share(units=self._take_over))
+
+    def _called(self) -> Job:
+        """The job as it is called now."""
+        return Job(called_with(self.job.spec, self._held()))
 
     def _lacking(self) -> list[int]:
         """Units that no part has done; none if the whole was finished before."""
