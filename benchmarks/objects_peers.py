@@ -5,7 +5,7 @@
     python benchmarks/objects_peers.py put-small FOLDER BUCKET PREFIX
     python benchmarks/objects_peers.py get-small BUCKET/PREFIX FOLDER -
 
-Three at a time, as brim does on two cores, and with obstore's own part sizes and concurrency; small ones 64 at a time.
+Three at a time, on two cores, and with obstore's own part sizes and concurrency; small ones 64 at a time.
 Nothing is hashed, remembered or proved.
 """
 

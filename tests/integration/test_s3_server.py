@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,8 +45,10 @@ def open_store(s3: S3Server, s3_prefix: str, monkeypatch: pytest.MonkeyPatch) ->
     def make(bucket: str = "private", *, endpoint: str = s3.endpoint, **config: Any) -> S3Store:
         for name, value in s3.environment_at(endpoint).items():
             monkeypatch.setenv(name, value)
-        # As often as brim tries: a busy machine takes a while to start a server again.
-        return S3Store(bucket, prefix=s3_prefix, config=config, retry_config={"max_retries": 100})
+        # Often, for a busy machine takes a while to start a server again; and soon, or pauses grow to fifteen seconds.
+        backoff = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=1), "base": 2}
+        retry: Any = {"max_retries": 100, "backoff": backoff}
+        return S3Store(bucket, prefix=s3_prefix, config=config, retry_config=retry)
 
     return make
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 
 import brim as library
 from brim.buckets.bucket_address import Access, parse_bucket_address
-from brim.buckets.read_object import BLOCK_BYTES, ObjectPiece, as_they_come, cut
+from brim.buckets.read_object import PIECE_BYTES, ObjectPiece, as_they_come, cut
 from brim.errors import FilesRefused, InputError, MissingExtra, SinkFailed, SourceChanged, SourceError
 from brim.jobs.check_files import check as check_table
 from brim.plans.cut_shards import CutOptions
@@ -357,19 +359,48 @@ class TestFaults:
             library.build(address, tmp_path / "out", allow_empty=True, endpoint_url=s3_proxy.endpoint)
 
 
-def test_large_objects_come_in_blocks(bucket: Bucket, s3_proxy: FaultProxy) -> None:
+def test_large_objects_come_in_pieces(bucket: Bucket, s3_proxy: FaultProxy) -> None:
     """What is handed on says where it lies, is never much, and is right although the line was cut in the middle."""
     large, small = random_bytes(10_000_001, 1), b"0123456789"
     where = parse_bucket_address(bucket.put({"large.bin": large, "small.bin": small}), Access(s3_proxy.endpoint))
     rule: Any = s3_proxy.cut(after_bytes=3_000_000, times=2, method="GET", contains="large.bin")
     pieces = [*cut(where.key("large.bin"), 5, len(large), None), ObjectPiece(where.key("small.bin"), 2, 10)]
-    blocks = [(piece, bytes(block)) for piece, block in as_they_come(where, pieces)]
+    given = [(piece, bytes(data)) for piece, data in as_they_come(where, pieces)]
     assert rule.fired
-    assert b"".join(block for _, block in blocks) == large[5:] + small[2:]
-    for piece, block in blocks:
-        assert block == (large if piece.key.endswith("large.bin") else small)[piece.start : piece.stop]
-    assert len(blocks) >= 7
-    assert max(len(block) for _, block in blocks) < 2 * BLOCK_BYTES
+    assert b"".join(data for _, data in given) == large[5:] + small[2:]
+    for piece, data in given:
+        assert data == (large if piece.key.endswith("large.bin") else small)[piece.start : piece.stop]
+    assert [len(data) for _, data in given[:2]] == [PIECE_BYTES - 5, PIECE_BYTES]
+    assert len(given) == 4
+
+
+def test_a_piece_is_held_by_whoever_took_it(bucket: Bucket) -> None:
+    """While the next one is waited for, nobody else holds the last: a build would take the memory of one more."""
+    data = random_bytes(3 * PIECE_BYTES, 1)
+    where = parse_bucket_address(bucket.put({"large.bin": data}))
+    coming = as_they_come(where, cut(where.key("large.bin"), 0, len(data), None))
+    _, view = next(coming)
+    held = view.obj
+    del view
+    until = time.monotonic() + 20
+    while sys.getrefcount(held) > 2 and time.monotonic() < until:  # the thread of the requests may still be in its turn
+        time.sleep(0.01)
+    assert sys.getrefcount(held) == 2
+    assert sum(len(rest) for _, rest in coming) == 2 * PIECE_BYTES
+
+
+def test_threads_of_requests_share_one_heap(bucket: Bucket) -> None:
+    """Each with a heap of its own, they would hold what the others have freed."""
+    where = bucket.put({f"{i}.bin": random_bytes(8 << 20, i) for i in range(4)})
+    words = ["brim", "plan", where, "--quiet"]
+    program = f"""
+import ctypes, sys, brim.cli
+sys.argv, sys.exit = {words!r}, lambda code: ctypes.CDLL("libc.so.6").malloc_stats()
+brim.cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "Arena 0:" in done.stderr
+    assert "Arena 1:" not in done.stderr
 
 
 def test_sidecars_are_asked_for_together(bucket: Bucket, s3_proxy: FaultProxy) -> None:

@@ -192,7 +192,8 @@ class S3Server:
         missing = [PRIVATE, PUBLIC]
         while time.monotonic() < until and self.process.poll() is None:
             try:
-                if self.request("PUT", missing[0], ".ready", body=b"ready").status == 200:
+                # One that comes too early was seen to wait for twenty seconds, where the next is answered at once.
+                if self.request("PUT", missing[0], ".ready", body=b"ready", timeout_s=2).status == 200:
                     self.request("DELETE", missing.pop(0), ".ready")
                     if not missing:
                         return True
@@ -213,6 +214,7 @@ class S3Server:
         *,
         anonymous: bool = False,
         endpoint: str | None = None,
+        timeout_s: float = 60,
     ) -> Answer:
         """One request as it stands: no retries, no opinion on the answer."""
         host = urlsplit(endpoint or self.endpoint).netloc
@@ -220,7 +222,7 @@ class S3Server:
         sent = dict(headers or {})
         if not anonymous:
             sent = signed_headers(self.credentials, method, host, path, query or {}, sent, body)
-        connection = http.client.HTTPConnection(host, timeout=60)
+        connection = http.client.HTTPConnection(host, timeout=timeout_s)
         try:
             connection.request(method, f"{path}?{query_string(query)}" if query else path, body or None, sent)
             response = connection.getresponse()

@@ -29,6 +29,7 @@ from brim.buckets.accounts import (
 from brim.buckets.bucket_address import Access, BucketAddress
 from brim.errors import BrimError, DestinationError, InputError, SinkFailed, SourceError
 from brim.extras import missing
+from brim.memory.release import keep_heap_small
 from brim.state.retry import Retry, look, may_pass
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def _open(address: BucketAddress) -> Any:
         import obstore.store as stores
     except ImportError as error:
         raise missing("s3", f"{address.scheme}:// needs obstore.") from error
+    keep_heap_small(large_bytes=None)  # before obstore's threads have heaps of their own, which would each grow
     waits = patience_s()
     client: dict[str, Any] = {
         "timeout": timedelta(seconds=_REQUEST_S),

@@ -144,10 +144,9 @@ class ForwardFile(_Remote):
         return self._digest.hexdigest()
 
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 4 << 20
 TO_END = 1 << 62
-AHEAD_BYTES = 2 * PIECE_BYTES  # asked for and not taken yet, by one reader
-BLOCK_BYTES = 1 << 20  # of a larger piece so much, and a little more, is handed on at a time
+AHEAD_BYTES = 3 * PIECE_BYTES  # asked for and not taken yet, by one reader
 _AHEAD_REQUESTS = 32  # small objects: their number is what counts
 _TOGETHER, _SMALL_BYTES = 16, 64 << 10
 
@@ -175,7 +174,7 @@ class ObjectPiece:
     @property
     def weight(self) -> int:
         """The bytes that it takes, as far as they are known."""
-        return PIECE_BYTES // 4 if self.stop == TO_END else self.stop - self.start
+        return PIECE_BYTES // 2 if self.stop == TO_END else self.stop - self.start
 
 
 def fetch(address: BucketAddress, piece: ObjectPiece) -> bytes:
@@ -199,19 +198,13 @@ def ahead(
 
 
 def as_they_come(address: BucketAddress, pieces: Iterable[ObjectPiece]) -> Iterator[tuple[ObjectPiece, memoryview]]:
-    """The bytes of pieces in order, in the memory that they were received into; of a large one, block by block."""
-    run = RangeRun(address, pieces, in_blocks=True)
+    """The bytes of pieces in order, in the memory that they were received into."""
+    run = RangeRun(address, pieces)
     try:
-        while (taken := run.take_blocks()) is not None:
-            piece, blocks = taken
-            if len(blocks) == 1:
-                yield piece, memoryview(blocks.pop())
-            stop = piece.start
-            for number in range(len(blocks)):
-                block, blocks[number] = memoryview(blocks[number]), None  # whoever takes it is the last to hold it
-                start, stop = stop, stop + len(block)
-                yield replace(piece, start=start, stop=stop), block
-                del block
+        while (taken := run.take_view()) is not None:
+            piece, held = taken[0], [taken[1]]
+            del taken
+            yield piece, held.pop()  # whoever takes it is the last to hold it
     finally:
         run.close()
 
@@ -229,10 +222,8 @@ class RangeRun:
         *,
         requests: int = _AHEAD_REQUESTS,
         most_bytes: int = AHEAD_BYTES,
-        in_blocks: bool = False,
     ) -> None:
-        self._address, self._in_blocks = address, in_blocks
-        self._most_bytes, self._requests = most_bytes, requests
+        self._address, self._most_bytes, self._requests = address, most_bytes, requests
         self._together = max(min(_TOGETHER, requests // 2), 1)
         self._pieces = iter(pieces)
         self._next = next(self._pieces, None)
@@ -250,7 +241,7 @@ class RangeRun:
             group = [self._wait_for(answers)]
             while group[-1].is_small and len(group) < self._together and self._follows():
                 group.append(self._wait_for(answers))
-            answers.future = submit(_get_all(self._address, group, self._in_blocks))
+            answers.future = submit(_get_all(self._address, group))
 
     def _wait_for(self, answers: _Answers | None) -> ObjectPiece:
         piece = self._next
@@ -267,18 +258,18 @@ class RangeRun:
 
     def take(self) -> tuple[ObjectPiece, bytes] | None:
         """The next piece; None behind the last. While it is used, others are on their way."""
-        taken = self.take_blocks()
-        return None if taken is None else (taken[0], bytes(taken[1][0]))
+        taken = self.take_view()
+        return None if taken is None else (taken[0], bytes(taken[1]))
 
-    def take_blocks(self) -> tuple[ObjectPiece, list[Any]] | None:
-        """The same as the blocks that came: several only if the run is `in_blocks`, and at least one."""
+    def take_view(self) -> tuple[ObjectPiece, memoryview] | None:
+        """The same in the memory that it was received into."""
         self.start()
         if not self._waiting:
             return None
         piece, answers = self._waiting.popleft()
-        blocks = [b""] if answers is None else _result(answers.next, self._address, piece, self._in_blocks)
+        view = memoryview(b"" if answers is None else _result(answers.next, self._address, piece))
         self._asked -= piece.weight
-        return piece, blocks
+        return piece, view
 
     def close(self) -> None:
         for _, answers in self._waiting:
@@ -299,13 +290,13 @@ class _Answers:
         self.future: Future[list[Any]] = Future()
         self._taken = 0
 
-    def next(self) -> list[Any]:
+    def next(self) -> Any:
         answers = result_of(self.future)
         answer, answers[self._taken] = answers[self._taken], None  # its bytes are whoever's takes them
         self._taken += 1
         if isinstance(answer, BaseException):
             raise answer
-        return answer if isinstance(answer, list) else [answer]
+        return answer
 
 
 def _get_web(address: BucketAddress, piece: ObjectPiece) -> bytes:
@@ -321,19 +312,19 @@ def _get_web(address: BucketAddress, piece: ObjectPiece) -> bytes:
     return data
 
 
-async def _get_all(address: BucketAddress, pieces: Sequence[ObjectPiece], in_blocks: bool) -> list[Any]:
-    """What each brings: its bytes, or a list of blocks of them, or why there are none."""
+async def _get_all(address: BucketAddress, pieces: Sequence[ObjectPiece]) -> list[Any]:
+    """What each brings: its bytes, or why there are none."""
     import asyncio
 
     if address.scheme in WEB_SCHEMES:
         requests = [asyncio.to_thread(_get_web, address, piece) for piece in pieces]
     else:
         store = store_of(address)
-        requests = [_get(store, piece, in_blocks) for piece in pieces]
+        requests = [_get(store, piece) for piece in pieces]
     return await asyncio.gather(*requests, return_exceptions=True)
 
 
-async def _get(store: Any, piece: ObjectPiece, in_blocks: bool) -> Any:
+async def _get(store: Any, piece: ObjectPiece) -> Any:
     import obstore
 
     if piece.start == piece.stop:  # a range of nothing cannot be asked for
@@ -356,8 +347,6 @@ async def _get(store: Any, piece: ObjectPiece, in_blocks: bool) -> Any:
         raise Changed(piece.key)
     if "range" not in options and piece.stop != TO_END:
         return await _cut_out(result, piece)
-    if in_blocks and piece.weight > BLOCK_BYTES:
-        return [block async for block in result.stream(min_chunk_size=BLOCK_BYTES)]
     return await result.bytes_async()
 
 
@@ -373,11 +362,11 @@ async def _cut_out(result: Any, piece: ObjectPiece) -> bytes:
     return bytes(found)
 
 
-def _result(answer: Callable[[], list[Any]], address: BucketAddress, piece: ObjectPiece, in_blocks: bool) -> list[Any]:
+def _result(answer: Callable[[], Any], address: BucketAddress, piece: ObjectPiece) -> Any:
     retry = tries()
     while True:
         try:
-            blocks = answer()
+            data = answer()
         except Changed:
             raise
         except CancelledError as error:
@@ -390,13 +379,13 @@ def _result(answer: Callable[[], list[Any]], address: BucketAddress, piece: Obje
             if (wait_s := retry.after(error)) is None:
                 raise explain(error, replace(address, prefix=piece.key), reading=True) from None
         else:
-            if piece.stop == TO_END or sum(map(len, blocks)) == piece.stop - piece.start:
-                return blocks
+            if piece.stop == TO_END or len(data) == piece.stop - piece.start:
+                return data
             if (wait_s := retry.next_s()) is None:
                 raise Changed(piece.key)
         pause(wait_s)
         again = _Answers()
-        again.future = submit(_get_all(address, [piece], in_blocks))
+        again.future = submit(_get_all(address, [piece]))
         answer = again.next
 
 

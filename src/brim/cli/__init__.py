@@ -62,7 +62,7 @@ def _answered(arguments: list[str]) -> bool:
     return True
 
 
-_OBJECTS = 50_000  # new ones before garbage is looked for: the usual 700 come by with every other import
+_OBJECTS = 100_000  # new ones before garbage is looked for: imports make 70,000, and the usual 700 come by with each
 _INTERRUPTED = 130  # what typer makes of Ctrl-C
 _KEPT: list[TextIO] = []  # the interpreter's own streams: closing them would close the descriptors
 
@@ -102,6 +102,15 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:end], arguments[end:]
 
 
+def _share_heap(arguments: list[str]) -> None:
+    """What is far away is read and sent by threads of libraries. Each would have a heap of its own, which grows by what
+    the others have freed: that is settled before the first of them starts."""
+    if any("://" in argument for argument in arguments):
+        from brim.memory.release import keep_heap_small
+
+        keep_heap_small(large_bytes=None)
+
+
 def main() -> None:
     """The `brim` command."""
     gc.set_threshold(_OBJECTS)
@@ -116,6 +125,7 @@ def main() -> None:
     try:
         if "_BRIM_COMPLETE" not in os.environ and _answered(arguments + command):
             _end(0)
+        _share_heap(arguments)
         code = _app_for(arguments)(arguments + command, standalone_mode=False)
         if code == _INTERRUPTED:
             raise KeyboardInterrupt

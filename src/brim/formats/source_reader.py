@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
 import numpy as np
 
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.read_object import BLOCK_BYTES, Changed, ObjectFile, ObjectPiece, ahead, as_they_come, cut
+from brim.buckets.read_object import PIECE_BYTES, Changed, ObjectFile, ObjectPiece, ahead, as_they_come, cut
 from brim.file_set import FileSet
 from brim.memory.release import keep_heap_small
 from brim.records import dataclass
@@ -302,9 +302,9 @@ class ObjectReader:
 
     def __init__(self, files: FileSet, segments: Iterable[tuple[int, int, int]]) -> None:
         assert files.bucket is not None
-        # Blocks come and go in obstore's threads. Their memory is used again: cleared anew for each, it would cost as
+        # Pieces come and go in obstore's threads. Their memory is used again: cleared anew for each, it would cost as
         # much as receiving them.
-        keep_heap_small(large_bytes=2 * BLOCK_BYTES)
+        keep_heap_small(large_bytes=2 * PIECE_BYTES)
         self._files, self._bucket = files, files.bucket
         self._source = _NONE
         self._blocks = as_they_come(files.bucket, self._asked(segments))

@@ -15,7 +15,8 @@ from brim.memory.meter import process_bytes
 from brim.records import dataclass
 from brim.sizes import format_size
 
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_LEFT = 8  # blocks at the end of the heap that stay when they are freed
 _LARGE_BYTES = 1 << 16
 
 
@@ -33,12 +34,14 @@ def keep_heap_small(*, large_bytes: int | None = _LARGE_BYTES) -> None:
     """From now on, threads share one heap, and blocks of `large_bytes` go back to the system when they are freed.
 
     That costs system calls, and the next block is cleared anew: whoever takes and frees blocks of one size all the time
-    gives a larger one, and whoever frees much together None, and gives it back by `give_back_heap`.
+    gives a larger one, and whoever frees much together None, and gives it back by `give_back_heap`. A thread that has
+    a heap of its own by then keeps it.
     """
     if _libc() is not None:
         _libc().mallopt(_M_ARENA_MAX, 1)
         if large_bytes is not None:
             _libc().mallopt(_M_MMAP_THRESHOLD, large_bytes)
+            _libc().mallopt(_M_TRIM_THRESHOLD, _LEFT * large_bytes)
 
 
 def give_back_heap() -> None:
