@@ -3,7 +3,7 @@
 Parts. *large*: 10 GB of values of 5 MB in shards of brim; filter, split, join, re-shard, shuffle and sort against `cp`,
 sync and `sha256sum` of the bytes that were written, in the same run. *small*: 100,000 values of 10 kB; *snappy* and
 *zstd*: 1 GB of images that do not compress, in row groups of 100 MB; half of the rows, shuffled, beside the peers, in
-three rounds of which the medians count. *decode*: the same images by gzip, which have to be decoded. *remote*
+five rounds of which the medians count. *decode*: the same images by gzip, which have to be decoded. *remote*
 (selecting_far.py): rows from a Hub and a bucket 20 ms away, by requests and bytes, beside the peers.
 
 The shards of *large* are sparse: their footers, page headers and lengths are there, their values are holes. Memory is
@@ -39,7 +39,7 @@ PEER_NAMES = ("duckdb-200MB", "duckdb-1GB", "polars", "datasets", "pyarrow")
 FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 LARGE_BYTES = 5 * MB
 IMAGE_BYTES = 330_000
-ROUNDS = 3
+ROUNDS = 5
 PACKAGES = ("brim", "pyarrow", "duckdb", "polars", "datasets", "numpy")
 
 

@@ -161,3 +161,13 @@ def test_many_levels_that_differ() -> None:
     data = encode_levels(np.array(levels, np.int64), 1)
     assert data[4:6] == b"\xad\x02"
     assert decode_levels(data, len(levels), 1)[0].tolist() == levels
+
+
+def test_a_struct_of_one_child_needs_no_name() -> None:
+    """Of several it does: nothing is chosen in silence."""
+    one = pa.array([{"bytes": b"a"}, None, {"bytes": None}], pa.struct([("bytes", pa.binary())]))
+    levels = levels_of(one, True)
+    assert (levels.definition.tolist(), levels.max_definition) == ([2, 0, 1], 2)
+    assert levels.index.tolist() == [0, -1, -1]
+    with pytest.raises(ValueError, match="no single child"):
+        levels_of(pa.array([None], _FILE), True)

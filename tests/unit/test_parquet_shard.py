@@ -241,6 +241,20 @@ def test_nothing_but_nulls(files: FileSet) -> None:
     assert pq.read_table(pa.BufferReader(data)).to_pylist() == [{"one": None, "n": 1}, {"one": None, "n": 2}]
 
 
+@pytest.mark.parametrize("together", [1, 2, 3, 8192])
+def test_pages_with_and_without_files(files: FileSet, monkeypatch: pytest.MonkeyPatch, together: int) -> None:
+    """However many values have their segments made at a time, and wherever pages without one lie, the bytes are one."""
+    monkeypatch.setattr(parquet_shard, "PAGE_ROWS", 2)
+    own = [None, None, 1, 2, None, None, None, None, 3, None, None, 5, 4, 4, None, None]
+    table = pa.table({"one": pa.array([cell(n) for n in own], FILE)})
+    numbers = {"one": np.array([n for n in own if n is not None])}
+    expected = shard(table, files, numbers)
+    monkeypatch.setattr(parquet_shard, "_TOGETHER", together)
+    assert shard(table, files, numbers) == expected
+    read = pq.read_table(pa.BufferReader(expected)).to_pylist()
+    assert read == [{"one": content(cell(n))} for n in own]
+
+
 def test_large_values_of_other_columns(files: FileSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only their columns lose dictionary and statistics, by their whole names; a value of just the bound does not."""
     monkeypatch.setattr(cuts, "GROUP_VALUE_BYTES", 1004)

@@ -2,6 +2,7 @@ import errno
 import hashlib
 import io
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,8 @@ from brim.formats import splice as splice_module
 from brim.formats.scratch import Scratch
 from brim.formats.source_reader import Buffers
 from brim.formats.splice import Splice, SpliceBuilder
+from brim.state.durable import BUFFER_BYTES
+from brim.stores.folder_store import _write_and_hash
 from tests.conftest import file_set, random_bytes, write_files
 
 _segment = st.one_of(
@@ -417,3 +420,26 @@ def test_a_value_that_lies_in_pieces(tmp_path: Path, start: int, size: int | Non
     mixed.literal(b"!")
     mixed.interleave(b"<>>", np.array([1, 2]), np.array([0, 1]))
     assert mixed.finish().read_at(0, 99) == b"!<" + value + b">>" + bytes([7, 8, 9, 10, 11])
+
+
+def test_a_write_that_fails_ends_the_shard(tmp_path: Path) -> None:
+    """The error of the thread that writes comes out of the pass, and no thread is left behind."""
+    files = file_set(tmp_path / "files", {"a": random_bytes(3 * BUFFER_BYTES, 1)})
+    builder = SpliceBuilder(files)
+    builder.file(0)
+
+    class Full:
+        def write(self, data: memoryview) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+    before = threading.active_count()
+    with builder.finish() as splice, pytest.raises(OSError, match="full"):
+        _write_and_hash(Full(), splice, lambda size: None)  # type: ignore[arg-type]
+    assert threading.active_count() == before
+
+
+def test_what_lies_before_a_range_is_not_opened(tmp_path: Path) -> None:
+    """It may be gone by then: a part that is sent again begins where the last one ended."""
+    splice, whole = make(tmp_path, [("file", (2, 0, 50)), ("file", (3, 0, 100))])
+    (tmp_path / "2.bin").unlink()
+    assert splice.read_at(50, 100) == whole[50:]

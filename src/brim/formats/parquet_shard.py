@@ -10,7 +10,9 @@ Byte layout and the reasons for it: docs/internals.md. Reading such a shard back
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -100,6 +102,7 @@ ROW_GROUP_ROWS = 1_048_576
 PAGE_BYTES = 1 << 20
 PAGE_ROWS = 20_000
 MAX_PAGE_BYTES = 2**31 - 1
+_TOGETHER = 8192  # values of pages, or pages, whose segments are made at a time
 # The most one row may hold in one file column. 2,147,483,630 bytes read back everywhere, 2,147,483,640 not.
 MAX_CELL_BYTES = 2_147_483_630
 
@@ -126,7 +129,10 @@ def splice_parquet(
     values_before, huge = _weigh(table, plain)
     limits = [(files_before, ROW_GROUP_BYTES), (values_before, cuts.GROUP_VALUE_BYTES)]
     groups = cuts.fill_all(limits, ROW_GROUP_ROWS)
-    skeleton = write_skeleton(table, groups, int(values_before[-1]), scratch_folder, huge)
+    with ThreadPoolExecutor(1, "skeleton") as beside:  # pyarrow's work and ours
+        writing = beside.submit(write_skeleton, table, groups, int(values_before[-1]), scratch_folder, huge)
+        pages = {id(column): _pages_of(column, files, groups) for column in every}
+        skeleton = writing.result()
     length = int.from_bytes(skeleton.read(skeleton.size - 8, 4), "little")
     footer, _ = thrift.decode(skeleton.read(skeleton.size - 8 - length, length))
 
@@ -138,8 +144,8 @@ def splice_parquet(
     for number, group in enumerate(footer[4][1].items):
         for leaf, entry in enumerate(group[1][1].items):
             if leaf in spliced:
-                rows = (int(groups[number]), int(groups[number + 1]))
-                chunks.append(_splice_chunk(out, entry, spliced[leaf], files, rows))
+                column = spliced[leaf]
+                chunks.append(_splice_chunk(out, entry, column, files, pages[id(column)][number]))
             else:
                 chunks.append(_move_chunk(out, entry, skeleton))
         metas = [entry[3][1] for entry in group[1][1].items]
@@ -227,47 +233,81 @@ def _move_chunk(out: SpliceBuilder, entry: Struct, skeleton: Skeleton) -> _Chunk
     return _Chunk(entry, shift=shift)
 
 
-def _splice_chunk(out: SpliceBuilder, entry: Struct, column: _Column, files: FileSet, rows: tuple[int, int]) -> _Chunk:
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A page that is to be made of `head`, its header and levels, and of values with their lengths."""
+
+    head: bytes
+    size: int  # with the header
+    first_row: int  # in its row group
+    slots: int
+    first_value: int  # of the column
+    last_value: int
+
+
+def _pages_of(column: _Column, files: FileSet, groups: Ints) -> list[list[_Page]]:
+    """The pages of a leaf, row group by row group."""
+    found = []
+    for first, last in zip(groups[:-1].tolist(), groups[1:].tolist(), strict=True):
+        page_cuts = cuts.fill(column.row_bytes[first:last], PAGE_BYTES, PAGE_ROWS) + first
+        slots = column.row_starts[page_cuts].tolist()
+        rows = (page_cuts[:-1] - first).tolist()
+        found.append([_page_of(column, files, row, *of) for row, *of in zip(rows, slots[:-1], slots[1:], strict=True)])
+    return found
+
+
+def _page_of(column: _Column, files: FileSet, first_row: int, first: int, last: int) -> _Page:
+    levels = column.levels
+    level_bytes = encode_levels(levels.repetition[first:last], levels.max_repetition) + encode_levels(
+        levels.definition[first:last], levels.max_definition
+    )
+    first_value, last_value = column.values_before[[first, last]].tolist()
+    values = cell_bytes(files.sizes[column.numbers[first_value:last_value]])
+    size = len(level_bytes) + int(values.sum())
+    if size > MAX_PAGE_BYTES:
+        raise ValueError(f"a row of {size} bytes in one column does not fit a Parquet page")
+    kind = {1: (I32, last - first), 2: (I32, 0), 3: (I32, 3), 4: (I32, 3)}
+    header = thrift.encode({1: (I32, 0), 2: (I32, size), 3: (I32, size), 5: (STRUCT, kind)})
+    return _Page(header + level_bytes, len(header) + size, first_row, last - first, first_value, last_value)
+
+
+def _splice_chunk(out: SpliceBuilder, entry: Struct, column: _Column, files: FileSet, pages: list[_Page]) -> _Chunk:
     start = out.position
-    pages = []
-    first, last = rows
-    page_cuts = cuts.fill(column.row_bytes[first:last], PAGE_BYTES, PAGE_ROWS) + first
-    for begin, end in zip(page_cuts[:-1].tolist(), page_cuts[1:].tolist(), strict=True):
-        offset = out.position
-        _splice_page(out, column, files, int(column.row_starts[begin]), int(column.row_starts[end]))
-        pages.append((offset, out.position - offset, begin - first))
-    slots = int(column.row_starts[last] - column.row_starts[first])
+    ends = cuts.running(np.array([page.size for page in pages], np.int64)) + start
+    counts = np.array([page.last_value - page.first_value for page in pages], np.int64)
+    for begin, end in itertools.pairwise(cuts.fill(counts, _TOGETHER, _TOGETHER).tolist()):
+        _splice_pages(out, column, files, pages[begin:end])
     size = out.position - start
     meta = entry[3][1]
     for field in (8, 10, 11, 12, 14, 15, 16):  # what described the empty values
         meta.pop(field, None)
     meta[2] = (LIST, thrift.List(I32, [0, 3]))  # PLAIN, RLE
     meta[4] = (I32, 0)  # uncompressed
-    meta[5] = (I64, slots)
+    meta[5] = (I64, sum(page.slots for page in pages))
     meta[6] = meta[7] = (I64, size)
     meta[9] = (I64, start)
     meta[13] = (LIST, thrift.List(STRUCT, [{1: (I32, 0), 2: (I32, 0), 3: (I32, len(pages))}]))
-    return _Chunk(entry, pages=pages)
+    places = zip(ends[:-1].tolist(), pages, strict=True)
+    return _Chunk(entry, pages=[(offset, page.size, page.first_row) for offset, page in places])
 
 
-def _splice_page(out: SpliceBuilder, column: _Column, files: FileSet, first: int, last: int) -> None:
-    levels = column.levels
-    level_bytes = encode_levels(levels.repetition[first:last], levels.max_repetition) + encode_levels(
-        levels.definition[first:last], levels.max_definition
-    )
-    numbers = column.numbers[column.values_before[first] : column.values_before[last]]
-    sizes = files.sizes[numbers]
-    size = len(level_bytes) + int(cell_bytes(sizes).sum())
-    if size > MAX_PAGE_BYTES:
-        raise ValueError(f"a row of {size} bytes in one column does not fit a Parquet page")
-    kind = {1: (I32, last - first), 2: (I32, 0), 3: (I32, 3), 4: (I32, 3)}
-    header = thrift.encode({1: (I32, 0), 2: (I32, size), 3: (I32, size), 5: (STRUCT, kind)})
-    if not len(numbers):
-        out.literal(header + level_bytes)
-        return
-    lengths = np.full(len(numbers), 4, np.int64)
-    lengths[0] += len(header) + len(level_bytes)
-    out.interleave(header + level_bytes + sizes.astype("<u4").tobytes(), lengths, numbers)
+def _splice_pages(out: SpliceBuilder, column: _Column, files: FileSet, pages: list[_Page]) -> None:
+    """Pages that follow each other. What stands before a value is its length, and the head of the page it begins."""
+    numbers = column.numbers[pages[0].first_value : pages[-1].last_value]
+    sizes = files.sizes[numbers].astype("<u4").tobytes()
+    lengths, literals, before = np.full(len(numbers), 4, np.int64), [], 0
+    for page in pages:
+        before += len(page.head)  # that of a page without values goes before the next one
+        literals.append(page.head)
+        first, last = page.first_value - pages[0].first_value, page.last_value - pages[0].first_value
+        if first < last:
+            lengths[first] += before
+            before = 0
+            literals.append(sizes[4 * first : 4 * last])
+    data = b"".join(literals)
+    if len(numbers):
+        out.interleave(data[: len(data) - before], lengths, numbers)
+    out.literal(data[len(data) - before :])
 
 
 def _write_page_index(out: SpliceBuilder, chunks: list[_Chunk], skeleton: Skeleton) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _LITERAL, _SCRATCH = -1, -2
 _BLOCK = 16384  # segments turned into Python numbers at a time
+_ZERO = np.zeros(1, np.int64)
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -75,13 +76,12 @@ class Splice:
         last = min(last + 1, len(self._ends))
         for block in range(first, last, _BLOCK):
             cut = slice(block, min(block + _BLOCK, last))
-            begin = int(self._ends[block - 1]) if block else 0
-            for end, source, at in zip(
-                self._ends[cut].tolist(), self._sources[cut].tolist(), self._starts[cut].tolist(), strict=True
-            ):
-                skip = max(start - begin, 0)
-                yield source, at + skip, min(end, stop) - begin - skip
-                begin = end
+            ends = self._ends[cut]
+            begins = np.concatenate([self._ends[block - 1 : block] if block else _ZERO, ends[:-1]])
+            skips = np.maximum(start - begins, 0)
+            sizes = np.minimum(ends, stop) - begins - skips
+            at = self._starts[cut] + skips
+            yield from zip(self._sources[cut].tolist(), at.tolist(), sizes.tolist(), strict=True)
 
     def chunks(
         self,
@@ -100,9 +100,13 @@ class Splice:
         stop = self.size if stop is None else min(stop, self.size)
         room = max(1, min(buffer_bytes, stop - start))
         buffer = _page_aligned(room) if keep is None else keep.take()[:room]
-        filled = 0
+        filled, literals = 0, self._literals
         with reader_of(self.files, self._segments(start, stop), stop - start) as reader:
             for source, at, size in self._segments(start, stop):
+                if source == _LITERAL and filled + size < room:  # half of all segments: the length of a value
+                    buffer[filled : filled + size] = literals[at : at + size]
+                    filled += size
+                    continue
                 if source >= 0:
                     reader.turn_to(source)  # a file of zero bytes is looked at too
                 while size > 0:
@@ -115,13 +119,14 @@ class Splice:
                         at, size = at + len(piece), size - len(piece)
                         continue
                     target = buffer[filled : filled + min(size, room - filled)]
-                    if source == _LITERAL:
-                        step = len(target)
-                        target[:] = self._literals[at : at + step]
-                    elif self._scratch is not None and source == _SCRATCH:
-                        step = self._scratch.read_into(target, at)
-                    else:
+                    if source >= 0:
                         step = reader.read_into(target, at)
+                    elif source == _LITERAL:
+                        step = len(target)
+                        target[:] = literals[at : at + step]
+                    else:
+                        assert self._scratch is not None
+                        step = self._scratch.read_into(target, at)
                     at, size, filled = at + step, size - step, filled + step
                     if filled == room:
                         yield buffer

@@ -7,11 +7,13 @@ import fcntl
 import hashlib
 import os
 import shutil
+import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Self
 
 from brim.errors import DestinationError
 from brim.formats.card import CARD
@@ -237,24 +239,64 @@ def make_folder(root: Path) -> None:
 _AHEAD_CHUNKS = 2  # read before the ones in front of them are written and hashed
 
 
+class _Behind:
+    """A thread that does one thing with each chunk, in order. An executor's future for each takes ten times as long
+    as to hand a chunk over, with the interpreter held, which those who read need after each value."""
+
+    def __init__(self, name: str, do: Callable[[memoryview], None]) -> None:
+        self._do = do
+        self._given: SimpleQueue[memoryview | None] = SimpleQueue()
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name)
+
+    def _work(self) -> None:
+        while (chunk := self._given.get()) is not None:
+            failed: BaseException | None = None
+            try:
+                self._do(chunk)
+            except BaseException as error:  # noqa: BLE001  # for whoever gave the chunk
+                failed = error
+            del chunk  # its buffer is used again
+            self._done.put(failed)
+
+    def give(self, chunk: memoryview) -> None:
+        self._given.put(chunk)
+
+    def settle(self) -> None:
+        """Wait for the first chunk that was not waited for; what went wrong with it is raised."""
+        failed = self._done.get()
+        if failed is not None:
+            raise failed
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._given.put(None)
+        self._thread.join()
+
+
 def _write_and_hash(file: DirectFile, splice: Splice, advance: Callable[[int], None]) -> str:
     """One pass over the bytes: while a chunk is hashed and written, by two threads, the next ones are read."""
     digest = hashlib.sha256()
     written = 0
-    coming: deque[tuple[int, Future[None], Future[None]]] = deque()
+    coming: deque[int] = deque()
 
     def settle(most: int) -> None:
         nonlocal written
         while len(coming) > most:
-            size, *parts = coming.popleft()
-            for part in parts:
-                part.result()
+            hasher.settle()
+            writer.settle()
+            size = coming.popleft()
             written += size
             advance(size)
 
-    with ThreadPoolExecutor(1, "hash") as hasher, ThreadPoolExecutor(1, "write") as writer:
+    with _Behind("hash", digest.update) as hasher, _Behind("write", file.write) as writer:
         for chunk in splice.chunks(keep=Buffers(BUFFER_BYTES)):
-            coming.append((len(chunk), hasher.submit(digest.update, chunk), writer.submit(file.write, chunk)))
+            hasher.give(chunk)
+            writer.give(chunk)
+            coming.append(len(chunk))
             settle(_AHEAD_CHUNKS)
         settle(0)
     if written != splice.size:
