@@ -1,9 +1,10 @@
 """A cheap Python function and an Arrow function over Parquet: brim.map beside Dataset.map and a bare pyarrow loop.
 
-All write every row with one more column as Arrow; brim and the loop sync it to disk, `datasets` does not. Time and the
-peak of unreclaimable memory are of the whole process, imports included, medians of interleaved runs; the time of the
-call alone stands beside it, and the goal is about that. `Dataset.map` needs the Parquet as an Arrow cache first: making
-it is counted apart, and brim is run on that Dataset too. Peaks at 1 and 5 GB tell whether memory grows with the data.
+All write every row with one more column as Arrow. The loop syncs it to disk, brim does so when the call has returned
+and waits for it when the process ends, `datasets` does not. Time and the peak of unreclaimable memory are of the whole
+process, imports included, medians of interleaved runs; the time of the call alone stands beside it, and the goal is
+about that. `Dataset.map` needs the Parquet as an Arrow cache first: making it is counted apart, and brim is run on that
+Dataset too. Peaks at 1 and 5 GB tell whether memory grows with the data.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 import brim
 from brim.outputs.rows_file import HashedFile
 from brim.state import durable
-from brim.state.durable import Outflow, append_line, write_all
+from brim.state.durable import Outflow, append_line, file_system, write_all
 
 
 @pytest.fixture
@@ -112,3 +112,25 @@ def test_a_file_is_on_its_way_while_it_is_written(
     os.close(gone)
     with pytest.raises(OSError, match="Bad file descriptor"):
         outflow.wrote(64 << 20)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mounts"), reason="needs /proc")
+def test_mounts_are_those_that_psutil_finds() -> None:
+    """The file that it reads is read without it."""
+    psutil = pytest.importorskip("psutil")
+    expected = {disk.mountpoint.rstrip("/"): disk.fstype for disk in psutil.disk_partitions(all=True)}
+    assert durable._mounted("/proc/self/mounts") == expected
+
+
+def test_the_file_system_of_a_folder(tmp_path: Path) -> None:
+    """The deepest mount decides, and of several at one place the last."""
+    found = [("/home/me/shared", "nfs4"), ("/", "ext4"), ("/home", "xfs"), ("/data set", "lustre"), ("/twice", "ext4")]
+    found += [("/twice", "nfs4"), ("/homes", "fuse.sshfs")]
+    mounts = tmp_path / "mounts"
+    lines = [f"/dev/x {where} {kind} rw 0 0".replace("data set", r"data\040set") for where, kind in found]
+    mounts.write_text("\n".join(lines))
+    expected = {"/a": "ext4", "/home/me": "xfs", "/homeless": "ext4", "/home/me/shared2": "xfs", "/twice/a": "nfs4"}
+    expected |= {"/home/me/shared/x": "nfs4", "/data set/a": "lustre", "/homes": "fuse.sshfs", "/": "ext4"}
+    assert {where: file_system(where, str(mounts)) for where in expected} == expected
+    mounts.write_text("")
+    assert file_system("/a", str(mounts)) == ""

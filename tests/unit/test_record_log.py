@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from brim.errors import DestinationError
+from brim.state.lock import locked
 from brim.state.record_log import RecordLog, broken_line, records_of
 
 RECORDS = st.lists(st.dictionaries(st.text(), st.integers() | st.text() | st.none()), max_size=5)
@@ -182,3 +184,17 @@ def test_the_first_broken_line_has_a_number(tmp_path: Path) -> None:
     assert broken_line([whole[0], b"\n", b"torn"]) == 3
     (tmp_path / "log").write_bytes(whole[0] + whole[1][:-3])
     assert log.broken == 2
+
+
+def test_a_forked_process_does_not_keep_a_lock(tmp_path: Path) -> None:
+    """It has the descriptor, and outlives whoever held the lock."""
+    with locked(tmp_path):
+        child = os.fork()
+        if not child:
+            signal.pause()
+    try:
+        with locked(tmp_path):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

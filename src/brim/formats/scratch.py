@@ -6,6 +6,8 @@ import os
 import tempfile
 import weakref
 
+from brim.state.durable import file_system
+
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 
 
@@ -43,11 +45,4 @@ def scratch_folder() -> str:
 
 
 def is_in_memory(folder: str) -> bool:
-    """Whether the innermost file system that holds a folder is one of memory."""
-    real = os.path.realpath(folder)
-    import psutil  # for what is rarely larger than memory
-
-    kinds = {disk.mountpoint.rstrip("/"): disk.fstype for disk in psutil.disk_partitions(all=True)}
-    while real not in kinds and real:
-        real = real.rpartition("/")[0]
-    return kinds.get(real) in _IN_MEMORY
+    return file_system(folder) in _IN_MEMORY

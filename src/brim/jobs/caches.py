@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import hashlib
 import json
 import os
 import secrets
 import shutil
+import stat
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
@@ -23,14 +27,17 @@ from brim.outputs.rows_file import read_schema
 from brim.records import dataclass
 from brim.schedule.unit_work import clear_scratch, has_scratch
 from brim.sizes import parse_size
-from brim.state.durable import reason, rename, write_whole
+from brim.state.durable import reason, rename, sync_file, sync_folder, write_whole
+from brim.state.later_sync import later, sync_rest
 from brim.state.ledger import LEDGER, Ledger, Receipt
-from brim.state.lock import locked
+from brim.state.lock import lock_in_turn, locked
 from brim.steps.row_features import as_schema, features_of, import_datasets
 from brim.stores.destination import UNITS, Destination, Footprints
 from brim.stores.store import PutWatcher
 
 _ABOUT = "about.json"
+_AT_ONCE_BYTES = 64 << 20  # so little is synced before the call returns: the disk has it in no time
+_PATIENCE_S = 10.0  # for a lock that a job may hold for hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +162,10 @@ def list_caches(home: Path) -> list[Cached]:
             continue  # not ours
         about = _about(folder)
         ledger = _ledger(folder)
-        files = [path for path in folder.rglob("*") if path.is_file()]
         found.append(
             Cached(
                 folder,
-                sum(path.stat().st_size for path in files),
+                sum(map(_size_of, folder.rglob("*"))),
                 (folder / _ABOUT).stat().st_mtime,
                 ledger.done,
                 str(about.get("what", "?")),
@@ -168,6 +174,15 @@ def list_caches(home: Path) -> list[Cached]:
             )
         )
     return sorted(found, key=lambda cached: cached.used_at)
+
+
+def _size_of(path: Path) -> int:
+    """Of a file; nothing of what is none, or is gone since it was listed."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def remove_cache(cached: Cached) -> bool:
@@ -180,7 +195,9 @@ def remove_folder(folder: Path) -> bool:
         with locked(folder):
             for books in _books(folder):
                 (books / LEDGER).unlink(missing_ok=True)  # first: a half removed cache is no cache
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            if folder.exists():  # something was put there meanwhile: whoever waits for the lock makes its file
+                shutil.rmtree(folder)
     except DestinationError:
         return False
     except OSError as error:
@@ -275,6 +292,70 @@ class CacheLayout:
     def clear(self) -> None:
         shutil.rmtree(self.units / "made", ignore_errors=True)
 
+    def afterwards(self) -> None:
+        later(functools.partial(make_last, self.state))
+
+
+def make_last(folder: Path) -> None:
+    """Sync the files of a cache whose job is done for now, and write down that it is done for good.
+
+    Without the cache's lock until all is on disk; what others have changed by then is theirs to sync. Whatever is in
+    the way, it stays done for now, and whoever opens it next tries again.
+    """
+    units = folder / UNITS
+    with suppress(OSError, DestinationError, _InUse):
+        ledger = Ledger(units)
+        if not ledger.done or not ledger.for_now:
+            return
+        try:
+            marks = {receipt.name: _mark(sync_file(units / receipt.name)) for receipt in ledger.unsynced}
+            sync_folder(units)
+        except OSError as error:
+            _give_up(folder, error)
+            return
+        with lock_in_turn(folder, _is_gone, _patient(_PATIENCE_S)):
+            ledger = Ledger(units)
+            if ledger.for_now and all(
+                marks.get(receipt.name) == _mark(os.stat(units / receipt.name)) for receipt in ledger.unsynced
+            ):
+                ledger.finish([ledger.receipts[name] for name in sorted(ledger.receipts)])
+
+
+def _give_up(folder: Path, error: OSError) -> None:
+    """The disk has lost what it was given, and says so once: nobody may rely on these files."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EMFILE, errno.ENFILE):
+        return  # removed, or not opened: nothing was asked of the disk
+    (folder / UNITS / LEDGER).unlink(missing_ok=True)
+    warnings.warn(
+        f"The cache {str(folder)!r} could not be written to disk: {reason(error)}. It is computed again the next time; "
+        "do not rely on the dataset that was made of it.",
+        RuntimeWarning,
+        stacklevel=1,
+    )
+
+
+def _mark(found: os.stat_result) -> tuple[int, int, int]:
+    """What tells a file from another one of its name."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class _InUse(Exception):
+    """A job has the lock for longer than is waited for."""
+
+
+def _is_gone() -> None:
+    raise FileNotFoundError
+
+
+def _patient(seconds: float) -> Callable[[], None]:
+    until = time.monotonic() + seconds
+
+    def wait() -> None:
+        if time.monotonic() > until:
+            raise _InUse
+
+    return wait
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -303,10 +384,18 @@ def keep_in_place(folder: Path, receipts: Sequence[Receipt], made: Iterable[Made
         if one is not None:
             units.forget(receipt.name)  # before its file becomes another one
             rename(one.path, folder / receipt.name)
-            receipt = replace(receipt, rows=one.rows, size=one.size, sha256=one.sha256)
+            receipt = replace(receipt, rows=one.rows, size=one.size, sha256=one.sha256, boot="")
             units.add(receipt)
-        kept.append(receipt)
-    units.finish(kept)
+        kept.append(receipt.name)
+    unsynced = units.unsynced
+    if sum(receipt.size for receipt in unsynced) <= _AT_ONCE_BYTES:
+        sync_rest(units, folder)
+        unsynced = []
+    finished = [units.receipts[name] for name in kept]
+    if unsynced:
+        units.finish_for_now(finished, unsynced[0].boot)
+    else:
+        units.finish(finished)
 
 
 def open_dataset(

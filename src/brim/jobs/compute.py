@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from brim.jobs.caches import CacheLayout, Kept, keep_in_place, read_kept
 from brim.jobs.content import ComputedContent, computed_changes, rows_of, without_function
 from brim.jobs.job import ALONE, Built, Computed, Job, built_of
 from brim.jobs.open_store import Books, published, reachable
+from brim.memory.limit import cgroups
 from brim.memory.meter import process_bytes
 from brim.outputs.output import CachedRows, Finished, Units, write_bad_rows
 from brim.plans.describe_plan import WORKER_BYTES, sending_bytes
@@ -32,6 +34,7 @@ from brim.records import dataclass
 from brim.rows.unit import RowSource
 from brim.schedule.processes import ProcessBackend
 from brim.schedule.unit_work import ComputeOptions, Outcome, UnitShare, UnitWork, compute
+from brim.state.later_sync import boot_here, sync_rest
 from brim.state.ledger import JobRecord, Ledger
 from brim.state.stop import Stop
 from brim.stores.bucket_store import clear_units, fetch_unit, units_there
@@ -159,6 +162,10 @@ class Computing:
             outcome = self._make(units, carrier, self.layout.units, self._share(share))
             finished = self._finish(outcome, work)
             done = self._deliver(units, outcome, finished, executor)
+        except BaseException:
+            with suppress(OSError):  # what is lost by that is computed again
+                sync_rest(units, self.layout.units)
+            raise
         finally:
             units.close()
         self.layout.clear()
@@ -242,6 +249,10 @@ class Computing:
         progress, stop = self.books.progress, self.books.stop
         work = UnitWork(self.source, self.step, self.output.writing, units, folder, options, progress, stop, share)
         if self.cluster is None:
+            if isinstance(self.layout, CacheLayout) and (boot := boot_here(folder)):
+                # In a cgroup with a limit dirty pages count, and must not pile up.
+                flows = next(cgroups(), None) is not None
+                work = replace(work, writing=replace(work.writing, flows=flows), boot=boot)
             return compute(work, ProcessBackend)
         from brim.schedule.ray_tasks import RayUnits
 

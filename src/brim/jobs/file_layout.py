@@ -126,6 +126,9 @@ class FileLayout:
             with suppress(OSError):
                 self._hidden.rmdir()  # the books are elsewhere
 
+    def afterwards(self) -> None:
+        """Nothing: it is on disk."""
+
 
 def file_layout(destination: str | os.PathLike[str], state: str | None, access: Access) -> FileLayout:
     """A file to be made; its ending chooses the format."""

@@ -158,15 +158,21 @@ class Job:
         with workplace(spec.how.scaling) as cluster:
             executor = self._brought_by(cluster)
             with open_books(spec.layout, spec.how, progress, share) as books:
-                if isinstance(spec.source, PlanContent) and spec.how.append:
-                    return Computed(self._append(spec.source, books, executor))
-                if isinstance(spec.source, PlanContent):
-                    if share is ALONE:  # parts write shards before the destination's own ledger knows of a job
-                        spec.layout.refuse_strangers(books.ledger, spec.how.fresh)
-                    return Computed(self.bring(spec.source, books, share, executor))
-                from brim.jobs.compute import Computing  # a build has no use for it, and would hold it
+                done = self._run(books, share, cluster, executor)
+        spec.layout.afterwards()
+        return done
 
-                return Computing(self, spec.source, cluster, books).run(share)
+    def _run(self, books: Books, share: Share, cluster: Cluster | None, executor: RayBringing | None) -> Computed:
+        spec = self.spec
+        if isinstance(spec.source, PlanContent) and spec.how.append:
+            return Computed(self._append(spec.source, books, executor))
+        if isinstance(spec.source, PlanContent):
+            if share is ALONE:  # parts write shards before the destination's own ledger knows of a job
+                spec.layout.refuse_strangers(books.ledger, spec.how.fresh)
+            return Computed(self.bring(spec.source, books, share, executor))
+        from brim.jobs.compute import Computing  # a build has no use for it, and would hold it
+
+        return Computing(self, spec.source, cluster, books).run(share)
 
     def _append(self, new: PlanContent, books: Books, executor: RayBringing | None) -> Built:
         """Bring new rows behind those that are there. What changes meanwhile is looked at again."""

@@ -12,6 +12,7 @@ not have (pressure on an old kernel, /proc on macOS) is None or absent, never an
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterable
@@ -103,6 +104,7 @@ def oom_kills(proc: Path = PROC) -> int | None:
     return None
 
 
+@functools.cache
 def boot_id(proc: Path = PROC) -> str | None:
     """Another one after every boot: a log that ends under an old one was cut by a reboot."""
     try:

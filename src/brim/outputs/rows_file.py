@@ -27,12 +27,14 @@ class Writing:
     """How the rows of a unit are written: batches (or row groups) end after so many rows or bytes.
 
     `hashed`: the file will be published, and its SHA-256 is part of the proof. A cache needs none.
+    `flows`: it is on its way to disk while it is written, so that the sync at its end has little to wait for.
     """
 
     format: Literal["arrow", "parquet"]
     batch_rows: int = 1000
     batch_bytes: int = 32 << 20
     hashed: bool = True
+    flows: bool = True
 
 
 EXTENSIONS = {"arrow": ".arrow", "parquet": ".parquet"}
@@ -40,17 +42,17 @@ _SMALL_BYTES, _HELD_BYTES = 32 << 10, 256 << 10
 
 
 class HashedFile:
-    """A file that is only appended to, and knows its size and, if wanted, its hash. Dirty pages do not pile up.
+    """A file that is only appended to, and knows its size and, if wanted, its hash.
 
     What is small is held until there is more: the headers, paddings and short buffers of a batch are one call.
     """
 
-    def __init__(self, path: Path, hashed: bool) -> None:
+    def __init__(self, path: Path, hashed: bool, flows: bool = True) -> None:
         self.path, self.size = path, 0
         self._held = bytearray()
         self._digest = hashlib.sha256() if hashed else None
         self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
-        self._outflow = Outflow(self._file.fileno())
+        self._outflow = Outflow(self._file.fileno()) if flows else None
         self.closed = False
 
     def write(self, data: Any) -> int:
@@ -71,7 +73,8 @@ class HashedFile:
         if self._digest is not None:
             self._digest.update(view)
         write_all(self._file.fileno(), view)
-        self._outflow.wrote(self.size)
+        if self._outflow is not None:
+            self._outflow.wrote(self.size)
 
     def tell(self) -> int:
         return self.size
@@ -97,7 +100,7 @@ class HashedFile:
                 self.flush()
                 if lasts:
                     os.fsync(self._file.fileno())
-                else:
+                elif self._outflow is not None:
                     self._outflow.end()
             finally:
                 self._file.close()
@@ -116,7 +119,7 @@ class RowsFile:
         self._writing = writing
         self._held: list[pa.Table] = []
         self._held_rows = self._held_bytes = 0
-        self.file = HashedFile(path, writing.hashed)
+        self.file = HashedFile(path, writing.hashed, writing.flows)
         sink = pa.PythonFile(self.file, mode="w")
         if writing.format == "arrow":
             self._writer: Any = pa.ipc.new_stream(sink, schema)

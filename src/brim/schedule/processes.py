@@ -71,7 +71,7 @@ class ProcessBackend:
         self._spares = tuple(take_spares(self._module, self._threads, self._repeats))
         self._line = HeldLine(self._room, lambda: (*self._workers, *self._spares), self._gate)
         self._line.__enter__()
-        self._settling = Settling(self._receipts, self._work.folder, self._work.stop)
+        self._settling = Settling(self._receipts, self._work.folder, self._work.stop, self._work.boot)
         return self
 
     def __exit__(self, *_: object) -> None:

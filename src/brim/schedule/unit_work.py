@@ -1,7 +1,8 @@
 """The units of a job as tasks: made ahead of the workers, done by whichever backend, each a file and then a receipt.
 
 The order of things is what makes a crash harmless: a unit's file is on disk before its receipt is written, and a
-receipt is on disk before anything depends on it. Nothing here decides what the rows are: that is the plan's.
+receipt is on disk before anything depends on it. (The files of a cache are synced later, and their receipts count in
+this boot alone until then: see `UnitWork.boot`.) Nothing here decides what the rows are: that is the plan's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -38,12 +40,14 @@ from brim.schedule.scheduler import (
     run,
 )
 from brim.state.durable import sync_file, sync_folder
+from brim.state.later_sync import sync_rest
 from brim.state.ledger import Ledger, Receipt
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop
 from brim.steps.step import Step
 
 _SETTLING = 64  # units that are computed and not yet on disk: so many may be done again after a crash
+_LATER_S = 30.0  # what was computed in so long is computed again if the machine stops: the kernel waits as long itself
 _CRASHES = 3  # a worker may also be killed by somebody who means well
 
 
@@ -101,7 +105,10 @@ ALL_UNITS = UnitShare()
 
 @dataclass(frozen=True, slots=True)
 class UnitWork:
-    """What is computed, and where its unit files and receipts are: whoever runs it holds the lock of `folder`."""
+    """What is computed, and where its unit files and receipts are: whoever runs it holds the lock of `folder`.
+
+    `boot`: files need not be on disk before their receipts, which count in this boot alone until they are.
+    """
 
     source: RowSource
     step: Step
@@ -112,6 +119,7 @@ class UnitWork:
     progress: Progress
     stop: Stop
     share: UnitShare = ALL_UNITS
+    boot: str = ""
 
     @property
     def reading(self) -> Reading:
@@ -238,8 +246,8 @@ class UnitReceipts:
 
     @property
     def receipts(self) -> list[Receipt]:
-        """In the order of the input."""
-        return [self._receipts[number] for number in sorted(self._receipts)]
+        """In the order of the input, as the ledger has them now."""
+        return [self._ledger.receipts[self._receipts[number].name] for number in sorted(self._receipts)]
 
     def _name(self, number: int) -> str:
         return f"{number:08d}{self._extension}"
@@ -285,12 +293,13 @@ class UnitReceipts:
         """The unit's file is on disk: write that down."""
         self.done_all([(task, result)])
 
-    def done_all(self, units: Sequence[tuple[Task, Done]]) -> None:
-        """Their files are on disk: write that down, with one wait for all."""
+    def done_all(self, units: Sequence[tuple[Task, Done]], boot: str = "") -> None:
+        """Their files are on disk: write that down, with one wait for all; with a `boot`, without any."""
         found = [(_unit_of(task), done) for task, done in units]
-        self._ledger.remember_all(dict(note for unit, done in found for note in self._notes(unit, done)))
-        receipts = [self._receipt(unit, done) for unit, done in found]
-        self._ledger.add_all(receipts)
+        notes = dict(note for unit, done in found for note in self._notes(unit, done))
+        self._ledger.remember_all(notes, lasts=not boot)
+        receipts = [self._receipt(unit, done, boot) for unit, done in found]
+        self._ledger.add_all(receipts, lasts=not boot)
         for (unit, done), receipt in zip(found, receipts, strict=True):
             self._take(unit, receipt, done.bad_rows, done.encoder)
             self.computed += 1
@@ -308,9 +317,13 @@ class UnitReceipts:
         if done.encoder:
             yield f"encoder {name}", done.encoder
 
-    def _receipt(self, unit: Unit, done: Done) -> Receipt:
+    def _receipt(self, unit: Unit, done: Done, boot: str) -> Receipt:
         name = self._name(unit.number)
-        return Receipt(name, "", done.rows, done.size, done.sha256, unit.key, unit.mtimes, self._job)
+        return Receipt(name, "", done.rows, done.size, done.sha256, unit.key, unit.mtimes, self._job, boot=boot)
+
+    def sync_rest(self) -> None:
+        """Make those last that count in this boot alone."""
+        sync_rest(self._ledger, self._folder)
 
     def _take(self, unit: Unit, receipt: Receipt, bad_rows: int, encoder: str) -> None:
         with self._lock:
@@ -323,11 +336,13 @@ class UnitReceipts:
 class Settling:
     """Units whose files are written, made to last while the next are computed: synced by a thread, then written down.
 
-    Those that come while it is busy are done together, with one wait for the folder and one for the ledger.
+    Those that come while it is busy are done together, with one wait for the folder and one for the ledger. With a
+    `boot` they are written down first, and synced together after a while.
     """
 
-    def __init__(self, receipts: UnitReceipts, folder: Path, stop: Stop) -> None:
+    def __init__(self, receipts: UnitReceipts, folder: Path, stop: Stop, boot: str = "") -> None:
         self._receipts, self._folder, self._stop = receipts, folder, stop
+        self._boot, self._synced_at = boot, time.monotonic()
         self._waiting: SimpleQueue[tuple[Task, Done] | None] = SimpleQueue()
         self._said: SimpleQueue[Event] = SimpleQueue()
         self._under_way = 0
@@ -377,16 +392,25 @@ class Settling:
     def _settled(self, units: list[tuple[Task, Done]]) -> list[Event]:
         try:
             with interrupted_by(self._stop.check):  # a part's units are also put where others find them
-                for task, _ in units:
-                    sync_file(self._receipts.file(task))
-                sync_folder(self._folder)
-                self._receipts.done_all(units)
+                if self._boot:
+                    self._receipts.done_all(units, self._boot)
+                    self._sync_if_due()
+                else:
+                    for task, _ in units:
+                        sync_file(self._receipts.file(task))
+                    sync_folder(self._folder)
+                    self._receipts.done_all(units)
         except BaseException as error:  # noqa: BLE001  it is raised by whoever runs the units
             return [TaskFailed(error) for _ in units]
         return [TaskDone(done) for _, done in units]
 
+    def _sync_if_due(self) -> None:
+        if time.monotonic() - self._synced_at >= _LATER_S:
+            self._receipts.sync_rest()
+            self._synced_at = time.monotonic()
+
     def close(self) -> None:
-        """What was taken is written down by then."""
+        """What was taken is written down by then. What is not on disk yet is for whoever runs the job."""
         if self._thread.is_alive():
             self._waiting.put(None)
             self._thread.join()

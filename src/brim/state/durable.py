@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -78,11 +79,12 @@ def _sync_file_range() -> Any:
     return call
 
 
-def sync_file(path: Path) -> None:
-    """Make what was written to a file last, whoever wrote it."""
+def sync_file(path: Path) -> os.stat_result:
+    """Make what was written to a file last, whoever wrote it. Which file that was is told."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+        return os.fstat(descriptor)
     finally:
         os.close(descriptor)
 
@@ -166,21 +168,43 @@ def end_torn_line(descriptor: int) -> None:
         write_all(descriptor, b"\n")
 
 
-def append_line(descriptor: int, line: bytes) -> None:
-    """A whole line on disk, or none and an error."""
+def append_line(descriptor: int, line: bytes, lasts: bool = True) -> None:
+    """A whole line on disk, or none and an error. Not `lasts`: it is there until the machine stops."""
     size = os.fstat(descriptor).st_size
     try:
         write_all(descriptor, line)
     except OSError:
         os.ftruncate(descriptor, size)
         raise
-    os.fsync(descriptor)
+    if lasts:
+        os.fsync(descriptor)
 
 
 def free_bytes(folder: Path) -> int | None:
     """Room on the disk, or None where the file system does not say."""
     usage = os.statvfs(folder)
     return usage.f_bavail * usage.f_frsize if usage.f_blocks else None
+
+
+def file_system(folder: str | os.PathLike[str], mounts: str = "/proc/self/mounts") -> str:
+    """The kind of the innermost file system that holds a folder: "ext4", "nfs4"; nothing where that is not known."""
+    real, kinds = os.path.realpath(folder), _mounted(mounts)
+    while real not in kinds and real:
+        real = real.rpartition("/")[0]
+    return kinds.get(real, "")
+
+
+def _mounted(mounts: str) -> dict[str, str]:
+    """The kinds of file systems, by where they are mounted; of several at one place the last hides the others."""
+    try:
+        with open(mounts, "rb") as file:  # psutil reads it too, and takes longer to import
+            lines = [line.split() for line in file]
+    except FileNotFoundError:
+        import psutil
+
+        return {disk.mountpoint.rstrip("/"): disk.fstype for disk in psutil.disk_partitions(all=True)}
+    unescaped = (re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line[1]) for line in lines)
+    return {os.fsdecode(at).rstrip("/"): os.fsdecode(line[2]) for at, line in zip(unescaped, lines, strict=True)}
 
 
 def reason(error: OSError) -> str:

@@ -3,6 +3,9 @@
 A `RecordLog` (record_log.py): a shard whose line is torn or damaged is done again. A finished job's ledger is
 rewritten in order, so that it depends on what was built and not on what was interrupted. It holds no path of this
 machine and no secret: it may travel with the folder it describes.
+
+A receipt with a `boot` is of a file that was written and not synced: it counts until the machine that wrote it stops,
+and in another boot it is as if it had not been written. Nothing but a cache has such receipts.
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 from brim.errors import DestinationError
+from brim.memory.meter import boot_id
 from brim.records import dataclass
 from brim.state.durable import reason, record_line, write_whole
 from brim.state.record_log import RecordLog, broken_line, records_of
@@ -47,6 +51,7 @@ class Receipt:
     job: str
     staged_at: int = 0  # when it was sent to where it is safe only for some hours; 0: it is where it belongs
     etag: str = ""  # what a bucket calls its content
+    boot: str = ""  # the boot in which its file was written, if it was not synced since
 
     @property
     def piece(self) -> Piece:
@@ -123,6 +128,8 @@ class PackedReceipts(MutableMapping[str, Receipt]):
 
     def _pack(self, receipt: Receipt) -> bytes | Receipt:
         """A receipt with other texts than hashes stays what it is."""
+        if receipt.boot:
+            return receipt
         texts = (receipt.sha256, receipt.key, receipt.mtimes)
         try:
             hashes = [bytes.fromhex(text) for text in texts]
@@ -179,8 +186,9 @@ class JobRecord:
 
 
 class Ledger:
-    """The receipts of one destination. `job` is the last one begun, `done` whether it was finished; `broken` is the
-    number of a line that is damaged, where none can be (a finished ledger is written anew).
+    """The receipts of one destination. `job` is the last one begun, `done` whether it was finished, `for_now` whether
+    that holds until the machine stops; `broken` is the number of a line that is damaged, where none can be (a finished
+    ledger is written anew).
 
     Threads may add to it at the same time.
     """
@@ -192,9 +200,9 @@ class Ledger:
         self.broken = 0
         try:
             self._read(self._log.replay())
-            self.broken = self._log.broken if self.done else 0
+            self.broken = self._log.broken if self.done and not self.for_now else 0
         except (FileNotFoundError, NotADirectoryError):
-            self._read(())
+            return  # there is none yet
         except OSError as error:  # it belongs to somebody else, or is a folder
             raise DestinationError(
                 f"The ledger {str(self.path)!r} cannot be read: {reason(error)}.",
@@ -211,7 +219,7 @@ class Ledger:
 
     def _read(self, records: Iterable[dict[str, Any]]) -> None:
         self.job: JobRecord | None = None
-        self.done = False
+        self.done = self.for_now = False
         self.receipts = PackedReceipts()
         self.former: dict[str, Receipt] = {}  # by key: shards that were written here and have no receipt any more
         self._former_names: set[str] = set()
@@ -252,7 +260,7 @@ class Ledger:
         kind = record.pop("type", None)
         if kind == "job":
             self.job = JobRecord(**{**record, "left_out": tuple(record.get("left_out", ()))})
-            self.done = False
+            self.done = self.for_now = False
             self._notes = {}
         elif kind == "shard":
             receipt = Receipt(**record)
@@ -261,16 +269,22 @@ class Ledger:
             before = self.receipts.get(receipt.name)
             if before is not None:
                 self.former[before.key] = before
+            if receipt.boot and receipt.boot != boot_id():
+                self.receipts.pop(receipt.name, None)
+                return
             self.receipts[receipt.name] = receipt
             self.former.pop(receipt.key, None)
         elif kind == "gone" and record["name"] in self.receipts:
             receipt = self.receipts.pop(record["name"])
             self.former[receipt.key] = receipt
             self._former_names.add(receipt.name)
+            self.done = self.for_now = False
         elif kind == "note":
             self._notes[record["name"]] = record["value"]
         elif kind == "done":
-            self.done = True
+            self.done, self.for_now = True, False
+        elif kind == "done for now":  # a kind of its own: an older brim, which reads no such receipts, must not take it
+            self.done = self.for_now = record["boot"] == boot_id()
 
     def begin(self, job: JobRecord) -> None:
         self._append({"type": "job", **asdict(job)})
@@ -278,12 +292,25 @@ class Ledger:
     def add(self, receipt: Receipt) -> None:
         self._append(_record_of(receipt))
 
-    def add_all(self, receipts: Iterable[Receipt]) -> None:
-        """Many at once: all are on disk when this returns, without a wait for each."""
+    def add_all(self, receipts: Iterable[Receipt], lasts: bool = True) -> None:
+        """Many at once: all are on disk when this returns, without a wait for each; not `lasts`, once others are."""
         lines = [_record_of(receipt) for receipt in receipts]
         for start in range(0, len(lines), _TOGETHER):
             with self._lock:
-                self._write(*lines[start : start + _TOGETHER])
+                self._write(*lines[start : start + _TOGETHER], lasts=lasts)
+
+    @property
+    def unsynced(self) -> list[Receipt]:
+        """Those that count until the machine stops."""
+        with self._lock:
+            return [receipt for receipt in self.receipts.values() if receipt.boot]
+
+    def synced(self, receipts: Iterable[Receipt]) -> None:
+        """The files of these are on disk since; one that was forgotten meanwhile stays so."""
+        with self._lock:
+            known = [receipt for receipt in receipts if self.receipts.get(receipt.name) == receipt]
+            if known:
+                self._write(*(_record_of(replace(receipt, boot="")) for receipt in known))
 
     def forget(self, name: str) -> None:
         self._append({"type": "gone", "name": name})
@@ -292,12 +319,13 @@ class Ledger:
         """Something else that the job needs after a crash."""
         self.remember_all({name: value})
 
-    def remember_all(self, notes: Mapping[str, Any]) -> None:
-        """Several things, with one wait for all."""
+    def remember_all(self, notes: Mapping[str, Any], lasts: bool = True) -> None:
+        """Several things, with one wait for all; not `lasts`, without."""
         with self._lock:
             new = {name: value for name, value in notes.items() if self._notes.get(name) != value}
             if new:
-                self._write(*({"type": "note", "name": name, "value": value} for name, value in new.items()))
+                lines = [{"type": "note", "name": name, "value": value} for name, value in new.items()]
+                self._write(*lines, lasts=lasts)
 
     def recall(self, name: str) -> Any:
         return self._notes.get(name)
@@ -308,14 +336,21 @@ class Ledger:
             raise ValueError("no job has begun")
         self.close()
         write_whole(self.path, finished_lines(self.job, receipts))
-        self.done = True
+        self.done, self.for_now = True, False
+
+    def finish_for_now(self, receipts: Iterable[Receipt], boot: str) -> None:
+        """The job is done with these receipts, which count until the machine stops: `finish` comes after their sync."""
+        kept = {receipt.name for receipt in receipts}
+        with self._lock:
+            gone = [{"type": "gone", "name": name} for name in self.receipts if name not in kept]
+            self._write(*gone, {"type": "done for now", "boot": boot}, lasts=False)
 
     def _append(self, record: dict[str, Any]) -> None:
         with self._lock:
             self._write(record)
 
-    def _write(self, *records: dict[str, Any]) -> None:
-        self._log.append(*map(_written, records))
+    def _write(self, *records: dict[str, Any], lasts: bool = True) -> None:
+        self._log.append(*map(_written, records), lasts=lasts)
         for record in records:
             self._take(json.loads(json.dumps(record)))
 
@@ -338,7 +373,7 @@ def finished_ledger(job: JobRecord, receipts: Iterable[Receipt], more: Iterable[
 def finished_lines(job: JobRecord, receipts: Iterable[Receipt], more: Iterable[dict[str, Any]] = ()) -> Iterator[bytes]:
     yield _encode({"type": "job", **asdict(job)})
     for receipt in receipts:
-        yield _encode({**_record_of(receipt), "staged_at": 0})
+        yield _encode({**_record_of(receipt), "staged_at": 0, "boot": ""})
     yield from map(_encode, more)
     yield _encode({"type": "done"})
 
@@ -349,7 +384,7 @@ def _record_of(receipt: Receipt) -> dict[str, Any]:
 
 def _written(record: dict[str, Any]) -> dict[str, Any]:
     """What most receipts have nothing to say of is left out."""
-    return {name: value for name, value in record.items() if name not in ("staged_at", "etag") or value}
+    return {name: value for name, value in record.items() if name not in ("staged_at", "etag", "boot") or value}
 
 
 def _encode(record: dict[str, Any]) -> bytes:

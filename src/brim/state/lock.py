@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from brim.errors import DestinationError
@@ -58,7 +58,7 @@ def locked(
         )
         yield
     finally:
-        os.close(descriptor)
+        _unlock(descriptor)
 
 
 @contextmanager
@@ -82,7 +82,14 @@ def lock_in_turn(folder: Path, make: Callable[[], None], waiting: Callable[[], N
             yield
             return
         finally:
-            os.close(descriptor)
+            _unlock(descriptor)
+
+
+def _unlock(descriptor: int) -> None:
+    """A process that was forked meanwhile has the descriptor too, and would keep the lock that closing gives back."""
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _taken(descriptor: int, path: Path) -> bool:
