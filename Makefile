@@ -6,8 +6,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Network file systems and containers may report more cores than the tests can use.
-JOBS ?= 2
+# For two cores: half of the time of a test is waiting, for processes that start and for servers. Not as many as there are
+# cores, of which network file systems and containers may report more than the tests can use.
+JOBS ?= 3
 
 # The tests start hundreds of interpreters, each of which would compile brim again.
 unexport PYTHONDONTWRITEBYTECODE

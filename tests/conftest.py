@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
@@ -9,8 +10,10 @@ import signal
 import ssl
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import numpy as np
@@ -20,7 +23,11 @@ from brim.file_set import FileSet, FileSetBuilder
 from tests.forked import brim as brim
 from tests.generators import Layout
 from tests.generators.arc import make_arc
+from tests.hub import TestHub
 from tests.s3 import FaultProxy, S3Server
+
+if TYPE_CHECKING:
+    from tests.publishing import Machine
 
 # A shell starts what it puts in the background with Ctrl-C ignored, and every process inherits that.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP):
@@ -84,6 +91,20 @@ def tree_digest(folder: Path) -> dict[str, str]:
     }
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that takes seconds to make and that no test changes: the first process of a run which needs it makes it,
+    the others wait for it and take it."""
+    own = factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            making = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=folder.parent))
+            make(making)
+            making.rename(folder)
+    return folder
+
+
 @pytest.fixture
 def many_files(tmp_path: Path) -> Callable[..., Path]:
     """A folder of `count` files of about `size` random bytes."""
@@ -93,6 +114,39 @@ def many_files(tmp_path: Path) -> Callable[..., Path]:
         return write_files(tmp_path / name, contents)
 
     return make
+
+
+@pytest.fixture
+def source(many_files: Callable[..., Path]) -> Path:
+    """Five small files, where a test does not say which it needs."""
+    return many_files(5, 3000)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[TestHub]:
+    """A Hub of this test alone, as it is when nothing is set."""
+    with TestHub(tmp_path / "hub") as hub:
+        yield hub
+
+
+@pytest.fixture
+def machine(hub: TestHub, tmp_path: Path) -> Machine:
+    """The machine of somebody who publishes there."""
+    from tests.publishing import Machine  # which takes what is defined here
+
+    return Machine(hub, tmp_path / "machine")
+
+
+@pytest.fixture
+def folder_in_memory() -> Iterator[Path]:
+    """A folder in a tmpfs, for one test at a time: of files that several programs of a user have written and closed
+    nobody can tell whose they are."""
+    if not os.path.isdir("/dev/shm"):
+        pytest.skip("needs a tmpfs at /dev/shm")
+    with open(f"{tempfile.gettempdir()}/brim-test-in-memory-{os.getuid()}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with tempfile.TemporaryDirectory(prefix="brim-test-", dir="/dev/shm") as folder:
+            yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ _HEADER = 16
 # What libraries import when they are first used.
 _FOREIGN = (
     *("numpy.ma", "typer._adapters", "rich.progress", "yaml", "filelock", "tqdm.auto"),
-    *("httpx", "httpx2", "truststore"),
+    *("httpx", "httpx2", "httpcore", "httpcore2", "truststore", "psutil"),
 )
 _IMPORTS = re.compile(
     r"^(?:from|import) (?:huggingface_hub|datasets|obstore|tokenizers|transformers|sentence_transformers|ray|torch)",

@@ -125,10 +125,8 @@ for _ in range(8):
 
 
 @both_ways
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a tmpfs at /dev/shm")
-def test_files_in_tmpfs_are_counted(options: list[str]) -> None:
+def test_files_in_tmpfs_are_counted(options: list[str], folder_in_memory: Path) -> None:
     """300 MB written to a tmpfs file, held by no process, are over a 200 MB limit."""
-    name = f"/dev/shm/brim-test-line-{os.getpid()}"
     script = """
 import sys, time
 with open(sys.argv[1], "wb") as file:
@@ -137,32 +135,21 @@ with open(sys.argv[1], "wb") as file:
         time.sleep(0.002)
 time.sleep(20)
 """
-    try:
-        facts = run("--memory", "200MB", *options, "--", PYTHON, "-c", script, name, check=4)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    facts = run("--memory", "200MB", *options, "--", PYTHON, "-c", script, folder_in_memory / "file", check=4)
     assert facts["peak_bytes"] > 165 * MB
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a tmpfs at /dev/shm")
-def test_files_that_stay_behind_are_named() -> None:
+def test_files_that_stay_behind_are_named(folder_in_memory: Path) -> None:
     """Many files of 10 MB, each closed at once: noticed, and what stays in memory after the kill is on the screen."""
-    folder = Path(f"/dev/shm/brim-test-left-{os.getpid()}")
-    folder.mkdir()
     script = """
 import pathlib, sys, time
 for number in range(60):
     pathlib.Path(sys.argv[1], str(number)).write_bytes(b"x" * 10_000_000)
 time.sleep(20)
 """
-    try:
-        facts = run("--memory", "300MB", "--no-cgroup", "--", PYTHON, "-c", script, folder, check=4)
-        assert sum(size for _, size in facts["left_files"]) > 90 * MB
-        assert facts["left_files"][0][0].startswith(str(folder))
-    finally:
-        for file in folder.iterdir():
-            file.unlink()
-        folder.rmdir()
+    facts = run("--memory", "300MB", "--no-cgroup", "--", PYTHON, "-c", script, folder_in_memory, check=4)
+    assert sum(size for _, size in facts["left_files"]) > 90 * MB
+    assert facts["left_files"][0][0].startswith(str(folder_in_memory))
 
 
 def test_a_peak_between_two_samples_is_seen() -> None:

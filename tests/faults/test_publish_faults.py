@@ -28,11 +28,6 @@ def hub(tmp_path: Path) -> Iterator[TestHub]:
         yield hub
 
 
-@pytest.fixture
-def machine(hub: TestHub, tmp_path: Path) -> Machine:
-    return Machine(hub, tmp_path / "machine")
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five files that go in one PUT each, and one that goes in three parts."""

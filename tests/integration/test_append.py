@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,17 +25,6 @@ from tests.hub import TestHub
 from tests.publishing import DEST, REPO, Listing, Machine, shards
 
 ROWS = ("--rows-per-shard", "2")
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[TestHub]:
-    with TestHub(tmp_path / "hub") as hub:
-        yield hub
-
-
-@pytest.fixture
-def machine(hub: TestHub, tmp_path: Path) -> Machine:
-    return Machine(hub, tmp_path / "machine")
 
 
 def files(folder: Path, start: int, stop: int) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,23 +17,6 @@ from tests.hub import TestHub
 from tests.publishing import DEST, REPO, Machine, add_files, card, put_by_hand
 
 ROWS = ("--rows-per-shard", "2")
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[TestHub]:
-    with TestHub(tmp_path / "hub") as hub:
-        yield hub
-
-
-@pytest.fixture
-def machine(hub: TestHub, tmp_path: Path) -> Machine:
-    return Machine(hub, tmp_path / "machine")
-
-
-@pytest.fixture
-def source(many_files: Callable[..., Path]) -> Path:
-    """Five files."""
-    return many_files(5, 3000)
 
 
 HAND_WRITTEN = """---

@@ -22,7 +22,7 @@ import brim
 from benchmarks.peak import measure
 from brim.errors import SourceChanged
 from brim.sources.dataset_source import dataset_source
-from tests.conftest import tree_digest
+from tests.conftest import made_once, tree_digest
 from tests.hub import TestHub
 from tests.integration import dropin_cases
 from tests.integration.dropin_cases import CASES, IMAGE, OPTIONS, content, image_rows, make_files, mapped
@@ -30,16 +30,14 @@ from tests.integration.dropin_cases import CASES, IMAGE, OPTIONS, content, image
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of all cases."""
-    folder = tmp_path_factory.mktemp("source")
     datasets.disable_progress_bars()
-    make_files(folder)
-    return folder
+    return made_once(tmp_path_factory, "dropin-source", make_files)
 
 
-def published(source: Path, folder: Path, publisher: str) -> Path:
+def publish(source: Path, folder: Path, publisher: str) -> None:
     """Every case, published to a Hub by someone and downloaded from there."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment |= {"HF_HOME": str(folder / "home"), "HF_TOKEN": "hf_write", "HF_HUB_DISABLE_XET": "1"}
@@ -57,19 +55,18 @@ def published(source: Path, folder: Path, publisher: str) -> Path:
             timeout=300,
         )
     assert done.returncode == 0, done.stderr
-    return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def theirs(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As the original does it."""
-    return published(source, tmp_path_factory.mktemp("theirs"), "original")
+    return made_once(tmp_path_factory, "dropin-theirs", lambda folder: publish(source, folder, "original"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ours_from_the_hub(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As brim.push_to_hub does it."""
-    return published(source, tmp_path_factory.mktemp("ours"), "brim")
+    return made_once(tmp_path_factory, "dropin-ours", lambda folder: publish(source, folder, "brim"))
 
 
 @pytest.fixture(autouse=True)

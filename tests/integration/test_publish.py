@@ -8,7 +8,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,23 +24,6 @@ from tests.publishing import DEST, REPO, Listing, Machine, add_files, built, car
 ROWS = ("--rows-per-shard", "2")
 EACH = ("--rows-per-shard", "1")
 MANY = 150  # shards: more than one commit takes
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[TestHub]:
-    with TestHub(tmp_path / "hub") as hub:
-        yield hub
-
-
-@pytest.fixture
-def machine(hub: TestHub, tmp_path: Path) -> Machine:
-    return Machine(hub, tmp_path / "machine")
-
-
-@pytest.fixture
-def source(many_files: Callable[..., Path]) -> Path:
-    """Five files."""
-    return many_files(5, 3000)
 
 
 @pytest.fixture(scope="module")

@@ -132,17 +132,6 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[TestHub]:
-    with TestHub(tmp_path / "hub") as hub:
-        yield hub
-
-
-@pytest.fixture
-def machine(hub: TestHub, tmp_path: Path) -> Machine:
-    return Machine(hub, tmp_path / "machine")
-
-
 @dataclass(frozen=True)
 class Place:
     """A destination of any kind: how it is named, what its driver knows, and what is there."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,22 +24,6 @@ from tests.publishing import DEST, REPO, Machine, put_by_hand
 from tests.s3 import FaultProxy, S3Server
 
 EACH = ("--rows-per-shard", "1")
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[TestHub]:
-    with TestHub(tmp_path / "hub") as hub:
-        yield hub
-
-
-@pytest.fixture
-def machine(hub: TestHub, tmp_path: Path) -> Machine:
-    return Machine(hub, tmp_path / "machine")
-
-
-@pytest.fixture
-def source(many_files: Callable[..., Path]) -> Path:
-    return many_files(5, 3000)
 
 
 def test_unfinished_by_direct(hub: TestHub, machine: Machine, tmp_path: Path) -> None:

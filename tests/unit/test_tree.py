@@ -142,49 +142,36 @@ def test_mapped_files_do_not_count(tmp_path: Path) -> None:
         assert usage.total_bytes < 20 * MB
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a tmpfs at /dev/shm")
-def test_files_in_tmpfs_count(tmp_path: Path) -> None:
+def test_files_in_tmpfs_count(folder_in_memory: Path) -> None:
     """30 MB written to a tmpfs file belong to the tree although no process holds them, until they are gone."""
-    name = f"/dev/shm/brim-test-{os.getpid()}"
+    file = folder_in_memory / "file"
     growth = TmpfsFiles()
     code = "import sys; open(sys.argv[1], 'wb').write(b'x' * 30_000_000)"
-    with child(code, name) as pid:
-        try:
-            meter = TreeMeter(lambda: [pid], tmpfs=growth)
-            assert 28 * MB < meter.read(line_bytes=MB).usage.shmem_bytes < 33 * MB
-        finally:
-            os.unlink(name)
+    with child(code, str(file)) as pid:
+        meter = TreeMeter(lambda: [pid], tmpfs=growth)
+        assert 28 * MB < meter.read(line_bytes=MB).usage.shmem_bytes < 33 * MB
+        file.unlink()
         deadline = time.monotonic() + 10
         while TreeMeter(lambda: [pid], tmpfs=growth).read(line_bytes=MB).usage.shmem_bytes > 5 * MB:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a tmpfs at /dev/shm")
-def test_a_strangers_tmpfs_file_does_not_count() -> None:
+def test_a_strangers_tmpfs_file_does_not_count(folder_in_memory: Path) -> None:
     """What a process outside the tree has open is that one's, though it is the same user's."""
-    name = f"/dev/shm/brim-test-{os.getpid()}-other"
     growth = TmpfsFiles()
     code = "import sys; f = open(sys.argv[1], 'wb'); f.write(b'x' * 30_000_000); f.flush()"
-    with child(code, name), child("") as pid:
-        try:
-            assert TreeMeter(lambda: [pid], tmpfs=growth).read(line_bytes=MB).usage.shmem_bytes < 5 * MB
-        finally:
-            os.unlink(name)
+    with child(code, str(folder_in_memory / "other")), child("") as pid:
+        assert TreeMeter(lambda: [pid], tmpfs=growth).read(line_bytes=MB).usage.shmem_bytes < 5 * MB
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a tmpfs at /dev/shm")
-def test_what_a_bystander_wrote_and_closed_does_not_count() -> None:
+def test_what_a_bystander_wrote_and_closed_does_not_count(folder_in_memory: Path) -> None:
     """A file of the same user that is open nowhere is not the tree's, which has written nothing."""
-    name = f"/dev/shm/brim-test-{os.getpid()}-closed"
     growth = TmpfsFiles()
     with child("") as pid:
-        try:
-            Path(name).write_bytes(b"x" * 30_000_000)
-            assert TreeMeter(lambda: [pid], tmpfs=growth).read(line_bytes=MB).usage.shmem_bytes < 5 * MB
-            assert growth.left_behind() == []
-        finally:
-            os.unlink(name)
+        (folder_in_memory / "closed").write_bytes(b"x" * 30_000_000)
+        assert TreeMeter(lambda: [pid], tmpfs=growth).read(line_bytes=MB).usage.shmem_bytes < 5 * MB
+        assert growth.left_behind() == []
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
