@@ -106,6 +106,19 @@ NUMBERS = pa.table(
             [datetime.datetime(2024, 1, day, 12) for day in (1, 2, 3, 4)], pa.timestamp("ms", "Asia/Tokyo")
         ),
         "a b": [1, 2, 3, None],
+        "zero": [0.0, -0.0, 1.0, None],
+        "float": pa.array([0.5, 2**24, 2.0**30, None], pa.float32()),
+        "day": [datetime.date(2024, 1, 31), datetime.date(2024, 2, 1), datetime.date(1969, 1, 1), None],
+        "second": pa.array([0, 1, 2, None], pa.timestamp("s")),
+        "nano": pa.array([0, 1, 2**63 - 1, None], pa.timestamp("ns")),
+        "meta": pa.StructArray.from_arrays([pa.array(["a", "b", None, "a"]).dictionary_encode()], ["word"]),
+        "numbers": [[1, 2], [2**53 + 1], None, []],
+        "days": [[datetime.date(2024, 1, 31), None], [], None, [datetime.date(2024, 2, 1)]],
+        "pair": pa.array([[1, 2], [3, 4], None, [None, 1]], pa.list_(pa.int8(), 2)),
+        "halves": pa.array([[np.float16(0.5)], [], None, [np.float16(1)]], pa.list_(pa.float16())),
+        "hidden": pa.ListArray.from_arrays(
+            pa.array([0, 1, 2, 2, 3], pa.int32()), pa.array([3, 3, 4]), mask=pa.array([True, False, False, False])
+        ),
     }
 )
 
@@ -137,6 +150,28 @@ NUMBERS = pa.table(
         ("seen > '2024-01-03T12:00:00Z'", [3]),
         ("column('a b') > 1 and\n column('row') < 2", [1]),
         ("column('a b') is None", [3]),
+        ("zero in [0, 3]", [0, 1]),
+        ("zero in [-0.0]", [0, 1]),
+        ("float > 20000000", [2]),
+        ("float in [16777216, 16777217]", [1]),
+        ("day == '2024-01-31'", [0]),
+        ("day == '2024-01-31T10:00:00'", []),
+        ("day < '2024-01-31T10:00:00'", [0, 2]),
+        ("day in ['2024-01-31 00:00:00', '2024-02-01T10:00:00']", [0]),
+        ("second < '1970-01-01T00:00:01.5'", [0, 1]),
+        ("'1970-01-01T00:00:01.5' <= second", [2]),
+        ("second in ['1970-01-01T00:00:01', '1970-01-01T00:00:01.5']", [1]),
+        ("nano < '9999-12-31' and nano > '1500-01-01'", [0, 1, 2]),
+        ("nano != '9999-12-31'", [0, 1, 2]),
+        ("nano in ['9999-12-31', '1970-01-01T00:00:00.000000001']", [1]),
+        ("time == '17:30:00.5' or time < '17:30:00.5'", [0, 1, 2]),
+        ("meta.word in ['a'] and meta.word.upper() == 'A'", [0, 3]),
+        ("2.0 in numbers", [0]),
+        ("9007199254740992.0 in numbers", []),
+        ("'2024-01-31' in days", [0]),
+        ("1 in pair and len(pair) == 2", [0, 3]),
+        ("0.5 in halves", [0]),
+        ("3 in hidden", [1]),
     ],
 )
 def test_numbers_and_times_are_exact(text: str, rows: list[int]) -> None:
@@ -154,11 +189,20 @@ def test_names_that_are_none_in_python() -> None:
     assert error.value.hint.startswith("Did you mean row?")
     with pytest.raises(InputError, match="compares a time with what is none"):
         where_mask("time > 'noon'", NUMBERS)
+    for text in ("time > '10:30:00+01:00'", "second > '2024-01-31T10:00:00Z'"):  # of which the column has none
+        with pytest.raises(InputError) as error:
+            where_mask(text, NUMBERS)
+        assert error.value.hint.endswith("without a zone.")
 
 
 def test_sql_of_half_floats() -> None:
     """DuckDB has no such type, and is given another one."""
     assert sql_mask("half > 1 and half < 2", NUMBERS.select(["half"])).tolist() == [False, True, False, False]
+
+
+def test_sql_of_a_column_of_the_name_that_rows_are_counted_by() -> None:
+    """Which would be mistaken for the number of the row."""
+    assert sql_mask("__brim_row > 1", pa.table({"__BRIM_row": [0, 3, 2]})).tolist() == [False, True, True]
 
 
 def test_caps() -> None:

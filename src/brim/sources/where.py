@@ -13,9 +13,11 @@ from __future__ import annotations
 import ast
 import datetime
 import difflib
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -251,10 +253,7 @@ class _Evaluation:
     def _column(self, node: ast.AST, name: str) -> Any:
         names = self.table.column_names
         if names.count(name) == 1:
-            column = self.table.column(name)
-            if pa.types.is_float16(column.type):
-                return column.cast(pa.float32())  # pyarrow compares no others
-            return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+            return _comparable(self.table.column(name))
         if name in self.known:
             raise self._wrong(f"names the column {name!r}, whose bytes are not read to choose rows", node)
         same = [one for one in self.known if one.casefold() == name.casefold()]
@@ -269,15 +268,14 @@ class _Evaluation:
             return _OF_DATE[node.attr](value)
         if not pa.types.is_struct(value.type) or value.type.get_field_index(node.attr) < 0:
             raise self._wrong(f"asks for {node.attr!r} of {value.type}, which has none", node)
-        return pc.struct_field(value, node.attr)
+        return _comparable(pc.struct_field(value, node.attr))
 
     def _call(self, node: ast.Call) -> Any:
         if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
             raise self._wrong("calls with what it does not understand", node)
         if isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1:
             value = self._value(node.args[0])
-            listed = pa.types.is_list(value.type) or pa.types.is_large_list(value.type)
-            return pc.list_value_length(value) if listed else pc.utf8_length(value)
+            return pc.list_value_length(value) if _is_list(value.type) else pc.utf8_length(value)
         if isinstance(node.func, ast.Name) and node.func.id == "abs" and len(node.args) == 1:
             return pc.abs_checked(self._value(node.args[0]))
         if isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT:
@@ -311,7 +309,7 @@ class _Evaluation:
         kind = type(sign)
         if isinstance(one, pa.Scalar):
             one, other, kind = other, one, _MIRRORED.get(kind, kind)
-        return _exact(one, kind, other.as_py()) if _is_exact(one, other) else _COMPARE[kind](one, other)
+        return _compared(one, kind, other)
 
     def _alike(self, left: ast.expr, right: ast.expr) -> tuple[Any, Any]:
         """Two sides of a comparison, a text as what it is compared with: a date, or the number of a label."""
@@ -323,6 +321,9 @@ class _Evaluation:
         return one, other
 
     def _fitted(self, value: Any, column: Any, column_node: ast.AST, node: ast.AST) -> Any:
+        if pa.types.is_integer(value.type) and pa.types.is_floating(column.type):
+            number = value.as_py()  # pyarrow would make it a fraction as coarse as the column's
+            return pa.scalar(float(number)) if number == int(float(number)) else value
         if not pa.types.is_string(value.type):
             return value
         name = _named(column_node)
@@ -336,7 +337,9 @@ class _Evaluation:
                 return _moment(value, column.type)
             except (pa.ArrowException, ValueError):
                 what, example = ("time", "10:30:00") if pa.types.is_time(column.type) else ("date", "2024-01-31")
-                raise self._wrong(f"compares a {what} with what is none", node, f'Write it as "{example}".') from None
+                zone = "" if getattr(column.type, "tz", None) else ", without a zone"
+                hint = f'Write it as "{example}"{zone}.'
+                raise self._wrong(f"compares a {what} with what is none", node, hint) from None
         return value
 
     def _inside(self, left: ast.expr, right: ast.expr) -> Any:
@@ -355,14 +358,17 @@ class _Evaluation:
             if not isinstance(text, str):
                 raise self._wrong("looks in a text for what is none", left)
             return pc.match_substring(column, pattern=text)
-        if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        if not _is_list(column.type):
             raise self._wrong("looks inside of what is neither a list nor a text", right)
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
-        hit = pc.fill_null(pc.equal(array.flatten(), pa.scalar(self._constant(left))), False)
-        rows = np.asarray(pc.list_parent_indices(array))[np.asarray(hit.to_numpy(zero_copy_only=False), bool)]
+        values = _comparable(array.flatten())
+        hit = pc.fill_null(
+            _compared(values, ast.Eq, self._fitted(_scalar(self._constant(left)), values, right, left)), False
+        )
+        rows = np.repeat(np.arange(len(array)), pc.fill_null(pc.list_value_length(array), 0))
         mask = np.zeros(len(array), bool)
-        mask[rows] = True
+        mask[rows[np.asarray(hit.to_numpy(zero_copy_only=False), bool)]] = True
         return pa.array(mask, mask=np.asarray(array.is_null().to_numpy(zero_copy_only=False), bool))
 
     def _several(self, values: list[Any], column: Any, node: ast.AST) -> Iterator[Any]:
@@ -370,7 +376,7 @@ class _Evaluation:
         own, others = [], []
         for value in values:
             try:
-                pc.equal(pa.scalar(None, column.type), value)
+                _compared(pa.array([], column.type), ast.Eq, value)
             except pa.ArrowException:
                 raise self._wrong(f"looks for {value.as_py()!r} in a column of {column.type}", node) from None
             try:
@@ -378,14 +384,14 @@ class _Evaluation:
             except pa.ArrowException:
                 others.append(value)
             else:
-                same = fitted.cast(value.type).equals(value)
+                zero = pa.types.is_floating(column.type) and fitted.as_py() == 0  # which minus zero is too
+                same = not zero and fitted.cast(value.type).equals(value)
                 own += [fitted] if same else []
                 others += [] if same else [value]
         if own:
-            yield pc.is_in(column, value_set=pa.array([value.as_py() for value in own], column.type))
+            yield pc.is_in(column, value_set=pa.array(own, column.type))
         for value in others:
-            exact = _is_exact(column, value)
-            yield _exact(column, ast.Eq, value.as_py()) if exact else pc.equal(column, value)
+            yield _compared(column, ast.Eq, value)
 
     def _constant(self, node: ast.expr) -> Any:
         try:
@@ -403,31 +409,56 @@ def _scalar(value: Any) -> Any:
     return pa.scalar(value, pa.uint64()) if large else pa.scalar(value)
 
 
+def _comparable(column: Any) -> Any:
+    """A column as what its values are, where pyarrow does not compare them as they are stored."""
+    if pa.types.is_float16(column.type):
+        return column.cast(pa.float32())
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+_IN_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
 def _moment(value: Any, kind: pa.DataType) -> Any:
-    """A text as a date, a time of the day or a point in time; one without a zone is of UTC."""
+    """A text as a date, a time of the day or a point in time, of a finer type where the column's does not hold it; one
+    without a zone is of UTC."""
     if pa.types.is_time(kind):
-        return pa.scalar(datetime.time.fromisoformat(value.as_py()), pa.time64("us")).cast(kind)
-    if not pa.types.is_timestamp(kind):
-        return value.cast(pa.timestamp("us") if "T" in value.as_py() else kind).cast(kind)
-    try:
-        return value.cast(pa.timestamp("us")).cast(kind)
-    except pa.ArrowException:
-        if kind.tz is None:
-            raise
-        return value.cast(pa.timestamp("us", "UTC")).cast(kind)
+        time = datetime.time.fromisoformat(value.as_py())
+        if time.tzinfo is not None:
+            raise ValueError("a time of the day has no zone")
+        return pa.scalar(time, pa.time64("us"))
+    zones = [None] if not pa.types.is_timestamp(kind) or kind.tz is None else [None, "UTC"]
+    kinds = [pa.timestamp(unit, zone) for zone in zones for unit in ("us", "ns")]
+    for one in [kind, *kinds] if pa.types.is_date(kind) else kinds:
+        try:
+            moment = value.cast(one)
+        except pa.ArrowException:
+            continue
+        return moment if pa.types.is_date(kind) else moment.cast(pa.timestamp(one.unit, kind.tz))
+    raise ValueError("neither a date nor a point in time")
 
 
-def _is_exact(column: Any, value: Any) -> bool:
-    number = isinstance(value, pa.Scalar) and (pa.types.is_integer(value.type) or pa.types.is_floating(value.type))
-    return bool(number and value.is_valid and pa.types.is_integer(column.type) and not isinstance(column, pa.Scalar))
+def _compared(column: Any, kind: type[ast.cmpop], value: Any) -> Any:
+    """A column compared with a value, or with another column."""
+    if isinstance(value, pa.Scalar) and value.is_valid and not isinstance(column, pa.Scalar):
+        if pa.types.is_integer(column.type) and (pa.types.is_integer(value.type) or pa.types.is_floating(value.type)):
+            return _exact(column, kind, value.as_py())
+        if pa.types.is_timestamp(column.type) and pa.types.is_timestamp(value.type):
+            number = Fraction(value.value * _IN_A_SECOND[column.type.unit], _IN_A_SECOND[value.type.unit])
+            return _exact(column.cast(pa.int64()), kind, number)
+    return _COMPARE[kind](column, value)
 
 
-def _exact(column: Any, kind: type[ast.cmpop], value: float) -> Any:
+def _exact(column: Any, kind: type[ast.cmpop], value: float | Fraction) -> Any:
     """Whole numbers compared with a number as Python does: whatever their type holds, and where fractions are too
     coarse to tell them apart."""
     bits, signed = column.type.bit_width, pa.types.is_signed_integer(column.type)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
-    equality, whole = kind in (ast.Eq, ast.NotEq), isinstance(value, int) or value.is_integer()
+    equality, whole = kind in (ast.Eq, ast.NotEq), value % 1 == 0
     if not low <= value <= high or (equality and not whole):  # which NaN is not either
         below = kind in (ast.Lt, ast.LtE)
         answer = kind is ast.NotEq if equality or math.isnan(value) else (value > high) == below
@@ -483,7 +514,8 @@ def sql_mask(text: str, table: pa.Table) -> Bools:
         raise InputError("--sql takes one expression, not several statements.")
     settings: dict[str, Any] = {"threads": 1, "memory_limit": _SQL_MEMORY}
     with duckdb.connect(config=settings) as connection:
-        numbered = table.append_column("__brim_row", pa.array(np.arange(table.num_rows, dtype=np.int64)))
+        number_name = next(name for n in itertools.count() if (name := f"__brim_row{n or ''}") not in folded)
+        numbered = table.append_column(number_name, pa.array(np.arange(table.num_rows, dtype=np.int64)))
         for number, field in enumerate(table.schema):
             if pa.types.is_float16(field.type):
                 numbered = numbered.set_column(number, field.name, numbered.column(number).cast(pa.float32()))
@@ -506,7 +538,7 @@ def sql_mask(text: str, table: pa.Table) -> Bools:
             connection.execute(
                 "SELECT setseed(0)"
             ).fetchall()  # random() chooses the same rows when the command is run again
-            chosen = connection.sql(f'SELECT "__brim_row" FROM rows WHERE ({text}\n)').to_arrow_table().column(0)
+            chosen = connection.sql(f'SELECT "{number_name}" FROM rows WHERE ({text}\n)').to_arrow_table().column(0)
         except duckdb.Error as error:
             raise _sql_wrong(error) from None
     mask = np.zeros(table.num_rows, bool)
