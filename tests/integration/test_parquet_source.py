@@ -1,5 +1,6 @@
 """Values are found in Parquet files of every writer, and are what pyarrow reads."""
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from brim.errors import BrimError
+from brim.errors import BrimError, InputError
 from brim.formats.splice import SpliceBuilder
 from brim.sources.file_table import FileTable
 from brim.sources.open_dataset import open_dataset
@@ -261,3 +262,31 @@ def test_features_travel(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "b.parquet")
     assert open_dataset(tmp_path / "a.parquet").features == said["info"]["features"]
     assert open_dataset(tmp_path / "b.parquet").features == said["info"]["features"]
+
+
+def test_joined_types(tmp_path: Path) -> None:
+    """What is of one type for `datasets` is joined however it is stored; another type is refused by its name."""
+    maps = {kind: pa.array([[("k", None)]] * 2, pa.map_(pa.string(), kind)) for kind in (pa.int32(), pa.string())}
+    words = pa.array(["b", "a"])
+    always = pa.schema([pa.field("w", pa.string(), nullable=False)])
+    tables = {
+        "plain": pa.table({"w": words}),
+        "always": pa.table({"w": words}, schema=always),
+        "coded": pa.table({"w": words.dictionary_encode()}),
+        "short": pa.table({"w": words.dictionary_encode().cast(pa.dictionary(pa.int8(), pa.string()))}),
+        "map": pa.table({"w": words, "m": maps[pa.int32()]}),
+        "other": pa.table({"w": words, "m": maps[pa.string()]}),
+    }
+    opened = {}
+    for name, table in tables.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+        opened[name] = open_dataset(tmp_path / f"{name}.parquet")
+    for one, two in itertools.permutations(["plain", "always", "coded", "short"], 2):
+        joined = opened[one].concat(opened[two])
+        assert joined.table().rows.column("w").to_pylist() == ["b", "a"] * 2
+        assert joined.sort("w").table().rows.column("w").to_pylist() == ["a", "a", "b", "b"]
+        assert len(joined.where("w == 'a'")) == 2
+    assert opened["coded"].concat(opened["coded"]).table().rows.schema.field("w").type == tables["coded"]["w"].type
+    with pytest.raises(InputError, match="'m' is not of the same type in other"):
+        opened["map"].concat(opened["other"]).table()
+    assert len(opened["map"].concat(opened["other"]).where("w == 'a'").columns("w").table()) == 2

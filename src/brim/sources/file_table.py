@@ -8,7 +8,7 @@ What the user left out by an option is not counted here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim import cuts
+from brim.errors import InputError
 from brim.file_set import FileSet, Ints
 from brim.formats.nested_values import leaf_cells
 from brim.formats.splice import SpliceBuilder
@@ -322,6 +323,29 @@ def comparable(table: pa.Table) -> pa.Table:
         elif pa.types.is_float16(kind):
             table = table.set_column(number, name, table.column(number).cast(pa.float32()))
     return table
+
+
+def stacked(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
+    """Tables with the same columns one below the other. What is null in one is in all; dictionaries that differ are
+    what they stand for."""
+    first = tables[0].schema
+    differ = [n for n in first.names if any(one.schema.field(n).type != first.field(n).type for one in tables[1:])]
+    for name in differ:
+        kinds = [one.schema.field(name).type for one in tables]
+        plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
+        for kind, other in zip(plain, names, strict=True):
+            if kind != plain[0]:
+                raise other_type(name, names[0], other)
+        at, field = first.get_field_index(name), pa.field(name, plain[0])
+        tables = [one.set_column(at, field, one.column(name).cast(plain[0])) for one in tables]
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def other_type(column: str, first: str, other: str) -> InputError:
+    return InputError(
+        f"The column {column!r} is not of the same type in {other} as in {first}.",
+        hint="Leave it out with --drop, or choose others with --columns.",
+    )
 
 
 def cell_sums(column: pa.ChunkedArray, weights: Ints) -> Ints:

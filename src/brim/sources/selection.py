@@ -24,7 +24,7 @@ from brim.file_set import Bools, Ints, join_sets
 from brim.formats.nested_values import changed
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
-from brim.sources.file_table import FileTable, Split, comparable, is_list, one_array
+from brim.sources.file_table import FileTable, Split, comparable, is_list, one_array, other_type, stacked
 from brim.sources.source_options import check_split
 from brim.sources.value_places import with_content
 from brim.sources.where import names_in, need_duckdb, sql_mask, where_mask
@@ -142,7 +142,8 @@ class JoinedOrigin:
     def __init__(self, parts: Sequence[Selection]) -> None:
         first = parts[0]
         self.parts = parts = [first, *(_in_order(part, first.column_names) for part in parts[1:])]
-        self.name = " + ".join(part.name for part in parts)
+        self._names = [part.name for part in parts]
+        self.name = " + ".join(self._names)
         self.columns, self.file_columns = first.column_names, first.file_columns
         self.partial = list(dict.fromkeys(name for part in parts for name in part.origin.partial))
         self.features = self.told_features = first.features
@@ -175,7 +176,7 @@ class JoinedOrigin:
 
     def small(self, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
         tables = [part.small(names) for part in self.parts]
-        whole = pa.concat_tables([table.select(tables[0].column_names) for table in tables])
+        whole = stacked([table.select(tables[0].column_names) for table in tables], self._names)
         return whole.take(pa.array(self.edges[self._part_of] + self._row_of))
 
     def locate(self, rows: Ints | None, names: Sequence[str]) -> FileTable:
@@ -193,7 +194,7 @@ class JoinedOrigin:
             table = with_content(table, mixed) if mixed else table
             tables[number] = table.replace(rows=_with_numbers(table, files))
             files += len(table.files)
-        whole = pa.concat_tables([table.rows for table in tables]).take(pa.array(order))
+        whole = stacked([table.rows for table in tables], self._names).take(pa.array(order))
         far = tuple(dict.fromkeys(address for table in tables for address in table.far))
         held = tuple(one for table in tables for one in table.held)
         splits = (Split(self.splits[0].name, 0, len(rows)),)
@@ -222,10 +223,7 @@ def _must_agree(first: Selection, other: Selection) -> None:
     mine, others = first.features, other.features
     for name in first.column_names:
         if mine is not None and others is not None and mine[name] != others[name]:
-            raise InputError(
-                f"The column {name!r} is not of the same type in {other.name} as in {first.name}.",
-                hint="Leave it out with --drop, or choose others with --columns.",
-            )
+            raise other_type(name, first.name, other.name)
 
 
 def _joined_about(parts: Sequence[Selection]) -> dict[str, Any]:
