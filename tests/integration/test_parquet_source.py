@@ -264,6 +264,36 @@ def test_features_travel(tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "b.parquet").features == said["info"]["features"]
 
 
+VALUE = {"dtype": "int64", "_type": "Value"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"n": {"dtype": "string", "_type": "Value"}},
+        {"n": {"_type": "Image"}, "gone": VALUE},
+        {"n": {"feature": VALUE, "_type": "List"}},
+        {"n": None},
+        {"n": {"_type": "ClassLabel"}},
+        {},
+        None,
+        ["n"],
+        "n",
+    ],
+)
+def test_features_that_are_not_those_of_the_columns(tmp_path: Path, said: Any) -> None:
+    """A file that was changed may still carry what it was: where it does not fit the column, the column counts, as for
+    `datasets`."""
+    told = {"huggingface": json.dumps({"info": {"features": said}})}
+    pq.write_table(pa.table({"n": [1, 2]}).replace_schema_metadata(told), tmp_path / "a.parquet")
+    rows = open_dataset(tmp_path / "a.parquet").where("n > 1")
+    assert rows.table().features == {"n": VALUE}
+    unknown = {"n": {"_type": "Newer"}}
+    told = {"huggingface": json.dumps({"info": {"features": unknown}})}
+    pq.write_table(pa.table({"n": [1, 2]}).replace_schema_metadata(told), tmp_path / "a.parquet")
+    assert open_dataset(tmp_path / "a.parquet").features == unknown
+
+
 def test_joined_types(tmp_path: Path) -> None:
     """What is of one type for `datasets` is joined however it is stored; another type is refused by its name."""
     maps = {kind: pa.array([[("k", None)]] * 2, pa.map_(pa.string(), kind)) for kind in (pa.int32(), pa.string())}

@@ -217,28 +217,29 @@ def _camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def fits_type(feature: Any, kind: pa.DataType) -> bool:
-    """Whether a column of this type is what a feature says, as far as brim knows: a card may be of other files."""
+def fits_type(feature: Any, kind: pa.DataType, unknown: bool = False) -> bool:
+    """Whether a column of this type is what a feature says: a card may be of other files, and what a file says may be
+    older than its columns. `unknown` is the answer where brim does not know the feature."""
     if isinstance(feature, Mapping) and not isinstance(feature.get("_type"), str):
-        parts = {part.name: part.type for part in kind} if pa.types.is_struct(kind) else None
-        return parts is not None and set(parts) == set(feature) and all(fits_type(feature[n], parts[n]) for n in parts)
+        parts = {part.name: part.type for part in kind} if pa.types.is_struct(kind) else {}
+        return set(parts) == set(feature) and all(fits_type(feature[n], parts[n], unknown) for n in parts)
     if not isinstance(feature, Mapping):
-        return False
+        return unknown and isinstance(feature, list) and len(feature) == 1
     name = feature["_type"]
     if name in ("List", "LargeList"):
         listed = pa.types.is_large_list(kind) if name == "LargeList" else pa.types.is_list(kind)
         listed = listed or (pa.types.is_fixed_size_list(kind) and feature.get("length") == kind.list_size)
-        return bool(listed and fits_type(feature.get("feature"), kind.value_type))
+        return bool(listed and fits_type(feature.get("feature"), kind.value_type, unknown))
     if name == "Value":
         try:
             return bool(_arrow_type(str(feature.get("dtype"))) == kind)
         except (ValueError, KeyError, IndexError):
-            return False
+            return unknown
     if name == "ClassLabel":
-        return bool(pa.types.is_int64(kind))
-    return (
-        pa.types.is_struct(kind) and name.lower() in _EXTENSIONS and {part.name for part in kind} == {"bytes", "path"}
-    )
+        return bool(pa.types.is_int64(kind) and isinstance(feature.get("names"), list))
+    if name.lower() not in _EXTENSIONS:
+        return unknown
+    return pa.types.is_struct(kind) and {part.name for part in kind} == {"bytes", "path"}
 
 
 def _snake(name: str) -> str:

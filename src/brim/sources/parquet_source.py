@@ -155,9 +155,12 @@ class ParquetOrigin:
         known = {field.name: card[field.name] for field in self.schema if fits_type(card.get(field.name), field.type)}
         if said is not None:
             try:
-                known = json.loads(said)["info"]["features"]
+                told = dict(json.loads(said)["info"]["features"])
             except (ValueError, KeyError, TypeError):
-                pass
+                return known
+            known = {
+                f.name: told[f.name] for f in self.schema if f.name in told and fits_type(told[f.name], f.type, True)
+            }
         return known
 
     @cached_property
@@ -236,7 +239,8 @@ class ParquetOrigin:
 
     def small(self, names: Iterable[str] | None = None, rows: Ints | None = None) -> pa.Table:
         """Columns without their content. What is large in sum is mapped from disk."""
-        names = [name for name in self.readable if names is None or name in set(names)]
+        asked = set(self.readable if names is None else names)
+        names = [name for name in self.readable if name in asked]
         missing = [name for name in names if name not in self._read]
         if missing and rows is not None and self._far:
             some = self._of_groups(missing, rows)
@@ -364,7 +368,8 @@ class ParquetOrigin:
 
     def locate(self, rows: Ints | None = None, names: Sequence[str] | None = None) -> FileTable:
         """The file table of some rows, in their order, and of some columns: their values found, none of them read."""
-        names = [name for name in self.schema.names if names is None or name in set(names)]
+        asked = set(self.schema.names if names is None else names)
+        names = [name for name in self.schema.names if name in asked]
         wanted = np.arange(len(self), dtype=np.int64) if rows is None else np.unique(rows)
         places = ValuePlaces()
         found = {name: self.content[name] for name in names if name in self.content}
