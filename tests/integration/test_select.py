@@ -345,10 +345,12 @@ def test_views_are_read(tmp_path: Path) -> None:
     """Types that pyarrow cannot take rows of."""
     texts = pa.array(["a", None, "b" * 50], pa.string_view())
     raw = pa.array([b"1", b"2" * 99, None], pa.binary_view())
-    pq.write_table(pa.table({"text": texts, "raw": raw}), tmp_path / "in.parquet")
+    inside = pa.array([[("k", "c" * 50)], [], None], pa.map_(pa.string(), pa.string_view()))
+    pq.write_table(pa.table({"text": texts, "raw": raw, "map": inside}), tmp_path / "in.parquet")
     library.select(tmp_path / "in.parquet", tmp_path / "out", sort_by="-text")
     assert read(tmp_path / "out").to_pylist() == [
-        {"text": "b" * 50, "raw": None}, {"text": "a", "raw": b"1"}, {"text": None, "raw": b"2" * 99},
+        {"text": "b" * 50, "raw": None, "map": None}, {"text": "a", "raw": b"1", "map": [("k", "c" * 50)]},
+        {"text": None, "raw": b"2" * 99, "map": []},
     ]  # fmt: skip
 
 

@@ -237,7 +237,7 @@ def _check_schema(plan: Plan) -> None:
         raise SourceError("A column is named '__files__', which WebDataset shards need themselves.", hint="Rename it.")
     import pyarrow.parquet as pq
 
-    empty, _ = plan.shard_table(Shard("", "", 0, 0, 0))
+    empty = plan.shard_table(Shard("", "", 0, 0, 0))[0].replace_schema_metadata(None)
     for field in plan.schema:
         if _has_twins(field.type):
             raise SourceError(f"The column {field.name!r} has two fields of the same name.", hint="Rename one of them.")

@@ -51,6 +51,9 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)), kind.list_size)
+    if pa.types.is_map(kind):
+        inside = plain_type(kind.key_type), plain_type(kind.item_type)
+        return kind if inside == (kind.key_type, kind.item_type) else pa.map_(*inside, kind.keys_sorted)
     return kind
 
 
@@ -94,9 +97,10 @@ class DatasetShard:
             with pq.ParquetFile(ReadableFile(opened), pre_buffer=False) as parquet:
                 self.schema: pa.Schema = plain_schema(parquet.schema_arrow)
                 self.rows = int(parquet.metadata.num_rows)
-            twice = [name for name in self.schema.names if self.schema.names.count(name) > 1]
-            if twice:
-                text = f"{file.shown} has two columns of the name {twice[0]!r}."
+            names = self.schema.names
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                text = f"{file.shown} has two columns of the name {twice!r}."
                 raise SourceError(text, hint="Write it again with other names.", path=file.shown)
             self.groups: list[Struct] = self.footer[4][1].items if 4 in self.footer else []
             counts = [int(group[3][1]) for group in self.groups]
@@ -110,10 +114,10 @@ class DatasetShard:
             self.leaf_of = {name: self._leaf(column) for name, column in self.content.items()}
             raw = [leaf for leaf in self.leaves if leaf.is_raw and leaf.path[0] not in self.content]
             self._left = {leaf.number for leaf in (*raw, *self.leaf_of.values())}
-            names = dict.fromkeys(leaf.path[0] for leaf in raw)
-            self.nested = {name: leaves for name in names if (leaves := self._nested(name, raw))}
+            inside = dict.fromkeys(leaf.path[0] for leaf in raw)
+            self.nested = {name: leaves for name in inside if (leaves := self._nested(name, raw))}
             # Bytes that cannot be told apart from what is around them: decoded, and only for rows that were chosen.
-            self.deep = [name for name in names if name not in self.nested]
+            self.deep = [name for name in inside if name not in self.nested]
         except BrimError:
             raise
         except BROKEN as error:
