@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import random
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import brim as library
+from brim.errors import BrimError
 from brim.sources.open_dataset import open_dataset
 from brim.sources.selection import Selection, keyed
 from tests.integration.test_parquet_source import FILE, rows_of
@@ -187,3 +190,47 @@ def test_built_and_read_by_others(tmp_path: Path, writer: Writer) -> None:
     made = [pq.read_table(file) for file in sorted((tmp_path / "out" / "data").iterdir())]
     assert pa.concat_tables(made).to_pylist() == expected.to_pylist()
     assert [field.name for field in made[0].schema] == [field.name for field in expected.schema]
+
+
+def _tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name, body in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(body)
+            archive.addfile(member, io.BytesIO(body))
+    return path
+
+
+def test_tars_in_any_order(tmp_path: Path) -> None:
+    """JSON is values wherever it stands in its row, numbers may be below zero, and what has no key is told."""
+    members = [
+        ("0.JPG", b"x"),
+        ("._0.jpg", b"mac"),
+        ("0.json", b'{"age": 3, "txt": "no"}'),
+        ("0.txt", b"a"),
+        ("0.cls", b"-1"),
+    ]
+    members += [("README", b"hi"), ("1.cls", b"2"), ("1.json", b'{"age": 4, "__columns__": 1}'), ("1.jpg", b"y")]
+    found = library.dataset(_tar(tmp_path / "a.tar", members))
+    assert found.column_names == ["__key__", "age", "txt", "cls", "jpg", "__columns__"]
+    table = found.where("age > 3 or cls == -1").table()
+    assert table.warnings == ("2 member(s) of the tars without a key and an extension are left out, such as '._0.jpg'",)
+    assert table.rows.drop_columns(["jpg"]).to_pylist() == [
+        {"__key__": "0", "age": 3, "txt": "a", "cls": -1, "__columns__": None},
+        {"__key__": "1", "age": 4, "txt": None, "cls": 2, "__columns__": 1},
+    ]
+    assert table.files.paths.to_pylist() == ["0.JPG", "1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([("0.jpg", b"x"), ("0.jpg", b"y")], "0.jpg comes twice"),
+        ([("0.json", b'{"a": 99999999999999999999}')], "too large"),
+        ([("0.json", b'{"a": "\\ud800"}')], "surrogates not allowed"),
+    ],
+)
+def test_tars_that_cannot_be_rows(tmp_path: Path, members: list[tuple[str, bytes]], words: str) -> None:
+    """Said in words, and nothing is lost in silence."""
+    with pytest.raises(BrimError, match=words):
+        library.dataset(_tar(tmp_path / "a.tar", members))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from brim.sources.file_table import FileColumn, FileTable, Split
 _FILES = "__files__"
 _TEXT = {"txt", "text", "cls", "cls2", "index", "inx", "id"}
 _NUMBER = {"cls", "cls2", "index", "inx", "id"}
+_WHOLE = re.compile(r"\s*[-+]?\d+\s*")
 _SMALL_BYTES = 16 << 20  # of a member that is a value and not a file
 
 
@@ -35,10 +37,12 @@ def webdataset_table(files: Sequence[DatasetFile], about: Mapping[str, Any]) -> 
     splits: list[Split] = []
     places: list[tuple[str, int, int, int]] = []
     listed: set[str] = set()
+    columns: set[str] = set()
+    others: list[str] = []
     for file in files:
         holder = ranges.container(file.path, file.stat, file.remote)
         start = len(rows)
-        for row, members in _rows(file):
+        for row, members in _rows(file, others):
             for column, path, at, size, is_list in members:
                 places.append((path, holder, at, size))
                 number = len(places) - 1
@@ -47,22 +51,21 @@ def webdataset_table(files: Sequence[DatasetFile], about: Mapping[str, Any]) -> 
                     row.setdefault(column, []).append(number)
                 else:
                     row[column] = number
-            row.setdefault("__columns__", {column for column, *_ in members})
+                columns.add(column)
             rows.append(row)
         if splits and splits[-1].name == file.split:
             splits[-1] = Split(file.split, splits[-1].start, len(rows))
         else:
             splits.append(Split(file.split, start, len(rows)))
-    columns = sorted({name for row in rows for name in row.pop("__columns__")})
     paths = pa.array([path for path, *_ in places], pa.large_string())
     holders, starts, sizes = (np.array([place[n] for place in places], np.int64) for n in (1, 2, 3))
     ranges.add(paths, holders if len(places) else np.full(0, NO_CONTENT), starts, sizes)
     names = list(dict.fromkeys(name for row in rows for name in row))
     try:
         table = pa.table({name: _column(rows, name, name in columns) for name in names})
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise SourceError(f"The rows of the tars do not agree: {str(error).splitlines()[0]}.") from error
-    kinds = {name: _kind(table.column(name), paths) for name in columns}
+    kinds = {name: _kind(table.column(name), paths) for name in sorted(columns)}
     return FileTable(
         rows=table,
         columns={name: FileColumn(kind, name in listed) for name, kind in kinds.items()},
@@ -71,7 +74,13 @@ def webdataset_table(files: Sequence[DatasetFile], about: Mapping[str, Any]) -> 
         splits=tuple(splits),
         about=about,
         verbatim=True,
+        warnings=_left_out(others),
     )
+
+
+def _left_out(others: list[str]) -> tuple[str, ...]:
+    said = "member(s) of the tars without a key and an extension are left out, such as"
+    return (f"{len(others):,} {said} {others[0]!r}",) if others else ()
 
 
 def _column(rows: list[dict[str, Any]], name: str, holds_files: bool) -> pa.Array:
@@ -107,21 +116,23 @@ def _features(table: pa.Table, kinds: Mapping[str, str], listed: set[str]) -> di
 Member = tuple[str, str, int, int, bool]  # column, path, offset, size, whether of a list
 
 
-def _rows(file: DatasetFile) -> Iterator[tuple[dict[str, Any], list[Member]]]:
+def _rows(file: DatasetFile, others: list[str]) -> Iterator[tuple[dict[str, Any], list[Member]]]:
     opened: Readable = LocalFile(file.path) if file.remote is None else RemoteShard(file)
     try:
-        yield from _groups(file, opened)
+        yield from _groups(opened, others)
     except (tarfile.TarError, ValueError, KeyError, EOFError, RecursionError, OSError) as error:
         raise DamageFound(f"{file.shown} is not a tar that brim can read: {error}.") from error
     finally:
         opened.close()
 
 
-def _groups(file: DatasetFile, opened: Readable) -> Iterator[tuple[dict[str, Any], list[Member]]]:
+def _groups(opened: Readable, others: list[str]) -> Iterator[tuple[dict[str, Any], list[Member]]]:
+    """Each row and its files. What belongs to no row is added to `others`."""
     key: str | None = None
     row: dict[str, Any] = {}
     members: list[Member] = []
     expected: list[tuple[str, str, bool]] | None = None
+    seen: set[str] = set()
     with tarfile.open(fileobj=io.BufferedReader(ReadableFile(opened), 1 << 16), mode="r:") as archive:
         while (member := archive.next()) is not None:
             archive.members = []  # type: ignore[attr-defined]  # it would keep every header
@@ -131,31 +142,39 @@ def _groups(file: DatasetFile, opened: Readable) -> Iterator[tuple[dict[str, Any
                 raise ValueError("a member is cut off")
             folder, _, name = member.name.rpartition("/")
             stem, _, extension = name.partition(".")
+            extension = extension.lower()
+            if not stem or (not extension and expected is None):
+                others.append(member.name)
+                continue
             own = f"{folder}/{stem}" if folder else stem
             if own != key:
                 if key is not None:
                     yield row, members
-                key, row, members, expected = own, {}, [], None
-            if extension == "json" and not row:
-                row = json.loads(_body(archive, member))
-                if not isinstance(row, dict):
-                    row = {"json": row}
-                if _FILES in row:
-                    expected = list(_expected(row))
-                    continue
-                row = {"__key__": own, **row} if "__key__" not in row else row
-            elif expected is not None:
+                key, row, members, expected, seen = own, {}, [], None, set()
+            if expected is not None:
                 if not expected:
                     raise ValueError(f"the member {member.name} belongs to no row")
                 column, path, many = expected.pop(0)
                 members.append((column, path, member.offset_data, member.size, many))
+                continue
+            if extension in seen:
+                raise ValueError(f"the member {member.name} comes twice")
+            if extension == "json":
+                told = json.loads(_body(archive, member))
+                if isinstance(told, dict) and _FILES in told and not seen:
+                    row, expected = told, list(_expected(told))
+                    continue
+                told = told if isinstance(told, dict) else {"json": told}
+                row.pop("__key__", None)  # what other members are goes before what is said of them
+                row = {**({} if "__key__" in told else {"__key__": own}), **told, **row}
             else:
                 row.setdefault("__key__", own)
                 if extension in _TEXT:
                     text = _body(archive, member).decode()
-                    row[extension] = int(text) if extension in _NUMBER and text.strip().isdigit() else text
+                    row[extension] = int(text) if extension in _NUMBER and _WHOLE.fullmatch(text) else text
                 else:
-                    members.append((extension.lower(), name, member.offset_data, member.size, False))
+                    members.append((extension, name, member.offset_data, member.size, False))
+            seen.add(extension)
     if key is not None:
         yield row, members
 
