@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import shutil
 import tarfile
@@ -19,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import brim as library
-from brim.errors import BrimError
+from brim.errors import BrimError, InputError
 from brim.sources.open_dataset import open_dataset
 from brim.sources.selection import Selection, keyed
 from tests.integration.test_parquet_source import FILE, rows_of
@@ -234,3 +235,33 @@ def test_tars_that_cannot_be_rows(tmp_path: Path, members: list[tuple[str, bytes
     """Said in words, and nothing is lost in silence."""
     with pytest.raises(BrimError, match=words):
         library.dataset(_tar(tmp_path / "a.tar", members))
+
+
+def test_every_verb_chooses_by_the_same_words(tmp_path: Path) -> None:
+    """Labels by their names and texts that are views, also for a map; no row at all is an error of every verb."""
+    said = {"n": {"dtype": "int64", "_type": "Value"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    files = pa.array([{"bytes": bytes([n]), "path": f"{n}.bin"} for n in range(4)], FILE)
+    table = pa.table({"n": range(4), "label": [0, 1, 1, 0], "t": pa.array(list("abcd"), pa.string_view()), "f": files})
+    path = tmp_path / "in.parquet"
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": said}})}), path)
+    rows = library.dataset(path)
+
+    def twice(row: dict[str, Any]) -> dict[str, Any]:
+        return {"twice": 2 * row["n"]}
+
+    where = "label == 'dog' and t.startswith('c')"
+    library.map(path, twice, destination=tmp_path / "out", where=where)
+    (made,) = (tmp_path / "out" / "data").glob("*.parquet")
+    assert pq.read_table(made)["twice"].to_pylist() == [4]
+    assert rows.where(where).small(["n"])["n"].to_pylist() == [2]
+    none = rows.where("n > 9")
+    for verb in (
+        lambda: library.map(path, twice, destination=tmp_path / "no", where="n > 9"),
+        lambda: library.map(none, twice, destination=tmp_path / "no"),
+        lambda: library.unpack(path, tmp_path / "no", where="n > 9"),
+        lambda: library.check(none),
+        lambda: library.build(none, tmp_path / "no"),
+    ):
+        with pytest.raises(InputError, match="No row was chosen"):
+            verb()
+    assert not (tmp_path / "no").exists()

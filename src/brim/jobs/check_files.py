@@ -37,7 +37,7 @@ from brim.memory.limit import effective_limit, usable_cores
 from brim.plans.file_checks import REASONS, CheckOptions, Oversize, check_files, check_paths_stay_home, todo
 from brim.progress import Progress, Silent
 from brim.records import dataclass
-from brim.sources.file_table import FileTable, Finding, Reason, Refused, flat_numbers
+from brim.sources.file_table import FileTable, Finding, Reason, Refused, flat_numbers, nothing_chosen
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
 from brim.wording import Described, worded
@@ -139,6 +139,8 @@ def check(
         table = source
     else:
         table = read_source(source, SourceOptions(lenient=True, access=Access(endpoint_url, anonymous)))
+    if table.recipe.get("steps") and not len(table):
+        raise nothing_chosen(table, "check")
     at_home = _names_no_place(table)
     looked = check_files(table, CheckOptions(allow_empty=allow_empty), max_cell_bytes)
     refused = [*looked.refused, *(Refused("annex", path) for path in looked.absent)]

@@ -27,7 +27,7 @@ from brim.plans.shard_bytes import locate
 from brim.progress import Progress, Silent, tell_begin
 from brim.records import dataclass
 from brim.sizes import format_size
-from brim.sources.file_table import FileTable, Split, flat_numbers
+from brim.sources.file_table import FileTable, Split, flat_numbers, nothing_chosen
 from brim.sources.open_dataset import is_dataset, open_dataset
 from brim.sources.selection import Selection
 from brim.state.durable import BUFFER_BYTES, failures, write_all
@@ -401,11 +401,13 @@ def paths_in(shard: Readable) -> Iterator[str]:
 
 
 def _unpack_chosen(rows: Selection, target: Path, progress: Progress, unproved: int = 0) -> Unpacked:
+    table = rows.table()
+    if rows.steps and not len(table):
+        raise nothing_chosen(table, "unpack")
+    if not table.columns:
+        raise InputError("There are no files in these columns.", hint=f"Columns: {', '.join(rows.origin.columns)}.")
     with failures(target):
         target.mkdir(parents=True, exist_ok=True)
-        table = rows.table()
-        if not table.columns:
-            raise InputError("There are no files in these columns.", hint=f"Columns: {', '.join(rows.origin.columns)}.")
         root = os.path.realpath(target)
         files = size = there = 0
         for place, part in split_apart(table):

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim import cuts
-from brim.errors import InputError, SourceError
+from brim.errors import SourceError
 from brim.file_set import FILE_TYPE, Ints
 from brim.formats.nested_values import emptied
 from brim.plans.cut_shards import CutOptions, Shard, Shards, cut_shards
 from brim.plans.fingerprint import digest_ints, digest_items, digest_json, digest_table
 from brim.records import dataclass
-from brim.sources.file_table import FileTable, flat_numbers, is_list, nested_numbers, one_array
+from brim.sources.file_table import FileTable, flat_numbers, is_list, nested_numbers, nothing_chosen, one_array
 
 Format = Literal["parquet", "webdataset"]
 EXTENSIONS: dict[Format, str] = {"parquet": ".parquet", "webdataset": ".tar"}
@@ -214,7 +214,7 @@ def make_plan(table: FileTable, format: Format, cut: CutOptions, folder: str = "
     if format == "webdataset" and table.files.ranges is not None and table.files.paths.null_count:
         raise SourceError("The dataset has values without a name, which WebDataset cannot store.")
     if len(table) == 0 and table.query:
-        raise InputError("No row was chosen.", hint=f"There is nothing to build: {_chosen_by(table)}.")
+        raise nothing_chosen(table, "build")
     if len(table) == 0 and not table.verbatim:
         raise SourceError("The source has no rows.", hint="There is nothing to build.")
     try:
@@ -225,10 +225,6 @@ def make_plan(table: FileTable, format: Format, cut: CutOptions, folder: str = "
     plan = Plan(ordered, shards, format, cut, why)
     _check_schema(plan)
     return plan
-
-
-def _chosen_by(table: FileTable) -> str:
-    return "; ".join(f"{label} {text}" for label, text in table.query)
 
 
 def _check_schema(plan: Plan) -> None:

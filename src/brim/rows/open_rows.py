@@ -28,16 +28,17 @@ from brim.rows.read_text import Place, TextReader, parse_csv, row_blocks
 from brim.rows.read_unit import read_unit
 from brim.rows.row_files import RowFiles, find
 from brim.rows.row_options import RowOptions, Skip, never
-from brim.rows.schemas import TypesDiffer, merged, unify
+from brim.rows.schemas import TypesDiffer, merged, told_features, unify
 from brim.rows.selected_rows import SelectedRows
 from brim.rows.spool import table_spool, text_spool
 from brim.rows.unit import Reading, RowSource, Span, Unit, unit_size
+from brim.sources.dataset_shard import plain_schema
 from brim.sources.dataset_source import batches_of
 from brim.sources.datasets_private import fingerprint_of, is_reordered, is_stream, row_order
-from brim.sources.file_table import FileTable
+from brim.sources.file_table import FileTable, nothing_chosen
 from brim.sources.read_table import as_table
 from brim.sources.selection import Selection
-from brim.sources.where import where_mask
+from brim.sources.where import labels_of, where_mask
 from brim.state.durable import reason
 
 SAMPLE_BYTES = 2 << 20
@@ -286,17 +287,23 @@ def _chosen(source: Any, options: RowOptions) -> RowSource:
     """Rows for which a condition is true. They are read here in order, so that batches are of chosen rows alone."""
     text = str(options.where)
     whole = _opened(source, replace(options, where=None, columns=None, limit=None))
-    where_mask(text, whole.schema.empty_table())  # what is wrong with it is said now
+    labels, schema = labels_of(told_features(whole.schema)), plain_schema(whole.schema)
+    where_mask(text, schema.empty_table(), labels)  # what is wrong with it is said now
 
     def tables() -> Iterator[pa.Table]:
+        none = True
         with tempfile.TemporaryDirectory(prefix="brim-where-", dir=scratch_folder()) as folder:
             for unit in whole.units(1, spool=Path(folder)):
                 for table in read_unit(whole.reading, unit):
-                    mask = where_mask(text, table)
+                    table = table if table.schema == schema else table.cast(schema)
+                    mask = where_mask(text, table, labels)
                     if mask.any():
+                        none = False
                         yield table if mask.all() else table.filter(pa.array(mask))
+        if none:
+            raise InputError("No row was chosen.", hint=f"There is nothing to read: from {whole.name}; where {text}.")
 
-    return _spooled(whole.name, tables, whole.schema, {**whole.facts, "options": options.facts}, None, options)
+    return _spooled(whole.name, tables, schema, {**whole.facts, "options": options.facts}, None, options)
 
 
 def _opened(source: Any, options: RowOptions) -> RowSource:
@@ -306,6 +313,8 @@ def _opened(source: Any, options: RowOptions) -> RowSource:
         return _open_files([os.fspath(one) for one in source], options)
     if isinstance(source, Selection | FileTable):
         table = source.table() if isinstance(source, Selection) else source
+        if table.recipe.get("steps") and not len(table):
+            raise nothing_chosen(table, "read")
         name = options.name or (source.name if isinstance(source, Selection) else "the table")
         chosen = SelectedRows(table, options.split, name)
         facts = {**chosen.facts, "options": options.facts}

@@ -61,13 +61,14 @@ def _merged_metadata(first: pa.Schema, second: pa.Schema) -> dict[bytes, bytes] 
     """What both say. Of the features that `datasets` writes down, those: their fingerprints differ by file."""
     if first.metadata == second.metadata:
         return first.metadata  # type: ignore[no-any-return]
-    told = [_features(schema) for schema in (first, second)]
+    told = [told_features(schema) for schema in (first, second)]
     if told[0] is None or told[0] != told[1] or first.names != second.names:
         return None
     return {_FEATURES: json.dumps({"info": {"features": told[0]}}).encode()}
 
 
-def _features(schema: pa.Schema) -> Any:
+def told_features(schema: pa.Schema) -> Any:
+    """What a schema says to `datasets` of its columns; None if nothing."""
     try:
         return json.loads((schema.metadata or {})[_FEATURES])["info"]["features"]
     except (KeyError, TypeError, ValueError):

@@ -341,6 +341,11 @@ def stacked(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="default")
 
 
+def nothing_chosen(table: FileTable, verb: str) -> InputError:
+    how = "; ".join(f"{label} {text}" for label, text in table.query)
+    return InputError("No row was chosen.", hint=f"There is nothing to {verb}: {how}.")
+
+
 def other_type(column: str, first: str, other: str) -> InputError:
     return InputError(
         f"The column {column!r} is not of the same type in {other} as in {first}.",

@@ -27,7 +27,7 @@ from brim.records import dataclass
 from brim.sources.file_table import FileTable, Split, comparable, is_list, one_array, other_type, stacked
 from brim.sources.source_options import check_split
 from brim.sources.value_places import with_content
-from brim.sources.where import names_in, need_duckdb, sql_mask, where_mask
+from brim.sources.where import labels_of, names_in, need_duckdb, sql_mask, where_mask
 
 CONTENT = "content"  # the word for the bytes of the only file column
 _U64 = np.uint64
@@ -459,7 +459,7 @@ class _Chosen:
         table = self.small(names_in(expression, self.names))
         if not table.num_columns:  # a condition on nothing, or on a column that is not there
             table = self.small(self.names)
-        self._keep(where_mask(expression, table, _labels(self._origin.told_features), self.names))
+        self._keep(where_mask(expression, table, labels_of(self._origin.told_features), self.names))
 
     def sql(self, expression: str) -> None:
         self._keep(sql_mask(expression, self.small(self.names)))
@@ -632,11 +632,3 @@ def keyed(rows: Ints, seed: int, purpose: str) -> np.ndarray[Any, np.dtype[np.ui
         value = (value ^ (value >> _U64(27))) * _U64(0x94D049BB133111EB)
         value = value ^ (value >> _U64(31))
     return value
-
-
-def _labels(features: Mapping[str, Any] | None) -> dict[str, list[str]]:
-    found = {}
-    for name, feature in (features or {}).items():
-        if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel":
-            found[name] = list(feature.get("names") or ())
-    return found

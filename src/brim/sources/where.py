@@ -69,6 +69,15 @@ def where_mask(
     return np.asarray(pc.fill_null(mask, False).to_numpy(zero_copy_only=False), bool)
 
 
+def labels_of(features: Any) -> dict[str, list[str]]:
+    """The names of the columns that are class labels."""
+    found = {}
+    for name, feature in features.items() if isinstance(features, Mapping) else ():
+        if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel":
+            found[name] = list(feature.get("names") or ())
+    return found
+
+
 def names_in(text: str, known: list[str]) -> list[str]:
     """The columns that a text names, as far as it can be parsed."""
     try:
