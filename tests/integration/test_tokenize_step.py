@@ -143,6 +143,22 @@ def test_truncation_and_padding_of_the_file_are_off(made: dict[str, Path], tmp_p
     assert step.check().switched_off == ("truncation", "padding")
 
 
+@OLD
+@pytest.mark.parametrize("special", [True, False])
+def test_ids_are_never_a_matter_of_chance(made: dict[str, Path], tmp_path: Path, special: bool) -> None:
+    """A tokenizer that leaves out some of its merges at random is refused; one that leaves out all or none is not."""
+    raw = tokenizers.Tokenizer.from_file(str(made["bpe"]))
+    for dropout, refused in ((0.0, False), (0.1, True), (1.0, False)):
+        raw.model.dropout = dropout
+        raw.save(str(tmp_path / "tokenizer.json"))
+        if refused:
+            with pytest.raises(InputError, match=r"by chance \(dropout 0.1\)"):
+                opened(tmp_path, add_special_tokens=special)
+        else:
+            expected = [raw.encode(text, add_special_tokens=special).ids for text in ("the words", "of")]
+            assert run(opened(tmp_path, add_special_tokens=special), ["the words", "of"])[0] == expected
+
+
 def test_kept_columns_and_types(made: dict[str, Path]) -> None:
     """Kept columns stand beside the ids, whose type is the one asked for."""
     step = opened(made["bpe"], keep=("name",), dtype="uint16")

@@ -167,6 +167,12 @@ class TokenizeStep:
         """Everything about the tokenizer that can be wrong, before the job starts."""
         loaded = loaded or LoadedTokenizer(self.tokenizer.read(), self.tokenizer.name)
         settle_dtype(self.options.dtype, "", loaded.vocab_size)
+        if 0 < loaded.dropout < 1:
+            raise InputError(
+                f"The tokenizer {loaded.name} leaves out merges by chance (dropout {loaded.dropout:.2g}): a text would "
+                "have other ids each time.",
+                hint='Set "dropout" of its model to null.',
+            )
         self._settle(loaded)
         return loaded
 

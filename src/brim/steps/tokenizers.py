@@ -151,6 +151,11 @@ class LoadedTokenizer:
         """What encodes, for people."""
         return reference_name()
 
+    @property
+    def dropout(self) -> float:
+        """The share of merges that are left out by chance, so that a text has other ids each time. 1.x has none."""
+        return (0 if self.generation else getattr(self.raw.model, "dropout", None)) or 0.0
+
     def ids(self, texts: Sequence[str], special: bool = False) -> list[Ids]:
         """The ids of each text, by itself; with what the tokenizer puts around it if it is `special`."""
         if not texts:
