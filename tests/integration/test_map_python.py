@@ -170,10 +170,14 @@ def test_types_that_do_not_combine(rows: datasets.Dataset) -> None:
     def exits(row: Any) -> Any:
         raise SystemExit(3)
 
-    with pytest.raises(brim.FunctionFailed) as caught:
-        brim.map(rows, exits)
-    assert not isinstance(caught.value, SystemExit)
-    assert isinstance(caught.value.__cause__, SystemExit)
+    def has_no_next(row: Any) -> Any:
+        return {"x": next(iter([]))}
+
+    for function, kind in ((exits, SystemExit), (has_no_next, StopIteration)):
+        with pytest.raises(brim.FunctionFailed, match="row 1") as caught:
+            brim.map(rows, function)
+        assert not isinstance(caught.value, kind)
+        assert isinstance(caught.value.__cause__, kind)
     failed = brim.FunctionFailed("It failed.", parts=b"no pickle", traceback="where", place="here")
     assert own_error(failed) is failed
     assert failed.__notes__ == ["where"]

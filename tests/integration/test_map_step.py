@@ -230,6 +230,7 @@ BAD = [
     ("no list", lambda b: {"y": 5}, {"batched": True}, "must be a list or an array", (0, 23)),
     ("lengths", lambda b: {"y": [1]}, {"batched": True}, "'n' has 23 rows, 'y' has 1", (0, 23)),
     ("fit", lambda n: {"n": 300 if n == 14 else n}, NUMBERS, "The column 'n'", (14, 1)),
+    ("no text", lambda r: {"y": "\ud800" if r["n"] == 9 else "a"}, {}, "The column 'y': 'utf-8' codec can't", (9, 1)),
     ("two rows", lambda r: pa.table({"y": [1, 2]}), {}, "tables of one row", (0, 1)),
     ("features", lambda r: {"y": 1}, {"features": Features({"n": Value("int8")})}, "does not have", (0, 1)),
 ]

@@ -128,8 +128,8 @@ def _filled(
 def _combined(original: BaseException, failed: FunctionFailed) -> FunctionFailed | None:
     """An exception of both types. The user's attributes come first, where both have one of a name."""
     kind = type(original)
-    if not isinstance(original, Exception):
-        return None  # SystemExit and the like would end more than the call
+    if not isinstance(original, Exception) or isinstance(original, StopIteration):
+        return None  # SystemExit and the like would end more than the call, and the other a generator
     namespace: dict[str, Any] = {
         "__str__": lambda self: kind.__str__(self),
         "__repr__": lambda self: kind.__repr__(self),

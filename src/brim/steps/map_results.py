@@ -493,7 +493,9 @@ class Results:
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, MemoryError):
                     raise
-                raise type(error)(f"The column {name!r}: {error}") from error
+                # Half of a surrogate pair, and the like: such errors are not made of a text.
+                kind = ValueError if isinstance(error, UnicodeError) else type(error)
+                raise kind(f"The column {name!r}: {error}") from error
             if feature is not None:
                 found[name] = feature
         return arrays, found
