@@ -196,6 +196,21 @@ def test_types_of_files_conflict(tmp_path: Path) -> None:
         open_rows(tmp_path)
 
 
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    """They are refused when the source is opened, as in CSV; the others can be chosen."""
+    table = pa.Table.from_arrays([pa.array(["x"]), pa.array([1]), pa.array([2])], names=["text", "a", "a"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    for source in (tmp_path / "a.parquet", [table]):
+        with pytest.raises(InputError, match="several columns named 'a'"):
+            open_rows(source)
+        with pytest.raises(InputError, match="several columns named 'a'"):
+            open_rows(source, RowOptions(columns=("a",)))
+    with pytest.raises(InputError, match="names a column twice"):
+        RowOptions(columns=("text", "text"))
+    chosen = open_rows(tmp_path / "a.parquet", RowOptions(columns=("text",)))
+    assert table_of(chosen, units_of(chosen)).to_pylist() == [{"text": "x"}]
+
+
 @pytest.mark.parametrize("codec", ["gz", "zst"])
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "txt"])
 def test_compressed(tmp_path: Path, codec: str, kind: str) -> None:

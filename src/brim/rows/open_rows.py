@@ -417,6 +417,13 @@ def _rows(
             raise InputError(
                 f"The source has no column {missing[0]!r}.", hint=f"Its columns are: {', '.join(schema.names)}."
             )
+    names = schema.names if options.columns is None else options.columns
+    twice = [column for column in names if len(schema.get_all_field_indices(column)) > 1]
+    if twice:
+        raise InputError(
+            f"The source has several columns named {twice[0]!r}.", hint="Rename one, or choose others with --columns."
+        )
+    if options.columns is not None:
         schema = pa.schema([schema.field(column) for column in options.columns])
     how = Reading(schema.serialize().to_pybytes(), options.columns, reading)
 

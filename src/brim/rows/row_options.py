@@ -39,6 +39,8 @@ class RowOptions:
             raise InputError(
                 f"{self.delimiter!r} cannot separate the values of a CSV file.", hint="Give one character."
             )
+        if self.columns is not None and len(set(self.columns)) < len(self.columns):
+            raise InputError("--columns names a column twice.")
         at_least("limit", self.limit, 1)
         at_least("unit-size", self.unit_bytes, 1)
 
