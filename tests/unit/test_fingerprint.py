@@ -125,6 +125,12 @@ def test_what_changed_is_said(other: dict[str, Any], words: list[str]) -> None:
     assert changes_between(FACTS, FACTS | other) == words
 
 
+def test_a_build_where_rows_were_computed() -> None:
+    """Tokens, say: their facts have nothing that a plan's could be compared with."""
+    computed = {"kind": "tokenize", "version": 1, "source": {}, "step": {}, "output": {}}
+    assert changes_between(computed, FACTS) == ["it was made by another command"]
+
+
 def test_digests_of_facts() -> None:
     """Of the JSON with sorted names; of a list in parts as of the whole; of numbers wherever they lie."""
     assert digest_json({"b": 1, "a": [2]}) == hashlib.sha256(b'{"a": [2], "b": 1}').hexdigest()

@@ -145,6 +145,8 @@ def _feed_bytes(digest: hashlib._Hash, pieces: Pieces) -> None:
 
 def changes_between(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """From the facts of the plan that was built to those of another; never empty."""
+    if "step" in old:
+        return ["it was made by another command"]
     changes = []
     if old["format"] != new["format"]:
         changes.append(f"its format was {old['format']} and is now {new['format']}")
