@@ -367,6 +367,36 @@ def test_saved_dataset(saved: Path) -> None:
     assert datasets.Features.from_arrow_schema(source.schema)["c"].names == ["x", "y"]
 
 
+def test_a_split_of_shards(tmp_path: Path) -> None:
+    """Of a folder, a glob or a file of shards, only the split and config that are named: never all rows instead."""
+    for split, rows in (("train", 30), ("test", 4)):
+        path = tmp_path / "ds" / "data" / f"{split}-00000-of-00001.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"n": range(rows)}), path)
+    for source in (tmp_path / "ds", tmp_path / "ds" / "data" / "*.parquet"):
+        assert open_rows(source, RowOptions(split="test", config="default")).total_rows == 4
+        for named, message in ((RowOptions(split="dev"), "no split 'dev'"), (RowOptions(config="x"), "no config 'x'")):
+            with pytest.raises(InputError, match=message):
+                open_rows(source, named)
+    with pytest.raises(InputError, match="no split 'train'"):
+        open_rows(tmp_path / "ds" / "data" / "test-00000-of-00001.parquet", RowOptions(split="train"))
+
+
+@pytest.mark.parametrize(
+    "said", [{"split": "train"}, {"config": "x"}, {"delimiter": ";"}, {"text": "document"}], ids=str
+)
+def test_options_that_say_nothing_about_a_source(tmp_path: Path, saved: Path, said: dict[str, Any]) -> None:
+    """They are refused, for files and for rows in memory: a split that is not looked for would be all rows."""
+    one = datasets.load_from_disk(str(saved))["train"]
+    one.save_to_disk(str(tmp_path / "one"))
+    for source in (write_jsonl(tmp_path / "a.jsonl"), [{"a": 1}], one, pa.table({"a": [1]}), lambda: iter(ROWS)):
+        with pytest.raises(InputError, match=r"(is|names|says) .*(and|which)"):
+            open_rows(source, RowOptions(**said))
+    if "split" in said:
+        with pytest.raises(InputError, match="no split 'dev'"):
+            open_rows(tmp_path / "one", RowOptions(split="dev"))
+
+
 @pytest.mark.parametrize(
     ("change", "mapped"),
     [

@@ -169,7 +169,7 @@ def pick_split(dataset: Any, options: RowOptions) -> Any:
     if options.split is None and len(names) == 1:
         return dataset[names[0]]
     if options.split is None:
-        raise InputError("The dict of datasets has several splits.", hint=f"{listed} Name one with split=.")
+        raise InputError("The dict of datasets has several splits.", hint=f"{listed} Name one with --from-split.")
     if options.split not in names:
         raise InputError(f"The dict of datasets has no split {options.split!r}.", hint=listed)
     return dataset[options.split]
@@ -311,6 +311,7 @@ def _opened(source: Any, options: RowOptions) -> RowSource:
         return _open_files([os.fspath(source)], options)
     if isinstance(source, list | tuple) and all(isinstance(one, str | os.PathLike) for one in source):
         return _open_files([os.fspath(one) for one in source], options)
+    _refuse_options_of_files(options)
     if isinstance(source, Selection | FileTable):
         table = source.table() if isinstance(source, Selection) else source
         if table.recipe.get("steps") and not len(table):
@@ -322,6 +323,8 @@ def _opened(source: Any, options: RowOptions) -> RowSource:
         rows.table = table
         return rows
     library = type(source).__module__.split(".")[0]
+    if options.split is not None and not (library == "datasets" and isinstance(source, dict)):
+        raise InputError("--from-split names a part of a dataset, and this source has no parts.", hint="Leave it out.")
     if library == "datasets":
         return _open_dataset(pick_split(source, options), options)
     if library in ("pandas", "polars") or (hasattr(source, "__arrow_c_stream__") and not hasattr(source, "__next__")):
@@ -332,6 +335,20 @@ def _opened(source: Any, options: RowOptions) -> RowSource:
     if isinstance(source, Iterator):
         return _open_stream(lambda: source, options, once=True)
     return _open_stream(lambda: _iterated(source), options)
+
+
+def _refuse_options_of_files(options: RowOptions) -> None:
+    plain = RowOptions()
+    for option, name in (
+        ("input-format", "format"),
+        ("text", "text"),
+        ("delimiter", "delimiter"),
+        ("from-config", "config"),
+    ):
+        if getattr(options, name) != getattr(plain, name):
+            raise InputError(
+                f"--{option} says how files are read, and this source is read already.", hint="Leave it out."
+            )
 
 
 def _iterated(rows: Any) -> Iterator[Any]:

@@ -32,7 +32,7 @@ from brim.records import dataclass
 from brim.rows.open_files import AnyFile, as_option, located
 from brim.rows.row_options import RowOptions
 from brim.rows.unit import Kind, Span
-from brim.sources.dataset_files import find_files
+from brim.sources.dataset_files import DatasetFiles, find_files
 from brim.sources.folder_tree import IGNORED, Walk
 from brim.state.durable import reason
 
@@ -68,7 +68,7 @@ def endings() -> str:
 
 def pick(splits: list[str], wanted: str | None, folder: str) -> str:
     """The split of a saved dataset that is meant."""
-    listed = f"It has: {', '.join(splits)}."
+    listed = f"It has: {', '.join(splits) or 'none'}."
     if wanted is None:
         if len(splits) == 1:
             return splits[0]
@@ -83,7 +83,7 @@ def pick(splits: list[str], wanted: str | None, folder: str) -> str:
 def arrow_files_of_cache(names: Iterable[str], splits: list[str], wanted: str | None, folder: str) -> list[str]:
     """The files that `load_dataset` prepared, without those that later calls of map left beside them."""
     found = [name for name in sorted(names) if name.endswith(".arrow") and not name.startswith("cache-")]
-    if splits:
+    if splits or wanted is not None:
         split = pick(splits, wanted, folder)
         found = [name for name in found if re.search(rf"-{re.escape(split)}(-\d+-of-\d+)?\.arrow$", name)]
     return found
@@ -181,6 +181,12 @@ def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str]
                 hint="Take one kind at a time: give a glob like 'folder/*.jsonl', or --input-format.",
             )
     (format,), (codec,) = formats, codecs
+    for option, said, those in (
+        ("delimiter", options.delimiter is not None, ("csv", "tsv")),
+        ("text=document", options.text == "document", ("text",)),
+    ):
+        if said and format not in those:
+            raise InputError(f"--{option} is for {' and '.join(those)}, and the source is {format}.")
     delimiter = options.delimiter or ("\t" if format == "tsv" else ",")
     kind: Any = {"tsv": "csv", "text": "lines" if options.text == "lines" else "document"}.get(str(format), format)
     if codec and kind in ("parquet", "arrow"):
@@ -197,6 +203,8 @@ def _resolve(source: str, options: RowOptions) -> tuple[str, Iterator[tuple[str,
     path = os.path.abspath(source)
     if os.path.isdir(path):
         return _in_folder(path, options)
+    if _names_part(options) and (os.path.exists(path) or WILD.search(source)):
+        return _shards_here(source, options)
     if os.path.exists(path):
         return os.path.dirname(path), iter([(os.path.basename(path), _stat(path))])
     if not WILD.search(source):
@@ -215,18 +223,55 @@ def _stat(path: str) -> os.stat_result:
         raise InputError(f"{os.path.basename(path)!r} cannot be read: {reason(error)}.", path=path) from error
 
 
+def _names_part(options: RowOptions) -> bool:
+    return options.split is not None or options.config is not None
+
+
+def _shards(source: str, options: RowOptions) -> DatasetFiles:
+    """The files of the config and split that are asked for, as a dataset of Parquet files tells them."""
+    what, why = "config" if options.split is None else "split", f"{source!r} is {options.format}"
+    if options.format in (None, "parquet"):
+        try:
+            found = find_files(source, options.config, options.split, options.access)
+            if found.format == ".parquet":
+                return found
+            why = f"{source!r} holds tars"
+        except SourceError as error:
+            why = error.words[0].rstrip(".")
+    raise InputError(
+        f"--from-{what} is for a dataset of Parquet files or one that `datasets` saved, and {why}.",
+        hint="Leave it out, and name the files that are meant, by a glob if they are many.",
+    )
+
+
+def _shards_here(source: str, options: RowOptions) -> tuple[str, Iterator[tuple[str, Stat]]]:
+    files = _shards(source, options).files
+    return files[0].path.removesuffix(f"/{files[0].shown}"), ((file.shown, file.stat) for file in files)
+
+
 def _in_folder(folder: str, options: RowOptions) -> tuple[str, Iterator[tuple[str, Stat]]]:
+    whole, split = folder, options.split
     if options.config and os.path.isdir(os.path.join(folder, options.config)):
         folder = os.path.join(folder, options.config)
     if os.path.exists(os.path.join(folder, "dataset_dict.json")):
         splits = _read_json(folder, "dataset_dict.json").get("splits", [])
-        folder = os.path.join(folder, pick(splits, options.split, folder))
+        folder, split = os.path.join(folder, pick(splits, split, folder)), None
     if os.path.exists(os.path.join(folder, "state.json")) and os.path.exists(os.path.join(folder, "dataset_info.json")):
-        names = [str(file["filename"]) for file in _read_json(folder, "state.json").get("_data_files", [])]
+        state = _read_json(folder, "state.json")
+        _refuse_other_split(state, split, folder)
+        names = [str(file["filename"]) for file in state.get("_data_files", [])]
         return folder, ((name, _stat(os.path.join(folder, name))) for name in names)
     if os.path.exists(os.path.join(folder, "dataset_info.json")):
         return folder, _of_cache(folder, options)
+    if split is not None or (options.config is not None and folder == whole):
+        return _shards_here(whole, options)
     return folder, _walk(folder, options)
+
+
+def _refuse_other_split(state: dict[str, Any], wanted: str | None, folder: str) -> None:
+    """One Dataset that was saved is of one split, or of none."""
+    if wanted is not None:
+        pick([state["_split"]] if state.get("_split") else [], wanted, folder)
 
 
 def _of_cache(folder: str, options: RowOptions) -> Iterator[tuple[str, Stat]]:
@@ -290,14 +335,17 @@ def resolve_objects(source: str, options: RowOptions) -> Resolved:
     address = parse_web_address(source) if is_web_address(source) else parse_bucket_address(source, options.access)
     folder, _, name = address.prefix.rpartition("/")
     own = None if source.endswith("/") else stat_object(address)
+    wild = WILD.search(address.prefix)
     if own is not None and own.st_size:
-        return Resolved(_at(address, folder), [(name, own)])
+        one = Resolved(_at(address, folder), [(name, own)])
+        return _objects_of(_shards(source, options)) if _names_part(options) else one
     found = dict(_without_marks(list_objects(address)))
     if found:  # a folder, also one that has a * in its name or an empty object for its mark
-        return _in_bucket(address, found, options)
+        return _in_bucket(address, found, options, source)
+    if _names_part(options) and (own is not None or wild is not None):
+        return _objects_of(_shards(source, options))
     if own is not None:
         return Resolved(_at(address, folder), [(name, own)])
-    wild = WILD.search(address.prefix)
     if wild is not None:
         root = _at(address, address.prefix[: wild.start()].rpartition("/")[0])
         pattern = address.prefix[len(root.prefix) + 1 if root.prefix else 0 :]
@@ -320,6 +368,10 @@ def _on_the_web(source: str, options: RowOptions) -> Resolved | None:
     splits = list(dict.fromkeys(file.split for file in found.files))
     if options.split is None and len(splits) > 1:
         raise InputError(f"{source!r} has several splits.", hint=f"Name one with --from-split: {', '.join(splits)}.")
+    return _objects_of(found)
+
+
+def _objects_of(found: DatasetFiles) -> Resolved:
     first = found.files[0].remote
     assert first is not None
     stats = [(file.shown, ObjectStat(int(file.stat.st_size), file.remote.etag)) for file in found.files if file.remote]
@@ -368,16 +420,22 @@ def _fits(names: list[str], parts: list[_Part | None]) -> bool:
     return False
 
 
-def _in_bucket(address: BucketAddress, found: dict[str, ObjectStat], options: RowOptions) -> Resolved:
+def _in_bucket(address: BucketAddress, found: dict[str, ObjectStat], options: RowOptions, source: str) -> Resolved:
+    whole, split = address, options.split
     if options.config and any(name.startswith(f"{options.config}/") for name in found):
         address, found = _enter(address, found, options.config)
     if "dataset_dict.json" in found:
         splits = _read_json_object(address, "dataset_dict.json").get("splits", [])
-        address, found = _enter(address, found, pick(splits, options.split, address.prefix))
+        address, found = _enter(address, found, pick(splits, split, address.prefix))
+        split = None
     if "dataset_info.json" not in found:
+        if split is not None or (options.config is not None and address == whole):
+            return _objects_of(_shards(source, options))
         return Resolved(address, _rows(found, options))
     if "state.json" in found:
-        names = [str(file["filename"]) for file in _read_json_object(address, "state.json").get("_data_files", [])]
+        state = _read_json_object(address, "state.json")
+        _refuse_other_split(state, split, address.prefix)
+        names = [str(file["filename"]) for file in state.get("_data_files", [])]
     else:
         splits = list(_read_json_object(address, "dataset_info.json").get("splits") or {})
         names = arrow_files_of_cache((n for n in found if "/" not in n), splits, options.split, address.prefix)
