@@ -14,7 +14,7 @@ from brim.errors import ArgumentError
 
 def one_of(option: str, value: Any, allowed: Collection[Any]) -> None:
     """ArgumentError unless the value is among those allowed."""
-    if value in allowed:
+    if value in [*allowed]:  # which compares also what has no hash
         return
     words = [str(word) for word in allowed if word is not None]
     listed = " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
@@ -29,6 +29,13 @@ def at_least(option: str, value: Any, least: int, most: int = 2**62) -> None:
     if not whole or not least <= value.__index__() < most:
         what = "a number above zero" if least == 1 else f"a number of at least {least}"
         raise ArgumentError(f"--{option} takes {what}, not {value!r}.", option=option)
+
+
+def switches(**given: Any) -> None:
+    """ArgumentError unless each is True or False: of a text like "no", Python makes a yes. None was not given."""
+    for name, value in given.items():
+        if value not in (None, True, False):
+            raise ArgumentError(f"{name}= takes True or False, not {value!r}.", option=name)
 
 
 def seconds(option: str, value: Any) -> None:

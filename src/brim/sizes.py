@@ -17,10 +17,10 @@ _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
 
 def parse_size(text: str | int | float) -> int:
     """Bytes from "500MB", "1.5 GiB" or a number; at least 1."""
-    if isinstance(text, int | float):
+    if isinstance(text, int | float) and not isinstance(text, bool):
         size = round(text) if math.isfinite(text) else 0
     else:
-        match = _PATTERN.fullmatch(text)
+        match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
         unit = _UNITS.get(match[2].upper()) if match else None
         if match is None or unit is None:
             raise InputError(f"{text!r} is not a size.", hint="Write it like 500MB, 2GB or 2GiB.")

@@ -79,12 +79,39 @@ PYTHON: dict[str, Call] = {
     "TensorWriter format": lambda s, d: brim.TensorWriter(d / "x.zip", 1, a=(1, "int8")),
     "open_tensors framework": lambda s, d: brim.open_tensors(d / "x.npy", framework="jax"),  # type: ignore[arg-type]
     "save_file format": lambda s, d: brim.save_file({"a": [[1]]}, d / "x.zip"),
+    "fresh": lambda s, d: brim.build(s / "files", d, fresh="no"),  # type: ignore[arg-type]
+    "public": lambda s, d: brim.plan(s / "files", "hf://datasets/a/b", public="false"),  # type: ignore[arg-type]
+    "stop": lambda s, d: brim.build(s / "files", d, stop=True),  # type: ignore[arg-type]
+    "config": lambda s, d: brim.build(s / "files", d, config=None),  # type: ignore[arg-type]
+    "shard_size of a kind": lambda s, d: brim.build(s / "files", d, shard_size=True),
+    "memory of a kind": lambda s, d: brim.build(s / "files", d, memory=b"1GB"),  # type: ignore[arg-type]
+    "no destination": lambda s, d: brim.build(s / "files", ""),
+    "unpack to nothing": lambda s, d: brim.unpack(s / "shards", ""),
+    "verify nothing": lambda s, d: brim.verify(""),
+    "verify deep": lambda s, d: brim.verify(s / "shards", deep="no"),  # type: ignore[arg-type]
+    "check anonymous": lambda s, d: brim.check(s / "files", anonymous="no"),  # type: ignore[arg-type]
+    "clean remove": lambda s, d: brim.clean(remove="no", cache_dir=d),  # type: ignore[arg-type]
+    "map with_indices": lambda s, d: brim.map(s / "rows.jsonl", _fails, with_indices="no", cache_dir=d),  # type: ignore[call-overload]
+    "map workers": lambda s, d: brim.map(s / "rows.jsonl", _fails, workers="2", cache_dir=d),  # type: ignore[call-overload]
+    "map from_split": lambda s, d: brim.map(s / "rows.jsonl", _fails, from_split="test", cache_dir=d),
+    "tokenize shuffle": lambda s, d: brim.tokenize(
+        s / "rows.jsonl", s / "tokenizer.json", destination=d, shuffle="x"  # type: ignore[call-overload]
+    ),
     "unpack to": lambda s, d: brim.unpack(s / "files", "s3://b/p"),
 }  # fmt: skip
 
 JOB = ["--on-error raise", "--workers 0", "--memory lots", "--engine dask", "--address a:1", "--via ftp", "--public"]
 JOB += ["--config x", "--direct", "--commit-message x", "--fresh --keep-done", "--input-format xml", "--text words"]
-JOB += ["--delimiter ab", "--limit 0", "--unit-size 0", "--endpoint-url nowhere"]
+JOB += [
+    "--from-split x",
+    "--from-config x",
+    "--delimiter ;",
+    "--text document",
+    "--delimiter ab",
+    "--limit 0",
+    "--unit-size 0",
+    "--endpoint-url nowhere",
+]
 MAP = ["--input polars", "--format zip", "--rows-per-shard 0"]
 TOKENIZE = ["--format zip", "--dtype int8", "--pack 1", "--pack-tail cut", "--pack-tail keep", "--split 3"]
 TOKENIZE += ["--long-documents skip", "--long-chars 3", "--max-length 0", "--rows-per-shard 0", "--keep-done"]

@@ -31,6 +31,7 @@ from brim.api.job_options import (
 from brim.api.recorded_run import recorded_run, shown
 from brim.buckets.bucket_address import is_bucket_address, is_web_address, parse_bucket_address
 from brim.buckets.listing import list_objects
+from brim.choices import whole
 from brim.errors import InputError
 from brim.extras import need_extra
 from brim.jobs.caches import cache_home, cache_key, open_cache, open_dataset, trim_caches
@@ -202,7 +203,7 @@ def _tokenize_job(
         pack_tail=given.pack_tail,
         splits=WHOLE if given.split is None else parse_split(given.split),
         shuffle=given.shuffle is not None,
-        seed=given.shuffle or 0,
+        seed=0 if given.shuffle is None else whole("shuffle", given.shuffle),
         rows_per_shard=given.rows_per_shard,
         header=tuple(header.items()),
     )
@@ -432,7 +433,7 @@ def embed(
 
 def start_worker(step: type[Step], engine: str, workers: int | None) -> None:
     """One that loads what it needs while the source is looked at, or until the next call."""
-    if engine == "local":
+    if engine == "local" and (workers is None or isinstance(workers, int)):  # or it will be refused
         start_spare(step.__module__, workers or (1 if step is EmbedStep else None))
 
 

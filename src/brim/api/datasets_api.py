@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from brim import cuts
 from brim.api.recorded_run import shown
+from brim.choices import switches
 from brim.errors import ArgumentError, DestinationError, InputError, SinkFailed, named
 from brim.jobs.build_job import Build, BuildOptions
 from brim.jobs.caches import Cached, cache_home, list_caches, open_cache, open_dataset, remove_cache
@@ -221,6 +222,7 @@ def clean(
 
     One that a running job uses stays: `removed` tells. A dataset that is open stays readable until it is closed.
     """
+    switches(remove=remove, unfinished=unfinished)
     if not isinstance(older_than, int | float) or not older_than >= 0:
         raise InputError(f"--older-than takes a number of days, not {older_than!r}.")
     chosen = [one for one in caches(cache_dir) if one.age_days >= older_than and not (unfinished and one.done)]

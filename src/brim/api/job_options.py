@@ -2,7 +2,7 @@
 
 For each verb there is a TypedDict, which editors and type checkers see, and a dataclass of the same names with the
 defaults, which turns what was given into what jobs take. `spelled_out` puts the words into a function's signature.
-What a word means and which values it takes is checked by whoever it is for, not here.
+What a word means and which values it takes is checked by whoever it is for; here, only that a switch or a text is one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import MISSING, fields
 from typing import Any, Literal, TypedDict, TypeVar, cast, get_type_hints
 
 from brim.buckets.bucket_address import Access
-from brim.choices import one_of
-from brim.errors import InputError
+from brim.choices import one_of, switches
+from brim.errors import ArgumentError, InputError
 from brim.jobs.build_job import BuildOptions
 from brim.jobs.spec import How
 from brim.outputs.output import RowFormat
@@ -184,8 +184,29 @@ class EmbedKeywords(ComputeKeywords, total=False):
     split: str
 
 
+class _Words:
+    """Words that were given: each is of the kind that its field says, before anybody makes something of it."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.type in ("bool", "bool | None"):
+                switches(**{field.name: value})
+            elif field.type in _KINDS and not (value is None and field.default is None):
+                kind, what = _KINDS[field.type]
+                if not isinstance(value, kind):
+                    raise ArgumentError(f"{field.name}= takes {what}, not {value!r}.", option=field.name)
+
+
+_KINDS: dict[Any, tuple[type, str]] = {
+    "str": (str, "a text"),
+    "str | None": (str, "a text"),
+    "Stop | None": (Stop, "a brim.Stop"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
-class RunningGiven:
+class RunningGiven(_Words):
     """`Running`, with its defaults."""
 
     memory: Bytes = None
@@ -268,7 +289,7 @@ class SelectGiven(PlaceGiven):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceGiven:
+class SourceGiven(_Words):
     """`SourceKeywords`, with their defaults."""
 
     files: Names | Mapping[str, str] = ()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from brim.api.recorded_run import shown
+from brim.choices import switches
 from brim.formats.parquet_shard import MAX_CELL_BYTES
 from brim.jobs import check_dataset as check_dataset_job
 from brim.jobs import unpack as unpack_job
@@ -35,6 +36,7 @@ def verify(
     anonymous: bool = False,
     progress: Progress | bool | None = None,
 ) -> Verified:
+    switches(deep=deep, anonymous=anonymous)
     return verify_job.verify(
         destination, source, deep=deep, from_config=from_config, from_split=from_split, state=state, root=root,
         endpoint_url=endpoint_url, source_endpoint_url=source_endpoint_url, anonymous=anonymous,
@@ -81,6 +83,7 @@ def check(
     anonymous: bool = False,
     progress: Progress | bool | None = None,
 ) -> CheckReport:
+    switches(everything=everything, deep=deep, allow_empty=allow_empty, strict=strict)
     return check_dataset_job.check(
         source, recipe=recipe, sample_size=sample_size, everything=everything, deep=deep,
         max_cell_bytes=max_cell_bytes, oversize=oversize, allow_empty=allow_empty, strict=strict, tolerance=tolerance,

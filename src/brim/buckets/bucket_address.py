@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from brim.choices import switches
 from brim.errors import InputError
 from brim.records import dataclass
 
@@ -29,6 +30,7 @@ class Access:
     anonymous: bool = False
 
     def __post_init__(self) -> None:
+        switches(anonymous=self.anonymous)
         if self.endpoint is not None:
             checked_endpoint(self.endpoint, "--endpoint-url")
 

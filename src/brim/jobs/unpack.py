@@ -33,7 +33,7 @@ from brim.sources.selection import Selection
 from brim.state.durable import BUFFER_BYTES, failures, write_all
 from brim.state.ledger import STATE, Receipt
 from brim.state.retry import interrupted_by
-from brim.stores.destination import Destination, lies_in, parse_destination, refuse_source
+from brim.stores.destination import Destination, lies_in, parse_destination, refuse_nameless, refuse_source
 from brim.wording import Described
 
 WAITING = ".brim-unpack"  # where files are until they are whole
@@ -294,6 +294,7 @@ def unpack(
     compared with the receipts of their shards, which are of all of them. `from_config` and `from_split` name the part
     that is read; of several whose files share names, each gets a folder of its own.
     """
+    refuse_nameless(os.fspath(out))
     if "://" in os.fspath(out):
         raise InputError(
             f"Files are unpacked to a folder, and {os.fspath(out)!r} is none.", hint="Give a local folder."

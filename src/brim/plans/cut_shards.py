@@ -51,9 +51,10 @@ class CutOptions:
         chosen = [n for n in (self.shard_bytes, self.num_shards, self.rows_per_shard) if n is not None]
         if len(chosen) > 1:
             raise InputError("Choose one of --shard-size, --num-shards and --rows-per-shard.")
-        counts = [n for one in chosen for n in (one.values() if isinstance(one, Mapping) else [one])]
-        for count in counts:
-            at_least("num-shards" if self.num_shards is not None else "rows-per-shard", count, 1)
+        at_least("shard-size", self.shard_bytes, 1)
+        at_least("rows-per-shard", self.rows_per_shard, 1)
+        for count in self.num_shards.values() if isinstance(self.num_shards, Mapping) else [self.num_shards]:
+            at_least("num-shards", count, 1)
         if self.shard_by is not None and self.rows_per_shard is not None:
             raise InputError("--shard-by keeps all rows of a value together, so --rows-per-shard cannot hold.")
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from brim.choices import at_least, one_of
+from brim.choices import at_least, one_of, switches
 from brim.errors import ArgumentError, InputError
 from brim.records import dataclass
 
@@ -48,6 +48,10 @@ class MapOptions:
     side_effects: bool = False
 
     def __post_init__(self) -> None:
+        switches(
+            batched=self.batched, drop_last_batch=self.drop_last_batch, with_indices=self.with_indices,
+            with_rank=self.with_rank, splittable=self.splittable, disable_nullable=self.disable_nullable,
+        )  # fmt: skip
         for name in ("remove_columns", "input_columns"):
             value = getattr(self, name)
             if value is not None:

@@ -178,6 +178,7 @@ CLAIM = "destination"  # the file that says which one books are of, if their fol
 def parse_destination(destination: str | os.PathLike[str], access: Access | None = None) -> Destination:
     """`access` is how a bucket is reached."""
     text = os.fspath(destination)
+    refuse_nameless(text)
     if is_bucket_address(text):
         return parse_bucket_address(text, access)
     if text.startswith(SCHEME):
@@ -188,6 +189,12 @@ def parse_destination(destination: str | os.PathLike[str], access: Access | None
             hint="Give a folder, hf://datasets/ORG/NAME, hf://buckets/ORG/NAME, or s3://BUCKET/PREFIX (gs://, az://).",
         )
     return Path(os.path.abspath(text))
+
+
+def refuse_nameless(text: str) -> None:
+    """InputError for an empty text, as of a variable that is not set: it would be the folder that one is in."""
+    if not text:
+        raise InputError("The destination has no name.", hint="Name it. The folder you are in is called '.'.")
 
 
 def refuse_source(
