@@ -39,7 +39,7 @@ def without_function(facts: dict[str, Any]) -> dict[str, Any]:
 
 def computed_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """From the facts of the job that was done to those of another; never empty."""
-    if "step" not in old:
+    if "step" not in old or old.get("kind") != new.get("kind"):
         return ["it was made by another command"]
     changes = []
     for name in sorted({*old, *new} - {"step", "output"}):

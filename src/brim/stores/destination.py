@@ -380,7 +380,7 @@ class Footprints:
                     shutil.rmtree(folder, ignore_errors=True)
                 for file in self._files:
                     file.unlink(missing_ok=True)
-                self.sweep()
+            self.sweep()
             raise
 
 
