@@ -113,6 +113,32 @@ def test_what_another_verb_made_is_named_in_a_line(home: Path, words: str) -> No
         shutil.rmtree(home / "DEST", ignore_errors=True)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "map rows.jsonl DEST --fn same.py:same --report rows.html",  # whose log would be rows.jsonl
+        "build files DEST --report same.py",
+        "build files DEST --report rows.jsonl",
+        "run --report same.py -- true",
+        "lab map --report rows.html",
+        "report run.jsonl rows.jsonl same.py",
+        "map rows.jsonl DEST --fn same.py:same --save rows.jsonl",
+        "plan files DEST --save files/a.bin",
+        "plan bids DEST --save-recipe bids/participants.tsv",
+    ],
+)
+def test_reports_logs_and_plans_replace_nothing_else(home: Path, words: str) -> None:
+    """Neither a source nor anything that brim did not write, also where only the log beside a page has its name."""
+    (home / "bids" / "sub-1" / "anat").mkdir(parents=True)
+    (home / "bids" / "sub-1" / "anat" / "sub-1_T1w.nii").write_bytes(b"a")
+    (home / "bids" / "dataset_description.json").write_text('{"Name": "n", "BIDSVersion": "1.8.0"}')
+    (home / "bids" / "participants.tsv").write_text("participant_id\nsub-1\n")
+    before = everything(home)
+    done = brim_command(home, *words.split())
+    assert done.returncode == 2, done.stderr
+    assert {name: data for name, data in everything(home).items() if name in before} == before
+
+
 def test_a_busy_destination_is_left_to_who_has_it(home: Path) -> None:
     """Whoever does not get the lock of a new destination takes nothing of it away."""
     from brim.state.lock import locked

@@ -135,8 +135,7 @@ def open_plan(
     """
     given, access = RunningGiven(**options), Access(endpoint_url)
     from brim.jobs.parts import SavedBuild, SavedOptions  # a build that is not saved has no use for them
-    from brim.jobs.plan_place import open_place
-    from brim.jobs.unit_parts import is_job_plan
+    from brim.jobs.plan_place import is_job_plan, open_place
 
     if is_job_plan(open_place(path, access).path):
         raise InputError(

@@ -58,6 +58,7 @@ class ExperimentFlags:
 def _run(experiment: Any, options: Any, keeping: ExperimentFlags, showing: ShowingFlags) -> None:
     from brim.lab.measure import scratch
     from brim.lab.steps import ExperimentStep, heading, row
+    from brim.report.recording import log_beside
 
     shown: list[str] = []
 
@@ -71,14 +72,15 @@ def _run(experiment: Any, options: Any, keeping: ExperimentFlags, showing: Showi
         print(row(step), flush=True)
 
     page = None if keeping.report is None else page_path(keeping.report)
+    log = None if page is None else log_beside(page)
     with scratch(keeping.keep) as folder:
         seen = experiment(folder, options, watch)
-    if page is not None:
+    if page is not None and log is not None:
         from brim.lab.steps import write_log
         from brim.report.page import write_page
 
-        write_log(seen, page.with_suffix(".jsonl"))
-        write_page(page.with_suffix(".jsonl"), page)
+        write_log(seen, log)
+        write_page(log, page)
     if showing.json:
         emit("lab", **seen.facts())
     else:

@@ -59,8 +59,7 @@ def opened(plan: str, running: RunningFlags, storing: StoringFlags, root: str | 
 def _opened_any(plan: str, running: RunningFlags, storing: StoringFlags, root: str | None) -> Any:
     """A saved plan of whichever verb."""
     from brim.buckets.bucket_address import Access
-    from brim.jobs.plan_place import open_place
-    from brim.jobs.unit_parts import is_job_plan
+    from brim.jobs.plan_place import is_job_plan, open_place
 
     if not is_job_plan(open_place(plan, Access(storing.endpoint_url)).path):
         return opened(plan, running, storing, root)

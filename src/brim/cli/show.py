@@ -169,9 +169,10 @@ def absolute(path: str) -> Path:
 
 def page_path(report: str) -> Path:
     """Where a report goes; one that cannot be written there is refused before the work, not after it."""
+    from brim.report.page import check_page  # most runs have none
+
     page = absolute(report)
-    if page.is_dir() or not page.parent.is_dir():
-        raise InputError(f"The report {report!r} cannot be written there.", hint="Name a file in an existing folder.")
+    check_page(page)
     return page
 
 

@@ -109,6 +109,8 @@ class Build(Described):
         """Write the columns of a BIDS dataset as a recipe, so that a pilot and the whole dataset agree."""
         if self.plan.table.saved is None:
             raise InputError("--save-recipe is for BIDS datasets read without another recipe.")
+        if Path(path).suffix != ".toml":  # it could not be given as one, and may be something else
+            raise InputError(f"{os.fspath(path)!r} is not the name of a recipe.", hint="Write it like FILE.toml.")
         try:
             Path(path).write_text(self.plan.table.saved, encoding="utf-8")
         except OSError as error:
@@ -117,9 +119,10 @@ class Build(Described):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, from which `brim build --plan` works on any machine that sees the source."""
         from brim.jobs.parts import job_facts  # what is built at once has no use for them
-        from brim.jobs.plan_place import receipts_at, save_to
+        from brim.jobs.plan_place import check_plan_place, receipts_at, save_to
         from brim.plans.saved_plan import save_plan
 
+        check_plan_place(path)
         self.check()
         spec = self._spec()
         preflight(spec)

@@ -32,6 +32,7 @@ from brim.errors import DestinationError, InputError
 from brim.file_set import Ints
 from brim.formats.splice import FileSplice
 from brim.plans.cut_shards import Shard
+from brim.plans.saved_plan import PLAN_MAGIC
 from brim.records import dataclass
 from brim.state.durable import private_folder, reason, sync_folder, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
@@ -270,6 +271,34 @@ def receipts_at(plan: str | os.PathLike[str], access: Access | None = None) -> P
         return PartReceipts(_local(text))
     address = parse_bucket_address(text, access)
     return BucketReceipts(address, _home(address))
+
+
+JOB_PLAN = "brim computed plan"  # what one of map, tokenize or embed calls itself
+
+
+def is_job_plan(path: Path) -> bool:
+    """Whether a saved plan is one of a computed job; those of a build are Arrow files."""
+    return JOB_PLAN.encode() in _begin(path)
+
+
+def _begin(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(64)
+    except OSError:
+        return b""
+
+
+def check_plan_place(plan: str | os.PathLike[str]) -> None:
+    """Refuse a plan that would take the place of something else, as of its source: before it is made."""
+    if is_bucket_address(os.fspath(plan)):
+        return
+    path = _local(os.fspath(plan))
+    known = path.is_file() and (not path.stat().st_size or is_job_plan(path) or _begin(path).startswith(PLAN_MAGIC))
+    if os.path.lexists(path) and not known:
+        raise InputError(
+            f"{str(path)!r} is there already, and is no plan of brim.", hint="Name a new file for the plan."
+        )
 
 
 def save_to(plan: str | os.PathLike[str], write: Callable[[Path], None], access: Access | None = None) -> None:

@@ -25,7 +25,7 @@ from brim.jobs.content import PlanContent, computed_changes
 from brim.jobs.job import Computed, Job, workplace
 from brim.jobs.open_store import Books
 from brim.jobs.parts import PartDone, PlanStatus
-from brim.jobs.plan_place import Part, PlanPlace, listed, open_place, parse_part, save_to
+from brim.jobs.plan_place import JOB_PLAN, Part, PlanPlace, check_plan_place, listed, open_place, parse_part, save_to
 from brim.jobs.spec import called_with
 from brim.memory.limit import Limit
 from brim.progress import Progress, Silent
@@ -38,7 +38,7 @@ from brim.state.stop import stoppable
 from brim.steps.step import Settles
 from brim.stores.bucket_store import bad_rows_of
 
-_KIND, _VERSION = "brim computed plan", 1
+_VERSION = 1
 _SHOWN = 3
 
 
@@ -54,26 +54,18 @@ class JobPlan:
     types: str = ""
 
 
-def is_job_plan(path: Path) -> bool:
-    """Whether a saved plan is one of a computed job; those of a build are Arrow files."""
-    try:
-        with open(path, "rb") as file:
-            return _KIND.encode() in file.read(64)
-    except OSError:
-        return False
-
-
 def save_job_plan(
     path: str | os.PathLike[str], job: Job, words: dict[str, Any], progress: Progress | None, access: Access | None
 ) -> None:
     """Cut the units of a job, settle its types with the first batch, and write down what parts need to know."""
+    check_plan_place(path)
     spec = job.spec
     assert spec.step is not None
     assert not isinstance(spec.source, PlanContent)
     units = sum(1 for _ in spec.source.units(spec.step.batch_rows or 1, indices=spec.step.indices))
     types = _settled(job, progress or Silent()) if isinstance(spec.step, Settles) and units else ""
     plan = JobPlan(spec.verb, words, spec.fingerprint, spec.facts, units, types)
-    text = json.dumps({"kind": _KIND, "version": _VERSION, **asdict(plan)}, indent=1)
+    text = json.dumps({"kind": JOB_PLAN, "version": _VERSION, **asdict(plan)}, indent=1)
     save_to(path, lambda file: _write(file, text), access)
 
 
@@ -115,7 +107,7 @@ def _computing(job: Job, folder: Path, progress: Progress) -> Iterator[Computing
 def load_job_plan(place: PlanPlace) -> JobPlan:
     try:
         said = json.loads(place.path.read_text())
-        if said.pop("kind") != _KIND or said.pop("version") != _VERSION:
+        if said.pop("kind") != JOB_PLAN or said.pop("version") != _VERSION:
             raise ValueError("of another version")
         return JobPlan(**said)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

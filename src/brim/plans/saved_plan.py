@@ -32,10 +32,10 @@ from brim.state.durable import reason, rename
 
 _SHARD_FACTS = ("folder", "extension", "splits", "counts")
 _SHARD_COLUMNS = ("starts", "stops", "file_bytes", "value_bytes")
-_MAGIC, _VERSION = b"BRIMPLAN", 1
+PLAN_MAGIC, _VERSION = b"BRIMPLAN", 1
 _START = struct.Struct("<8sI")
 _END = struct.Struct("<QQ")  # where the header is; behind it come the SHA-256 and the magic again
-_TAIL_BYTES = 32 + len(_MAGIC)
+_TAIL_BYTES = 32 + len(PLAN_MAGIC)
 _ALIGN = 64  # as Arrow aligns its buffers
 
 
@@ -144,7 +144,7 @@ def _written(path: Path) -> Iterator[tuple[BufferedRandom, Path]]:
 
 
 def _write(file: BufferedRandom, plan: Plan, job: Mapping[str, Any], versions: Mapping[str, str]) -> None:
-    file.write(_START.pack(_MAGIC, _VERSION))
+    file.write(_START.pack(PLAN_MAGIC, _VERSION))
     places: dict[str, tuple[int, int]] = {}
     for name, table in _sections(plan).items():
         file.write(bytes(-file.tell() % _ALIGN))
@@ -180,7 +180,7 @@ def _write(file: BufferedRandom, plan: Plan, job: Mapping[str, Any], versions: M
     file.seek(0)
     digest = hashlib.file_digest(file, "sha256").digest()
     file.seek(0, os.SEEK_END)
-    file.write(digest + _MAGIC)
+    file.write(digest + PLAN_MAGIC)
 
 
 def _sections(plan: Plan) -> dict[str, pa.Table]:
@@ -209,10 +209,10 @@ def _read(path: Path, *, trusting: bool) -> Saved:
     """Map the file. Unless `trusting`, the plan's digests are made anew from what is in it."""
     whole = _mapped(path)
     view = memoryview(whole)
-    if bytes(view[: len(_MAGIC)]) != _MAGIC:
+    if bytes(view[: len(PLAN_MAGIC)]) != PLAN_MAGIC:
         raise _not_a_plan(path, "is not a plan that brim saved")
     end = len(view) - _TAIL_BYTES
-    if end < _START.size + _END.size or bytes(view[-len(_MAGIC) :]) != _MAGIC:
+    if end < _START.size + _END.size or bytes(view[-len(PLAN_MAGIC) :]) != PLAN_MAGIC:
         raise _not_a_plan(path, "is cut off")
     version = _START.unpack_from(view)[1]
     if version != _VERSION:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 import shlex
 import time
@@ -47,24 +48,48 @@ _WEIGHTS = {
 }
 
 
+_MARK = b"; script-src 'sha256-"  # in the head of every page
+
+
+def check_page(html: Path) -> None:
+    """Refuse a page that would take the place of something else: there may be nothing, nothing in it, or a page."""
+    if html.is_dir() or not html.absolute().parent.is_dir():
+        raise InputError(
+            f"The report {str(html)!r} cannot be written there.", hint="Name a file in a folder that exists."
+        )
+    if os.path.lexists(html) and not _is_page(html):
+        raise InputError(
+            f"{str(html)!r} is there already, and is no page of brim.", hint="Name a new file for the report."
+        )
+
+
+def _is_page(html: Path) -> bool:
+    if not html.is_file():
+        return False
+    try:
+        with open(html, "rb") as file:
+            begin = file.read(1000)
+    except OSError:
+        return False
+    return not begin or _MARK in begin
+
+
 def write_page(log: Path, html: Path) -> None:
     """Write the page about a log. It appears whole or not at all."""
     run = read_run(log)
     if not run.good_lines:
         what = f"none of its {run.bad_lines:,} lines is brim's" if run.bad_lines else "it is empty"
         raise InputError(f"{str(log)!r} is not a log of a run: {what}.", hint="brim run --log FILE.jsonl writes one.")
-    if html.is_dir() or not html.absolute().parent.is_dir():
-        raise InputError(
-            f"The page {str(html)!r} cannot be written there.", hint="Name a file in a folder that exists."
-        )
     if html.exists() and html.samefile(log):
         raise InputError("The page would take the place of its log.", hint="Give the page another name.")
+    check_page(html)
     with failures(html.absolute().parent):
         write_whole(html.absolute(), render(run, time.time()).encode(), private=True)
 
 
 def write_side_by_side(logs: Sequence[Path], html: Path) -> None:
     """One page about several runs, drawn to one scale."""
+    check_page(html)
     with failures(html.absolute().parent):
         page = side_by_side([read_run(log) for log in logs], time.time())
         write_whole(html.absolute(), page.encode(), private=True)

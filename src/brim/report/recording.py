@@ -32,7 +32,7 @@ from brim.records import dataclass
 from brim.sizes import format_size
 from brim.state.durable import reason
 from brim.watching.find_processes import ProcessNames
-from brim.watching.run_log import LogWriter, new_log_path, objects, size, text, time_of_day
+from brim.watching.run_log import LogWriter, check_log, new_log_path, objects, size, text, time_of_day
 
 _MOST_RUNNING, _MOST_AGAIN = 40, 20
 
@@ -326,7 +326,7 @@ def recorded(
     from brim.report.live_server import shown_live
     from brim.report.page import write_page
 
-    log = _log_beside(html) if html is not None else new_log_path("-".join(command[:2]))
+    log = log_beside(html) if html is not None else new_log_path("-".join(command[:2]))
     recording = Recording(inner, log, command, limit, forecast, stop_file)
     exit_code, error = 1, None
     with shown_live(log, live_port, open_page, _tell):
@@ -349,12 +349,13 @@ def _tell(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _log_beside(html: Path) -> Path:
-    if html.is_dir() or not html.absolute().parent.is_dir():
-        raise InputError(
-            f"--report={str(html)!r} cannot be written there.", hint="Name a file in a folder that exists."
-        )
+def log_beside(html: Path) -> Path:
+    """The log of a page; neither takes the place of something else, or it is refused before anything runs."""
+    from brim.report.page import check_page  # as above
+
     log = html.with_suffix(".jsonl")
     if log == html:
         raise InputError("--report takes the name of a page.", hint=f"Write --report={html.with_suffix('.html')}.")
+    check_page(html)
+    check_log(log)
     return log

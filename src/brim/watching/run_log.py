@@ -206,7 +206,7 @@ def check_log(path: Path) -> None:
 
 
 def _begins_as_log(path: Path) -> bool:
-    mark = b'{"type":'
+    mark = b'{"type":"head"'
     with open(path, "rb") as file:
         return file.read(len(mark)) == mark
 
