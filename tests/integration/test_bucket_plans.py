@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -15,7 +17,8 @@ from brim.formats.card import write_unfinished_card
 from brim.jobs.parts import SavedBuild, SavedOptions
 from brim.jobs.plan_place import Part, open_place
 from tests.conftest import brim, random_bytes, write_files
-from tests.s3 import S3Server
+from tests.places import BucketPlace, run, start
+from tests.s3 import FaultProxy, S3Server
 from tests.s3.server import PRIVATE, PUBLIC
 
 FILES = {f"{n}.bin": random_bytes(5_000, n) for n in range(4)}
@@ -81,6 +84,31 @@ def test_messages_about_a_plan_in_a_bucket(
         SavedBuild(f"s3://private/{s3_prefix}b.plan", SavedOptions(access=access))
     words = ("--plan", plan, "--finish", "--endpoint-url", server.endpoint, "--anonymous")
     assert "--anonymous cannot go with --plan" in brim("build", *words, check=2).stderr
+
+
+@pytest.mark.parametrize("words", [("--part", "1/2"), ()], ids=["part", "all"])
+def test_stopped_while_the_store_is_silent(
+    words: tuple[str, ...], server: S3Server, s3_prefix: str, s3_proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """Neither what is held of the plan nor a question about uploads is waited for; what is noted here stays."""
+    place = BucketPlace(server, tmp_path, f"{s3_prefix}out", s3_proxy)
+    source = write_files(tmp_path / "large", {f"{n}.bin": random_bytes(20_000_000, n) for n in range(2)})
+    plan = f"s3://private/{s3_prefix}a.plan"
+    run(place, "plan", source, place.address, "--rows-per-shard", "1", "--save", plan)
+    s3_proxy.stall(60, contains="partNumber=2")
+    process = start(place, "build", "--plan", plan, *words, "--workers", "1", "--quiet")
+    until = time.monotonic() + 30
+    while not s3_proxy.count("PUT", "partNumber=2") and time.monotonic() < until:
+        time.sleep(0.05)
+    for answer in (False, True):
+        s3_proxy.stall(60, times=None, answer=answer)
+    process.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
+    assert process.wait(30) == 6
+    assert time.monotonic() - asked < 6  # two seconds on a machine that has nothing else to do
+    s3_proxy.clear()
+    run(place, "build", "--plan", plan, "--quiet")
+    run(place, "verify", place.address, source, "--quiet")
 
 
 def test_root_is_for_folders(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:

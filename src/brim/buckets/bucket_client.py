@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from brim.buckets.accounts import (
     aws_endpoint,
@@ -294,6 +294,8 @@ _DROP_S, _REST_S = 5.0, 2.0
 _LOOKS, _LOOK_S = 4, 0.01
 _LOOP_LOCK = threading.Lock()
 _LOOP: tuple[int, asyncio.AbstractEventLoop] | None = None
+_BESIDE = min(32, (os.cpu_count() or 1) + 4)  # threads that wait for servers, at a time
+_ROOM: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
 
 
 def submit(request: Coroutine[Any, Any, T]) -> Future[T]:
@@ -327,6 +329,36 @@ def result_of(future: Future[T]) -> T:
         future.cancel()
 
 
+async def beside(function: Callable[..., T], *given: Any) -> T:
+    """What a function brings that waits for a server in its own way, in a thread, a few at a time.
+
+    Python waits for the threads of asyncio.to_thread before it ends; for these it does not: the server may be silent.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    brought: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: Exception | None) -> None:
+        if brought.cancelled():
+            return
+        if error is not None:
+            brought.set_exception(error)
+        else:
+            brought.set_result(cast(T, result))
+
+    def run() -> None:
+        try:
+            told: tuple[T | None, Exception | None] = (function(*given), None)
+        except Exception as error:  # noqa: BLE001  whoever waits for it gets it
+            told = (None, error)
+        loop.call_soon_threadsafe(tell, *told)
+
+    async with _ROOM[loop]:
+        threading.Thread(target=run, name="beside", daemon=True).start()
+        return await brought
+
+
 def _loop() -> asyncio.AbstractEventLoop:
     import asyncio
 
@@ -334,6 +366,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     with _LOOP_LOCK:
         if _LOOP is None or _LOOP[0] != os.getpid():  # a fork has the loop and not its thread
             loop = asyncio.new_event_loop()
+            _ROOM[loop] = asyncio.Semaphore(_BESIDE)
             threading.Thread(target=loop.run_forever, name="objects", daemon=True).start()
             _LOOP = (os.getpid(), loop)
             atexit.register(_end, *_LOOP)

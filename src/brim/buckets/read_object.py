@@ -20,6 +20,7 @@ from typing import Any
 from brim.buckets import web_objects
 from brim.buckets.bucket_address import WEB_SCHEMES, BucketAddress
 from brim.buckets.bucket_client import (
+    beside,
     explain,
     is_changed,
     is_missing,
@@ -317,7 +318,7 @@ async def _get_all(address: BucketAddress, pieces: Sequence[ObjectPiece]) -> lis
     import asyncio
 
     if address.scheme in WEB_SCHEMES:
-        requests = [asyncio.to_thread(_get_web, address, piece) for piece in pieces]
+        requests = [beside(_get_web, address, piece) for piece in pieces]
     else:
         store = store_of(address)
         requests = [_get(store, piece) for piece in pieces]

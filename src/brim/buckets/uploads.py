@@ -5,7 +5,6 @@ obstore neither lists nor aborts them, so the two requests are made here, signed
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import http.client
@@ -19,7 +18,7 @@ from xml.etree import ElementTree
 
 from brim.buckets.accounts import Keys, S3Account, account_of
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_client import wait
+from brim.buckets.bucket_client import beside, wait
 from brim.records import dataclass
 
 _TIMEOUT_S = 20.0
@@ -97,7 +96,7 @@ def _request(account: S3Account, address: BucketAddress, method: str, key: str, 
             return bytes(answer.read())
 
     try:
-        return wait(asyncio.to_thread(ask))
+        return wait(beside(ask))
     except urllib.error.HTTPError as error:
         if method == "DELETE" and error.code == 404:
             return b""  # somebody was faster

@@ -14,9 +14,10 @@ import hashlib
 import os
 import re
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from brim.buckets.bucket_client import explained
 from brim.buckets.listing import list_objects, read_small, stat_object
 from brim.buckets.read_object import ObjectStream
 from brim.buckets.send_object import send_small
-from brim.errors import DestinationError, InputError
+from brim.errors import DestinationError, InputError, Stopped
 from brim.file_set import Ints
 from brim.formats.splice import FileSplice
 from brim.plans.cut_shards import Shard
@@ -37,6 +38,7 @@ from brim.records import dataclass
 from brim.state.durable import private_folder, reason, sync_folder, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked, owner_of
+from brim.state.retry import interrupted_by, leaving
 from brim.stores.bucket_lease import Lease
 from brim.stores.bucket_store import BucketCarrier, fetch_unit, send_unit, units_there
 from brim.stores.destination import state_home
@@ -226,6 +228,7 @@ def listed(numbers: Sequence[int]) -> str:
 
 
 _COPY_S = 5.0
+_MOMENT_S = 0.5
 _CHUNK = 1 << 20
 
 
@@ -371,23 +374,21 @@ class BucketReceipts(PartReceipts):
         self._need_count(part)
         folder = self.root / part.folder
         self._make(folder)
-        with locked(folder, busy=f"Part {part} is being done by another brim."):
-            lease = Lease(self._address.below(part.folder), owner_of(folder), lambda text: None)
-            lease.take(lambda: None)
-            try:
-                there = read_small(self._address, f"{part.folder}/{LEDGER}")
-                if there is not None:
-                    write_whole(folder / LEDGER, _longer(there, (folder / LEDGER).read_bytes()))
-                with self._copied(part, folder):
-                    self._need_count(part)
-                    yield folder
-            finally:
-                lease.release()
+        with (
+            locked(folder, busy=f"Part {part} is being done by another brim."),
+            _leased(self._address.below(part.folder), folder),
+        ):
+            there = read_small(self._address, f"{part.folder}/{LEDGER}")
+            if there is not None:
+                write_whole(folder / LEDGER, _longer(there, (folder / LEDGER).read_bytes()))
+            with self._copied(part, folder):
+                self._need_count(part)
+                yield folder
 
     @contextmanager
     def _copied(self, part: Part, folder: Path) -> Iterator[None]:
         """While this goes on, the bucket gets the ledger every few seconds."""
-        over = threading.Event()
+        over, stopped = threading.Event(), threading.Event()
         sent: list[bytes] = []
 
         def copy() -> None:
@@ -398,21 +399,26 @@ class BucketReceipts(PartReceipts):
                 sent[:] = [data]
 
         def again() -> None:
-            while not over.wait(_COPY_S):
-                try:
-                    copy()
-                except Exception:  # noqa: BLE001  the line may be down: the last copy decides
-                    continue
+            with interrupted_by(lambda: _give_up() if stopped.is_set() else None):
+                while not over.wait(_COPY_S):
+                    try:
+                        copy()
+                    except Exception:  # noqa: BLE001  the line may be down: the last copy decides
+                        continue
 
         copy()  # whoever looks sees that the part has begun
         thread = threading.Thread(target=again, name="receipts", daemon=True)
         thread.start()
         try:
             yield
+        except (Stopped, KeyboardInterrupt):
+            stopped.set()
+            raise
         finally:
             over.set()
             thread.join()
-            copy()
+            with _hurried():
+                copy()
 
     def keep(self, part: Part, folder: Path, name: str) -> None:
         send_unit(self._address.below(part.folder), folder, name)
@@ -427,13 +433,11 @@ class BucketReceipts(PartReceipts):
     def alone(self) -> Iterator[None]:
         """Parts that still go on have nothing to lose: only what all of them brought is published."""
         self._make(self.root)
-        with locked(self.root, busy="This plan is being finished by another brim."):
-            lease = Lease(self._address, owner_of(self.root), lambda text: None)
-            lease.take(lambda: None)
-            try:
-                yield
-            finally:
-                lease.release()
+        with (
+            locked(self.root, busy="This plan is being finished by another brim."),
+            _leased(self._address, self.root),
+        ):
+            yield
 
     def forget(self, names: Iterable[str]) -> None:
         gone = set(names)
@@ -450,6 +454,32 @@ class BucketReceipts(PartReceipts):
                 with explained(self._address):
                     key = self._address.key(f"{part.folder}/{LEDGER}")
                     send_small(self._address, key, (folder / LEDGER).read_bytes())
+
+
+@contextmanager
+def _leased(address: BucketAddress, folder: Path) -> Iterator[None]:
+    """While nobody else is at a place of the bucket; `folder` is what this machine has of it."""
+    lease = Lease(address, owner_of(folder), lambda text: None)
+    lease.take(lambda: None)
+    try:
+        yield
+    finally:
+        with _hurried():
+            lease.release()
+
+
+@contextmanager
+def _hurried() -> Iterator[None]:
+    """What is left to do when a run ends. If it was stopped, a store that is silent is waited for a moment only."""
+    if not isinstance(sys.exception(), Stopped | KeyboardInterrupt):
+        yield
+        return
+    with suppress(Stopped), interrupted_by(_give_up), leaving(_MOMENT_S):
+        yield
+
+
+def _give_up() -> None:
+    raise Stopped("The store is silent.")
 
 
 def _longer(there: bytes, here: bytes) -> bytes:

@@ -85,7 +85,8 @@ class BucketCarrier:
                         raise explain(error, self.address) from None
                 quiet = True
         except BaseException:
-            self.drop(name)
+            if splice.size > part_bytes(splice.size):  # a smaller one is sent whole: nothing of it was begun
+                self.drop(name)
             raise
 
     def _put(self, name: str, splice: Splice, watcher: _Told) -> Put:
