@@ -86,6 +86,18 @@ def test_messages_about_a_plan_in_a_bucket(
     assert "--anonymous cannot go with --plan" in brim("build", *words, check=2).stderr
 
 
+def test_parts_that_were_taken_away(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:
+    """Whoever removes PLAN.parts may save another plan there, also on the machine that did parts of the first one."""
+    plan, dest = f"s3://private/{s3_prefix}a.plan", f"s3://private/{s3_prefix}out"
+    library.plan(source, dest, rows_per_shard=1).save(plan)
+    SavedBuild(plan).part(Part(1, 2))
+    for key in server.objects(PRIVATE, f"{s3_prefix}a.plan.parts/"):
+        server.delete(PRIVATE, key)
+    other = write_files(tmp_path / "other", {"9.bin": b"another file", "8.bin": b"one more"})
+    library.plan(other, f"{dest}2", rows_per_shard=1).save(plan)
+    assert SavedBuild(plan).part(Part(1, 2)).written == 1
+
+
 @pytest.mark.parametrize("words", [("--part", "1/2"), ()], ids=["part", "all"])
 def test_stopped_while_the_store_is_silent(
     words: tuple[str, ...], server: S3Server, s3_prefix: str, s3_proxy: FaultProxy, tmp_path: Path

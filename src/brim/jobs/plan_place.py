@@ -379,8 +379,7 @@ class BucketReceipts(PartReceipts):
             _leased(self._address.below(part.folder), folder),
         ):
             there = read_small(self._address, f"{part.folder}/{LEDGER}")
-            if there is not None:
-                write_whole(folder / LEDGER, _longer(there, (folder / LEDGER).read_bytes()))
+            write_whole(folder / LEDGER, _longer(there, (folder / LEDGER).read_bytes()))
             with self._copied(part, folder):
                 self._need_count(part)
                 yield folder
@@ -482,6 +481,9 @@ def _give_up() -> None:
     raise Stopped("The store is silent.")
 
 
-def _longer(there: bytes, here: bytes) -> bytes:
-    """The ledger that knows more: this machine's own, if it goes on from what the bucket has."""
-    return here if here.startswith(there) else there
+def _longer(there: bytes | None, here: bytes) -> bytes:
+    """The ledger that knows more: this machine's own, if it goes on from what the bucket has.
+
+    The bucket has one before there is anything to write into it. If it has none, somebody took the parts away.
+    """
+    return b"" if there is None else here if here.startswith(there) else there
