@@ -19,6 +19,7 @@ from brim.jobs.plan_place import Part, open_place
 from tests.conftest import brim, random_bytes, write_files
 from tests.places import BucketPlace, run, start
 from tests.s3 import FaultProxy, S3Server
+from tests.s3.rules import Rule
 from tests.s3.server import PRIVATE, PUBLIC
 
 FILES = {f"{n}.bin": random_bytes(5_000, n) for n in range(4)}
@@ -156,6 +157,33 @@ def test_unfinished_place(server: S3Server, s3_prefix: str, source: Path, tmp_pa
     assert "unfinished" in brim("unpack", dest, tmp_path / "files", check=3).stderr
     library.build(source, dest)
     assert library.verify(dest, source).rows == len(FILES)
+
+
+@pytest.mark.parametrize("words", [("verify", "--deep"), ("unpack", "files"), ("plan", "--plan")], ids=lambda w: w[0])
+def test_an_object_that_changes_while_it_is_read(
+    words: tuple[str, str], server: S3Server, s3_prefix: str, s3_proxy: FaultProxy, source: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    place = BucketPlace(server, tmp_path, f"{s3_prefix}out", s3_proxy)
+    verb, word = words
+    if verb == "plan":
+        key = f"{s3_prefix}a.plan"
+        run(place, verb, source, place.address, "--save", f"s3://private/{key}")
+        arguments = (verb, word, f"s3://private/{key}")
+    else:
+        run(place, "build", source, place.address, "--quiet")
+        key = f"{s3_prefix}out/data/train-00000-of-00001.parquet"
+        arguments = (verb, place.address, str(tmp_path / word) if verb == "unpack" else word)
+    take = s3_proxy.take
+
+    def replaced(method: str, target: str) -> Rule | None:
+        if method == "GET" and target.partition("?")[0].endswith(key):
+            server.write(PRIVATE, key, b"something else")
+        return take(method, target)
+
+    monkeypatch.setattr(s3_proxy, "take", replaced)
+    refused = run(place, *arguments, check=2)
+    assert f"The object '{key}' is not the one that was listed, or is gone." in refused.stderr
 
 
 def test_large_shards_have_large_parts(

@@ -32,7 +32,7 @@ from brim.buckets.bucket_client import (
     tries,
 )
 from brim.buckets.listing import DATED, quoted
-from brim.errors import SourceError
+from brim.errors import InputError, SourceError
 from brim.records import dataclass
 from brim.state.durable import write_all
 from brim.state.retry import pause
@@ -152,8 +152,16 @@ _AHEAD_REQUESTS = 32  # small objects: their number is what counts
 _TOGETHER, _SMALL_BYTES = 16, 64 << 10
 
 
-class Changed(Exception):
-    """An object is not what it was when it was planned, or is gone. Whoever knows its name says so to people."""
+class Changed(InputError):
+    """An object is not what it was when it was listed, or is gone. Whoever has a better name for it says that."""
+
+
+def _changed(key: str) -> Changed:
+    return Changed(
+        f"The object {key!r} is not the one that was listed, or is gone.",
+        hint="Let what is there come to rest, then run the same command again.",
+        path=key,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,11 +313,11 @@ def _get_web(address: BucketAddress, piece: ObjectPiece) -> bytes:
     if piece.start == piece.stop:
         found = web_objects.head(address, piece.key)
         if found is None or found[0]:
-            raise Changed(piece.key)
+            raise _changed(piece.key)
         return b""
     data, etag = web_objects.get_range(address, piece.key, piece.start, stop, piece.etag)
     if piece.etag and not piece.etag.startswith(DATED) and etag not in (None, piece.etag):
-        raise Changed(piece.key)
+        raise _changed(piece.key)
     return data
 
 
@@ -331,7 +339,7 @@ async def _get(store: Any, piece: ObjectPiece) -> Any:
     if piece.start == piece.stop:  # a range of nothing cannot be asked for
         found = await obstore.head_async(store, piece.key)
         if found["size"] or (found["e_tag"] and quoted(found["e_tag"]) != piece.etag):
-            raise Changed(piece.key)
+            raise _changed(piece.key)
         return b""
     options: Any = {} if piece.stop == TO_END else {"range": (piece.start, piece.stop)}
     if piece.etag and not piece.etag.startswith(DATED):
@@ -345,7 +353,7 @@ async def _get(store: Any, piece: ObjectPiece) -> Any:
         result = await obstore.get_async(store, piece.key, options=options)
     # Not every store heeds a condition.
     if options.get("if_match") and quoted(result.meta["e_tag"]) not in ("", piece.etag):
-        raise Changed(piece.key)
+        raise _changed(piece.key)
     if "range" not in options and piece.stop != TO_END:
         return await _cut_out(result, piece)
     return await result.bytes_async()
@@ -374,7 +382,7 @@ def _result(answer: Callable[[], Any], address: BucketAddress, piece: ObjectPiec
             raise SourceError("A request to an object store was dropped.") from error
         except Exception as error:
             if is_changed(error) or is_missing(error):
-                raise Changed(piece.key) from None
+                raise _changed(piece.key) from None
             if not is_object_error(error):
                 raise
             if (wait_s := retry.after(error)) is None:
@@ -383,7 +391,7 @@ def _result(answer: Callable[[], Any], address: BucketAddress, piece: ObjectPiec
             if piece.stop == TO_END or len(data) == piece.stop - piece.start:
                 return data
             if (wait_s := retry.next_s()) is None:
-                raise Changed(piece.key)
+                raise _changed(piece.key)
         pause(wait_s)
         again = _Answers()
         again.future = submit(_get_all(address, [piece]))

@@ -271,7 +271,7 @@ class ObjectTree:
                 while self._came_bytes > _BUFFER_BYTES:
                     self._came_bytes -= len(self._came.pop(next(iter(self._came))))
         except Changed as error:
-            raise _changed(str(error)[skip:]) from None
+            raise _changed(error.facts["path"][skip:]) from None
         raise AssertionError("what is expected comes")
 
     def below(self, folder: str) -> ObjectTree:
