@@ -124,6 +124,37 @@ def test_parts_in_a_bucket(s3: S3Server, s3_prefix: str, work: Path, tmp_path: P
     }
 
 
+@pytest.mark.parametrize("harm", ["gone", "another"])
+def test_a_unit_in_a_bucket_is_not_what_was_computed(
+    harm: str, s3: S3Server, s3_prefix: str, work: Path, tmp_path: Path
+) -> None:
+    """The end names the part, whose next run does that unit again and no other."""
+    place = BucketPlace(s3, tmp_path, f"{s3_prefix}out")
+    verb, source, words, _ = VERBS["map"]
+    plan = f"s3://private/{s3_prefix}job.plan"
+
+    def run(*arguments: str | Path, check: int = 0) -> subprocess.CompletedProcess[str]:
+        return brim(*arguments, cwd=work, env=place.environment, check=check)
+
+    run(verb, source, tmp_path / "out", *words, *UNITS, "--save", plan)
+    for part in ("1/2", "2/2"):
+        run(verb, "--plan", plan, "--part", part, "--quiet")
+    key = f"{s3_prefix}job.plan.parts/00002-of-00002/00000001.parquet"
+    unit = bytearray(s3.read("private", key))
+    unit[len(unit) // 3] ^= 1
+    if harm == "gone":
+        s3.delete("private", key)
+    else:
+        s3.write("private", key, bytes(unit))
+    refused = run(verb, "--plan", plan, "--finish", check=2)
+    assert f"'s3://private/{key}' is not there as part 2/2 has computed it." in refused.stderr
+    assert "Run that part again." in refused.stderr
+    done = run(verb, "--plan", plan, "--part", "2/2", "--json")
+    assert json.loads(done.stdout.splitlines()[-1])["written"] == 1
+    run(verb, "--plan", plan, "--finish", "--quiet")
+    run("verify", tmp_path / "out", "--deep")
+
+
 def test_in_python(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan is opened, done and asked how far it is."""
     monkeypatch.chdir(work)

@@ -29,7 +29,7 @@ from brim.buckets.bucket_client import explained
 from brim.buckets.listing import list_objects, read_small, stat_object
 from brim.buckets.read_object import ObjectStream
 from brim.buckets.send_object import send_small
-from brim.errors import DestinationError, InputError, Stopped
+from brim.errors import DamageFound, DestinationError, InputError, Stopped
 from brim.file_set import Ints
 from brim.formats.splice import FileSplice
 from brim.plans.cut_shards import Shard
@@ -156,7 +156,7 @@ class PartReceipts:
         if count is not None and count != part.count:
             raise InputError(
                 f"This plan is done in {count} parts, and --part={part} is of another division.",
-                hint=f"Use --part I/{count}; brim build --plan PLAN does the rest on one machine; or remove "
+                hint=f"Use --part I/{count}; the same command without --part does the rest on one machine; or remove "
                 f"{self.shown!r} to divide anew.",
             )
 
@@ -184,8 +184,9 @@ class PartReceipts:
         """Whether a unit that has a receipt is there; None: as its file says."""
         return None
 
-    def bring(self, part: Part, name: str, folder: Path) -> None:
-        """A file of a part, into a folder of this machine: another name of it where that is possible."""
+    def bring(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
+        """A file of a part, into a folder of this machine: another name of it where that is possible. What comes from
+        elsewhere must have the SHA-256. Only for whoever is `alone`."""
         source, target = self.root / part.folder / name, folder / name
         try:
             target.unlink(missing_ok=True)
@@ -195,10 +196,7 @@ class PartReceipts:
                 write_whole(target, _blocks(source))
             sync_folder(folder)
         except FileNotFoundError as error:
-            raise InputError(
-                f"{str(source)!r} is not there, though part {part} has computed it.",
-                hint="Run that part again.",
-            ) from error
+            raise _not_there(str(source), part) from error
 
     def _make(self, folder: Path) -> None:
         try:
@@ -214,6 +212,10 @@ class PartReceipts:
             f"The folder of the receipts, {str(self.root)!r}, cannot be used: {reason(error)}.",
             hint="Keep the plan in a folder that all machines can write to.",
         )
+
+
+def _not_there(unit: str, part: Part) -> InputError:
+    return InputError(f"{unit!r} is not there as part {part} has computed it.", hint="Run that part again.")
 
 
 def listed(numbers: Sequence[int]) -> str:
@@ -425,8 +427,13 @@ class BucketReceipts(PartReceipts):
     def holder(self, part: Part, folder: Path) -> Callable[[Receipt], bool]:
         return units_there(self._address.below(part.folder))
 
-    def bring(self, part: Part, name: str, folder: Path) -> None:
-        fetch_unit(self._address.below(part.folder), name, folder)
+    def bring(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
+        there = self._address.below(part.folder)
+        try:
+            fetch_unit(there, name, folder, sha256)
+        except (DamageFound, DestinationError) as error:
+            self.forget([name])  # a receipt that looks good to its part must not keep it from doing the unit again
+            raise _not_there(str(there.below(name)), part) from error
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -230,7 +230,7 @@ class SavedComputation:
                     self._take(part, ledger, receipt, units, folder)
 
     def _take(self, part: Part, ledger: Ledger, receipt: Receipt, units: Ledger, folder: Path) -> None:
-        self.receipts.bring(part, receipt.name, folder)
+        self.receipts.bring(part, receipt.name, folder, receipt.sha256)
         if ledger.recall(f"bad rows {receipt.name}") and self.job.spec.how.on_error == "quarantine":
             self.receipts.bring(part, bad_rows_of(receipt.name), folder)
         for note in (f"bad rows {receipt.name}", f"encoder {receipt.name}"):

@@ -23,7 +23,7 @@ from brim.buckets.bucket_client import explain, explained, is_object_error, is_p
 from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_object
 from brim.buckets.read_object import ObjectStream
 from brim.buckets.send_object import PART_BYTES, copy_object, delete_objects, part_bytes, send_parts, send_small
-from brim.errors import BrimError, DestinationError, SinkFailed
+from brim.errors import BrimError, DamageFound, DestinationError, SinkFailed
 from brim.formats.card import CARD
 from brim.formats.card_configs import UNFINISHED
 from brim.formats.source_reader import Buffers
@@ -395,14 +395,20 @@ def send_file(address: BucketAddress, file: Path, name: str) -> None:
         BucketCarrier(address).put(name, splice, None, _Nobody())
 
 
-def fetch_unit(address: BucketAddress, name: str, folder: Path) -> None:
-    """A file of a unit, whole or not at all."""
+def fetch_unit(address: BucketAddress, name: str, folder: Path, sha256: str = "") -> None:
+    """A file of a unit, whole or not at all; DamageFound if it is not the one with this SHA-256."""
     stat = stat_object(address.below(name))
     if stat is None:
         raise DestinationError(f"{address.below(name)} is not there any more.", hint="Run the same command again.")
     (folder / name).parent.mkdir(exist_ok=True)
     with closing(ObjectStream(address, name, stat.st_size, stat.etag)) as stream:
-        write_whole(folder / name, (stream.read_at(at, _CHUNK) for at in range(0, stat.st_size, _CHUNK)))
+
+        def content() -> Iterator[bytes]:
+            yield from (stream.read_at(at, _CHUNK) for at in range(0, stat.st_size, _CHUNK))
+            if sha256 not in ("", stream.sha256()):
+                raise DamageFound(f"{address.below(name)} is not what was computed.")
+
+        write_whole(folder / name, content())
 
 
 def units_there(address: BucketAddress) -> Callable[[Receipt], bool]:
