@@ -26,6 +26,7 @@ TABLE = pa.table(
         "day": [datetime.date(2020, 1, 1), datetime.date(2024, 2, 1), None, datetime.date(2025, 1, 1)],
         "meta": [{"site": "Oslo"}, {"site": "Bern"}, None, {"site": None}],
         "label": [0, 1, 1, None],
+        "cost": pa.nulls(4, pa.decimal128(4, 2)),
     }
 )
 SAME = [
@@ -75,7 +76,9 @@ def test_class_labels_by_name() -> None:
         ("age == 1 and __import__('os').system('x')", "does not know", 13),
         ("[age for age in sex]", "does not understand", 0),
         ("(lambda: 1)()", "does not know", 0),
-        ("age > 'x'", "cannot be computed", 0),
+        ("age > 'x'", "it does not work on int64 and string", 0),
+        ("cost > 'x'", r"it does not work on decimal128\(4, 2\) and string", 0),
+        ("meta.bytes is None", "asks for 'bytes' of struct<site: string>, which has none", 0),
         ("day > 'never'", "compares a date with what is none", 6),
         ("age", "yes or no", 0),
         ("age in ['1']", "looks for '1' in a column of int64", 7),

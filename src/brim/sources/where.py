@@ -31,6 +31,7 @@ from brim.file_set import Bools
 MOST_CHARACTERS, MOST_NODES, MOST_DEPTH = 128_000, 40_000, 60  # as long as an argument of a command can be
 _SQL_MEMORY = "256MB"
 _NO_KERNEL = re.compile(r"has no kernel matching input types \((.+)\)")
+_BETWEEN = re.compile(r", (?![^(<]*[)>])")  # types, and not what is in the brackets of one
 
 _COMPARE = {
     ast.Gt: pc.greater, ast.GtE: pc.greater_equal, ast.Lt: pc.less, ast.LtE: pc.less_equal,
@@ -276,7 +277,8 @@ class _Evaluation:
         if pa.types.is_temporal(value.type) and node.attr in _OF_DATE:
             return _OF_DATE[node.attr](value)
         if not pa.types.is_struct(value.type) or value.type.get_field_index(node.attr) < 0:
-            raise self._wrong(f"asks for {node.attr!r} of {value.type}, which has none", node)
+            hint = "Bytes inside of a column are not read to choose rows."
+            raise self._wrong(f"asks for {node.attr!r} of {value.type}, which has none", node, hint)
         return _comparable(pc.struct_field(value, node.attr))
 
     def _call(self, node: ast.Call) -> Any:
@@ -490,7 +492,7 @@ def _depth(tree: ast.AST) -> int:
 def _in_words(reason: str) -> str:
     """What pyarrow says of types that do not go together, without the names of its functions."""
     found = _NO_KERNEL.search(reason)
-    return f"it does not work on {' and '.join(found[1].split(', ', 1))}" if found else reason
+    return f"it does not work on {' and '.join(_BETWEEN.split(found[1]))}" if found else reason
 
 
 def need_duckdb() -> Any:
