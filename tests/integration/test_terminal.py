@@ -125,6 +125,16 @@ def test_a_folder_is_a_folder(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "arc" / "README.md").is_file()
 
 
+@pytest.mark.parametrize("words", ["build a b", "map a.jsonl b --fn f:f", "verify b", "unpack a b", "select a b"])
+def test_from_a_folder_that_was_removed(tmp_path: Path, words: str) -> None:
+    """Relative paths lead nowhere: that is said, and is no bug."""
+    start = "import os, sys; os.mkdir('x'); os.chdir('x'); os.rmdir('../x'); from brim.cli import main; main()"
+    command = [sys.executable, "-c", start, *words.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2, done.stderr
+    assert "The working folder does not exist any more." in done.stderr
+
+
 def test_a_mistyped_tokenizer_is_not_asked_of_the_hub(tmp_path: Path) -> None:
     """A name that looks like a file is a file that is not there."""
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')

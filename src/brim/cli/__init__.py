@@ -9,7 +9,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from brim.cli.show import Escaped, Printed, fail
+from brim.cli.show import Escaped, Printed, fail, folder_gone
 from brim.cli.verbs import VERBS, help_lines, version_line
 from brim.errors import BrimError, SinkFailed, Stopped
 from brim.no_pandas import do_without_pandas
@@ -141,7 +141,7 @@ def main() -> None:
         if debug:
             raise
         if not isinstance(error, BrimError):
-            error = BrimError(
+            error = folder_gone() or BrimError(
                 f"brim ran into a bug: {type(error).__name__}: {error}.",
                 hint="Nothing finished was lost. Run again with --debug and report what it prints.",
             )

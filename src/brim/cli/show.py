@@ -164,7 +164,16 @@ def absolute(path: str) -> Path:
     try:
         return Path(path).absolute()
     except FileNotFoundError as error:
-        raise InputError("The working folder does not exist any more.", hint="cd into one that does.") from error
+        raise (folder_gone() or error) from error
+
+
+def folder_gone() -> InputError | None:
+    """What to say where the folder that this process works in was removed, and with it all that relative paths mean."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return InputError("The working folder does not exist any more.", hint="cd into one that does.")
+    return None
 
 
 def page_path(report: str) -> Path:
