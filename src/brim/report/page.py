@@ -55,7 +55,7 @@ def check_page(html: Path) -> None:
     """Refuse a page that would take the place of something else: there may be nothing, nothing in it, or a page."""
     if html.is_dir() or not html.absolute().parent.is_dir():
         raise InputError(
-            f"The report {str(html)!r} cannot be written there.", hint="Name a file in a folder that exists."
+            f"The report {str(html)!r} cannot be written there.", hint="Name a file in an existing folder."
         )
     if os.path.lexists(html) and not _is_page(html):
         raise InputError(
