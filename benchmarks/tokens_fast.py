@@ -143,7 +143,7 @@ def compared(corpus: str, kind: str, source: Path, tokenizer: Path, arguments: a
         part.rows.append((name, f"{speed:.1f}", f"{speed / first[0]:.1f}×", *used, f"{peak:.0f}"))
     part.runs = runs
     generation = int("tokenizers 1" in encoder)
-    least = LEAST.get((kind, generation)) if corpus == "code" else None
+    least = LEAST.get((kind, generation))
     for name in [name for name in runs if name.startswith("brim")] if least is not None else ():
         speed, cpu = rates(runs[name])
         part.goals.append(at_least(f"{name}: speed against raw", speed / first[0], least, "×"))
