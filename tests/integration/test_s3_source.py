@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +301,24 @@ class TestErrors:
         with pytest.raises(SourceError, match=r"holds a key that obstore cannot name: .*a\\nb\.png") as caught:
             library.files(bucket.address)
         assert caught.value.facts["key"].endswith("a\nb.png")
+
+    def test_a_key_with_an_empty_name(self, bucket: Bucket) -> None:
+        """SeaweedFS takes `a//b` for `a/b`, so a server that lists it as other stores do answers here."""
+        listed = b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>x/a//b.png</Key><Size>1</Size>"
+        listed += b"<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>"
+
+        class Lists(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(listed)))
+                self.end_headers()
+                self.wfile.write(listed)
+
+        with HTTPServer(("127.0.0.1", 0), Lists) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            with pytest.raises(SourceError, match=r"holds a key that obstore cannot name: 'x/a//b\.png'"):
+                library.files("s3://private/x", endpoint_url=f"http://127.0.0.1:{server.server_port}")
+            server.shutdown()
 
     def test_another_scheme(self) -> None:
         with pytest.raises(SourceError, match="cannot read ftp:// as a source"):
