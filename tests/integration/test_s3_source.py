@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -275,6 +276,25 @@ class TestTables:
             library.table([{"image": path} for path in paths], files="image")
 
 
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[str]:
+    """A server that has one answer to everything."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
 class TestErrors:
     """What is wrong and what to do, without a traceback."""
 
@@ -307,18 +327,22 @@ class TestErrors:
         listed = b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>x/a//b.png</Key><Size>1</Size>"
         listed += b"<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>"
 
-        class Lists(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(listed)))
-                self.end_headers()
-                self.wfile.write(listed)
+        words = r"holds a key that obstore cannot name: 'x/a//b\.png'"
+        with answering(200, listed) as endpoint, pytest.raises(SourceError, match=words):
+            library.files("s3://private/x", endpoint_url=endpoint)
 
-        with HTTPServer(("127.0.0.1", 0), Lists) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            with pytest.raises(SourceError, match=r"holds a key that obstore cannot name: 'x/a//b\.png'"):
-                library.files("s3://private/x", endpoint_url=f"http://127.0.0.1:{server.server_port}")
-            server.shutdown()
+    def test_another_region(self, bucket: Bucket) -> None:
+        """As Amazon answers: a redirect that leads nowhere."""
+        began, refusal = time.monotonic(), b"<Error><Code>PermanentRedirect</Code></Error>"
+        with answering(301, refusal) as endpoint, pytest.raises(SourceError, match=r"in another region.*AWS_REGION"):
+            library.files("s3://private/x", endpoint_url=endpoint)
+        assert time.monotonic() - began < 3  # it is not asked for again
+
+    def test_no_store(self, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A proxy that answers everything by a page of its own."""
+        monkeypatch.setenv("BRIM_STALL_SECONDS", "1")
+        with answering(200, b"") as endpoint, pytest.raises(SinkFailed, match="does not answer as such a store does"):
+            library.files("s3://private/x", endpoint_url=endpoint)
 
     def test_another_scheme(self) -> None:
         with pytest.raises(SourceError, match="cannot read ftp:// as a source"):

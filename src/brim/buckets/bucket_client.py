@@ -128,6 +128,8 @@ _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z ]*)")
 _CODE = re.compile(r"<Code>([^<]{1,60})</Code>")
 _BAD_KEY = re.compile(r'object with invalid path: (?:Error parsing )?Path "(.*?)"(?:: | contained )', re.DOTALL)
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
+_OTHER_REGION = "redirect without LOCATION"  # what obstore says of Amazon's answer to that
+_NO_STORE = ("Got invalid ", "Unable to extract metadata")  # what it says of answers that no store gives
 _NO_REPO = "RepoNotFound"  # also said of a bucket of the Hub
 _ON_HUB = "Check its name. One that is private needs `hf auth login`, or HF_TOKEN, and the right to use it."
 _ROLES = ("169.254.169.254", "metadata.google.internal")  # where the role of a machine is asked for
@@ -191,7 +193,7 @@ def is_without_range(error: BaseException) -> bool:
 
 def is_passing(error: BaseException) -> bool:
     """Whether the same request may succeed later."""
-    if not is_object_error(error) or is_missing(error) or is_changed(error):
+    if not is_object_error(error) or is_missing(error) or is_changed(error) or _OTHER_REGION in str(error):
         return False
     status = status_of(error)
     if status is not None:
@@ -241,7 +243,8 @@ def explain(error: BaseException, address: BucketAddress, *, reading: bool = Fal
         closed = reading and not address.access.anonymous and not address.on_hub
         anonymous = " A public bucket can be read with --anonymous." if closed else ""
         return wrong(f"You may not {what} {address} ({code or status or 'refused'}).", hint=credentials + anonymous)
-    if status in (301, 307) or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
+    moved = code in ("PermanentRedirect", "AuthorizationHeaderMalformed") or _OTHER_REGION in str(error)
+    if moved or status in (301, 307):
         return wrong(f"{bucket} is in another region.", hint="Set AWS_REGION to the one it is in.")
     if (bad := _BAD_KEY.search(str(error))) is not None:
         return wrong(
@@ -267,7 +270,8 @@ def explain(error: BaseException, address: BucketAddress, *, reading: bool = Fal
             "authority that signed it.",
         )
     if is_passing(error):
-        what = f"answered {status}{f' ({code})' if code else ''}" if status else "does not answer"
+        told = " as such a store does" if any(text in str(error) for text in _NO_STORE) else ""
+        what = f"answered {status}{f' ({code})' if code else ''}" if status else f"does not answer{told}"
         where = f" at {endpoint}" if endpoint else ""
         if "InvalidContentType" in str(error):
             where += ", which may speak http only,"
