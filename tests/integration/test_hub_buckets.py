@@ -70,6 +70,18 @@ def test_built_verified_unpacked(place: HubBucketPlace, source: Path, tmp_path: 
     assert seen.stdout.split() == [f"f{i}.bin" for i in range(8)]
 
 
+def test_stopped_while_the_hub_is_silent(place: HubBucketPlace, source: Path) -> None:
+    place.hub.faults.add("bucket-batch", nth=7, action="stall", seconds=60)
+    process = start(place, "build", source, place.address, "--quiet", *ROWS, "--workers", "1")
+    until = time.monotonic() + 60
+    while place.hub.counters.requests["bucket-batch"] < 7 and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    asked = time.monotonic()
+    assert process.wait(60) == 6
+    assert time.monotonic() - asked < 6  # two seconds on a machine that has nothing else to do
+
+
 def test_killed_and_continued(place: HubBucketPlace, source: Path, tmp_path: Path) -> None:
     """What a killed run has sent stays; a reader sees a card that loads nothing until the last shard is there."""
     place.hub.faults.add("bucket-batch", nth=7, action="stall", seconds=60)

@@ -13,6 +13,7 @@ from brim.buckets import web_objects
 from brim.buckets.bucket_address import WEB_SCHEMES, BucketAddress
 from brim.buckets.bucket_client import (
     WebFailed,
+    beside,
     explain,
     explained,
     is_missing,
@@ -184,7 +185,8 @@ def read_small(address: BucketAddress, name: str = "", *, reading: bool = True) 
 
     async def read() -> bytes:
         if address.scheme in WEB_SCHEMES:
-            return web_objects.get_range(address, address.key(name) if name else address.prefix, 0, None, None)[0]
+            key = address.key(name) if name else address.prefix
+            return (await beside(web_objects.get_range, address, key, 0, None, None))[0]
         store = store_of(address)
         import obstore
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_client import WebFailed
+from brim.buckets.bucket_client import WebFailed, hearing
 from brim.state.retry import RATE_LIMITED, asked_s, pause
 
 _HOPS = 5
@@ -55,7 +56,8 @@ def _ask(method: str, url: str, headers: dict[str, str], body: bytes | None = No
     told: str | None = None
     for _ in range(_HOPS):
         try:
-            answer = get_session().request(
+            request = partial(
+                get_session().request,
                 method,
                 url,
                 headers={**_headers(url), **headers},
@@ -63,6 +65,7 @@ def _ask(method: str, url: str, headers: dict[str, str], body: bytes | None = No
                 follow_redirects=False,
                 timeout=_TIMEOUT_S,
             )
+            answer = hearing(request)
         except (OSError, RuntimeError) as error:
             raise WebFailed(f"{type(error).__name__}") from None
         except Exception as error:
