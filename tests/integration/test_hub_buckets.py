@@ -17,10 +17,12 @@ from brim.buckets.bucket_address import is_bucket_address, is_web_address, parse
 from brim.buckets.xet import PIECE_BYTES
 from brim.errors import InputError
 from tests.conftest import random_bytes, tree_digest, write_files
+from tests.forked import brim
 from tests.generators.small_jobs import MODEL, TOKENIZER
 from tests.hub import TestHub
 from tests.places import FolderPlace, HubBucketPlace, listing, run, start
 from tests.publishing import Machine
+from tests.s3 import FaultProxy
 
 BUCKET = "ada/things"
 
@@ -80,6 +82,15 @@ def test_stopped_while_the_hub_is_silent(place: HubBucketPlace, source: Path) ->
     asked = time.monotonic()
     assert process.wait(60) == 6
     assert time.monotonic() - asked < 6  # two seconds on a machine that has nothing else to do
+
+
+def test_by_way_of_a_mirror(place: HubBucketPlace, source: Path, tmp_path: Path) -> None:
+    """What it lists goes on at the Hub's own address; nothing is left out for that."""
+    run(place, "build", source, place.address, "--quiet", "--rows-per-shard", "1")
+    with FaultProxy(place.hub.endpoint) as mirror:
+        at = Machine(place.hub, place.folder, more={"HF_ENDPOINT": mirror.endpoint})
+        brim("unpack", place.address, tmp_path / "back", "--quiet", env=at.environment)
+    assert tree_digest(tmp_path / "back") == tree_digest(source)
 
 
 def test_killed_and_continued(place: HubBucketPlace, source: Path, tmp_path: Path) -> None:

@@ -97,6 +97,15 @@ def _checked(answer: Any) -> Any:
     return answer
 
 
+def _following(answer: Any) -> str | None:
+    """Where a listing goes on; None at its end. A mirror of the Hub may name the Hub, and is asked itself."""
+    url: str | None = answer.links.get("next", {}).get("url")
+    if url is None or _origin(url) == _origin(_endpoint()):
+        return url
+    parts = urlsplit(url)
+    return f"{_endpoint()}{parts.path}?{parts.query}"
+
+
 def _repo(address: BucketAddress) -> tuple[str, str]:
     repo, _, revision = address.bucket.removeprefix("datasets/").partition("@")
     return repo, unquote(revision) or "main"
@@ -215,8 +224,7 @@ def hub_listing(address: BucketAddress) -> Iterator[tuple[str, int, str]]:
         for entry in _checked(answer).json():
             if entry.get("type") == "file" and f"{entry['path']}/".startswith(f"{address.prefix}/" if below else ""):
                 yield str(entry["path"]), int(entry["size"]), str(entry["xetHash"])
-        following = answer.links.get("next", {}).get("url")
-        url = following if following and _origin(following) == _origin(_endpoint()) else None
+        url = _following(answer)
 
 
 def listing(address: BucketAddress) -> Iterator[tuple[str, int, str]]:
@@ -233,8 +241,7 @@ def listing(address: BucketAddress) -> Iterator[tuple[str, int, str]]:
             if entry.get("type") == "file":
                 lfs = entry.get("lfs") or {}
                 yield str(entry["path"]), int(lfs.get("size", entry["size"])), str(lfs.get("oid", ""))
-        following = answer.links.get("next", {}).get("url")
-        url = following if following and _origin(following) == _origin(_endpoint()) else None
+        url = _following(answer)
 
 
 def _one_file(address: BucketAddress) -> Iterator[tuple[str, int, str]]:
