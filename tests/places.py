@@ -146,7 +146,7 @@ class HubBucketPlace:
         return Machine(self.hub, self.folder).environment
 
     def content(self) -> dict[str, bytes]:
-        names = [name for name in self.hub.buckets[self.bucket].files if name.startswith(f"{self.prefix}/")]
+        names = [name for name in [*self.hub.buckets[self.bucket].files] if name.startswith(f"{self.prefix}/")]
         short = [name[len(self.prefix) + 1 :] for name in names]
         return {n: self.hub.read_bucket(self.bucket, f"{self.prefix}/{n}") for n in short if not n.startswith(".brim/")}
 
