@@ -140,12 +140,13 @@ def test_the_time_limit(slurm: Slurm, work: Path) -> None:
     expected = plan_of_rows(work)
     slow = work / "slow"
     slow.touch()
+    # The warning may come a minute earlier than it is asked for: then brim has been there for ten seconds.
     jobs = submit(
         slurm, work, "m.plan", "1", "map",
-        SBATCH_TIMELIMIT="1", SBATCH_SIGNAL="B:USR1@50", SBATCH_MEM_PER_NODE="600", SLOW=str(slow),
+        SBATCH_TIMELIMIT="2", SBATCH_SIGNAL="B:USR1@50", SBATCH_MEM_PER_NODE="600", SLOW=str(slow),
     )  # fmt: skip
     task = f"{jobs['array']}_1"
-    slurm._until(lambda: "SIGUSR1" in logs(work) or task not in slurm.tasks(), "warning", 120)
+    slurm._until(lambda: "SIGUSR1" in logs(work) or task not in slurm.tasks(), "warning", 180)
     slow.unlink()
     assert "Run the same command" in logs(work), logs(work)
     slurm._until(lambda: int(slurm.told(task).get("Restarts", 0)) >= 1, "requeue")
