@@ -83,6 +83,24 @@ def test_where_is_pyarrows_filter(tmp_path: Path) -> None:
     assert json.dumps('age > 40 and sex == "F"')[1:-1] in ledger
 
 
+def test_several_conditions_hold_together(tmp_path: Path) -> None:
+    """For every verb that takes one: none is dropped, and one that is no condition of its own is refused."""
+    table = people()
+    source = shards(tmp_path / "in", table)
+    given = ["--where", "age > 40 or age < 27", "--where", 'sex == "F"']
+    expected = library.dataset(source).where('(age > 40 or age < 27) and sex == "F"').small(["age"])
+    brim("select", source, tmp_path / "out", *given)
+    assert read(tmp_path / "out").column("age").to_pylist() == expected.column("age").to_pylist()
+    (tmp_path / "same.py").write_text("def same(row):\n    return row\n")
+    brim("map", source, tmp_path / "mapped", "--fn", f"{tmp_path}/same.py:same", *given)
+    assert read(tmp_path / "mapped").column("age").to_pylist() == expected.column("age").to_pylist()
+    for verb in (("unpack", source, tmp_path / "files"), ("check", source)):
+        none = brim(*verb, "--where", "age > 40", "--where", "age < 40", check=2)
+        assert "No row was chosen" in none.stderr
+    done = brim("select", source, tmp_path / "no", *given, "--where", "1) or (1", check=2)
+    assert "--where is not an expression" in done.stderr
+
+
 def test_a_shuffle_is_the_same_for_ever(tmp_path: Path) -> None:
     """The order depends on the seed and the rows' numbers alone."""
     source = shards(tmp_path / "in", people(30))

@@ -13,6 +13,7 @@ from brim.cli.flags import (
     SourceArgument,
     StoringFlags,
     WatchingFlags,
+    all_true,
     read,
     split_names,
 )
@@ -71,7 +72,8 @@ def check(
     from brim.jobs.check_files import check as check_table
 
     columns = split_names(choosing.columns)
-    steps = [("where", {"expression": choosing.where})] if choosing.where is not None else []
+    where = all_true(choosing.where)
+    steps = [("where", {"expression": where})] if where is not None else []
     steps += [("columns", {"names": list(columns)})] if columns else []  # type: ignore[dict-item]
     if not steps and is_published(source, storing.source.endpoint, storing.anonymous, bids.recipe):
         refuse_for_sources(_given(reading, bids, validator))

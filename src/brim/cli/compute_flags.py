@@ -7,7 +7,16 @@ from typing import Any
 
 import typer
 
-from brim.cli.flags import ComputingFlags, LiveFlags, PartFlags, ScalingFlags, ShowingFlags, WatchingFlags, split_names
+from brim.cli.flags import (
+    ComputingFlags,
+    LiveFlags,
+    PartFlags,
+    ScalingFlags,
+    ShowingFlags,
+    WatchingFlags,
+    all_true,
+    split_names,
+)
 from brim.cli.show import emit, followed, memory_held, print_lines
 from brim.errors import InputError
 from brim.progress import Progress
@@ -31,7 +40,7 @@ def words_of(*groups: Any) -> dict[str, Any]:
     """What a job is told in Python. A page about it is made here, where the command is known."""
     words = {name: value for group in groups for name, value in vars(group).items()}
     words.pop("report")
-    return words | {"columns": split_names(words["columns"])}
+    return words | {"columns": split_names(words["columns"]), "where": all_true(words["where"])}
 
 
 def need(argument: str | None, name: str) -> str:

@@ -140,14 +140,18 @@ class FromFlags:
     ] = None
 
 
+_WHERE = _source(
+    "--where",
+    metavar="EXPR",
+    help="Only rows for which this is true, like 'age > 40 and sex == \"F\"'. Of several, all must be.",
+)
+
+
 @dataclass(frozen=True)
 class ChoosingFlags:
     """Which rows and columns of a dataset are taken."""
 
-    where: Annotated[
-        str | None,
-        _source("--where", metavar="EXPR", help="Only rows for which this is true, like 'age > 40 and sex == \"F\"'."),
-    ] = None
+    where: Annotated[Many, _WHERE] = None
     columns: Annotated[
         Many, _source("--columns", metavar="NAMES", help="Only these columns, separated by commas. May be repeated.")
     ] = None
@@ -193,6 +197,20 @@ def split_names(said: Many) -> tuple[str, ...]:
     if said and not names:
         raise InputError("An option that takes names of columns was given none.", hint="Leave it out, or name some.")
     return names
+
+
+def all_true(said: Many) -> str | None:
+    """One condition for all that were given. One that cannot be parsed is handed on alone, to whoever says why."""
+    if not said or len(said) == 1:
+        return said[0] if said else None
+    import ast  # for what is rare
+
+    for text in said:
+        try:
+            ast.parse(text.strip(), mode="eval")
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return text
+    return " and ".join(f"({text.strip()})" for text in said)
 
 
 @dataclass(frozen=True)
@@ -270,9 +288,7 @@ class RowFlags:
     from_config: Annotated[
         str | None, _source("--from-config", metavar="NAME", help="The config (subset) of a dataset that is read.")
     ] = None
-    where: Annotated[
-        str | None, _source("--where", metavar="EXPR", help="Only rows for which this is true, like 'age > 40'.")
-    ] = None
+    where: Annotated[Many, _WHERE] = None
     columns: Annotated[
         Many, _source("--columns", metavar="NAMES", help="Only these columns, separated by commas. May be repeated.")
     ] = None

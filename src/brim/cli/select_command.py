@@ -18,6 +18,7 @@ from brim.cli.flags import (
     ShowingFlags,
     StoringFlags,
     WatchingFlags,
+    all_true,
     split_names,
 )
 from brim.cli.plan_command import show
@@ -78,6 +79,7 @@ def select(
 
     query = {**vars(selecting), **vars(reading)}
     query |= {name: split_names(query[name]) for name in ("columns", "drop", "sort_by")}
+    query["where"] = all_true(selecting.where)
     options: dict[str, Any] = {
         **vars(cutting), **vars(running), **vars(publishing), **vars(scaling), **vars(storing), **vars(keeping),
         "fresh": fresh, "update": update, "append": append, "stop_file": stop_file,

@@ -13,6 +13,7 @@ from brim.cli.flags import (
     LiveFlags,
     ShowingFlags,
     WatchingFlags,
+    all_true,
     split_names,
 )
 from brim.cli.show import emit, followed, print_lines
@@ -53,7 +54,7 @@ def unpack(
         result = brim.unpack(
             dest,
             folder,
-            where=choosing.where,
+            where=all_true(choosing.where),
             columns=split_names(choosing.columns),
             **vars(reading),
             state=keeping.state,
