@@ -71,6 +71,7 @@ def defined(tree: ast.AST) -> Iterator[str]:
 
 
 @functools.cache
+@functools.cache
 def trees() -> dict[str, ast.Module]:
     return {str(path.relative_to(SOURCE)): ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
 
