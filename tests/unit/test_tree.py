@@ -165,6 +165,25 @@ def test_a_strangers_tmpfs_file_does_not_count(folder_in_memory: Path) -> None:
         assert TreeMeter(lambda: [pid], tmpfs=growth).read(line_bytes=MB).usage.shmem_bytes < 5 * MB
 
 
+def test_files_count_while_another_is_written(folder_in_memory: Path) -> None:
+    """A process that never rests: each look knows the files that were closed by then, whatever is under way."""
+    code = """
+import pathlib, sys, threading
+def write():
+    for number in range(60):
+        pathlib.Path(sys.argv[1], f"{number:02d}").write_bytes(b"x" * 10_000_000)
+threading.Thread(target=write).start()
+"""
+    growth = TmpfsFiles()
+    with child(code, str(folder_in_memory)) as pid:
+        there: list[str] = []
+        while len(there) < 60:
+            there = sorted(map(str, folder_in_memory.iterdir()))
+            growth._again = 0.0
+            growth.bytes_of([pid])
+            assert {path for path, _ in growth.left_behind()} >= {*there[:-1]}  # the last one may be under way
+
+
 def test_what_a_bystander_wrote_and_closed_does_not_count(folder_in_memory: Path) -> None:
     """A file of the same user that is open nowhere is not the tree's, which has written nothing."""
     growth = TmpfsFiles()

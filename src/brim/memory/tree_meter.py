@@ -13,6 +13,8 @@ so that no counter of a process shows them. `statvfs` of each mount and the mach
 has, or was once seen to have, it open for writing or mapped. One that is open nowhere may have been written and closed
 between two looks: it counts up to what the tree has written to something that is no disk (wchar − write_bytes), if it
 belongs to the tree's user and changed since the start. What others write is therefore never counted against the tree.
+The order of a look matters: files are listed, then those that are open, then what was written. So what is listed and
+not open was written before, and a write under way, of which wchar knows nothing yet, is in a file that is open.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from brim.memory.meter import (
 from brim.records import dataclass
 
 _SMALL_BYTES = 1 << 20  # a file below this decides nothing
+_UNDER_WAY_BYTES = 64 << 20  # one write puts no more than this into a file before it is counted
 _PAUSE = 4  # a look waits this many times what the last one took
 _WRITING = os.O_WRONLY | os.O_RDWR
 Identity = tuple[int, int]
@@ -83,25 +86,28 @@ class TmpfsFiles:
         return (*(_used_bytes(path) for path in self._mounts), meminfo().get("Shmem", 0))
 
     def _look(self, members: list[int]) -> int:
+        changed = list(self._changed())
         held: dict[Identity, int] = {}
+        under_way: dict[Identity, int] = {}
         mapped: set[Identity] = set()
         for pid in members:
-            held |= dict(self._open_files(pid, writing=True))
+            for identity, size, position in self._open_files(pid, writing=True):
+                held[identity] = size
+                under_way[identity] = min(max(size - position, 0), _UNDER_WAY_BYTES)
             mapped |= {identity for identity in _mapped(pid) if identity[0] in self._devices}
         self._ours |= held.keys() | mapped
         users = {uid for pid in members if (uid := _owner(pid)) is not None}
-        closed = {
-            i: size for _, i, size, owner in self._changed() if i not in held and (i in self._ours or owner in users)
-        }
+        closed = {i: size for _, i, size, owner in changed if i not in held and (i in self._ours or owner in users)}
         known = {i: size for i, size in closed.items() if i in self._ours}
         total = sum(size for i, size in (held | known).items() if i not in mapped)
         unknown = {i: size for i, size in closed.items() if i not in self._ours}
         if unknown:
-            total += self._perhaps(unknown, members, total)
+            counted = total - sum(size for i, size in under_way.items() if i not in mapped)
+            total += self._perhaps(unknown, members, counted)
         return total
 
     def _perhaps(self, unknown: dict[Identity, int], members: list[int], counted: int) -> int:
-        """Of files that are open nowhere, as much as the tree can have written."""
+        """Of files that are open nowhere, as much as the tree can have written beside what is counted."""
         written = max(_not_to_disk(members) - self._written_before - counted, 0)
         if written < _SMALL_BYTES:
             return 0
@@ -111,7 +117,7 @@ class TmpfsFiles:
             identity
             for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
             if pid not in ours and pid != os.getpid()
-            for identity in (*(found for found, _ in self._open_files(pid)), *_mapped_memory(pid))
+            for identity in (*(found for found, *_ in self._open_files(pid)), *_mapped_memory(pid))
         }
         mine = {identity: size for identity, size in unknown.items() if identity not in strange}
         if sum(mine.values()) <= written:
@@ -134,8 +140,8 @@ class TmpfsFiles:
                     if size >= _SMALL_BYTES and changed and info.st_dev == device:
                         yield path, (info.st_dev, info.st_ino), size, info.st_uid
 
-    def _open_files(self, pid: int, writing: bool = False) -> Iterator[tuple[Identity, int]]:
-        """Files in memory that a process has open, deleted ones and memfd too."""
+    def _open_files(self, pid: int, writing: bool = False) -> Iterator[tuple[Identity, int, int]]:
+        """Files in memory that a process has open, deleted ones and memfd too: their size, and where it is in them."""
         try:
             descriptors = os.listdir(f"/proc/{pid}/fd")
         except OSError:
@@ -147,17 +153,19 @@ class TmpfsFiles:
                 continue
             if info.st_dev not in self._devices or info.st_blocks * 512 < _SMALL_BYTES:
                 continue
-            if not writing or _opened_for_writing(pid, descriptor):
-                yield (info.st_dev, info.st_ino), info.st_blocks * 512
+            flags, position = _opened(pid, descriptor) if writing else (_WRITING, 0)
+            if flags & _WRITING:
+                yield (info.st_dev, info.st_ino), info.st_blocks * 512, position
 
 
-def _opened_for_writing(pid: int, descriptor: str) -> bool:
+def _opened(pid: int, descriptor: str) -> tuple[int, int]:
+    """How a file was opened, and where the next byte goes, which moves once a write is done."""
     try:
-        text = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text()
-    except OSError:
-        return False
-    _, found, rest = text.partition("flags:\t")
-    return bool(found and int(rest.split()[0], 8) & _WRITING)
+        words = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().split()
+        facts = dict(zip(words[:4:2], words[1:4:2], strict=True))
+        return int(facts["flags:"], 8), int(facts["pos:"])
+    except (OSError, ValueError, KeyError):
+        return 0, 0
 
 
 def _mapped_memory(pid: int) -> Iterable[Identity]:
