@@ -194,7 +194,7 @@ def test_what_a_bystander_wrote_and_closed_does_not_count(folder_in_memory: Path
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
-def test_a_memfd_that_is_not_mapped_counts() -> None:
+def test_a_memfd_that_is_not_mapped_counts(folder_in_memory: Path) -> None:
     """30 MB in a file without a name are the tree's; mapped as well, they still are 30."""
     growth = TmpfsFiles()
     code = """
