@@ -1,6 +1,6 @@
 # make demo    build, verify and read the bundled sample data
-# make test    lint, types and all tests but those that are slow (make test-slow) or need torch (make test-embed),
-#              Spark (make test-spark), Ray (make test-ray) or a Jupyter kernel (make test-notebooks)
+# make test    lint, types and all tests but those that are long (make test-long), slow (make test-slow) or need torch
+#              (make test-embed), Spark (make test-spark), Ray (make test-ray) or a Jupyter kernel (make test-notebooks)
 # make docs    the site, in build/site
 # They make their own virtual environments in .venv; PYTHON says which Python to make them from.
 
@@ -14,7 +14,7 @@ JOBS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types tests tests-again faults sample clean
-.PHONY: test-types test-slow mutate test-browser test-notebooks test-spark test-embed test-ray test-slurm test-stores
+.PHONY: test-types test-long test-slow mutate test-browser test-notebooks test-spark test-embed test-ray test-slurm test-stores
 .PHONY: test-matrix
 .PHONY: test-lowest test-newest test-pythons test-wheel test-docs docs benchmarks pictures demo-limit
 .PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-upstream bench-limits bench-tokenize
@@ -47,6 +47,10 @@ tests: .venv/dev
 # Those that failed the last time, one after the other.
 tests-again: .venv/dev
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+
+# Kills at random moments, many machines, whole corpora: what would make the tests above last longer than ten minutes.
+test-long: .venv/dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long
 
 # What takes long by its nature: waits that are waited for, gigabytes, kills again and again.
 test-slow: .venv/dev

@@ -172,6 +172,7 @@ def test_stopped_while_the_destination_is_silent(place: BucketPlace, tmp_path: P
         run(place, "build", files, place.address, "--quiet")
 
 
+@pytest.mark.long
 def test_server_killed_and_back(place: BucketPlace, source: Path) -> None:
     """For two seconds nobody answers: the run waits, and nothing is lost."""
     assert place.proxy is not None

@@ -51,6 +51,7 @@ def command(work: Path, out: str = "out", fn: str = "steps.py:slow", *more: str)
     return [sys.executable, "-m", "brim", *words]
 
 
+@pytest.mark.long
 def test_killed_at_random_moments(work: Path) -> None:
     """The parent or a worker is killed, again and again: the output is that of an undisturbed run, bit for bit."""
     subprocess.run(command(work, "whole"), cwd=work, check=True, stdout=subprocess.DEVNULL)

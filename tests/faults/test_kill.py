@@ -30,6 +30,7 @@ def undisturbed(source: Path) -> dict[str, str]:
     return tree_digest(source.parent / "whole")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", ["1", "3"])
 def test_killed_at_random_moments(source: Path, undisturbed: dict[str, str], tmp_path: Path, workers: str) -> None:
     """After every kill the same command ends with the bytes of an undisturbed build, and writes no shard

@@ -261,6 +261,7 @@ def test_lost_answer_to_a_commit(hub: TestHub, machine: Machine, source: Path, e
     assert hub.counters.commits == 1
 
 
+@pytest.mark.long
 def test_lost_answers_to_a_pull_request(hub: TestHub, machine: Machine, many: Path, tmp_path: Path) -> None:
     """Answers to the opening, filling, marking and merging of a pull request are lost: each is done once."""
     routes = ("discussion-create", "commit", "discussion", "status", "merge")

@@ -138,6 +138,7 @@ def nursery() -> Iterator[Nursery]:
     made.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "moments"), [(kind, 30 if kind == "known" else 12) for kind in KINDS])
 def test_killed_at_random_moments(tmp_path: Path, nursery: Nursery, kind: str, moments: int) -> None:
     """After kill -9 the rows of the last receipt are there, and the file that is finished then is the same."""

@@ -138,6 +138,7 @@ def test_readers(place: Place, tmp_path: Path) -> None:
     assert len(shown_by(place.content())) == 12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["folder", "bucket", "hubbucket"], indirect=True)  # of the Hub: test_append.py
 def test_two_writers(place: Place, shim: Shim, tmp_path: Path) -> None:
     """While one appends, another is told so, and can go on afterwards: no row is lost or twice."""

@@ -65,6 +65,7 @@ def is_long(row):
 """
 
 
+@pytest.mark.long
 def test_every_call(machine: Machine, tmp_path: Path) -> None:
     """A program of 1.1 GB calls each function that takes `memory=` with 600 MB, and each does its work."""
     tokenizers = pytest.importorskip("tokenizers")

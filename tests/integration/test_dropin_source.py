@@ -30,6 +30,9 @@ from tests.integration.dropin_cases import CASES, IMAGE, OPTIONS, content, image
 ROOT = Path(__file__).parents[2]
 
 
+pytestmark = pytest.mark.long  # what takes long is the publishing of all cases, by both
+
+
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of all cases."""

@@ -94,6 +94,7 @@ def test_every_destination(work: Path, dest: str) -> None:
     assert "nothing to do" in run_brim(*words(dest, "--keep", "id"), cwd=work).stdout
 
 
+@pytest.mark.long
 def test_killed_at_random_moments(work: Path) -> None:
     """kill -9 of parent or worker, 30 times over: the file is that of an undisturbed run, bit for bit."""
     slow = ["--argument", "pause=0.005"]

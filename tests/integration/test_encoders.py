@@ -280,6 +280,7 @@ def test_a_job_leaves_a_wrong_encoder(made: dict[str, Path], tmp_path: Path) -> 
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["bpe", "qwen"])
 def test_the_table_of_code_points_is_complete(made: dict[str, Path], kind: str) -> None:
     """Where the encoders differ on a code point of the first two planes, it is in the table; without NFC none is."""

@@ -335,6 +335,7 @@ def _takes_much(row: dict[str, Any]) -> dict[str, Any]:
     return {"held": len(bytearray(b"x") * (600 << 20))}
 
 
+@pytest.mark.long
 def test_other_programs_of_the_caller_are_not_the_jobs(rows: datasets.Dataset) -> None:
     """A server or the readers of a DataLoader: neither within the limit, nor room that the job may take for itself."""
     fat = "import sys; held = bytearray(b'x') * (700 << 20); print('there', flush=True); sys.stdin.read()"

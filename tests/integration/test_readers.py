@@ -195,6 +195,7 @@ def test_only_nulls(tmp_path: Path) -> None:
         assert read(path) == expected(table, ["x", "y"])
 
 
+@pytest.mark.long
 def test_thousands_of_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups of one row each, thousands of them."""
     monkeypatch.setattr(parquet_shard, "ROW_GROUP_BYTES", 1)

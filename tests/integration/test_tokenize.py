@@ -232,6 +232,7 @@ def test_bin_split_and_shuffled(work: Path, tmp_path: Path, bare: list[list[int]
         assert f"data/{name}: its content changed" in found.stderr
 
 
+@pytest.mark.long
 def test_long_documents_without_spaces(work: Path, tmp_path: Path) -> None:
     """Megabytes in one word: the ids are those of the whole, and the tree stays below the limit."""
     draw = random.Random(0)
@@ -251,6 +252,7 @@ def test_long_documents_without_spaces(work: Path, tmp_path: Path) -> None:
     assert ids(tmp_path / "out")[0] == raw.encode(texts[0]).ids
 
 
+@pytest.mark.long
 def test_killed_and_continued(work: Path, tmp_path: Path) -> None:
     """kill -9 of the parent in every part of the job: the output is that of an undisturbed run, bit for bit."""
     write_jsonl(tmp_path / "corpus.jsonl", TEXTS * 3)
@@ -294,6 +296,7 @@ main()
 """
 
 
+@pytest.mark.long
 def test_killed_while_shards_are_put_together(work: Path, tmp_path: Path) -> None:
     """kill -9 while threads encode row groups, while one is added, and between two shards: no unit is encoded again,
     and the shards are those of an undisturbed run."""

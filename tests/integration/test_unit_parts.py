@@ -66,6 +66,7 @@ def content(path: Path) -> dict[str, str]:
     return {name: digest for name, digest in tree_digest(path).items() if not name.startswith(".brim")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", VERBS)
 def test_parts_make_what_one_machine_makes(verb: str, work: Path, tmp_path: Path) -> None:
     """Three parts, one of them killed and run again, one that is missing when it is to be finished."""
@@ -105,6 +106,7 @@ def test_parts_make_what_one_machine_makes(verb: str, work: Path, tmp_path: Path
         assert len(kept) == 2
 
 
+@pytest.mark.long
 def test_parts_in_a_bucket(s3: S3Server, s3_prefix: str, work: Path, tmp_path: Path) -> None:
     """The plan and the units of parts lie in a bucket; each part is another machine, which has a state of its own."""
     address = f"s3://private/{s3_prefix}"
@@ -124,6 +126,7 @@ def test_parts_in_a_bucket(s3: S3Server, s3_prefix: str, work: Path, tmp_path: P
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("harm", ["gone", "another"])
 def test_a_unit_in_a_bucket_is_not_what_was_computed(
     harm: str, s3: S3Server, s3_prefix: str, work: Path, tmp_path: Path
