@@ -224,6 +224,16 @@ def test_the_command_imports_only_its_verb() -> None:
         assert commands == {f"brim.cli.{name}_command" for name in {verb} | others.get(verb, set())}
 
 
+@pytest.mark.parametrize("words", ["select nothing out", "build nothing out", "verify nothing", "unpack nothing out"])
+def test_numpy_is_loaded_before_the_parser(words: str, tmp_path: Path) -> None:
+    """Calls that are deeper than a block of Python's stack cost a block each while it is loaded."""
+    command = [sys.executable, "-X", "importtime", "-m", "brim", *words.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    loaded = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")]
+    assert loaded.index("numpy") < loaded.index("typer")
+
+
 def test_verbs_that_look_at_a_dataset(tmp_path: Path) -> None:
     """Nothing of the Hub, of HTTP, of models, of what typer checks values with: each would cost 0.1 s and more."""
     (tmp_path / "files").mkdir()
