@@ -17,7 +17,7 @@ from brim.buckets.bucket_address import is_bucket_address, is_web_address, parse
 from brim.buckets.xet import PIECE_BYTES
 from brim.errors import InputError
 from tests.conftest import random_bytes, tree_digest, write_files
-from tests.forked import brim
+from tests.forked import Process, brim
 from tests.generators.small_jobs import MODEL, TOKENIZER
 from tests.hub import TestHub
 from tests.places import FolderPlace, HubBucketPlace, listing, run, start
@@ -72,12 +72,18 @@ def test_built_verified_unpacked(place: HubBucketPlace, source: Path, tmp_path: 
     assert seen.stdout.split() == [f"f{i}.bin" for i in range(8)]
 
 
-def test_stopped_while_the_hub_is_silent(place: HubBucketPlace, source: Path) -> None:
+def stalled(place: HubBucketPlace, source: Path) -> Process:
+    """A build that has sent shards, and now waits for a Hub that says nothing."""
     place.hub.faults.add("bucket-batch", nth=7, action="stall", seconds=60)
     process = start(place, "build", source, place.address, "--quiet", *ROWS, "--workers", "1")
     until = time.monotonic() + 60
     while place.hub.counters.requests["bucket-batch"] < 7 and time.monotonic() < until:
         time.sleep(0.05)
+    return process
+
+
+def test_stopped_while_the_hub_is_silent(place: HubBucketPlace, source: Path) -> None:
+    process = stalled(place, source)
     process.send_signal(signal.SIGTERM)
     asked = time.monotonic()
     assert process.wait(60) == 6
@@ -95,11 +101,7 @@ def test_by_way_of_a_mirror(place: HubBucketPlace, source: Path, tmp_path: Path)
 
 def test_killed_and_continued(place: HubBucketPlace, source: Path, tmp_path: Path) -> None:
     """What a killed run has sent stays; a reader sees a card that loads nothing until the last shard is there."""
-    place.hub.faults.add("bucket-batch", nth=7, action="stall", seconds=60)
-    process = start(place, "build", source, place.address, "--quiet", *ROWS, "--workers", "1")
-    until = time.monotonic() + 60
-    while place.hub.counters.requests["bucket-batch"] < 7 and time.monotonic() < until:
-        time.sleep(0.05)
+    process = stalled(place, source)
     process.send_signal(signal.SIGKILL)
     process.wait()
     place.hub.faults.clear()
