@@ -30,9 +30,10 @@ SAME_PYTHON = GOLDENS["versions"]["python"] == cases.versions()["python"]
 IN_BYTES = ("size", "sha256")  # of a receipt: what depends on the bytes of its file
 BY_CODE = ("map", "cached.py")  # known by the bytecode of a function
 NEEDS = {"tokenize": "tokenizers", "cached.py": "datasets", "tensors.py": "safetensors"}
-DATASETS = [case for case in CASES if not case.script and case.words[2] == "out"]
-KILLED = [(case, name) for case in CASES for name in case.kills]
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+COMPUTED = [case for case in CASES if case.verb in ("map", "tokenize", "embed")]  # of format version 1, and now of 2
+UNCHANGED = [case for case in CASES if case.verb in ("build", "tensors.py")]  # the same since version 0.1.0
+KILLED = [(case, name) for case in UNCHANGED for name in case.kills]
+every_case = pytest.mark.parametrize("case", UNCHANGED, ids=lambda case: case.name)
 
 
 @pytest.fixture
@@ -161,6 +162,23 @@ def test_killed(case: Case, which: str, work: Path) -> None:
         assert run.said.get("computed", 0) == 0
         after = _stamps(work / "out")
         assert {name: after[name] for name in before["done"]} == {name: stamps[name] for name in before["done"]}
+
+
+@pytest.mark.parametrize(
+    ("case", "which"),
+    [(case, which) for case in COMPUTED for which in ("finished", *case.kills)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_computed_job_of_version_1_is_refused_and_fresh_replaces_it(case: Case, which: str, work: Path) -> None:
+    left_by(case, which, work)
+    before = cases.told(work / "out")
+    run = interpreted if case.verb == "embed" else brim
+    environment = {**os.environ, "GOLDEN_CALLS": os.devnull, "PYTHONDONTWRITEBYTECODE": "1"}
+    refused = run(*case.words, check=2, cwd=work, env=environment)
+    assert "begun by an earlier version of brim" in refused.stdout + refused.stderr
+    assert "--fresh starts over" in refused.stdout + refused.stderr
+    assert cases.told(work / "out") == before
+    run(*case.words, "--fresh", cwd=work, env=environment)
 
 
 def assert_units_were_kept(case: Case, run: Run, done: list[str], rows: int) -> None:

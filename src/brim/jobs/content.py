@@ -24,7 +24,6 @@ _WORDS = {
     "function": "the function changed",
     "tokenizer": "the tokenizer changed",
     "model": "the model changed",
-    "version": "it was made by another version of brim",
 }
 
 
@@ -41,6 +40,8 @@ def computed_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """From the facts of the job that was done to those of another; never empty."""
     if "step" not in old or old.get("kind") != new.get("kind"):
         return ["it was made by another command"]
+    if old.get("version") != new.get("version"):  # what else differs may be how that version described the same thing
+        return ["it was begun by an earlier version of brim"]
     changes = []
     for name in sorted({*old, *new} - {"step", "output"}):
         if old.get(name) != new.get(name):

@@ -58,7 +58,7 @@ from brim.stores.destination import (
 from brim.stores.folder_store import FolderStore, make_folder
 from brim.stores.store import PutWatcher, Store
 
-_VERSION = 1  # raise it when the same computed job would give other rows or bytes
+_VERSION = 2  # raise it when the same computed job would give other rows or bytes
 _HUB_ONLY = ("config", "message", "public", "direct", "create_pull", "via")
 
 
