@@ -7,17 +7,18 @@ import gzip
 import io
 import os
 import sys
+from collections import Counter
 from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.errors import SourceError
+from brim.sources.exact_values import CHANGES_AS_NUMBER, exact, load_row, may_differ
 from brim.sources.folder_tree import LocalTree, Tree
 from brim.state.durable import reason
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_LOSES_DIGITS = r"^[+-]?(0[0-9]|[0-9]{19,}$|[0-9]{16,}\.?[0-9]*$)"
 TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 
 
@@ -32,6 +33,7 @@ class _TableFile:
     """A table's file, which is read several times. The bytes of an object are fetched once."""
 
     def __init__(self, path: str, tree: Tree) -> None:
+        self.shown = os.path.basename(path)
         self._zipped = path.endswith(".gz")
         self._full = os.path.join(tree.root, path)
         self._data: bytes | None = None
@@ -114,13 +116,16 @@ def as_table(source: Any) -> pa.Table:
 
 def checked(table: pa.Table, shown: str) -> pa.Table:
     """A table with distinct, non-empty column names, without metadata of other libraries."""
-    names = table.column_names
-    twice = sorted({name for name in names if names.count(name) > 1})
+    _check_names(table.column_names, shown)
+    return _without_views(table.replace_schema_metadata(None))
+
+
+def _check_names(names: list[str], shown: str) -> None:
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise SourceError(f"{shown!r} has several columns named {twice[0]!r}.", hint="Rename all but one.")
     if "" in names:
         raise SourceError(f"{shown!r} has a column without a name.", hint="Name it in the header.")
-    return _without_views(table.replace_schema_metadata(None))
 
 
 def _without_views(table: pa.Table) -> pa.Table:
@@ -152,11 +157,10 @@ def _read_csv(source: _TableFile, delimiter: str) -> pa.Table:
     read = csv.ReadOptions(use_threads=False, block_size=8 << 20)
     table = csv.read_csv(source.for_arrow(), read, parse)
     _check_quotes(source, delimiter)
+    _check_names(table.column_names, source.shown)
     broken = [field.name for field in table.schema if pa.types.is_binary(field.type)]
     if broken:
         raise pa.ArrowInvalid(f"the column {broken[0]!r} is not UTF-8 text; save the table as UTF-8")
-    # 007 is a name and not the number seven, and an id of twenty digits is more than a number can hold:
-    # columns that would lose digits stay text.
     numbers = [f.name for f in table.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
     if numbers:
         as_text = csv.ConvertOptions(
@@ -165,7 +169,7 @@ def _read_csv(source: _TableFile, delimiter: str) -> pa.Table:
         texts = csv.read_csv(source.for_arrow(), read, parse, as_text)
         for name in numbers:
             text = texts.column(name)
-            if pc.any(pc.match_substring_regex(text, _LOSES_DIGITS)).as_py():
+            if pc.any(pc.match_substring_regex(text, CHANGES_AS_NUMBER)).as_py():
                 table = table.set_column(table.column_names.index(name), name, text)
     return table
 
@@ -187,11 +191,38 @@ def _check_quotes(source: _TableFile, delimiter: str) -> None:
 def _read_jsonl(source: _TableFile, size: int) -> pa.Table:
     from pyarrow import json
 
+    with source.open() as file:
+        if any(line.lstrip().startswith(b"n") for line in file):  # pyarrow reads null as a row, or crashes
+            _check_lines(source, None)
     block = 4 << 20
     while True:
         try:
-            return json.read_json(source.for_arrow(), json.ReadOptions(use_threads=False, block_size=block))
-        except pa.ArrowInvalid as error:  # a line longer than a block
-            if "straddling" not in str(error) or block > max(size, 1) * 64:
+            table = json.read_json(source.for_arrow(), json.ReadOptions(use_threads=False, block_size=block))
+            break
+        except pa.ArrowInvalid as error:
+            if "straddling" not in str(error):
+                _check_lines(source, None)
                 raise
-            block *= 8
+            if block > max(size, 1) * 64:
+                raise
+            block *= 8  # a line longer than a block
+    if may_differ(b"", table):
+        _check_lines(source, table.schema)
+    return table
+
+
+def _check_lines(source: _TableFile, schema: pa.Schema | None) -> None:
+    """Refuse the first line that is not a row of distinct keys, or whose integers the schema does not hold."""
+    with source.open() as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip(b"\xef\xbb\xbf \t\r\n"):
+                continue
+            name = None
+            try:
+                row = load_row(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+                for name, value in row.items() if schema is not None else ():
+                    exact(value, schema.field(name).type)  # type: ignore[union-attr]
+            except ValueError as error:
+                hint = "Write such values as text, in quotes." if name is not None else "Correct this line."
+                column = "" if name is None else f"in the column {name!r}, "
+                raise SourceError(f"{source.shown!r}, line {number:,}: {column}{error}.", hint=hint) from error
