@@ -39,6 +39,7 @@ ORDER = [
     "progress",
     "sizes",
     "choices",
+    "safe_names",
     "extras",
     "errors",
     "wording",
