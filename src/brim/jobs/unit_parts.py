@@ -216,7 +216,7 @@ class SavedComputation:
         here = Ledger(self.job.spec.layout.books)
         if here.done and here.job is not None and here.job.fingerprint == self.plan.fingerprint:
             return []
-        done = {_number(name) for name in self.receipts.all(self.plan.fingerprint)}
+        done = {_number(name) for name in self.receipts.all(self.plan.fingerprint) if Path(name).stem.isdecimal()}
         return [number for number in range(self.plan.units) if number not in done]
 
     def _take_over(self, units: Ledger) -> None:

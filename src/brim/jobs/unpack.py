@@ -11,7 +11,7 @@ import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -26,6 +26,7 @@ from brim.memory.limit import effective_limit
 from brim.plans.shard_bytes import locate
 from brim.progress import Progress, Silent, tell_begin
 from brim.records import dataclass
+from brim.safe_names import path_below
 from brim.sizes import format_size
 from brim.sources.file_table import FileTable, Split, flat_numbers, nothing_chosen
 from brim.sources.open_dataset import is_dataset, open_dataset
@@ -39,27 +40,15 @@ from brim.wording import Described
 WAITING = ".brim-unpack"  # where files are until they are whole
 
 
-_MOST_NAME_BYTES = 255
 _CHOOSE = "Choose rows or columns in which it comes once, with --where or --columns."
 _CASE = "Unpack to a file system that tells capital letters from small ones, or choose one of them."
 
 
 def safe_place(name: str, where: str, root: str) -> str:
     """Where a file goes; refuses a path that leads out of the folder, also by a link that is there."""
-    parts = PurePosixPath(name).parts
-    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
-        raise DamageFound(
-            f"{where} names {name!r}, which would leave the folder.",
-            hint="Nothing was written there; do not trust this dataset.",
-        )
-    if parts[0].casefold() == WAITING:
+    path = path_below(root, name, where)
+    if path[len(root) :].lstrip(os.sep).partition(os.sep)[0].casefold() == WAITING:
         raise InputError(f"{where} names {name!r}, which is where brim keeps files that are not whole yet.")
-    if any(len(os.fsencode(part)) > _MOST_NAME_BYTES for part in parts):
-        raise InputError(f"{where} names {name[:60] + '…'!r}, which is longer than a file's name can be.")
-    path = os.path.join(root, *parts)
-    parent = os.path.realpath(os.path.dirname(path))
-    if parent != root and not parent.startswith(root + os.sep):
-        raise DamageFound(f"{name!r} would be written outside of the folder, through a link.")
     return path
 
 
@@ -200,9 +189,9 @@ def _folder(table: FileTable, place: str, number: int) -> Iterator[Content]:
         with value.finish() as splice, tarfile.open(fileobj=splice.open(), mode="r:") as archive:
             while (member := archive.next()) is not None:
                 body = archive.extractfile(member)
-                if body is None or ".." in member.name.split("/") or member.name.startswith("/"):
-                    raise DamageFound(f"{member.name!r} would be written outside of the folder.")
-                yield os.path.join(place, member.name), _blocks(body)
+                if body is None:
+                    raise DamageFound(f"{member.name!r} is not a file.")
+                yield path_below(place, member.name, repr(table.files.path(number))), _blocks(body)
     except tarfile.TarError as error:
         raise DamageFound(f"{table.files.path(number)!r} is not a folder that brim packed: {error}.") from error
 
@@ -412,7 +401,7 @@ def _unpack_chosen(rows: Selection, target: Path, progress: Progress, unproved: 
         root = os.path.realpath(target)
         files = size = there = 0
         for place, part in split_apart(table):
-            of = unpack_rows(part, os.path.join(root, place) if place else root, progress)
+            of = unpack_rows(part, path_below(root, place, "a split") if place else root, progress)
             files, size, there = files + of[0], size + of[1], there + of[2]
     return Unpacked(files, size, there, unproved)
 
@@ -454,7 +443,7 @@ class _Unpacking:
             )
 
     def _file(self, shard: Readable, found: ShardFile, place: str) -> None:
-        path = _safe_path(found, shard.name, os.path.join(self.root, place) if place else self.root)
+        path = _safe_path(found, shard.name, path_below(self.root, place, shard.name) if place else self.root)
         there = self._waiting.get(path, path)
         if os.path.lexists(there):
             if not _holds(there, shard, found):

@@ -16,6 +16,7 @@ from brim.choices import at_least
 from brim.errors import InputError
 from brim.file_set import Ints
 from brim.records import dataclass
+from brim.safe_names import stays_below
 from brim.sizes import format_size
 from brim.sources.file_table import FileTable, Split
 
@@ -94,7 +95,13 @@ def shard_name(folder: str, split: str, number: int, count: int, extension: str)
     for those with five digits alone.
     """
     width = max(5, len(str(count - 1)))
-    return f"{folder}/{split}-{number:0{width}d}-of-{count:05d}{extension}"
+    name = f"{folder}/{split}-{number:0{width}d}-of-{count:05d}{extension}"
+    if "/" in split or not stays_below(name):
+        raise InputError(
+            f"The split {split!r} cannot be part of a file's name.",
+            hint="Read one split with --from-split, and name it with --split.",
+        )
+    return name
 
 
 @dataclass(frozen=True, slots=True, eq=False)

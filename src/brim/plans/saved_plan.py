@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from brim.buckets.bucket_address import Access, BucketAddress, parse_bucket_address
 from brim.errors import InputError, SourceError
@@ -27,6 +28,7 @@ from brim.file_set import Bundle, FileSet, Ints
 from brim.plans.cut_shards import CutOptions, Shard, Shards
 from brim.plans.plan import FORMAT_VERSION, Plan
 from brim.records import dataclass
+from brim.safe_names import stays_below
 from brim.sources.file_table import FileColumn, FileTable, Split, flat_numbers
 from brim.state.durable import reason, rename
 
@@ -226,11 +228,22 @@ def _read(path: Path, *, trusting: bool) -> Saved:
     with understood(path, header["versions"]):
         sections = {name: whole.slice(*place) for name, place in header["sections"].items()}
         plan = _plan_of(header, {name: pa.ipc.open_stream(data).read_all() for name, data in sections.items()})
+    if foreign := _path_that_leaves(plan):
+        raise _not_a_plan(path, f"names {foreign!r}, which would leave its folder")
     if trusting:
         plan = _with_facts(plan, header["facts"])
         if plan.fingerprint != header["fingerprint"]:
             raise _not_a_plan(path, "contradicts itself")
     return Saved(plan, header["job"], header["versions"], len(view))
+
+
+def _path_that_leaves(plan: Plan) -> str | None:
+    """A name in a plan that would lead out of the folder of its source or destination."""
+    paths = plan.table.files.paths
+    doubtful = paths.filter(pc.match_substring_regex(paths, r"^/|\.\.|\x00|^[./]*$"))
+    inside = (name for bundle in plan.table.files.bundles.values() for name in bundle.names)
+    shards = (f"{plan.shards.folder}/{split}" for split in plan.shards.splits)
+    return next((name for name in (*doubtful.to_pylist(), *inside, *shards) if not stays_below(name)), None)
 
 
 def _mapped(path: Path) -> pa.Buffer:

@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar, overload
 from brim.errors import DestinationError
 from brim.memory.meter import boot_id
 from brim.records import dataclass
+from brim.safe_names import is_file_name, stays_below
 from brim.state.durable import reason, record_line, write_whole
 from brim.state.record_log import RecordLog, broken_line, records_of
 
@@ -360,8 +361,7 @@ class Ledger:
 
 def _stays_inside(receipt: Receipt) -> bool:
     """A folder may come from a stranger with its ledger: no line of it reaches a file outside."""
-    name = str(receipt.name)
-    return not name.startswith("/") and ".." not in name.split("/") and "/" not in str(receipt.sha256)
+    return stays_below(receipt.name) and (receipt.sha256 == "" or is_file_name(receipt.sha256))
 
 
 def finished_ledger(job: JobRecord, receipts: Iterable[Receipt], more: Iterable[dict[str, Any]] = ()) -> bytes:
