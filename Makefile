@@ -1,4 +1,4 @@
-# make demo    build, verify and read the bundled sample data
+# make demo    build 1 GB of images under a limit of 300 MB, kill it halfway, resume, verify, load (under a minute)
 # make test    lint, types and all tests but those that are long (make test-long), slow (make test-slow) or need torch
 #              (make test-embed), Spark (make test-spark), Ray (make test-ray) or a Jupyter kernel (make test-notebooks)
 # make docs    the site, in build/site
@@ -16,13 +16,12 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test lint types tests tests-again faults sample clean
 .PHONY: test-types test-long test-slow mutate test-browser test-notebooks test-spark test-embed test-ray test-slurm test-stores
 .PHONY: test-matrix
-.PHONY: test-lowest test-newest test-pythons test-wheel test-docs docs benchmarks pictures demo-limit
+.PHONY: test-lowest test-newest test-pythons test-wheel test-docs docs benchmarks pictures
 .PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-upstream bench-limits bench-tokenize
 .PHONY: bench-embed bench-objects bench-scale bench-ray bench-parts bench-walks smoke-real
 
-demo: .venv/installed
-	@rm -rf demo
-	@sh examples/demo.sh $(BIN)
+demo: .venv/demo
+	@$(BIN)/python examples/demo.py
 
 test: lint types tests
 
@@ -163,10 +162,6 @@ pictures: .venv/dev
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/curves.py --demo
 
-# The minute that convinces: a limit that the kernel holds, the usual way killed, brim killed halfway and continued.
-demo-limit: .venv/dev
-	$(BIN)/python examples/demo_limit.py
-
 bench-arc: .venv/dev
 	$(BIN)/python benchmarks/arc.py
 
@@ -244,6 +239,10 @@ sample: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
+.venv/demo: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[datasets]' pillow
+	@touch $@
+
 .venv/dev: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
@@ -258,4 +257,4 @@ sample: .venv/dev
 	@touch $@
 
 clean:
-	rm -rf .venv demo dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

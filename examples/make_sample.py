@@ -1,11 +1,10 @@
-"""Make the sample data in examples/sample: small brain-like volumes, pictures of them, a table, and texts.
+"""Make the sample data in examples/sample: photos in one folder per class, texts, and small brain scans.
 
     python examples/make_sample.py examples/sample
 
-The volumes are NIfTI files with a real header and affine, the pictures are PNG and JPEG slices of them.
-Everything is drawn from a formula with a fixed seed, so running this again gives the same pictures. The texts have
-a function and a tokenizer beside them, for the commands of README.md.
-Needs nibabel and Pillow.
+The photos are JPEG files of drawn shapes. The texts have a function and a tokenizer next to them, for README.md.
+The scans are NIfTI files with a real header and affine, with PNG and JPEG slices of them and a table that names both.
+Everything is drawn from formulas with fixed seeds, so running this again gives the same data. Needs nibabel and Pillow.
 """
 
 from __future__ import annotations
@@ -22,6 +21,35 @@ from PIL import Image
 
 SHAPE = (32, 40, 32)
 SUBJECTS = [("sub-01", 34, "F"), ("sub-02", 61, "M"), ("sub-03", 47, "F"), ("sub-04", 29, None)]
+
+
+CLASSES = ("circle", "square", "triangle")
+
+
+def draw_photo(shape: str, rng: np.random.Generator) -> Image.Image:
+    """Draw one filled shape of a random color, size and position on a noisy background."""
+    y, x = np.mgrid[0:96, 0:96]
+    center_x, center_y, radius = rng.uniform(35, 60), rng.uniform(35, 60), rng.uniform(15, 30)
+    dx, dy = x - center_x, y - center_y
+    inside = {
+        "circle": dx**2 + dy**2 < radius**2,
+        "square": np.maximum(abs(dx), abs(dy)) < radius,
+        "triangle": (abs(dx) * 1.8 - radius < dy) & (dy < radius),
+    }[shape]
+    pixels = rng.normal(60, 8, (96, 96, 3))
+    pixels[inside] = rng.uniform(110, 250, 3) + rng.normal(0, 8, (int(inside.sum()), 3))
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def write_photos(folder: Path) -> None:
+    rng = np.random.default_rng(7)
+    for shape in CLASSES:
+        (folder / "photos" / shape).mkdir(parents=True, exist_ok=True)
+        for number in range(4):
+            draw_photo(shape, rng).save(folder / "photos" / shape / f"{number:02d}.jpg", quality=85)
+    for shape in CLASSES:  # to append
+        (folder / "new-photos" / shape).mkdir(parents=True, exist_ok=True)
+        draw_photo(shape, rng).save(folder / "new-photos" / shape / "04.jpg", quality=85)
 
 
 def phantom(rng: np.random.Generator) -> np.ndarray:
@@ -67,7 +95,7 @@ def write_texts(folder: Path, rng: np.random.Generator) -> None:
     rows = [{"n": n, "text": " ".join(rng.choice(WORDS, 12))} for n in range(200)]
     (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "steps.py").write_text(STEPS)
-    words = {word: number for number, word in enumerate(["[UNK]", *WORDS])}
+    words = {word: number for number, word in enumerate(["[UNK]", *WORDS, "[EOS]"])}
     model = {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}
     parts = ("truncation", "padding", "normalizer", "post_processor", "decoder")
     made = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
@@ -96,6 +124,7 @@ def main(folder: Path) -> None:
         writer.writerow(["subject", "age", "sex", "t1w", "sagittal", "coronal"])
         writer.writerows(rows)
     write_texts(folder, rng)
+    write_photos(folder)
     print(f"{len(rows)} subjects in {folder}")
 
 
