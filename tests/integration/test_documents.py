@@ -208,6 +208,25 @@ def test_pages_run(page: str, place: Machine) -> None:
             assert done.returncode == 0, f"{where}: {command}\n{done.stdout}\n{done.stderr}"
 
 
+NOT_RUN = {
+    "embed": "needs torch; make test-embed",
+    "run": "names a program of the reader's",
+    "why": "reads the kernel log of the machine",
+}
+
+
+def test_commands_of_the_readme_table_run(place: Machine, group: Any) -> None:
+    """The table "I want to … / type …" works from top to bottom, after the blocks above it."""
+    commands = re.findall(r"^\| .+ \| `(brim .+)` \|$", (ROOT / "README.md").read_text(), re.M)
+    assert len(commands) >= 9
+    assert typed(place, "brim build photos out --label-from parent").returncode == 0
+    for command in commands:
+        check_command(command, group, "README.md")
+        if command.split()[1] not in NOT_RUN:
+            done = typed(place, command)
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
 def test_figures_are_what_was_measured() -> None:
     """docs/benchmarks.md and the table of README.md are made of benchmarks/results, and not by hand."""
     done = subprocess.run([sys.executable, "benchmarks/page.py", "--check"], cwd=ROOT, capture_output=True, text=True)
