@@ -33,7 +33,6 @@ def shards_of(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("options", [(), ("--update",)], ids=["same-command", "update"])
 @pytest.mark.parametrize("form", ["parquet", "webdataset"])
-@pytest.mark.xfail(strict=True, reason="brim verify does not record damage, and nothing repairs it")
 def test_build_writes_exactly_the_shard_that_verify_found_damaged(
     form: str, options: tuple[str, ...], many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -53,7 +52,6 @@ def test_build_writes_exactly_the_shard_that_verify_found_damaged(
     assert "4 (0 written, 4 kept)" in brim(*build).stdout
 
 
-@pytest.mark.xfail(strict=True, reason="brim verify does not record damage, and nothing repairs it")
 def test_build_writes_the_shard_whose_source_changed_with_equal_size_and_date(
     many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -66,8 +64,7 @@ def test_build_writes_the_shard_whose_source_changed_with_equal_size_and_date(
     brim("verify", out, source)
 
 
-@pytest.mark.parametrize("shards", [1])
-@pytest.mark.xfail(strict=True, reason="brim verify does not record damage, and nothing repairs it")
+@pytest.mark.parametrize("shards", [1, 4])
 def test_verify_with_a_damaged_shard_does_not_take_the_source_for_another(
     shards: int, many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -87,7 +84,6 @@ def test_verify_with_a_damaged_shard_does_not_take_the_source_for_another(
     "cut", [(), ("--num-shards", "4"), ("--shard-size", "50KB")], ids=["default", "number", "size"]
 )
 @pytest.mark.parametrize("form", ["parquet", "webdataset"])
-@pytest.mark.xfail(strict=True, reason="brim verify does not record damage, and nothing repairs it")
 def test_verify_repair_runs_as_advised_and_restores_every_byte(
     form: str, cut: tuple[str, ...], ledger: bool, many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -104,7 +100,6 @@ def test_verify_repair_runs_as_advised_and_restores_every_byte(
     brim("verify", out, source)
 
 
-@pytest.mark.xfail(strict=True, reason="brim verify does not record damage, and nothing repairs it")
 def test_verify_repair_writes_a_missing_or_cut_shard_without_a_ledger(
     many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -119,7 +114,6 @@ def test_verify_repair_writes_a_missing_or_cut_shard_without_a_ledger(
     assert {path.name: path.read_bytes() for path in shards_of(out)} == whole
 
 
-@pytest.mark.xfail(strict=True, reason="brim verify does not record damage, and nothing repairs it")
 def test_verify_repair_writes_nothing_from_another_source(many_files: Callable[..., Path], tmp_path: Path) -> None:
     source, out = many_files(8), tmp_path / "out"
     larger, same_sizes = many_files(8, 20_001, name="larger"), many_files(8, name="same_sizes")
@@ -137,7 +131,6 @@ def test_verify_repair_writes_nothing_from_another_source(many_files: Callable[.
     assert "--repair needs the source" in brim("verify", out, "--repair", check=2).stderr
 
 
-@pytest.mark.xfail(strict=True, reason="brim verify does not record damage, and nothing repairs it")
 def test_verify_repair_writes_shards_of_appended_rows_from_their_own_source(
     many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -156,7 +149,6 @@ def test_verify_repair_writes_shards_of_appended_rows_from_their_own_source(
     assert {path.name: path.read_bytes() for path in shards_of(out)} == whole
 
 
-@pytest.mark.xfail(strict=True, reason="brim verify does not record damage, and nothing repairs it")
 def test_map_writes_exactly_the_shard_that_verify_found_damaged(tmp_path: Path) -> None:
     source, out = tmp_path / "rows.jsonl", tmp_path / "out"
     source.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(100)))
@@ -174,7 +166,6 @@ def test_map_writes_exactly_the_shard_that_verify_found_damaged(tmp_path: Path) 
     assert "nothing to do" in brim(*command).stdout
 
 
-@pytest.mark.xfail(strict=True, reason="brim verify does not record damage, and nothing repairs it")
 def test_damage_that_cannot_be_recorded_is_said(many_files: Callable[..., Path], tmp_path: Path) -> None:
     source, out = many_files(4), tmp_path / "out"
     brim("build", source, out)
@@ -185,7 +176,6 @@ def test_damage_that_cannot_be_recorded_is_said(many_files: Callable[..., Path],
     assert "could not be recorded" in failed
 
 
-@pytest.mark.xfail(strict=True, reason="brim verify does not record damage, and nothing repairs it")
 def test_a_dataset_on_the_hub_is_repaired_by_the_same_command(
     hub: TestHub, many_files: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -201,7 +191,6 @@ def test_a_dataset_on_the_hub_is_repaired_by_the_same_command(
         run(machine, "verify", place.address, source)
 
 
-@pytest.mark.xfail(strict=True, reason="brim verify does not record damage, and nothing repairs it")
 def test_a_dataset_in_a_bucket_is_repaired_by_the_same_command(
     s3: S3Server, s3_prefix: str, many_files: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ def verify(
     source: Place | FileTable | Selection | None = None,
     *,
     deep: bool = False,
+    repair: bool = False,
     from_config: str | None = None,
     from_split: str | None = None,
     state: Place | None = None,
@@ -36,10 +37,10 @@ def verify(
     anonymous: bool = False,
     progress: Progress | bool | None = None,
 ) -> Verified:
-    switches(deep=deep, anonymous=anonymous)
+    switches(deep=deep, repair=repair, anonymous=anonymous)
     return verify_job.verify(
-        destination, source, deep=deep, from_config=from_config, from_split=from_split, state=state, root=root,
-        endpoint_url=endpoint_url, source_endpoint_url=source_endpoint_url, anonymous=anonymous,
+        destination, source, deep=deep, repair=repair, from_config=from_config, from_split=from_split, state=state,
+        root=root, endpoint_url=endpoint_url, source_endpoint_url=source_endpoint_url, anonymous=anonymous,
         progress=shown(progress),
     )  # fmt: skip
 

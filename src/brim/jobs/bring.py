@@ -193,6 +193,9 @@ class Run:
             same = receipt is not None and receipt.mtimes == mtimes
             if receipt is None or receipt.job != self.job or self._differs(shard, receipt):
                 todo.append(shard)
+            elif self.ledger.is_damaged(receipt):
+                self.progress.note(f"{shard.name}: brim verify found that it is damaged, so it is written again")
+                todo.append(shard)
             elif not self._is_there(receipt):
                 if receipt.staged_at and same:
                     self._known[shard.name] = receipt.sha256
@@ -424,7 +427,7 @@ def reuse(content: Content, sink: Store, ledger: Ledger, job: str) -> None:
     kept: list[tuple[Shard, Receipt]] = []
     for receipt in ledger.known().values():
         places = wanted.get(receipt.key)
-        if not places:
+        if not places or ledger.is_damaged(receipt):
             continue
         here = ledger.receipts.get(receipt.name) == receipt and sink.holds(receipt.piece)
         if not here and not sink.holds_aside(receipt.piece):

@@ -204,6 +204,8 @@ class Computing:
             agree_with_published(found, wanted, ledger, staged=staged)
         if self.how.fresh or ledger.job is None or ledger.job.fingerprint != wanted.fingerprint or not ledger.done:
             return False
+        if ledger.damaged:
+            return False
         there = self.layout.holds(ledger)
         return self._is_whole() if there is None else there
 

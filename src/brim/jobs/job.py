@@ -20,6 +20,7 @@ from brim.jobs.appended import AppendBase, AppendedContent, appended_content
 from brim.jobs.bring import Run, RunOptions, Share
 from brim.jobs.content import Content, PlanContent
 from brim.jobs.open_store import Books, carrying_bytes, dataset_there, open_books, open_store
+from brim.jobs.repair import refuse_append_to_damaged
 from brim.jobs.spec import Spec, check_hub_limits, limits_of, preflight, stop_files
 from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
@@ -177,6 +178,7 @@ class Job:
     def _append(self, new: PlanContent, books: Books, executor: RayBringing | None) -> Built:
         """Bring new rows behind those that are there. What changes meanwhile is looked at again."""
         layout, hub = self.spec.layout, self.spec.how.hub
+        refuse_append_to_damaged(books.ledger, str(layout.destination))
         folder = isinstance(layout.destination, Path)
         splits = None if hub.split is None or not isinstance(layout.destination, HubAddress) else [hub.split]
         for _ in range(_LOOKS):

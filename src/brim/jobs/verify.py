@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ from brim.jobs.published import (
     opened,
     parts_of,
 )
+from brim.jobs.repair import record_damage, repair_shards
 from brim.memory.limit import effective_limit, usable_cores
 from brim.plans.cut_shards import CutOptions, shard_name
 from brim.plans.plan import Plan, make_plan
@@ -48,8 +50,10 @@ from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 from brim.state.ledger import JobRecord
 from brim.state.retry import interrupted_by
+from brim.stores.destination import parse_destination
 from brim.wording import Described
 
+_FOREIGN_FILE = ": is not part of the dataset"
 _REQUESTS = 8  # at a time, to the Hub
 _SHOWN_DIFFERENCES = 10
 _STREAMS = 4  # at a time, from the Hub or a bucket: some 20 MB each
@@ -66,6 +70,7 @@ class Verified(Described):
     unproved: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     subsets: dict[str, str] = field(default_factory=dict)  # each config and split: whole, unfinished, not brim's
+    repaired: int = 0  # shards that were written again
 
     @property
     def lines(self) -> list[tuple[str, str]]:
@@ -81,6 +86,7 @@ def verify(
     source: str | os.PathLike[str] | FileTable | Selection | None = None,
     *,
     deep: bool = False,
+    repair: bool = False,
     from_config: str | None = None,
     from_split: str | None = None,
     state: str | os.PathLike[str] | None = None,
@@ -98,36 +104,59 @@ def verify(
     bucket: by the SHA-256 that its shards must have, unless `deep`). `from_config` and `from_split` name the part that
     is looked at; otherwise every config and split is.
 
+    Damaged shards are recorded in the ledger (of a remote destination, in the state folder): the command that built
+    them writes exactly those again. `repair` writes the damaged shards of a folder at once, from the source.
+
     `endpoint_url` is the S3 store of buckets, `source_endpoint_url` that of the source if it is another one;
     `anonymous` reads without credentials: the source if it is in another bucket, else the destination too.
     """
     progress = progress or Silent()
     other_store = source_endpoint_url not in (None, endpoint_url)
     nameless = anonymous and not _in_another_bucket(source, destination, other_store)
-    access = Access(endpoint_url, nameless)
-    with opened(destination, state, progress.note, access, from_config, from_split) as published:
-        check = _Verification(published, deep, progress, everything=from_config is None and from_split is None)
-        if source is not None and published.told.computed:
-            raise InputError(
-                f"What is at {os.fspath(destination)!r} was computed, so its source cannot be found inside.",
-                hint="Leave SOURCE out. The command that computed it, run again, says whether anything has changed.",
-            )
-        try:
-            check.shards()
-            check.card()
-            if source is not None:
-                access = Access(source_endpoint_url or endpoint_url, anonymous)
-                check.source(source, None if root is None else os.fspath(root), access)
-        finally:
-            check.progress.finish()
+    where = parse_destination(destination, Access(endpoint_url, nameless))
+    if repair and source is None:
+        raise InputError("--repair needs the source.", hint=f"brim verify {os.fspath(destination)} SOURCE --repair")
+    if repair and not isinstance(where, Path):
+        raise InputError(
+            "--repair can only be used with a folder.",
+            hint="Run `brim verify` without it: then the command that built the dataset writes the damaged shards.",
+        )
+    whole = from_config is None and from_split is None
+
+    def look() -> _Verification:
+        access = Access(endpoint_url, nameless)
+        with opened(destination, state, progress.note, access, from_config, from_split) as published:
+            check = _Verification(published, deep, progress, everything=whole)
+            if source is not None and published.told.computed:
+                raise InputError(
+                    f"What is at {os.fspath(destination)!r} was computed, so its source cannot be found inside.",
+                    hint="Leave SOURCE out. The command that computed it, run again, says whether anything changed.",
+                )
+            try:
+                check.shards()
+                check.card()
+                if source is not None:
+                    access = Access(source_endpoint_url or endpoint_url, anonymous)
+                    check.source(source, None if root is None else os.fspath(root), access)
+            finally:
+                check.progress.finish()
+        return check
+
+    check = look()
+    if check.damaged and repair and not check.another_source and isinstance(where, Path):
+        written = repair_shards(where, state, check.told, check.tables, check.damaged, check.rows_of, progress)
+        progress.note(f"repaired {plural(len(written), 'shard')} from the source")
+        check = look()
+        check.result.repaired = len(written)
     if check.result.findings:
         count = len(check.result.findings)
+        recorded = not check.another_source and record_damage(where, state, check.told, check.damaged)
         other = [check.another_source] if check.another_source else []
-        whole = [f"{name}: {words}" for name, words in check.result.subsets.items() if words == "whole"]
-        whole = whole if len(check.result.subsets) > 1 else []
+        intact = [f"{name}: {words}" for name, words in check.result.subsets.items() if words == "whole"]
+        intact = intact if len(check.result.subsets) > 1 else []
         raise DamageFound(
-            "\n  ".join([*other, f"{count} problem{'s' if count != 1 else ''} found:", *check.lines(), *whole]),
-            hint=check.hint,
+            "\n  ".join([*other, f"{count} problem{'s' if count != 1 else ''} found:", *check.lines(), *intact]),
+            hint=check.hint(os.fspath(destination), source, recorded),
             findings=check.result.findings,
             subsets=check.result.subsets,
         )
@@ -152,13 +181,17 @@ class _Verification:
         self.types_of: dict[str, dict[str, Any]] = {}  # the features that the footer of a shard tells
         self._everything = everything
         self.another_source = ""
+        self.damaged: set[str] = set()  # files that have to be written again
+        self.tables: dict[str, FileTable] = {}  # the source as it was read for a job, by its fingerprint
         self._own = 0  # how many findings are of the dataset itself
         self._lock = threading.Lock()
         self._stopped = threading.Event()
 
-    def found(self, what: str) -> None:
+    def found(self, what: str, damaged: str = "") -> None:
+        """Something is wrong; `damaged` is the file that has to be written again."""
         with self._lock:
             self.result.findings.append(what)
+            self.damaged |= {damaged} if damaged else set()
 
     def lines(self) -> list[str]:
         """What was found. Of the differences from a source, the first ones: there may be one for each of its files."""
@@ -166,22 +199,42 @@ class _Verification:
         rest = len(differences) - _SHOWN_DIFFERENCES
         return [*own, *differences[:_SHOWN_DIFFERENCES], *([f"and {rest:,} more differences"] if rest > 0 else [])]
 
-    @property
-    def hint(self) -> str:
-        """What to do about it."""
+    def hint(self, destination: str, source: object, recorded: bool) -> str:
+        """What to do about it: a command that repairs it."""
+        given = os.fspath(source) if isinstance(source, str | os.PathLike) else "SOURCE"
+        repair = shlex.join(["brim", "verify", destination, given, "--repair"])
+        findings, local = self.result.findings, not self.published.remote
         if self.another_source:
             return (
                 "Give the source that it was built from; or bring the dataset up to date, with the command that built "
                 "it and --update."
             )
-        if all("; run the same build to finish" in finding for finding in self.result.findings):
+        if all("; run the same build to finish" in finding for finding in findings):
             return "Run the command that built it again."
-        if self.told.jobs or self.told.unfinished:
-            return (
-                "Run the command that built it again: it makes what is missing or of another size. With --update it "
-                "takes over what has changed in the source; --fresh starts over."
-            )
-        return "It was not built by brim. `brim build SOURCE DEST --fresh` replaces it by what the source holds."
+        if all(finding.endswith(_FOREIGN_FILE) for finding in findings):
+            return "Move these files away."
+        if not self.told.jobs and not self.told.unfinished:
+            if local and self.damaged and any(map(SHARD_NAME.fullmatch, self.published.sizes)):
+                return f"Write the damaged shards again from their source: {repair}"
+            if source is not None and not self._own and not self.damaged:
+                return "Give the source that it was built from."
+            if self.published.renames:  # a repository, whose history keeps what is replaced
+                again = "`brim build SOURCE DEST --fresh` replaces it by what the source holds"
+                return f"It was not built by brim. {again}."
+            return "It was not built by brim: write it again with the program that made it."
+        if any("parts" in job.facts for job in self.told.jobs) and self.damaged and local:
+            return f"Write the damaged shards again from the source of their rows: {repair}"
+        if self.damaged and not recorded:
+            again = "--fresh builds it anew" if self.told.computed or not local else repair
+            return f"The damage could not be recorded in the ledger, so that a build would not repair it: {again}"
+        if self.damaged:
+            what = plural(len(self.damaged), "damaged file")
+            also = "" if self.told.computed or not local else f"; or: {repair}"
+            return f"Run the command that built it again: it writes the {what}{also}"
+        return (
+            "Run the command that built it again: it writes what is missing. With --update it takes over what has "
+            "changed in the source; --fresh starts over."
+        )
 
     def shards(self) -> None:
         here, receipts = self.published.sizes, self.told.receipts
@@ -206,7 +259,7 @@ class _Verification:
                 self._complete_by_name(subset.names)
         if self.told.jobs:
             for name in sorted(set(here) - set(receipts) - begun - foreign):
-                self.found(f"{name}: is not part of the dataset")
+                self.found(f"{name}{_FOREIGN_FILE}")
         else:
             self._odd_names(sorted(set(here) - begun))
         names = sorted(((set(receipts) if self.told.jobs else set(here)) | foreign) - begun)
@@ -235,25 +288,26 @@ class _Verification:
     def _complete_by_name(self, names: Sequence[str]) -> None:
         """Without a ledger, the names still say how many shards there should be."""
         for folder, split, number, count, extension in missing_numbers(names):
-            self.found(f"{shard_name(folder, split, number, count, extension)}: is missing")
+            name = shard_name(folder, split, number, count, extension)
+            self.found(f"{name}: is missing", name)
 
     def _odd_names(self, names: Sequence[str]) -> None:
         for name in names if not self.published.remote else ():
             if SHARD_NAME.fullmatch(name) is None:
-                self.found(f"{name}: is not part of the dataset")
+                self.found(f"{name}{_FOREIGN_FILE}")
 
     def _shard(self, name: str) -> tuple[int, int] | None:
         """(rows, size) of a shard that is as its receipt says; None after noting what is wrong."""
         receipt = self.told.receipts.get(name)
         size = self.published.sizes.get(name)
         if size is None:
-            self.found(f"{name}: is missing")
+            self.found(f"{name}: is missing", name)
             return None
         if receipt is not None and size != receipt.size:
-            self.found(f"{name}: has {size:,} bytes instead of {receipt.size:,}")
+            self.found(f"{name}: has {size:,} bytes instead of {receipt.size:,}", name)
             return None
         if size == 0:
-            self.found(f"{name}: is empty")
+            self.found(f"{name}: is empty", name)
             return None
         tell_begin(self.progress, name, size)
         try:
@@ -261,12 +315,12 @@ class _Verification:
                 digest = self.published.sha256(name, self.deep, self._advance)
             if receipt is not None and receipt.sha256 and digest != receipt.sha256:
                 was, now = receipt.sha256[:12], "is not listed" if digest is None else f"{digest[:12]}…"
-                self.found(f"{name}: its content changed (SHA-256 {now} instead of {was}…)")
+                self.found(f"{name}: its content changed (SHA-256 {now} instead of {was}…)", name)
                 return None
             with interrupted_by(self._look), closing(self.published.open(name)) as shard:
                 rows, hollow, crooked = self._read(name, shard)
         except pa.ArrowException as error:
-            self.found(f"{name}: cannot be read as {Path(name).suffix[1:]} ({str(error).splitlines()[0]})")
+            self.found(f"{name}: cannot be read as {Path(name).suffix[1:]} ({str(error).splitlines()[0]})", name)
             return None
         except DamageFound as error:
             self._damaged(name, error)
@@ -274,7 +328,7 @@ class _Verification:
         if rows is None:
             rows = 0 if receipt is None else receipt.rows
         if receipt is not None and rows != receipt.rows:
-            self.found(f"{name}: holds {rows:,} rows instead of {receipt.rows:,}")
+            self.found(f"{name}: holds {rows:,} rows instead of {receipt.rows:,}", name)
             return None
         for line in crooked:
             self.found(f"{name}: lists that go together are not of one length: {line}")
@@ -287,7 +341,7 @@ class _Verification:
 
     def _damaged(self, name: str, error: DamageFound) -> None:
         what = error.message.removeprefix(f"{name} ").removeprefix(f"{Path(name).name} ")
-        self.found(f"{name}: {what.splitlines()[0].rstrip('.')}")
+        self.found(f"{name}: {what.splitlines()[0].rstrip('.')}", name)
 
     def _read(self, name: str, shard: Readable) -> tuple[int | None, list[str], list[str]]:
         """Rows, columns whose files are empty, and rows whose lists do not go together; the footer is read once."""
@@ -425,9 +479,10 @@ class _Verification:
             self.progress.shard(name, 0, "", "compared")
         self.result.files_compared += int(seen.sum())
         here, there = int((seen > 0).sum()), int((expected > 0).sum())
-        if compared == len(names) and here * 2 < there:
+        intact = len(self.rows_of) == self.result.shards and compared == len(names)
+        if here * 2 < there if intact else compared and not here:
             self.another_source = f"This is another source: {here:,} of its {there:,} files are in the shards."
-        if len(self.rows_of) < self.result.shards or compared < len(names):
+        if not intact:
             return  # files of a damaged shard would all be reported once more
         for number in np.flatnonzero(seen != expected).tolist():
             path = table.files.path(number)
@@ -470,7 +525,7 @@ class _Verification:
             if receipt is None or receipt.sha256 != sha256:
                 same = not job.versions or job.versions == versions()
                 why = "" if same else f" (published with {_versions(job.versions)}: try --deep)"
-                self.found(f"{name}: the source gives other bytes{why}")
+                self.found(f"{name}: the source gives other bytes{why}", name)
             self.progress.shard(name, 0, sha256, "compared")
         self.result.files_compared += table.file_count()
 
@@ -491,11 +546,14 @@ class _Verification:
     ) -> FileTable:
         """The source, read as it was for a build."""
         if isinstance(source, FileTable):
-            return source
-        if isinstance(source, Selection):
-            return source.table()
-        recipe: dict[str, Any] = job.facts["recipe"] if job else {}
-        return read_source(source, SourceOptions.from_recipe(recipe, root, access))
+            table = source
+        elif isinstance(source, Selection):
+            table = source.table()
+        else:
+            recipe: dict[str, Any] = job.facts["recipe"] if job else {}
+            table = read_source(source, SourceOptions.from_recipe(recipe, root, access))
+        self.tables["" if job is None else job.fingerprint] = table
+        return table
 
     def _compare(self, name: str, table: FileTable, number_of: dict[str, int], seen: Ints) -> None:
         with closing(self.published.stream(name)) as shard, closing(self.published.open(name)) as footer_of:
@@ -509,7 +567,7 @@ class _Verification:
                     seen[number] += 1
                 else:
                     if not _same(shard, found, table, number, self.progress.advance):
-                        self.found(f"{found.path}: differs between the source and {name}")
+                        self.found(f"{found.path}: differs between the source and {name}", name)
                     seen[number] += 1
 
 

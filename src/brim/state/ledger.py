@@ -189,7 +189,8 @@ class JobRecord:
 class Ledger:
     """The receipts of one destination. `job` is the last one begun, `done` whether it was finished, `for_now` whether
     that holds until the machine stops; `broken` is the number of a line that is damaged, where none can be (a finished
-    ledger is written anew).
+    ledger is written anew). `damaged` are the files that `verify` found damaged, each with the SHA-256 that it should
+    have: the next build writes them again.
 
     Threads may add to it at the same time.
     """
@@ -225,6 +226,7 @@ class Ledger:
         self.former: dict[str, Receipt] = {}  # by key: shards that were written here and have no receipt any more
         self._former_names: set[str] = set()
         self._notes: dict[str, Any] = {}
+        self.damaged: dict[str, str] = {}
         for record in records:
             try:
                 self._take(record)
@@ -253,8 +255,10 @@ class Ledger:
         theirs = Ledger.of(published)
         known = None if self.job is None else self.job.fingerprint
         if (known is None or self.done) and known != (None if theirs.job is None else theirs.job.fingerprint):
+            damaged = self.damaged
             write_whole(self.path, published)
             self._read(records_of(io.BytesIO(published)))
+            self.record_damage({name: sha256 for name, sha256 in damaged.items() if name in self.receipts})
         self.know(theirs.names)
 
     def _take(self, record: dict[str, Any]) -> None:
@@ -275,7 +279,11 @@ class Ledger:
                 return
             self.receipts[receipt.name] = receipt
             self.former.pop(receipt.key, None)
+            self.damaged.pop(receipt.name, None)
+        elif kind == "damaged":
+            self.damaged[str(record["name"])] = str(record["sha256"])
         elif kind == "gone" and record["name"] in self.receipts:
+            self.damaged.pop(record["name"], None)
             receipt = self.receipts.pop(record["name"])
             self.former[receipt.key] = receipt
             self._former_names.add(receipt.name)
@@ -313,6 +321,17 @@ class Ledger:
             if known:
                 self._write(*(_record_of(replace(receipt, boot="")) for receipt in known))
 
+    def record_damage(self, damaged: Mapping[str, str]) -> None:
+        """Note files that are damaged, each with the SHA-256 that it should have."""
+        new = {name: sha256 for name, sha256 in damaged.items() if self.damaged.get(name) != sha256}
+        if new:
+            with self._lock:
+                self._write(*({"type": "damaged", "name": name, "sha256": sha256} for name, sha256 in new.items()))
+
+    def is_damaged(self, receipt: Receipt) -> bool:
+        """Whether `verify` found that the file of this receipt is damaged."""
+        return self.damaged.get(receipt.name) == receipt.sha256
+
     def forget(self, name: str) -> None:
         self._append({"type": "gone", "name": name})
 
@@ -337,7 +356,7 @@ class Ledger:
             raise ValueError("no job has begun")
         self.close()
         write_whole(self.path, finished_lines(self.job, receipts))
-        self.done, self.for_now = True, False
+        self.done, self.for_now, self.damaged = True, False, {}
 
     def finish_for_now(self, receipts: Iterable[Receipt], boot: str) -> None:
         """The job is done with these receipts, which count until the machine stops: `finish` comes after their sync."""
