@@ -345,7 +345,10 @@ class ProcessBackend:
         return self._out_of_memory(worker, max(worker.peak_bytes, worker.held_bytes()))
 
     def _leave_fast(self, who: WorkerProcess, differed: str) -> None:
-        """Two encoders gave other ids: what is not done yet is done by the slower one. Workers of before go."""
+        """The fast encoder gave other ids or cannot load the tokenizer: what is not done yet is done by the slower one.
+
+        Workers of before go.
+        """
         if self._work.ledger.recall(_DIFFERED):
             return
         self._progress.note(f"{differed}; the rest is done by the reference")

@@ -1,6 +1,7 @@
 """gigatoken (the extra `fast`), and the proof while it runs that its ids are those of the reference.
 
-Texts that are plain ASCII go straight to it. Others do if no code point of theirs is one on which the two may differ.
+Texts that are plain ASCII go straight to it. Others do if no code point of theirs is one on which the two may differ,
+and if composing characters (NFC) cannot make, end or move an added token.
 A sample is encoded by both. One difference, and the fast way is over for the job: the unit is done again by the
 reference, and what differed is told.
 """
@@ -11,8 +12,10 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
@@ -44,7 +47,9 @@ _MARKS = (
     (0x1E2EC, 0x1E2EF), (0x1E4EC, 0x1E4EF), (0x1E5EE, 0x1E5EF), (0x1E6E3, 0x1E6E3), (0x1E6E6, 0x1E6E6), (0x1E6EE,
     0x1E6EF), (0x1E6F5, 0x1E6F5),
 )  # fmt: skip
-_DOUBT, _MARK = 1, 2
+_DOUBT, _MARK, _COMPOSES = 1, 2, 4
+_MOST_SEARCHED = 1000  # added tokens in one pattern
+_ASCII_SINGLETONS = "\u037e\u1fef\u212a"  # the code points that NFC turns into ASCII characters
 
 
 @cache
@@ -53,19 +58,56 @@ def _table() -> npt.NDArray[np.uint8]:
     for first, last in (*_SCRIPTS, *_MARKS):
         table[first : last + 1] = _DOUBT
     # Marks are the ones that this Python knows: those that are newer are all in doubt by themselves.
-    for first, last in ((0x300, 0x20000), (0xE0000, 0xE0200)):
-        marks = [point for point in range(first, last) if unicodedata.combining(chr(point))]
-        table[marks] |= _MARK
+    for first, last in ((0x300, 0x20000), (0x2F800, 0x2FA20), (0xE0000, 0xE0200)):
+        for point in range(first, last):
+            character = chr(point)
+            if unicodedata.combining(character):
+                table[point] |= _MARK
+            parts = unicodedata.decomposition(character).split()
+            if parts and parts[0][0] != "<":
+                if not unicodedata.is_normalized("NFC", character):
+                    table[point] |= _COMPOSES
+                table[[int(part, 16) for part in parts[1:]]] |= _COMPOSES
+    table[0x1161:0x1176] |= _COMPOSES  # vowels and finals of Hangul, which compose by rule
+    table[0x11A8:0x11C3] |= _COMPOSES
     return table
 
 
 def doubtful(points: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
     """The places of code points in doubt, and of marks that follow a mark: their order is the tables' to decide."""
-    kinds = _table()[points]
+    return np.flatnonzero(_is_doubtful(_table()[points]))
+
+
+def _is_doubtful(kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     marks = kinds & _MARK != 0
-    bad = kinds & _DOUBT != 0
+    bad: npt.NDArray[np.bool_] = kinds & _DOUBT != 0
     bad[1:] |= marks[1:] & marks[:-1]
-    return np.flatnonzero(bad)
+    return bad
+
+
+class ComposedTokens:
+    """Finds texts in which composing characters (NFC) can make, end or move an added token.
+
+    The reference looks for added tokens before and after it composes, according to their `normalized`; gigatoken does
+    both at once. A text that NFC leaves alone has the same ids either way, and so has one without added tokens.
+    """
+
+    def __init__(self, added: Iterable[str]) -> None:
+        tokens = sorted(set(added), key=len, reverse=True)
+        self._has_many = len(tokens) > _MOST_SEARCHED
+        self._pattern = re.compile("|".join(map(re.escape, tokens))) if tokens and not self._has_many else None
+        self._is_ascii = all(map(str.isascii, tokens))
+
+    def affect(self, text: str) -> bool:
+        """Whether `text`, which has code points that NFC may change, can hold an added token before or after NFC."""
+        if self._pattern is None:
+            return self._has_many  # a pattern of thousands takes longer than the reference
+        if self._pattern.search(text) is not None:
+            return True
+        # Composed characters are never ASCII: then only what NFC turns into ASCII can make a token.
+        if self._is_ascii and not any(character in text for character in _ASCII_SINGLETONS):
+            return False
+        return self._pattern.search(unicodedata.normalize("NFC", text)) is not None
 
 
 EncoderChoice = Literal["auto", "reference", "fast"]
@@ -80,15 +122,18 @@ _FIRST_TEXTS, _EVERY = 200, 500  # encoded by both: so many at the start, and ea
 _CACHE_BYTES = 48 << 20  # what it may keep of the words that it has seen
 _LOOK_BYTES = 1 << 20  # how much it encodes between two looks at that
 _SHOWN = 200
-_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class FastKind:
-    """A kind of tokenizer whose ids were found to be the same. `marks`: it composes characters, where tables differ."""
+    """A kind of tokenizer whose ids were found to be the same. `marks`: it composes characters, where tables differ.
+
+    `required`: a tokenizer that the fast encoder cannot load is an error, not a reason to use the reference.
+    """
 
     marks: bool
     added: tuple[str, ...]  # tokens that may stand in texts
+    required: bool = False
 
 
 def kind_of(data: bytes) -> FastKind | None:
@@ -98,15 +143,54 @@ def kind_of(data: bytes) -> FastKind | None:
     odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     if model.get("type", "BPE") != "BPE" or "merges" not in model or any(model.get(name) for name in odd):
         return None
-    if any(added.get("single_word") for added in held.get("added_tokens") or ()):
-        return None
     normalizer, splitter = held.get("normalizer"), held.get("pre_tokenizer")
     if not (_is_byte_level(splitter) or _is_metaspace(normalizer, splitter)):
         return None
-    added = tuple(added["content"] for added in held.get("added_tokens") or ())[:50]
-    if normalizer is None or _is_prefix(normalizer):
-        return FastKind(False, added)
-    return FastKind(True, added) if normalizer == {"type": "NFC"} else None
+    composes = normalizer == {"type": "NFC"}
+    if not (composes or normalizer is None or _is_prefix(normalizer)):
+        return None
+    added = held.get("added_tokens") or []
+    if not _added_are_separate(added, has_prefix='"add_prefix_space": true' in json.dumps(splitter)):
+        return None
+    if composes and any(
+        token.get("normalized") and not unicodedata.is_normalized("NFC", token["content"]) for token in added
+    ):
+        return None
+    return FastKind(composes, tuple(token["content"] for token in added))
+
+
+def _added_are_separate(added: Sequence[dict[str, Any]], *, has_prefix: bool) -> bool:
+    """Whether it cannot matter in which order the added tokens are looked for.
+
+    The reference looks for tokens with `normalized` after all others; gigatoken takes the first in the text. They
+    differ where two of them can overlap, by the white space that `lstrip` and `rstrip` take as well.
+    """
+    if any(token.get("single_word") for token in added):
+        return False
+    contents = [token["content"] for token in added]
+    has_white_edge = any(content != content.strip() for content in contents)
+    strips = any(token.get("lstrip") or token.get("rstrip") for token in added)
+    if has_white_edge and (strips or has_prefix):
+        return False
+    late = [token["content"] for token in added if token.get("normalized")]
+    early = [token["content"] for token in added if not token.get("normalized")]
+    return not (_can_overlap(early, late) or _can_overlap(late, early))
+
+
+def _can_overlap(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether one of `first` can stand inside one of `second`, or end with what one of `second` begins with."""
+    if not first or not second:
+        return False
+    starts = {content[:end] for content in second for end in range(1, len(content) + 1)}
+    if any(content[start:] in starts for content in first for start in range(len(content))):
+        return True
+    contents, lengths = set(first), sorted({len(content) for content in first})
+    return any(
+        content[start : start + length] in contents
+        for content in second
+        for length in lengths
+        for start in range(len(content) - length + 1)
+    )
 
 
 def _is_byte_level(splitter: Any) -> bool:
@@ -155,7 +239,7 @@ def choose(choice: EncoderChoice, data: bytes) -> FastKind | None:
             "The fast encoder is not known to give the same ids for this kind of tokenizer.",
             hint="Leave --encoder out, or use --encoder=reference.",
         )
-    return kind
+    return replace(kind, required=choice == "fast") if kind is not None else None
 
 
 class FastEncoder:
@@ -204,10 +288,12 @@ class ProvedEncoder:
 
     def __init__(self, fast: Encoder, reference: Encoder, kind: FastKind) -> None:
         self._fast, self._reference, self._kind = fast, reference, kind
+        self._composed = ComposedTokens(kind.added)
         self._texts = 0
         self.differed = ""
+        probes = pa.array([text for text in [*PROBES, *_with_added(kind.added)] if text])
         try:
-            self._compare(pa.array([text for text in [*PROBES, *_with_added(kind.added)] if text]))
+            self._compare(probes.filter(pa.array(self._is_sure(probes))))
         except Redo:
             pass  # nothing has been done yet
 
@@ -218,28 +304,34 @@ class ProvedEncoder:
     def encode(self, texts: pa.Array) -> Encoded:
         if self.differed:
             return self._reference.encode(texts)
-        rows = self._in_doubt(texts)
-        sure = np.ones(len(texts), bool)
-        sure[rows] = False
-        found = self._fast.encode(texts.filter(pa.array(sure)) if len(rows) else texts)
-        if len(rows):
+        sure = self._is_sure(texts)
+        if sure.all():
+            found = self._fast.encode(texts)
+        else:
+            rows = np.flatnonzero(~sure)
+            found = self._fast.encode(texts.filter(pa.array(sure)))
             found = found.with_others(rows, self._reference.encode(texts.take(pa.array(rows))))
         self._sample(texts, found)
         return found
 
-    def _in_doubt(self, texts: pa.Array) -> npt.NDArray[np.int64]:
-        """The rows of texts on whose code points the two may differ."""
+    def _is_sure(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        """Which texts are the fast encoder's: not those on whose code points or added tokens the two may differ."""
+        sure = np.ones(len(texts), bool)
         if not self._kind.marks:
-            return _NO_ROWS  # every code point was tried, and there is none
+            return sure  # every code point was tried, and there is none
         offsets, data = text_buffers(texts)
         if data.isascii():
-            return _NO_ROWS
+            return sure
         high = np.flatnonzero(np.frombuffer(data, np.uint8) >= 0x80)
         rows = np.unique(np.searchsorted(offsets, high, side="right") - 1)
         parts = [data[offsets[row] : offsets[row + 1]].decode() for row in rows.tolist()]
         ends = offsets_of([len(part) for part in parts])
-        bad = doubtful(np.frombuffer("".join(parts).encode("utf-32-le"), np.uint32))
-        return rows[np.unique(np.searchsorted(ends, bad, side="right") - 1)]
+        kinds = _table()[np.frombuffer("".join(parts).encode("utf-32-le"), np.uint32)]
+        bad = np.searchsorted(ends, np.flatnonzero(_is_doubtful(kinds)), side="right") - 1
+        composed = np.unique(np.searchsorted(ends, np.flatnonzero(kinds & _COMPOSES), side="right") - 1)
+        sure[rows[bad]] = False
+        sure[[rows[number] for number in composed.tolist() if self._composed.affect(parts[number])]] = False
+        return sure
 
     def _sample(self, texts: pa.Array, found: Encoded) -> None:
         first, self._texts = self._texts, self._texts + len(texts)
@@ -275,9 +367,15 @@ def text_buffers(texts: pa.Array) -> tuple[npt.NDArray[np.int64], bytes]:
 
 
 def _with_added(added: Sequence[str]) -> list[str]:
-    """Texts in which a tokenizer's own tokens stand."""
+    """Texts in which a tokenizer's own tokens stand: as written, composed, taken apart, and with a mark after them.
+
+    Those after the first 256 stand in one text each, so that thousands of them do not delay every worker by seconds.
+    """
     shapes = ("{}", " {} ", "a{}b", "{}{}", "the {}\n{} end", "{}.")
-    return [shape.format(*[token] * shape.count("{}")) for token in added for shape in shapes]
+    texts = [shape.format(*[token] * shape.count("{}")) for token in added[:256] for shape in shapes]
+    texts += [f"a{token}{token} {token}." for token in added[256:]] + [f"{token}\u0301" for token in added]
+    forms = {unicodedata.normalize(form, token) for token in added for form in ("NFC", "NFD")} - set(added)
+    return [*texts, *(f"the {form}." for form in sorted(forms))]
 
 
 _WORDS = (

@@ -144,6 +144,7 @@ class TokenizeStep:
     _loaded: LoadedTokenizer | None = None
     fast: FastKind | None = None  # the fast encoder is used, as long as it gives the same ids
     _proved: ProvedEncoder | None = None
+    _load_failure: str = ""  # why the fast encoder could not be used
     # What is put before and after every document; None until it is settled.
     _frame: tuple[list[int], list[int]] | None = None
 
@@ -196,7 +197,22 @@ class TokenizeStep:
         if self._frame is None:
             self.check(self._loaded)
         if self.fast is not None:
-            self._proved = ProvedEncoder(FastEncoder(data), self._loaded, self.fast)
+            self._open_fast(data, self.fast)
+
+    def _open_fast(self, data: bytes, kind: FastKind) -> None:
+        """Load the fast encoder, or note why it cannot load this tokenizer."""
+        assert self._loaded is not None
+        try:
+            fast = FastEncoder(data)
+        except (RuntimeError, ValueError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            self._load_failure = f"{fast_name()} cannot load the tokenizer {self.tokenizer.name}: {reason}"
+            if kind.required:
+                raise InputError(
+                    f"{self._load_failure}.", hint="Leave --encoder out, or use --encoder=reference."
+                ) from error
+            return
+        self._proved = ProvedEncoder(fast, self._loaded, kind)
 
     @property
     def _encoder(self) -> Encoder:
@@ -211,7 +227,7 @@ class TokenizeStep:
 
     @property
     def differed(self) -> str:
-        return self._proved.differed if self._proved is not None else ""
+        return self._proved.differed if self._proved is not None else self._load_failure
 
     def use_reference(self) -> None:
         self.fast = None
