@@ -302,13 +302,6 @@ _BESIDE = min(32, (os.cpu_count() or 1) + 4)  # threads that wait for servers, a
 _ROOM: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
 
 
-class _Thread(threading.local):
-    beside = False
-
-
-_THREAD = _Thread()
-
-
 def submit(request: Coroutine[Any, Any, T]) -> Future[T]:
     """Start a request; cancel the future to drop it."""
     import asyncio
@@ -359,7 +352,6 @@ async def beside(function: Callable[..., T], *given: Any) -> T:
             brought.set_result(cast(T, result))
 
     def run() -> None:
-        _THREAD.beside = True
         try:
             told: tuple[T | None, Exception | None] = (function(*given), None)
         except Exception as error:  # noqa: BLE001  whoever waits for it gets it
@@ -369,11 +361,6 @@ async def beside(function: Callable[..., T], *given: Any) -> T:
     async with _ROOM[loop]:
         threading.Thread(target=run, name="beside", daemon=True).start()
         return await brought
-
-
-def hearing(function: Callable[..., T], *given: Any) -> T:
-    """The same for whoever may wait; a stop is heard meanwhile."""
-    return function(*given) if _THREAD.beside else wait(beside(function, *given))
 
 
 def _loop() -> asyncio.AbstractEventLoop:

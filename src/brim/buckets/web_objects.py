@@ -9,6 +9,7 @@ and nowhere else, wherever a redirect leads.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -16,14 +17,14 @@ from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_client import WebFailed, hearing
-from brim.state.retry import RATE_LIMITED, asked_s, pause
+from brim.buckets.bucket_client import WebFailed
+from brim.state.retry import RATE_LIMITED, asked_s, capped_wait, interruptible, pause
 
 _HOPS = 5
-_MOST_WAIT_S = 300.0  # the Hub counts requests by five minutes
 _PATHS = 1000  # that may be asked about at once
 _TIMEOUT_S = 60.0
 _LOCK = threading.Lock()
+_LOGGER = logging.getLogger("huggingface_hub")  # prints warnings, or leads them to the notes of a job
 _PLACES: dict[str, tuple[str, str | None]] = {}  # where the Hub sent us for a file, and what it said of its content
 _COMMITS: dict[str, str] = {}
 
@@ -65,7 +66,7 @@ def _ask(method: str, url: str, headers: dict[str, str], body: bytes | None = No
                 follow_redirects=False,
                 timeout=_TIMEOUT_S,
             )
-            answer = hearing(request)
+            answer = interruptible(request)
         except (OSError, RuntimeError) as error:
             raise WebFailed(f"{type(error).__name__}") from None
         except Exception as error:
@@ -73,7 +74,9 @@ def _ask(method: str, url: str, headers: dict[str, str], body: bytes | None = No
                 raise
             raise WebFailed(f"{type(error).__name__}") from None
         if answer.status_code == RATE_LIMITED and (wait_s := asked_s(answer.status_code, answer.headers)):
-            pause(min(wait_s, _MOST_WAIT_S))
+            wait_s, said = capped_wait(wait_s)
+            _LOGGER.warning("%s answered 429; waiting %s", urlsplit(url).hostname, said)
+            pause(wait_s)
             continue
         if _origin(url) == _origin(_endpoint()):
             told = answer.headers.get("X-Xet-Hash") or told

@@ -16,10 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import field
+from functools import partial
 from typing import Any, Protocol
 
 from brim.memory.release import give_back_heap, keep_heap_small
 from brim.records import dataclass
+from brim.state.retry import interruptible
 
 # Measured with hf-xet 1.8 (benchmarks/publish.py): what a session takes, and what a file on its way adds.
 BASE_BYTES = 15_000_000
@@ -128,26 +130,27 @@ class XetLine:
             self._token = self._ask()
         token = self._token
         plain = {key: value for key, value in token.headers.items() if key.lower() != "authorization"}
-        with self._session.new_upload_commit(
+        commit = self._session.new_upload_commit(
             endpoint=token.storage,
             token=token.secret,
             token_expiry_unix_secs=int(token.ends),
             token_refresh_url=token.url,
             token_refresh_headers=token.headers,
             custom_headers=plain,
-        ) as commit:
+        )
+        try:
             stream = commit.start_upload_stream(name=name, sha256=sha256)
-            try:
-                written = 0
-                for chunk in chunks:
-                    stream.write(bytes(chunk))
-                    written += len(chunk)
-                    told(len(chunk))
-                    _wait_for_line(commit, written, told)
-                done = stream.finish()
-            except BaseException:
-                stream.abort()
-                raise
+            written = 0
+            for chunk in chunks:
+                interruptible(partial(stream.write, bytes(chunk)))
+                written += len(chunk)
+                told(len(chunk))
+                _wait_for_line(commit, written, told)
+            done = interruptible(stream.finish)
+            interruptible(commit.wait_to_finish)
+        except BaseException:
+            commit.abort()  # and what it has begun to send
+            raise
         if self._in_pieces:
             give_back_heap()
         return done.xet_info

@@ -12,13 +12,16 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
 _CHECK_S = 0.2
+_LEAVE_S = 0.5
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529})
 RATE_LIMITED = 429
+MOST_ASKED_S = 300.0  # the Hub counts requests over five minutes
 CONFLICTS = frozenset({409, 412})  # somebody else was quicker: whoever looks again may go on
 _PASSING_CODES = frozenset(
     {
@@ -54,15 +57,23 @@ def may_pass(status: int | None, code: str = "") -> bool:
     return code not in _LASTING_CODES and (status is None or status in _PASSING or status in CONFLICTS)
 
 
+def _no_check() -> None:
+    """Nobody can stop this thread."""
+
+
 class _Here(threading.local):
-    check: Callable[[], None] = staticmethod(lambda: None)
+    check: Callable[[], None] = staticmethod(_no_check)
+    abandonable = False  # another thread waits for this one, and hears a stop
 
 
 _HERE = _Here()
 
 
 def asked_s(status: int, headers: Mapping[str, str]) -> float:
-    """For how long an answer asks to wait: Retry-After, or what the Hub tells of its limits: `"api";r=0;t=57`."""
+    """Return for how long an answer asks to wait: Retry-After, or the Hub's own limits: `"api";r=0;t=57`.
+
+    The value is the server's: wait for `capped_wait(...)` of it.
+    """
     said = re.fullmatch(r"\s*(\d+)\s*", headers.get("Retry-After", ""))
     if said is None and status == RATE_LIMITED:
         said = re.search(r"\bt=(\d+)", headers.get("RateLimit", ""))
@@ -93,6 +104,48 @@ def leaving(seconds: float = 1.0) -> Iterator[None]:
 def look() -> None:
     """Raises if somebody asked this thread to stop."""
     _HERE.check()
+
+
+def capped_wait(asked_for_s: float) -> tuple[float, str]:
+    """Return how long to wait if a server asks for this long, and how to say it: no server may stop a job for a day."""
+    if asked_for_s <= MOST_ASKED_S:
+        return asked_for_s, f"{asked_for_s:g} s"
+    return MOST_ASKED_S, f"{MOST_ASKED_S:g} s, not the {asked_for_s:g} s that it asks for"
+
+
+def interruptible(request: Callable[[], T]) -> T:
+    """Call what waits for a server in its own way, but stop waiting when this thread is asked to stop.
+
+    The call runs in a daemon thread that hears the same stop. If it does not return, because the server is silent, it
+    is abandoned: Python does not wait for it at its end. Without anybody who could ask, it is a plain call.
+    """
+    check = _HERE.check
+    if check is _no_check or _HERE.abandonable:
+        return request()
+    result: Future[T] = Future()
+
+    def run() -> None:
+        _HERE.abandonable = True
+        with interrupted_by(check):
+            try:
+                result.set_result(request())
+            except BaseException as error:  # noqa: BLE001  whoever waits for it gets it
+                result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="request", daemon=True)
+    thread.start()
+    try:
+        while not _is_finished(result):
+            check()
+    except BaseException:
+        thread.join(_LEAVE_S)  # a call that is not stuck hears the stop too, and lets go of what it uses
+        raise
+    return result.result()
+
+
+def _is_finished(result: Future[T]) -> bool:
+    wait([result], _CHECK_S)
+    return result.done()
 
 
 def pause(seconds: float, check: Callable[[], None] = lambda: None) -> None:

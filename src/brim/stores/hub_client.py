@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +17,7 @@ from brim.buckets.read_object import ForwardFile, WindowFile
 from brim.errors import DestinationError, SinkFailed
 from brim.records import dataclass
 from brim.state.ledger import Piece
-from brim.state.retry import Retry
+from brim.state.retry import Retry, interruptible
 from brim.stores.destination import MAIN, HubAddress
 from brim.stores.hub_session import explained, is_passing, persistently, status_of
 
@@ -179,7 +180,8 @@ class HubClient:
 
         if name not in snapshot.tree:
             return None
-        response = http_backoff("GET", self.url(name, snapshot.commit), headers=self.headers())
+        url, headers = self.url(name, snapshot.commit), self.headers()
+        response = interruptible(lambda: http_backoff("GET", url, headers=headers))
         hf_raise_for_status(response)
         return bytes(response.content)
 
@@ -187,18 +189,20 @@ class HubClient:
         self, revision: str, parent: str, operations: Sequence[Any], message: str, description: str | None = None
     ) -> str:
         """Once: whoever calls looks at what is there before asking again."""
-        made = self.api.create_commit(
-            **self.repo,
-            operations=list(operations),
-            commit_message=message,
-            commit_description=description,
-            revision=revision,
-            parent_commit=parent,
+        made = interruptible(
+            lambda: self.api.create_commit(
+                **self.repo,
+                operations=list(operations),
+                commit_message=message,
+                commit_description=description,
+                revision=revision,
+                parent_commit=parent,
+            )
         )
         return str(made.oid)
 
     def open_pull(self, title: str, description: str) -> int:
-        made = self.api.create_pull_request(**self.repo, title=title, description=description)
+        made = interruptible(lambda: self.api.create_pull_request(**self.repo, title=title, description=description))
         return int(made.num)
 
     def find_pull(self, mark: str) -> int | None:
@@ -324,7 +328,7 @@ class StreamFile(ForwardFile):
                 if self._response is None:
                     self._response = persistently(lambda: self._source.ask(self._end, self.size))
                     self._blocks = self._response.iter_raw(_READ_BYTES)
-                block = next(self._blocks, b"")
+                block: bytes = interruptible(partial(next, self._blocks, b""))
             except Exception as error:
                 self._drop()
                 if not retry.again(error):

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from brim.errors import BrimError, DestinationError, InputError, SinkFailed
 from brim.records import dataclass
-from brim.state.retry import CONFLICTS, Retry, asked_s, may_pass, pause
+from brim.state.retry import CONFLICTS, Retry, asked_s, capped_wait, interruptible, may_pass, pause
 from brim.stores.hub_private import client_factory
 
 T = TypeVar("T")
@@ -140,7 +140,8 @@ def _wait_as_asked(response: Any) -> None:
     wait_s = asked_s(response.status_code, response.headers) if passing else 0.0
     if wait_s > max(_WAITS_S):
         response.read()
-        logging.getLogger(_LOGGER).warning("%s; waiting %g s, as it asks", response.status_code, wait_s)
+        wait_s, said = capped_wait(wait_s)
+        logging.getLogger(_LOGGER).warning("%s; waiting %s", response.status_code, said)
         _wait(wait_s)
         for name in ("Retry-After", "RateLimit"):
             response.headers.pop(name, None)
@@ -219,15 +220,16 @@ def hub_tries() -> Retry:
 
 def persistently(call: Callable[[], T]) -> T:
     """For requests that the library makes once: try again what may pass."""
-    return hub_tries().call(call)
+    return hub_tries().call(lambda: interruptible(call))
 
 
 def wait_after(error: BaseException, wait_s: float) -> None:
     """Wait before the next try, as long as the answer asks for, and say so."""
     response = getattr(error, "response", None)
-    wait_s = max(wait_s, 0.0 if response is None else asked_s(response.status_code, response.headers))
+    asked_for_s = 0.0 if response is None else asked_s(response.status_code, response.headers)
+    wait_s, said = capped_wait(max(wait_s, asked_for_s))
     what = status_of(error) or type(error).__name__
-    logging.getLogger(_LOGGER).warning("%s; trying again in %g s", what, wait_s)
+    logging.getLogger(_LOGGER).warning("%s; trying again in %s", what, said)
     _wait(wait_s)
 
 

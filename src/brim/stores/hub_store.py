@@ -22,6 +22,7 @@ from brim.formats.card_configs import UNFINISHED
 from brim.formats.splice import Splice
 from brim.records import dataclass
 from brim.state.ledger import Piece
+from brim.state.retry import interruptible
 from brim.stores import hub_private
 from brim.stores.destination import MAIN, HubAddress, HubOptions
 from brim.stores.hub_client import HubClient, Snapshot
@@ -63,7 +64,7 @@ class HubCarrier:
 
         _open_session()
         with explained(self.address.repo, begun=False):
-            get_session().head(self.endpoint, timeout=_REACH_S)
+            interruptible(lambda: get_session().head(self.endpoint, timeout=_REACH_S))
             Lfs(self.address, self.token, self.endpoint).asked([_ONE_BYTE])
 
     def put(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:

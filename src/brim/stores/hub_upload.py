@@ -10,6 +10,7 @@ import io
 import itertools
 import os
 from collections.abc import Iterator
+from functools import partial
 
 from brim.buckets.xet import BASE_BYTES, LANE_BYTES, XET_BYTES, NoXet, XetFailed, XetLine, XetToken, token_of
 from brim.errors import BrimError, DestinationError, DoesNotFit, SinkFailed
@@ -17,7 +18,7 @@ from brim.formats.source_reader import Seekable
 from brim.formats.splice import Splice
 from brim.sizes import format_size
 from brim.state.ledger import Piece
-from brim.state.retry import may_pass
+from brim.state.retry import interruptible, look, may_pass
 from brim.stores.destination import HubAddress
 from brim.stores.hub_private import addition, upload_info
 from brim.stores.hub_session import HubAnswer, answer_of, explained_answer, hub_tries, scrubbed, status_of
@@ -50,7 +51,9 @@ class Lfs:
                 return Put(piece.sha256, sent=attempt > 0)
             content.seek(0)
             try:
-                lfs_upload(addition(piece, content), action, token=self._token, endpoint=self._endpoint)
+                interruptible(
+                    partial(lfs_upload, addition(piece, content), action, self._token, endpoint=self._endpoint)
+                )
             except Exception as error:
                 answer = answer_of(error)
                 expired = answer is not None and answer.status == _EXPIRED and not answer.by_hub
@@ -69,13 +72,15 @@ class Lfs:
 
         wanted: dict[str, dict[str, object]] = {}
         for start in range(0, len(pieces), 256):
-            actions, errors, _ = post_lfs_batch_info(
+            ask = partial(
+                post_lfs_batch_info,
                 [upload_info(piece) for piece in pieces[start : start + 256]],
                 token=self._token,
                 repo_type="dataset",
                 repo_id=self._address.repo,
                 endpoint=self._endpoint,
             )
+            actions, errors, _ = interruptible(ask)
             if errors:
                 told = errors[0]["error"]
                 code = told.get("code")
@@ -104,6 +109,7 @@ class _Content(Seekable, io.BufferedIOBase):
         return self._at
 
     def read(self, size: int | None = -1, /) -> bytes:
+        look()  # after a stop the splice is closed, and a request that was abandoned must not read from it
         if size is None or size < 0:
             size = self._splice.size - self._at
         parts = []
@@ -170,7 +176,7 @@ def _token(address: HubAddress, token: str, endpoint: str | None) -> XetToken:
     url = f"{HfApi(endpoint=endpoint).endpoint}/api/datasets/{address.repo}/xet-write-token/main"
     headers = build_hf_headers(token=token, library_name="brim")
     try:
-        answer = http_backoff("GET", url, headers=headers)
+        answer = interruptible(lambda: http_backoff("GET", url, headers=headers))
         hf_raise_for_status(answer)
     except BrimError:
         raise
