@@ -133,7 +133,7 @@ def test_values_that_are_no_numbers() -> None:
     assert np.isnan(kept[:, 0]).tolist() == [False, False, True, False]
 
 
-@pytest.mark.parametrize(("bad", "what"), [(None, "null"), ("", "empty"), (" \n", "empty")])
+@pytest.mark.parametrize(("bad", "what"), [(None, "null"), ("", "empty")])
 def test_texts_that_are_not_there(bad: str | None, what: str) -> None:
     """Named by their row, or embedded as an empty text."""
     table = texts_table(["a", "b", bad])
@@ -142,6 +142,13 @@ def test_texts_that_are_not_there(bad: str | None, what: str) -> None:
     assert caught.value.row == 2
     assert f"'caption' is {what}" in str(caught.value.__cause__)
     assert len(embed("hashing", table, empty="keep")) == 3
+
+
+@pytest.mark.parametrize("text", [" ", "\n", "\u3000"])
+def test_a_text_of_white_space_is_not_empty(text: str) -> None:
+    """Only null and the empty text are: what white space means is the model's to know."""
+    table = texts_table(["a", "b", text])
+    np.testing.assert_array_equal(vectors(embed("hashing", table)), vectors(embed("hashing", table, empty="keep")))
 
 
 @pytest.mark.parametrize(

@@ -168,9 +168,9 @@ def map(
     `with_rank` gives the number of the worker, from 0.
 
     `input="arrow"` gives the function a pyarrow.Table, "numpy" a dict of arrays. `splittable=True` says that a batch
-    done in parts gives the same rows, so that brim may do that when memory is short. `on_error="skip"` leaves out
-    rows on which the function fails, "quarantine" keeps them in a file. `keep_done=True` keeps what was finished
-    although the function has changed since.
+    done in parts gives the same rows, so that brim may do that when memory is short or rows fail. `on_error="skip"`
+    leaves out rows on which the function fails (a whole batch, unless it is splittable), "quarantine" keeps them in a
+    file. `keep_done=True` keeps what was finished although the function has changed since.
 
     What the function raises is raised: it is of that type, and a `brim.FunctionFailed`.
     """

@@ -152,6 +152,7 @@ def tell(computed: Any, progress: Any, job: Any, showing: ShowingFlags, more: Se
             "computed": outcome.computed,
             "retries": outcome.retries,
             "bad_rows": outcome.bad_rows,
+            "bad_batches": outcome.bad_batches,
             "peak_bytes": peak,
             **({"encoders": outcome.encoders} if outcome.encoders else {}),
             **computed.counts,

@@ -81,7 +81,10 @@ def map(
     ] = None,
     splittable: Annotated[
         bool,
-        typer.Option("--splittable", help="A batch done in parts gives the same rows: allow it if memory is short."),
+        typer.Option(
+            "--splittable",
+            help="A batch done in parts gives the same rows: allow it if memory is short or rows fail.",
+        ),
     ] = False,
     format: Annotated[str, typer.Option("--format", metavar="parquet|arrow", help="What a shard is.")] = "parquet",
     rows_per_shard: Annotated[

@@ -96,7 +96,7 @@ def _adopt(units: Ledger, before: JobRecord, wanted: Wanted) -> None:
             hint += "; --keep-done keeps the units that are done and does the others with the function as it is now"
         raise _changed("an unfinished job", before, wanted, f"{hint}.")
     receipts = [replace(receipt, job=wanted.fingerprint[:16]) for receipt in units.receipts.values()]
-    names = ["types", *(f"bad rows {receipt.name}" for receipt in receipts)]
+    names = ["types", *(f"bad {what} {receipt.name}" for what in ("rows", "batches") for receipt in receipts)]
     notes = {name: units.recall(name) for name in names}
     units.begin(JobRecord(wanted.fingerprint, wanted.facts, versions()))
     for name, note in notes.items():

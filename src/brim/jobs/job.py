@@ -117,10 +117,21 @@ class Computed(Described):
             lines.append(("sent", f"{format_size(built.sent_bytes)}{built.commits_made}"))
         if done.bad_rows:
             where = f", kept in {self.quarantine}" if self.quarantine else ""
-            lines.append(("left out", f"{plural(done.bad_rows, 'row')} that failed{where}"))
+            lines.append(("left out", f"{_left_out(done)}{where}"))
         if built.proved:
             lines.append(("proved", built.proved))
         return [*lines, ("memory", f"{format_size(done.peak_bytes)} at most")] if done.peak_bytes else lines
+
+
+def _left_out(done: Outcome) -> str:
+    """The rows that failed. A batch that may not be done in parts is left out as a whole, and is not called rows."""
+    batches, rows = done.bad_batches, done.bad_rows - done.bad_batch_rows
+    if not batches:
+        return f"{plural(rows, 'row')} that failed"
+    together = plural(done.bad_batch_rows, "row")
+    said = f"1 batch of {together}" if batches == 1 else f"{batches:,} batches, {together} together,"
+    also = f" and {plural(rows, 'row')}" if rows else ""
+    return f"{said}{also} that failed (--splittable finds the rows)"
 
 
 @contextmanager

@@ -122,6 +122,8 @@ class Probed:
 class Done:
     """The unit is a file. `held_bytes` is what the worker still holds; `bad_rows` were left out.
 
+    `bad_batches` of them are batches that failed as a whole, of `bad_batch_rows` rows.
+
     `encoder` did it, where a step has several; `differed` tells why it was not the fast one. `changes` is what a
     callable object has changed in itself, pickled.
     """
@@ -134,6 +136,8 @@ class Done:
     encoder: str = ""
     differed: str = ""
     changes: bytes = b""
+    bad_batches: int = 0
+    bad_batch_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,9 +78,11 @@ class Outcome:
     computed: int = 0
     workers: int = 0
     retries: int = 0
-    bad_rows: int = 0
+    bad_rows: int = 0  # left out; those of `bad_batches` batches, which failed as a whole, among them
     peak_bytes: int = 0
     encoders: dict[str, int] = field(default_factory=dict)  # the units that each of them did
+    bad_batches: int = 0
+    bad_batch_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +243,7 @@ class UnitReceipts:
         self._job, self._progress, self._share = work.ledger.job.fingerprint[:16], work.progress, work.share
         self._receipts: dict[int, Receipt] = {}
         self._lock = threading.Lock()  # some are found while others are done
-        self.computed = self.bad_rows = 0
+        self.computed = self.bad_rows = self.bad_batches = self.bad_batch_rows = 0
         self.encoders: dict[str, int] = {}
 
     @property
@@ -283,7 +285,9 @@ class UnitReceipts:
             self._ledger.forget(receipt.name)  # before its file becomes another one
             return False
         encoder = self._ledger.recall(f"encoder {receipt.name}") or ""
-        self._take(unit, receipt, self._ledger.recall(f"bad rows {receipt.name}") or 0, encoder)
+        bad = [self._ledger.recall(f"bad rows {receipt.name}") or 0]
+        bad += self._ledger.recall(f"bad batches {receipt.name}") or (0, 0)
+        self._take(unit, receipt, bad, encoder)
         return True
 
     def begin(self, task: Task) -> None:
@@ -301,7 +305,7 @@ class UnitReceipts:
         receipts = [self._receipt(unit, done, boot) for unit, done in found]
         self._ledger.add_all(receipts, lasts=not boot)
         for (unit, done), receipt in zip(found, receipts, strict=True):
-            self._take(unit, receipt, done.bad_rows, done.encoder)
+            self._take(unit, receipt, (done.bad_rows, done.bad_batches, done.bad_batch_rows), done.encoder)
             self.computed += 1
             tell_rows(self._progress, done.rows)
             self._progress.shard(f"unit {unit.number}", done.size, done.sha256, "computed")
@@ -314,6 +318,8 @@ class UnitReceipts:
         self._share.kept(name)
         if done.bad_rows or self._ledger.recall(f"bad rows {name}"):
             yield f"bad rows {name}", done.bad_rows
+        if done.bad_batches or self._ledger.recall(f"bad batches {name}"):
+            yield f"bad batches {name}", [done.bad_batches, done.bad_batch_rows]
         if done.encoder:
             yield f"encoder {name}", done.encoder
 
@@ -325,10 +331,12 @@ class UnitReceipts:
         """Make those last that count in this boot alone."""
         sync_rest(self._ledger, self._folder)
 
-    def _take(self, unit: Unit, receipt: Receipt, bad_rows: int, encoder: str) -> None:
+    def _take(self, unit: Unit, receipt: Receipt, bad: Sequence[int], encoder: str) -> None:
         with self._lock:
             self._receipts[unit.number] = receipt
-            self.bad_rows += bad_rows
+            self.bad_rows += bad[0]
+            self.bad_batches += bad[1]
+            self.bad_batch_rows += bad[2]
             if encoder:
                 self.encoders[encoder] = self.encoders.get(encoder, 0) + 1
 
@@ -469,6 +477,8 @@ def compute(work: UnitWork, backend_of: BackendOf) -> Outcome:
         receipts.bad_rows,
         backend.peak_bytes,
         receipts.encoders,
+        receipts.bad_batches,
+        receipts.bad_batch_rows,
     )
 
 

@@ -24,7 +24,7 @@ from brim.rows.unit import Reading, Unit
 from brim.schedule.messages import At
 from brim.sizes import format_size
 from brim.steps.functions import pack
-from brim.steps.step import BadRow, Step
+from brim.steps.step import BadBatch, BadRow, Step
 
 if TYPE_CHECKING:
     from brim.schedule.memory_line import WorkerRoom
@@ -180,9 +180,8 @@ _ELSEWHERE = "Give --memory what is really free, or end what else takes memory."
 _OURS = str(Path(__file__).parents[1]) + os.sep  # frames of brim itself
 
 
-def reason(error: BadRow) -> str:
+def reason(cause: BaseException | None) -> str:
     """The function's error in one line."""
-    cause = error.__cause__
     return f"{type(cause).__name__}: {cause}" if cause is not None else "unknown"
 
 
@@ -199,11 +198,17 @@ def explain(error: BadRow, unit: Unit, reading: Reading, offset: int) -> InputEr
             rows=error.rows,
         )
     rows = "at" if error.rows == 1 else f"in the {error.rows:,} rows that begin at"
+    hint = (
+        "Mend it and run the same command with --keep-done: finished units are kept. Or leave "
+        "such rows out with --on-error=skip, or --on-error=quarantine, which keeps them in a file."
+    )
+    if isinstance(error, BadBatch):
+        rows = f"in a batch of {error.rows:,} rows, and on none of them alone; the first is"
+        hint = "Try another --batch-size, or fix the model. Finished units are kept."
     cause = error.__cause__
     return FunctionFailed(
-        f"The function failed {rows} {place} (unit {unit.number}): {reason(error)}{_where_in_code(error)}",
-        hint="Mend it and run the same command with --keep-done: finished units are kept. Or leave "
-        "such rows out with --on-error=skip, or --on-error=quarantine, which keeps them in a file.",
+        f"The function failed {rows} {place} (unit {unit.number}): {reason(error.__cause__)}{_where_in_code(error)}",
+        hint=hint,
         unit=unit.number,
         row=offset + error.row,
         rows=error.rows,

@@ -191,7 +191,7 @@ class Worker:
             held = process_bytes(os.getpid())
         told = (step.encoder, step.differed) if isinstance(step, Encodes) else ("", "")
         changes = step.changes() if isinstance(step, Changes) else b""
-        self.connection.send(Done(rows, size, sha256, held, bad.rows, *told, changes))
+        self.connection.send(Done(rows, size, sha256, held, bad.rows, *told, changes, bad.batches, bad.batch_rows))
 
     def _probe(self, order: Any) -> None:
         """The types of the first batch. It is not done twice: the unit goes on from there."""
@@ -213,7 +213,7 @@ class Worker:
         if begun is not None and begun[:2] == (order.unit, order.pieces):
             return begun[2:]
         path = Path(self.setup.folder) / f"{order.unit.number:08d}.bad.arrow"
-        bad = _Bad(path, order.unit.number, order.unit.first_row)
+        bad = _Bad(path, order.unit.number, order.unit.first_row, keeps=self.setup.on_error == "quarantine")
         return bad, self._results(order, bad)
 
     def _settle(self, types: bytes) -> None:
@@ -247,26 +247,34 @@ class Worker:
             seen += table.nbytes
 
     def _apply(self, batch: Any, small: bool, bad: _Bad, unit: Any) -> list[Any]:
-        """What the step makes of a batch; rows that it cannot do are left out if that was asked for."""
-        from brim.steps.step import BadRow
+        """What the step makes of a batch; rows that it cannot do are left out if that was asked for.
 
+        Where a batch fails that may be done in parts, it is halved until the rows are found that fail alone.
+        """
+        from brim.steps.step import BadBatch, BadRow
+
+        step, stops = self.setup.step, self.setup.on_error == "stop"
+        if not stops:
+            batch = replace(batch, leave_out=lambda row, cause: bad.add(batch, row, 1, cause))
         try:
-            return list(self.setup.step.apply(batch, small))
+            return list(step.apply(batch, small))
         except BadRow as error:
-            if self.setup.on_error == "stop" or isinstance(error.__cause__, KeyboardInterrupt):
-                raise self._explained(error, batch, unit) from error
-            start, stop = error.row, error.row + error.rows
-            if self.setup.on_error == "quarantine":
-                bad.keep(batch.table.slice(start, error.rows), batch, start, error)
-            bad.rows += error.rows
-        results: list[Any] = []
-        for begin, end in ((0, start), (stop, batch.table.num_rows)):
-            if end > begin:
-                first = None if batch.first_row is None else batch.first_row + begin
-                part = replace(
-                    batch, table=batch.table.slice(begin, end - begin), offset=batch.offset + begin, first_row=first
-                )
-                results += self._apply(part, small, bad, unit)
+            failed = error
+        start, stop, rows = failed.row, failed.row + failed.rows, batch.table.num_rows
+        if isinstance(failed, BadBatch) or isinstance(failed.__cause__, KeyboardInterrupt):
+            raise self._explained(failed, batch, unit) from failed
+        if failed.rows > 1 and step.splittable:
+            middle = start + failed.rows // 2
+            ranges = [(0, start), (start, middle), (middle, stop), (stop, rows)]
+        elif stops:
+            raise self._explained(failed, batch, unit) from failed
+        else:
+            bad.add(batch, start, failed.rows, failed.__cause__)
+            ranges = [(0, start), (stop, rows)]
+        parts = [_slice(batch, begin, end) for begin, end in ranges if end > begin]
+        results = [table for part in parts for table in self._apply(part, small, bad, unit)]
+        if stops:  # it fails as a whole, and none of its parts does
+            raise self._explained(failed, batch, unit) from failed
         return results
 
     def _explained(self, error: Any, batch: Any, unit: Any) -> Exception:
@@ -313,23 +321,32 @@ def _whereabouts(setup: Any) -> Any:
 class _Bad:
     """Rows that the step could not do, with the reason, in a file beside the unit's."""
 
-    def __init__(self, path: Path, unit: int, first_row: int | None) -> None:
-        self.rows = 0
-        self._path, self._unit, self._first_row = path, unit, first_row
+    def __init__(self, path: Path, unit: int, first_row: int | None, *, keeps: bool) -> None:
+        self.rows = self.batches = self.batch_rows = 0
+        self._path, self._unit, self._first_row, self._keeps = path, unit, first_row, keeps
         self._tables: list[Any] = []
 
-    def keep(self, table: Any, batch: Any, start: int, error: Any) -> None:
+    def add(self, batch: Any, start: int, rows: int, cause: BaseException | None) -> None:
+        """Count rows of a batch that are left out, and keep them if that was asked for."""
+        self.rows += rows
+        if rows > 1:
+            self.batches += 1
+            self.batch_rows += rows
+        if self._keeps:
+            self._keep(batch.table.slice(start, rows), batch.offset + start, cause)
+
+    def _keep(self, table: Any, offset: int, cause: BaseException | None) -> None:
         import pyarrow as pa
 
         from brim.schedule.work_failures import reason
 
-        offsets = [batch.offset + start + n for n in range(table.num_rows)]
+        offsets = [offset + number for number in range(table.num_rows)]
         rows = [None if self._first_row is None else self._first_row + offset for offset in offsets]
         notes = {
             "brim_row": pa.array(rows, pa.int64()),  # in the source, where that is known
             "brim_unit": pa.array([self._unit] * table.num_rows, pa.int64()),
             "brim_offset": pa.array(offsets, pa.int64()),  # in the unit
-            "brim_error": pa.array([reason(error)] * table.num_rows),
+            "brim_error": pa.array([reason(cause)] * table.num_rows),
         }
         table = table.replace_schema_metadata(None)
         for name, values in notes.items():
@@ -359,8 +376,13 @@ def _pieces(batch: Any, pieces: int) -> Iterator[Any]:
         yield batch
         return
     for start in range(0, rows, step):
-        first = None if batch.first_row is None else batch.first_row + start
-        yield replace(batch, table=batch.table.slice(start, step), offset=batch.offset + start, first_row=first)
+        yield _slice(batch, start, min(start + step, rows))
+
+
+def _slice(batch: Any, start: int, stop: int) -> Any:
+    """Some rows of a batch."""
+    first = None if batch.first_row is None else batch.first_row + start
+    return replace(batch, table=batch.table.slice(start, stop - start), offset=batch.offset + start, first_row=first)
 
 
 def _is_memory(error: BaseException) -> bool:

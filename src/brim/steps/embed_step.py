@@ -10,11 +10,11 @@ What a model gives, as the columns of a table: checked, normalised, in a type th
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from brim.memory.limit import usable_cores
 from brim.records import dataclass
 from brim.steps.embed_options import EmbedOptions
 from brim.steps.models import Model, VectorType, load_model, model_facts, need
-from brim.steps.step import BadRow, Batch
+from brim.steps.step import BadBatch, BadRow, Batch
 
 Array = np.ndarray[Any, Any]
 
@@ -73,12 +73,10 @@ def empty_vectors(rows: int, output: VectorType) -> Array:
     return np.empty((rows, output.dim), _NUMPY[output.dtype])
 
 
-def first_bad_row(array: Array, dtype: str) -> int | None:
-    """The first row with a value that is no number, or infinite."""
+def bad_rows(array: Array, dtype: str) -> list[int]:
+    """The rows with a value that is no number, or infinite."""
     good = (array & 0x7F80) != 0x7F80 if dtype == "bfloat16" else np.isfinite(array)
-    if good.all():
-        return None
-    return int(np.flatnonzero(~good.all(axis=1))[0])
+    return [] if good.all() else np.flatnonzero(~good.all(axis=1)).tolist()
 
 
 def vector_field(name: str, output: VectorType) -> Any:
@@ -195,6 +193,29 @@ class _Running:
     outputs: dict[str, VectorType] = field(default_factory=dict)
 
 
+class _RowLeftOut(Exception):
+    """A row of the batch was found to be bad: the batch is to be computed without it."""
+
+
+class _Window:
+    """The rows that are looked at together, and those among them that are bad, each with its error.
+
+    `stops`: the first bad row ends the work.
+    """
+
+    def __init__(self, texts: list[str] | None, images: Any, *, stops: bool) -> None:
+        self.texts, self.images, self._stops = texts, images, stops
+        self.bad: dict[int, BaseException] = {}
+
+    def mark(self, row: int, error: BaseException) -> None:
+        if self._stops:
+            raise BadRow(row, 1) from error
+        self.bad[row] = error
+
+    def good(self, rows: Array) -> Array:
+        return rows[[row not in self.bad for row in rows.tolist()]] if self.bad else rows
+
+
 class EmbedStep:
     """See `brim.steps.step.Step`."""
 
@@ -263,17 +284,37 @@ class EmbedStep:
         return pa.schema(kept + [vector_field(names[old], output) for old, output in self._running.outputs.items()])
 
     def apply(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
+        """The rows of a window with their vectors, without those that fail if these are to be left out.
+
+        Every batch is planned from all rows of the window. Its bad rows are found first, and the rest of it is
+        computed as one batch: so the vectors depend on which rows are bad, and on nothing else.
+        """
         table, running = batch.table, self._open()
-        texts = None if self.options.column is None else self._texts(table[self.options.column])
-        images = None if self.options.image is None else table[self.options.image]
+        window = _Window(
+            None if self.options.column is None else self._texts(table[self.options.column]),
+            None if self.options.image is None else table[self.options.image],
+            stops=batch.leave_out is None,
+        )
+        self._mark_empty(table, window)
         results: dict[str, Array] = {}
-        for rows, prepared in self._prepared(texts, images, table.num_rows, small):
-            for name, vectors in self._encode(rows, prepared, texts, images).items():
+        finished = 0
+        for planned, prepared in self._prepared(window, table.num_rows, small):
+            rows, vectors_by_name = self._embed(planned, prepared, window)
+            for name, vectors in vectors_by_name.items():
                 if name not in results:
                     results[name] = empty_vectors(table.num_rows, running.outputs[name])
                 results[name][rows] = vectors
-        if table.num_rows:
-            self._refuse_nan(results)
+            finished += len(planned)
+            batch.advance(finished)
+        self._mark_nan(results, window)
+        for row in sorted(window.bad):
+            assert batch.leave_out is not None
+            batch.leave_out(row, window.bad[row])
+        if len(window.bad) < table.num_rows:
+            if window.bad:
+                good = np.array([row not in window.bad for row in range(table.num_rows)])
+                table = table.select(list(dict.fromkeys(self.options.keep))).filter(pa.array(good))
+                results = {name: array[good] for name, array in results.items()}
             yield self._table(table, results)
 
     def smaller(self, rows: int) -> str:
@@ -293,87 +334,144 @@ class EmbedStep:
         return self._running
 
     def _texts(self, column: Any) -> list[str]:
-        """Null and empty texts are an error, or both are the empty text."""
-        column = column.cast(pa.large_string())
-        if self.options.empty == "error":
-            blank = pc.or_kleene(pc.is_null(column), pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(column)), 0))
-            if (row := pc.index(blank, True).as_py()) >= 0:
-                what = "null" if not column[row].is_valid else "empty"
-                hint = "Leave such rows out of the source, or embed them as empty texts with --empty=keep."
-                raise BadRow(row, 1) from InputError(f"The text in {self.options.column!r} is {what}.", hint=hint)
-        return pc.fill_null(column, "").to_pylist()  # type: ignore[no-any-return]
+        """Null is the empty text; whether both are an error is for `_mark_empty` to say."""
+        return pc.fill_null(column.cast(pa.large_string()), "").to_pylist()  # type: ignore[no-any-return]
 
-    def _prepared(self, texts: list[str] | None, images: Any, count: int, small: bool) -> Iterator[tuple[Array, Any]]:
-        """Batches in the order of their lengths, longest first, each made while the one before is in use."""
+    def _mark_empty(self, table: pa.Table, window: _Window) -> None:
+        if self.options.column is None or self.options.empty != "error":
+            return
+        column = table[self.options.column].cast(pa.large_string())
+        for row in np.flatnonzero(pc.fill_null(pc.equal(pc.utf8_length(column), 0), True).to_numpy()).tolist():
+            what = "empty" if column[row].is_valid else "null"
+            hint = "Leave such rows out of the source, or embed them as empty texts with --empty=keep."
+            window.mark(row, InputError(f"The text in {self.options.column!r} is {what}.", hint=hint))
+
+    def _prepared(self, window: _Window, count: int, small: bool) -> Iterator[tuple[Array, Future[Any] | None]]:
+        """Batches in the order of their lengths, longest first, each prepared while the one before is in use."""
         size, ahead = self.options.batch_size, self._open().ahead
         order = np.arange(count)
-        if texts is not None and images is None:
-            lengths = ahead.submit(self._open().model.lengths, texts).result()
-            order = np.argsort(-np.asarray(lengths), kind="stable")
-        pieces = [order[start : start + size] for start in range(0, count, size)]
-        if small:
-            for rows in pieces:
-                yield rows, self._prepare(rows, texts, images)
-            return
-        waiting: Future[Any] | None = None
+        if window.texts is not None and window.images is None:
+            order = np.argsort(-ahead.submit(self._lengths, window).result(), kind="stable")
+        batches = [order[start : start + size] for start in range(0, count, size)]
+        following: Future[Any] | None = None
         try:
-            for number, rows in enumerate(pieces):
-                current = waiting or ahead.submit(self._prepare, rows, texts, images)
-                waiting = None
-                prepared = current.result()
-                if number + 1 < len(pieces):
-                    waiting = ahead.submit(self._prepare, pieces[number + 1], texts, images)
+            for number, rows in enumerate(batches):
+                prepared = following or (None if small else ahead.submit(self._prepare, rows, window))
+                following = None
+                if not small and number + 1 < len(batches):
+                    following = ahead.submit(self._prepare, batches[number + 1], window)
                 yield rows, prepared
         finally:
-            if waiting is not None:
-                waiting.cancel()
+            if following is not None:
+                following.cancel()
 
-    def _prepare(self, rows: Array, texts: Sequence[str] | None, images: Any) -> Any:
+    def _lengths(self, window: _Window) -> Array:
+        """The lengths of all texts of a window; that of a text whose length cannot be told is 0."""
+        model, texts = self._open().model, window.texts or []
+        try:
+            return np.asarray(model.lengths(texts))
+        except (MemoryError, BrimError):
+            raise
+        except Exception as error:
+            lengths, before = np.zeros(len(texts), np.int64), len(window.bad)
+            for row, text in enumerate(texts):
+                try:
+                    lengths[row] = 0 if row in window.bad else model.lengths([text])[0]
+                except (MemoryError, BrimError):
+                    raise
+                except Exception as fault:  # noqa: BLE001  the user's own code decides what this raises
+                    window.mark(row, fault)
+            if len(window.bad) == before:
+                raise BadBatch(0, len(texts)) from error
+            return lengths
+
+    def _prepare(self, rows: Array, window: _Window) -> tuple[Array, Any]:
+        """What the model needs of the good rows, and which these are."""
         running = self._open()
-        some_texts = None if texts is None else [texts[row] for row in rows]
-        some_images = None
-        if images is not None:
+        rows = window.good(rows)
+        images: list[Any] | None = None
+        if window.images is not None and len(rows):
             assert running.decoders is not None
-            cells = images.slice(int(rows[0]), len(rows)).to_pylist()  # where there are images nothing is sorted
+            cells: Iterable[Any] = [window.images[row].as_py() for row in rows.tolist()]
             if any(in_bucket(cell, self.options.image_root) for cell in cells):
                 cells = running.fetchers.map(self._fetched, cells)
-            some_images = list(running.decoders.map(self._image, rows, cells))
-        with _blame(rows):
-            return running.model.prepare(some_texts, some_images)
+            images = list(running.decoders.map(functools.partial(self._image, window), rows, cells))
+            images = [image for row, image in zip(rows.tolist(), images, strict=True) if row not in window.bad]
+            rows = window.good(rows)
+        if not len(rows):
+            return rows, None
+        texts = None if window.texts is None else [window.texts[row] for row in rows]
+        return rows, running.model.prepare(texts, images)
 
     def _fetched(self, cell: Any) -> Any:
         return fetched(cell, self.options.image_root, self.options.image_access)
 
-    def _image(self, row: int, cell: Any) -> Any:
+    def _image(self, window: _Window, row: Any, cell: Any) -> Any:
         try:
-            image = decoded(cell, self.options.image_root)
-        except InputError as error:
-            raise BadRow(int(row), 1) from error
-        with _blame(np.array([row])):
-            return self._open().model.prepare_image(image)
+            return self._open().model.prepare_image(decoded(cell, self.options.image_root))
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  of Pillow, or of the user's own code
+            window.mark(int(row), error)
+            return None
 
-    def _encode(self, rows: Array, prepared: Any, texts: Sequence[str] | None, images: Any) -> dict[str, Array]:
-        with _blame(rows):
+    def _embed(self, rows: Array, prepared: Future[Any] | None, window: _Window) -> tuple[Array, dict[str, Array]]:
+        """The vectors of a planned batch, and the rows that they are of: all but the bad ones."""
+        while True:
             try:
-                given = self._open().model.encode(prepared)
-            except Exception as error:  # which class it is depends on libraries that may not be there
-                if not _is_out_of_device_memory(error):
-                    raise
-                given, too_large = {}, error
-            else:
-                return self._checked(given, len(rows))
+                good, ready = self._prepare(rows, window) if prepared is None else prepared.result()
+                return good, self._encode(good, ready, window) if len(good) else {}
+            except _RowLeftOut:
+                pass
+            except (BadRow, MemoryError, BrimError):
+                raise
+            except Exception as error:
+                rows = window.good(rows)
+                found = False
+                for row, fault in self._failing(rows, window) if len(rows) > 1 else [(int(rows[0]), error)]:
+                    window.mark(row, fault)
+                    found = True
+                if not found:
+                    raise BadBatch(int(rows.min()), len(rows)) from error
+            prepared = None
+
+    def _failing(self, rows: Array, window: _Window) -> Iterator[tuple[int, Exception]]:
+        """The rows of a batch that failed on which the model fails alone: found by halving."""
+        middle = (len(rows) + 1) // 2
+        for half in (rows[:middle], rows[middle:]):
+            try:
+                good, ready = self._prepare(half, window)
+                if len(good):
+                    self._encode(good, ready, window)
+            except _RowLeftOut:
+                yield from self._failing(half, window) if len(half) > 1 else ()
+            except (BadRow, MemoryError, BrimError):
+                raise
+            except Exception as error:  # noqa: BLE001  the model decides what this raises
+                if len(half) == 1:
+                    yield int(half[0]), error
+                else:
+                    yield from self._failing(half, window)
+
+    def _encode(self, rows: Array, prepared: Any, window: _Window) -> dict[str, Array]:
+        try:
+            given = self._open().model.encode(prepared)
+        except Exception as error:  # which class it is depends on libraries that may not be there
+            if not _is_out_of_device_memory(error):
+                raise
+        else:
+            return self._checked(given, len(rows))
+        del prepared
+        _give_back()
         if len(rows) == 1:
-            raise BadRow(int(rows[0]), 1) from DoesNotFit(
+            fault = DoesNotFit(
                 "One row alone does not fit into the memory of the device.",
                 hint="Cut it shorter with --max-tokens, or use --device=cpu.",
             )
-        _give_back()
-        del prepared, too_large
+            window.mark(int(rows[0]), fault)
+            raise _RowLeftOut
         middle = (len(rows) + 1) // 2
-        halves = [
-            self._encode(half, self._prepare(half, texts, images), texts, images)
-            for half in (rows[:middle], rows[middle:])
-        ]
+        halves = [self._encode(*self._prepare(half, window), window) for half in (rows[:middle], rows[middle:])]
         return {name: np.concatenate([half[name] for half in halves]) for name in halves[0]}
 
     def _checked(self, given: Mapping[str, Any], count: int) -> dict[str, Array]:
@@ -397,16 +495,17 @@ class EmbedStep:
                 hint="Every batch has the same vectors.",
             )
 
-    def _refuse_nan(self, results: Mapping[str, Array]) -> None:
+    def _mark_nan(self, results: Mapping[str, Array], window: _Window) -> None:
         if self.options.nan == "keep":
             return
         for name, array in results.items():
-            row = first_bad_row(array, self._open().outputs[name].dtype)
-            if row is not None:
-                raise BadRow(row, 1) from InputError(
-                    f"The vector {name!r} has values that are no numbers or infinite.",
-                    hint="Try --dtype=float32, or write it as it is with --nan=keep.",
-                )
+            for row in bad_rows(array, self._open().outputs[name].dtype):
+                if row not in window.bad:
+                    fault = InputError(
+                        f"The vector {name!r} has values that are no numbers or infinite.",
+                        hint="Try --dtype=float32, or write it as it is with --nan=keep.",
+                    )
+                    window.mark(row, fault)
 
     def _table(self, table: pa.Table, results: Mapping[str, Array]) -> pa.Table:
         outputs = self._open().outputs
@@ -435,18 +534,6 @@ class EmbedStep:
 def _fetchers() -> ThreadPoolExecutor:
     """Threads that wait for images of a bucket: more than there are cores to decode them."""
     return ThreadPoolExecutor(_FETCHES, "brim-fetch")
-
-
-@contextmanager
-def _blame(rows: Array) -> Iterator[None]:
-    """An error of the model is the fault of one of these rows."""
-    try:
-        yield
-    except (BadRow, MemoryError, BrimError):
-        raise
-    except Exception as error:
-        first = int(rows.min())
-        raise BadRow(first, int(rows.max()) - first + 1) from error
 
 
 def _is_out_of_device_memory(error: BaseException) -> bool:

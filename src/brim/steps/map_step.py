@@ -69,7 +69,9 @@ class MapStep:
     @property
     def splittable(self) -> bool:
         """Whether a batch in pieces gives the same rows."""
-        return not self.options.batched or self.options.splittable is True
+        if not self.options.batched:
+            return True
+        return self.options.splittable is True and not self.options.drop_last_batch  # a part would be such a last batch
 
     @property
     def repeats(self) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -14,12 +14,15 @@ from brim.records import dataclass
 class Batch:
     """Consecutive rows. `first_row` is the index in the source of the first one, if the step asked for indices.
 
-    `offset` counts from the first row of the unit.
+    `offset` counts from the first row of the unit. `leave_out` takes a row of this batch and the error of it, if rows
+    that fail are left out. `advance` takes the number of rows of this batch that are done, where a step can tell.
     """
 
     table: pa.Table
     offset: int
     first_row: int | None
+    leave_out: Callable[[int, BaseException], None] | None = None
+    advance: Callable[[int], None] = lambda rows: None
 
 
 class Step(Protocol):
@@ -52,7 +55,8 @@ class Step(Protocol):
         """The rows that come of a batch, in order.
 
         `small`: memory is short; where `splittable`, use as little as possible at a time, a row if need be. The
-        concatenation of what is given must be the same. A BadRow tells which row of the batch is to blame.
+        concatenation of what is given must be the same. A BadRow tells which row of the batch is to blame; a step
+        may also give such rows to `batch.leave_out` and go on with the others.
         """
 
     def close(self) -> None:
@@ -76,6 +80,10 @@ class BadRow(Exception):
     def __init__(self, row: int, rows: int) -> None:
         super().__init__(row, rows)
         self.row, self.rows = row, rows
+
+
+class BadBatch(BadRow):
+    """The model failed on `rows` rows together, the first of which is `row`, and on none of them alone."""
 
 
 @runtime_checkable
