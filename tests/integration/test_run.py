@@ -614,3 +614,51 @@ def test_a_stop_file_is_stale_or_refused(tmp_path: Path) -> None:
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_stop_file_made_after_a_stopped_run_is_refused(tmp_path: Path) -> None:
+    """The earlier run has ended and has removed its own file, so this one was made by a person who means it."""
+    stop = tmp_path / "stop"
+    stopped = begin("run", "--stop-file", str(stop), "--quiet", "--", PYTHON, "-c", LEAK, "0", str(stop))
+    eventually(lambda: len(children(stopped.pid)) == 2, 20)
+    stop.touch()
+    assert stopped.communicate(timeout=30)[0] == "obeyed\n"
+    assert not stop.exists()
+    stop.touch()
+    refused = brim("run", "--stop-file", stop, "--", "touch", tmp_path / "ran", check=2).stderr
+    assert "is there already" in refused
+    assert stop.exists()
+    assert not (tmp_path / "ran").exists()
+
+
+LEAK_UNTIL_SIGTERM = """
+import signal, sys, time
+def save(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+held = []
+while True:
+    held.append(bytearray(b"x") * 1_500_000)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.long
+def test_sigterm_comes_before_the_kill_when_the_leak_is_faster_than_the_grace(tmp_path: Path) -> None:
+    log = tmp_path / "l.jsonl"
+    options = ["--memory", "300MB", "--no-cgroup", "--stop-file", tmp_path / "stop", "--log", log]
+    done = brim("run", *options, "--", PYTHON, "-c", LEAK_UNTIL_SIGTERM, check=4)
+    assert done.stdout == "saved\n"
+    assert "kill" not in kinds(log)
+
+
+def test_options_of_brim_after_the_command_are_pointed_out() -> None:
+    done = brim("run", "echo", "--memory", "300MB")
+    assert done.stdout == "--memory 300MB\n"
+    assert "--memory is given to echo" in done.stderr
+    assert "--memory is given" not in brim("run", "--", "echo", "--memory", "300MB").stderr
+
+
+def test_memory_above_that_of_the_machine_is_pointed_out() -> None:
+    assert "but this machine has" in brim("run", "--memory", "900TB", "--", "true").stderr

@@ -105,6 +105,14 @@ def test_what_runs_already_has_a_part_of_it(tmp_path: Path) -> None:
     assert watch_limit(None, slurm, root, held_bytes=GB).bytes == 1 << 30
 
 
+def test_watch_limit_is_the_smaller_of_memory_and_what_a_cgroup_leaves(tmp_path: Path) -> None:
+    root = machine(tmp_path, cgroup="0::/job\n")
+    group(root, "job", memory__max=3 * GB, memory__current=2 * GB)
+    limit = watch_limit("4GB", {}, root, held_bytes=GB)
+    assert (limit.bytes, limit.asked_bytes) == (2 * GB, 4 * GB)
+    assert watch_limit("1GB", {}, root, held_bytes=GB).bytes == GB
+
+
 def test_a_limit_above_what_a_scheduler_gives_is_said(tmp_path: Path) -> None:
     """--memory 2GB in a Slurm job of 400 MB: every verb that prints its limit says who will strike first."""
     folder = tmp_path / "sys/fs/cgroup/memory/slurm/uid_0/job_191"

@@ -255,3 +255,21 @@ def test_a_number_that_was_given_away_is_nobody_we_know() -> None:
         assert watcher._roots() == [pid]
         watcher._born = {pid: (started(pid) or 0) - 1}
         assert watcher._roots() == []
+
+
+def test_tree_finds_more_children_than_one_page_of_proc_lists() -> None:
+    """The kernel lists children a page at a time, which is about 600 numbers."""
+    script = (
+        "import os, sys, time\n"
+        "for _ in range(900):\n"
+        "    if os.fork() == 0: time.sleep(60); os._exit(0)\n"
+        "print('ready', flush=True); time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-S", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        assert len(tree([parent.pid])) == 901
+    finally:
+        os.killpg(parent.pid, signal.SIGKILL)
+        parent.communicate()

@@ -70,6 +70,8 @@ def run(
     from brim.watching.supervisor import run as supervise
 
     check_report(written)
+    if not (quiet or json_line):
+        _warn_of_own_options(command)
     part = None if fraction is None else _fraction(fraction)
     if part is not None:
         os.environ["BRIM_FRACTION"] = repr(part)  # the command inherits it
@@ -81,7 +83,7 @@ def run(
     ladder = ladder_of(rungs, written, log, act=True, command=shown)
     ladder.lines(limit.bytes), ladder.system_lines()  # wrong levels are refused before anything runs
     prepare_log(log, anew=True)
-    group = "--no-cgroup" if no_cgroup else open_group(limit.bytes if given else None)
+    group = "--no-cgroup" if no_cgroup else open_group(limit.asked_bytes if given else None)
     enforced, refused = "best effort", ""
     if isinstance(group, Cgroup):
         enforced = group.kind if group.limited else "best effort"
@@ -94,6 +96,7 @@ def run(
         limit_why=limit.reason,
         enforced=enforced,
         floating=not given,
+        asked_bytes=limit.asked_bytes,
         ladder=ladder,
         fraction=part,
         speak=not json_line,
@@ -122,6 +125,17 @@ def run(
     if outcome.signal == signal.SIGINT:
         _die_of_interrupt()
     sys.exit(outcome.exit_code)
+
+
+_OWN_OPTIONS = ("--memory", "--stop-file", "--stop-at", "--kill-at", "--log", "--report", "--no-cgroup", "--live")
+
+
+def _warn_of_own_options(command: list[str]) -> None:
+    """Say that options of brim after the command go to the command, unless `--` shows that this is meant."""
+    given = [word for word in command[1:] if word.partition("=")[0] in _OWN_OPTIONS]
+    if given and "--" not in sys.argv:
+        program = Path(command[0]).name
+        tell(f"brim: {given[0]} is given to {program}; for brim, put it first: brim run {given[0]} … -- {program} …")
 
 
 def _die_of_interrupt() -> None:

@@ -83,6 +83,7 @@ def watch(
         limit_bytes=limit.bytes,
         limit_why=limit.reason,
         floating=not given and not system,
+        asked_bytes=limit.asked_bytes,
         ladder=ladder,
         board=board.descriptor if board else None,
         speak=not (background or showing.json),

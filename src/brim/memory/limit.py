@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from brim.memory.meter import meminfo, tree_bytes
@@ -32,9 +33,11 @@ class Limit:
     reason: str
     asked_for: bool = False
     above: str = ""  # who gives less than was asked for, and how much
+    asked_bytes: int = 0  # of a watch: what was asked for, where a cgroup above leaves less
 
     def __str__(self) -> str:
-        return f"{format_size(self.bytes)} ({self.reason}{f'; but {self.above}' if self.above else ''})"
+        asked = f" {format_size(self.asked_bytes)}" if self.asked_bytes not in (0, self.bytes) else ""
+        return f"{format_size(self.bytes)} ({self.reason}{asked}{f'; but {self.above}' if self.above else ''})"
 
     @property
     def warning(self) -> str:
@@ -92,11 +95,23 @@ def watch_limit(
     """
     environment = os.environ if environment is None else environment
     if memory is not None or environment.get("BRIM_MEMORY"):
-        return effective_limit(memory, environment, root)
+        asked = effective_limit(memory, environment, root)
+        room = min(cgroup_rooms(held_bytes, pid, root), default=asked.bytes)
+        above = asked.above
+        if not above and (total := meminfo(root / "proc/meminfo").get("MemTotal", asked.bytes)) < asked.bytes:
+            above = f"this machine has {format_size(total)}"
+        return replace(asked, bytes=min(asked.bytes, max(room, 1)), above=above, asked_bytes=asked.bytes)
     smallest = min(
         headrooms(environment, root, held_bytes=held_bytes, pid=pid), key=lambda limit: limit.bytes, default=None
     )
     return smallest or Limit(_physical_bytes(), "the machine's memory")
+
+
+def cgroup_rooms(held_bytes: int | None = None, pid: int | str = "self", root: Path = Path("/")) -> Iterator[int]:
+    """What each limited cgroup above a process leaves it, with what it holds: `held_bytes`, or that of this tree."""
+    held = tree_bytes() if held_bytes is None else held_bytes
+    for _, limit, usage, reclaimable in cgroups(root, pid):
+        yield max(limit - usage + reclaimable + held, 0)
 
 
 def headrooms(

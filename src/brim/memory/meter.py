@@ -237,7 +237,7 @@ def tree(roots: Iterable[int]) -> list[int]:
     for member in members:  # grows while it is walked
         try:
             for thread in os.listdir(f"/proc/{member}/task"):
-                for child in map(int, _read(f"/proc/{member}/task/{thread}/children").split()):
+                for child in map(int, _read_pages(f"/proc/{member}/task/{thread}/children").split()):
                     if child not in seen:
                         seen.add(child)
                         members.append(child)
@@ -276,6 +276,15 @@ def _read(path: str) -> bytes:
         return b""
     finally:
         os.close(descriptor)
+
+
+def _read_pages(path: str) -> bytes:
+    """Read a file below /proc that the kernel returns a page at a time, such as the list of a thread's children."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return b"".join(iter(lambda: file.read(1 << 16), b""))
+    except OSError:
+        return b""
 
 
 def _kilobytes(text: bytes, label: bytes) -> int:

@@ -253,7 +253,7 @@ _NOTABLE_BYTES = 1 << 20
 _CALM_S = 5.0  # below the line a count is only for the sake of the curve
 _TOO_LARGE_TO_POLL = 20 * 10**9  # counting holds the processes up: not without need
 # A count waits this many times what the last one took: when the line may be crossed, when processes came, else.
-_URGENT, _CHANGED, _CALM = 4, 100, 300
+_URGENT, _CHANGED, _CALM = 4, 20, 300
 _WALK_PAUSE = 20
 
 

@@ -32,21 +32,27 @@ class Stopping:
     act: bool = True
     main: Callable[[], Iterable[int]] = field(default=list)
     how: str | None = None  # "stop" or "kill", once begun
+    _patience_s: float = 0.0  # from the stop file to SIGTERM
     _touched: bool = False
     _asked_at: float | None = None
     _terminated_at: float | None = None
     _orphaned_at: float | None = None
     _refused: set[int] = field(default_factory=set)
 
-    def stop(self, now: float) -> None:
-        """Begin the graceful way. Asking twice changes nothing."""
+    def stop(self, now: float, left_s: float | None = None) -> None:
+        """Begin the graceful way. Asking twice changes nothing.
+
+        `left_s` is the predicted time to the limit: SIGTERM follows the stop file at half of it at the latest, so that
+        a program that only handles the signal still gets it.
+        """
         if self.how is not None:
             return
         if self.stop_file is None and not self.act:
             return
         self.how, self._asked_at = "stop", now
+        self._patience_s = self.grace_s if left_s is None else min(self.grace_s, left_s / 2)
         if self.stop_file is not None and self._touch():
-            later = f"; SIGTERM in {span_text(self.grace_s)} if it goes on" if self.act else ""
+            later = f"; SIGTERM in {span_text(self._patience_s)} if it goes on" if self.act else ""
             self.tell("stop", f"asked it to stop with the stop file {self.stop_file}{later}")
         elif self.act:
             self._terminate(now)
@@ -68,7 +74,7 @@ class Stopping:
             if main_ended:
                 self._end_leftovers(now)
             elif self._terminated_at is None:
-                if now - (self._asked_at or now) >= self.grace_s:
+                if now - (self._asked_at or now) >= self._patience_s:
                     self._terminate(now)
             elif now - self._terminated_at >= self.grace_s:
                 self.kill(now, f"it went on for {span_text(self.grace_s)} after SIGTERM")

@@ -87,6 +87,7 @@ class Orders:
     limit_why: str
     enforced: str = "best effort"
     floating: bool = False  # nobody set the limit: it is what the machine has left, which changes
+    asked_bytes: int = 0  # what the user set; the limit is less while a cgroup above leaves less
     group: dict[str, Any] | None = None
     ladder: Ladder = field(default_factory=Ladder)
     fraction: float | None = None  # of the work, for `brim forecast sampled`
@@ -156,6 +157,7 @@ _PASSED = (
     "WAYLAND_DISPLAY",
     "DBUS_SESSION_BUS_ADDRESS",
     "XDG_RUNTIME_DIR",
+    "XDG_STATE_HOME",  # the notes about stop files are there
     "SLURM_MEM_PER_NODE",
     "SLURM_MEM_PER_CPU",
     "SLURM_CPUS_ON_NODE",

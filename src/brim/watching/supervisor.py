@@ -21,7 +21,7 @@ from typing import Any
 from brim.errors import CommandNotStarted
 from brim.memory.cgroup import Cgroup
 from brim.records import dataclass
-from brim.state.stop import note_run
+from brim.state.stop import forget_run, note_run
 from brim.watching.launch import Orders, WatcherProcess
 
 _PASSED_ON = {
@@ -91,6 +91,8 @@ def run(command: Sequence[str], orders: Orders, group: Cgroup | None) -> Command
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if group is not None:
             group.remove()
+        if orders.ladder.stop_file is not None:  # a file that a person makes from now on is not stale
+            forget_run(Path(orders.ladder.stop_file), keep=True)
 
 
 def _start(command: Sequence[str], group: Cgroup | None, mask: set[int | signal.Signals]) -> subprocess.Popen[bytes]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from brim.memory.guard import Alarm, Guard, Level, Line, Prediction, span_text
-from brim.memory.limit import headrooms
+from brim.memory.limit import cgroup_rooms, headrooms
 from brim.memory.sampler import Sample
 from brim.redact import redact
 from brim.sizes import format_size
@@ -316,7 +316,7 @@ class Verdicts:
         if alarm.kind != "kill" or not self.stopping.act:
             self._raise(alarm, sample)
         if alarm.kind in ("stop", "kill"):
-            self.stopping.stop(sample.at)
+            self.stopping.stop(sample.at, alarm.left_s)
 
     def _raise(self, alarm: Alarm, sample: Sample) -> None:
         facts = {"used_bytes": alarm.used_bytes, "limit_bytes": alarm.limit_bytes, "level_bytes": alarm.level_bytes}
@@ -356,8 +356,8 @@ class Verdicts:
     def _see_kernel_kills(self, now: float, in_group: int, anywhere: int) -> None:
         if in_group > self._oom_seen:
             self._oom_seen = in_group
-            self._why = f"the kernel held it to {format_size(self._orders.limit_bytes)}"
-            self.say("oom", f"the kernel killed {in_group} of its processes at {format_size(self._orders.limit_bytes)}")
+            self._why = f"the kernel held it to {format_size(self.limit_bytes)}"
+            self.say("oom", f"the kernel killed {in_group} of its processes at {format_size(self.limit_bytes)}")
             # Half a tree hangs or lies: what the limit has hit is over as a whole (v2 does this by itself).
             self.stopping.kill(now, "the rest of it, for the kernel killed a part")
         if anywhere - self._oom_seen > self._machine_oom_seen:
@@ -367,14 +367,17 @@ class Verdicts:
             self._journal.event("oom", text, machine=True)
 
     def _follow_headroom(self, sample: Sample) -> None:
-        """A limit that nobody set is what the machine and the groups above leave now."""
-        if self._orders.floating and sample.at - self._looked >= _LOOK_AT_HEADROOM_S:
-            self._looked = sample.at
-            pid = self._orders.target.pid or "self"
-            rooms = headrooms(os.environ, held_bytes=sample.total_bytes, pid=pid)
-            room = min((limit.bytes for limit in rooms), default=None)
-            if room is not None:
-                self._guard.limit_bytes = max(room, 1)
+        """Lower or raise the limit to what the cgroups above leave now, and without --memory the machine too."""
+        if sample.at - self._looked < _LOOK_AT_HEADROOM_S or not (self._orders.floating or self._orders.asked_bytes):
+            return
+        self._looked = sample.at
+        pid = self._orders.target.pid or "self"
+        if self._orders.floating:
+            rooms = [limit.bytes for limit in headrooms(os.environ, held_bytes=sample.total_bytes, pid=pid)]
+        else:
+            rooms = [self._orders.asked_bytes, *cgroup_rooms(sample.total_bytes, pid)]
+        if rooms:
+            self._guard.limit_bytes = max(min(rooms), 1)
 
     def only_look(self, why: str) -> None:
         """From now on nothing is ended, for the reason that is said."""

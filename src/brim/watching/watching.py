@@ -142,6 +142,7 @@ class watch:
             target=Target("process", pid=os.getpid(), command=tuple(_own_command())),
             log=str(self.log),
             limit_bytes=self.limit.bytes,
+            asked_bytes=self.limit.asked_bytes,
             limit_why=self.limit.reason,
             floating=self._floating,
             ladder=self._ladder,
