@@ -66,6 +66,32 @@ def test_brim_stopped_it(tmp_path: Path) -> None:
     assert kill.tasks[0].pid == 4242
 
 
+def stopped(path: Path, samples: list[dict[str, Any]]) -> Path:
+    """The log of a run that was asked to stop at its last sample, and gave its memory back while it exited."""
+    events = [
+        {"type": "event", "t": NOW - 104, "kind": "stop", "text": "20.0 GB of 40.0 GB"},
+        sample(NOW - 102, GB),
+        {"type": "end", "t": NOW - 100, "exit_code": 0, "signal": None, "stopped": "stop"},
+    ]
+    return write(path, [HEAD, *samples, *events])
+
+
+def test_clean_stop_reports_the_sample_at_the_stop_and_is_no_kill(tmp_path: Path) -> None:
+    flat = [sample(NOW - 300 + t, 20 * GB) for t in range(0, 200, 5)]
+    report = why(logs=[stopped(tmp_path / "a.jsonl", flat), stopped(tmp_path / "b.jsonl", flat)])
+    text = report.text()
+    assert "at 20.0 GB of 40.0 GB" in text
+    assert "1.00 GB" not in text
+    assert "kills" not in text
+    assert "brim run --memory 60GB" in text
+
+
+def test_clean_stop_of_a_leak_does_not_advise_more_memory(tmp_path: Path) -> None:
+    text = why(logs=[stopped(tmp_path / "a.jsonl", rising())]).text()
+    assert "did not level off" in text
+    assert "--memory 60GB" not in text
+
+
 def test_the_kernel_held_brims_line(tmp_path: Path) -> None:
     """A kill that brim saw counted in its own group is the kernel's, and told once if its record is there."""
     head = {**HEAD, "limit": {"bytes": 40 * GB, "why": "--memory", "enforced": "cgroup v1"}}

@@ -15,7 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from brim.oom.kills import Bound, CurvePoint, Effect, Evidence, Kill, Killer, ListedTask, MachineRoom, Sizes, Sure
+from brim.memory.guard import judge
+from brim.oom.kills import LEAK, Bound, CurvePoint, Effect, Evidence, Kill, Killer, ListedTask, MachineRoom, Sizes, Sure
 from brim.oom.log_lines import UNREADABLE, blocks_of, lines_of
 from brim.records import dataclass
 from brim.redact import redact
@@ -36,6 +37,7 @@ class LoggedRun:
     end: Entry | None = None
     events: list[tuple[int, Entry]] = field(default_factory=list)
     last: Entry = field(default_factory=dict)  # the last sample
+    at_act: Entry = field(default_factory=dict)  # the last sample before brim stopped or killed it
     last_line: int = 0
     pids: set[int] = field(default_factory=set)
     first_t: float | None = None
@@ -106,6 +108,8 @@ def read_run(path: Path, name: str) -> LoggedRun:
             run.pids.update(pid for process in _processes(entry) if (pid := _int(process.get("pid"))) is not None)
         elif kind == "event":
             run.events.append((number, entry))
+            if entry.get("kind") in ("stop", "kill") and not run.at_act:
+                run.at_act = run.last
         elif kind == "end":
             run.end = entry
     if run.pid is not None:
@@ -177,7 +181,9 @@ def _cut(run: LoggedRun, present: Present) -> list[Kill]:
 def _kill(
     run: LoggedRun, killer: Killer, sure: Sure, reason: str, events: list[tuple[int, Entry]], effect: Effect = "killed"
 ) -> Kill:
-    sample, machine, limit = run.last, _map(run.head.get("machine")), _map(run.head.get("limit"))
+    # While a stopped process exits it gives its memory back: what it held is what it held when it was asked.
+    sample = run.at_act if killer == "brim" and run.at_act else run.last
+    machine, limit = _map(run.head.get("machine")), _map(run.head.get("limit"))
     held = killer == "brim" or (killer == "kernel" and "cgroup" in str(limit.get("enforced")))  # brim's own limit
     t = _float(events[0][1].get("t")) if events else None
     until = t or run.last_t
@@ -219,7 +225,20 @@ def _kill(
         tasks=_largest(sample),
         curve=curve(run.path, until) if until is not None else (),
         evidence=tuple(quotes),
+        notes=(LEAK,) if killer == "brim" and _leaks(run.path) else (),
     )
+
+
+def _leaks(path: Path) -> bool:
+    """Whether memory grew over the whole run without levelling off."""
+    memory = [
+        (t, float(total))
+        for _, entry in entries(path)
+        if entry["type"] == "sample"
+        and (t := _float(entry.get("t"))) is not None
+        and (total := _int(entry.get("total_bytes"))) is not None
+    ]
+    return judge(memory, []).verdict == "leak"
 
 
 def _largest(sample: Entry) -> tuple[ListedTask, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from brim.oom.kills import ASKED_FOR, CurvePoint, Job, Kill, ListedTask, owner_of
+from brim.oom.kills import ASKED_FOR, LEAK, CurvePoint, Job, Kill, ListedTask, owner_of
 from brim.oom.terminal_log import called_job
 from brim.sizes import format_size
 
@@ -177,10 +177,12 @@ def _worker(kill: Kill) -> str:
 
 
 def _brim(kill: Kill) -> str:
-    if kill.bound.bytes is None:
-        return "brim stopped it at its limit: see the curve, then raise --memory or use smaller batches."
-    raised = format_size(round(kill.bound.bytes * 1.5)).replace(" ", "")
-    return f"It reached the limit that brim held. If the machine has more: brim run --memory {raised} -- COMMAND."
+    if LEAK in kill.notes:
+        return "More memory only delays it: see in brim report when it grows, and what is kept there."
+    raised = round((kill.bound.bytes or 0) * 1.5)
+    if not raised or raised > (kill.room.ram_bytes or raised):
+        return "This machine does not have much more: use smaller batches, or brim map, tokenize or embed."
+    return f"If it needs more, and the machine has it: brim run --memory {short_size(raised)} -- COMMAND."
 
 
 _BY_KILLER = {
@@ -265,7 +267,9 @@ def headline(kill: Kill) -> str:
         return f"Killed at the memory limit of Slurm: {who}{f' ({limit})' if limit else ''}."
     if kill.killer == "brim":
         verb = "killed" if kill.effect == "killed" else "stopped"
-        return f"brim {verb} {who}{f' at {format_size(kill.bound.bytes)}' if kill.bound.bytes else ''}."
+        held = f" at {format_size(kill.sizes.held_bytes)}" if kill.sizes.held_bytes else ""
+        limit = f" of {format_size(kill.bound.bytes)}" if kill.bound.bytes else ""
+        return f"brim {verb} {who}{held}{limit}."
     if kill.killer in ("ray", "dask", "batch system", "kubelet", "container runtime"):
         verb = "evicted" if kill.effect == "evicted" else "killed"
         name = {"kubelet": "Kubernetes", "batch system": "The batch system"}.get(kill.killer, kill.killer.capitalize())
@@ -392,7 +396,7 @@ def when_text(kill: Kill, now: datetime) -> str:
     if kill.when is None:
         return f"{kill.boot_s:,.1f} s after boot" if kill.boot_s is not None else "not recorded"
     ago = (now - kill.when).total_seconds()
-    passed = f" ({span(ago)} ago)" if ago >= 60 else " (just now)" if ago >= 0 else ""
+    passed = f" ({span(ago)} ago)" if ago >= 60 else ""  # nothing in a post-mortem, which is read later
     return f"{kill.when:%Y-%m-%d %H:%M:%S %z}{passed}"
 
 
@@ -428,7 +432,7 @@ def span(seconds: float) -> str:
 
 def summary(kills: Sequence[Kill]) -> str:
     """What several kills have in common: how often, how far apart, how large."""
-    dead = [kill for kill in kills if kill.effect in ("killed", "asked to end", "evicted")]
+    dead = [kill for kill in kills if kill.effect in ("killed", "asked to end", "evicted") and not is_clean_stop(kill)]
     if not dead:
         return ""
     lines = []
@@ -439,6 +443,11 @@ def summary(kills: Sequence[Kill]) -> str:
     if not lines and len(dead) > 1:
         lines.append(_series("", dead))
     return "; ".join(lines)
+
+
+def is_clean_stop(kill: Kill) -> bool:
+    """Whether brim asked the process to stop, and it did."""
+    return kill.killer == "brim" and kill.effect == "asked to end"
 
 
 def _title(kill: Kill) -> str:

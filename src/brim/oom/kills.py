@@ -44,6 +44,7 @@ Sure = Literal["certain", "likely", "possible"]
 Job = Literal["map", "tokenize", "embed", "build"]
 
 ASKED_FOR = "Somebody asked the kernel for it (SysRq f, an order of −1): the machine need not have been out of memory."
+LEAK = "Its memory grew over the whole run and did not level off: something keeps what it no longer needs."
 
 
 @dataclass(frozen=True, slots=True)
