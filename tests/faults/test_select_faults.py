@@ -75,7 +75,7 @@ def test_no_room_for_the_spool(tmp_path: Path, small_disk: Path, monkeypatch: py
     files = [{"bytes": rng.randbytes(1_000_000), "path": f"{n}.bin"} for n in range(12)]
     pq.write_table(pa.table({"file": pa.array(files, FILE)}), tmp_path / "in.parquet", compression="gzip")
     monkeypatch.setenv("TMPDIR", str(small_disk))
-    monkeypatch.setattr("brim.formats.scratch.is_in_memory", lambda folder: False)
+    monkeypatch.setattr("brim.state.scratch.is_in_memory", lambda folder: False)
     from brim import dataset
     from brim.errors import SinkFailed
     from brim.sources import value_places

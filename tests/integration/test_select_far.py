@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import os
 import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +23,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import brim as library
+from brim.buckets import web_objects
+from brim.buckets.bucket_address import BucketAddress
+from brim.buckets.bucket_client import AnotherObject
 from brim.errors import SourceChanged
+from brim.memory.meter import tree_bytes
 from brim.sources import far_values
 from brim.state.durable import record_line
 from brim.state.record_log import records_of
@@ -214,6 +221,79 @@ def test_no_token_follows_a_redirect(tmp_path: Path, monkeypatch: pytest.MonkeyP
         near.shutdown()
     assert _Listens.told
     assert not any("hf_secret" in line or "uthorization" in line for line in _Listens.told)
+
+
+class _WholeFiles(http.server.SimpleHTTPRequestHandler):
+    """A server that sends whole files to whoever asks for a range, as `python -m http.server` does."""
+
+    gets: list[str] = []  # noqa: RUF012 - shared by all requests of a test
+
+    def do_GET(self) -> None:
+        self.gets.append(self.path)
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+
+@pytest.fixture
+def whole_files(tmp_path: Path) -> Iterator[str]:
+    """The address of such a server for the folder `served`."""
+    (tmp_path / "served").mkdir()
+    _WholeFiles.gets.clear()
+    handler = functools.partial(_WholeFiles, directory=str(tmp_path / "served"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def peak_of(*arguments: str | os.PathLike[str]) -> int:
+    """What a command of brim that succeeds holds at most of memory that is no file's, in bytes: looked at 100 times a
+    second from outside."""
+    online = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    words = [sys.executable, "-m", "brim", *map(os.fspath, arguments)]
+    with subprocess.Popen(words, env=online, stdout=subprocess.DEVNULL) as run:
+        peak = 0
+        while run.poll() is None:
+            peak = max(peak, tree_bytes(run.pid))
+            time.sleep(0.01)
+    assert run.returncode == 0
+    return peak
+
+
+@pytest.mark.parametrize("options", [["--where", "id < 5"], []], ids=["some", "all"])
+def test_select_from_a_server_without_ranges_keeps_the_limit(
+    tmp_path: Path, whole_files: str, options: list[str]
+) -> None:
+    """Whoever asks such a server for a range gets all of the file: it is kept on disk, and sent few times."""
+    values = np.random.default_rng(0).bytes(120_000_000)
+    table = pa.table({"id": range(1200), "x": [values[n * 100_000 : (n + 1) * 100_000] for n in range(1200)]})
+    pq.write_table(table, tmp_path / "served" / "a.parquet", row_group_size=100, compression="none")
+    peak = peak_of("select", f"{whole_files}/a.parquet", tmp_path / "out", *options, "--memory", "200MB", "--quiet")
+    assert peak < 200_000_000
+    assert len(_WholeFiles.gets) < 8  # some began before the first one was known to send everything
+    assert read(tmp_path / "out")["id"].to_pylist() == list(range(5 if options else 1200))
+
+
+def test_ranges_of_a_server_without_ranges_are_of_one_version(
+    tmp_path: Path, whole_files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of a file answers for the version that was listed; another version is noticed, and copied anew."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # whoever loaded it before
+    path, address = tmp_path / "served" / "a.bin", BucketAddress("http", whole_files.removeprefix("http://"), "")
+    path.write_bytes(bytes(range(200)))
+    _, first = web_objects.head(address, "a.bin") or (0, "")
+    assert web_objects.get_range(address, "a.bin", 50, 60, first)[0] == bytes(range(50, 60))
+    path.write_bytes(bytes(200))
+    os.utime(path, (1, 1))
+    assert web_objects.get_range(address, "a.bin", 190, 200, first)[0] == bytes(range(190, 200))
+    assert len(_WholeFiles.gets) == 1
+    _, second = web_objects.head(address, "a.bin") or (0, "")
+    assert web_objects.get_range(address, "a.bin", 50, 60, second)[0] == bytes(10)
+    with pytest.raises(AnotherObject):
+        web_objects.get_range(address, "a.bin", 50, 60, first)
 
 
 def test_several_shards_at_once(s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

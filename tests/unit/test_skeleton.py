@@ -14,9 +14,9 @@ import pytest
 
 from brim import cuts
 from brim.file_set import FILE_TYPE, FileSetBuilder
-from brim.formats import scratch
 from brim.formats.parquet_shard import splice_parquet
-from brim.formats.scratch import Scratch
+from brim.state import scratch
+from brim.state.scratch import Scratch
 from tests.conftest import file_set, random_bytes
 
 NO_FILES = FileSetBuilder("/").finish()

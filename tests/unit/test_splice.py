@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from brim.errors import SourceChanged
 from brim.file_set import FileSet, FileSetBuilder, Pieces, Ranges, tar_size
 from brim.formats import splice as splice_module
-from brim.formats.scratch import Scratch
 from brim.formats.source_reader import Buffers
 from brim.formats.splice import Splice, SpliceBuilder
 from brim.state.durable import BUFFER_BYTES
+from brim.state.scratch import Scratch
 from brim.stores.folder_store import _write_and_hash
 from tests.conftest import file_set, random_bytes, write_files
 

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager
 from datetime import timedelta
@@ -30,7 +30,7 @@ from brim.buckets.bucket_address import Access, BucketAddress
 from brim.errors import BrimError, DestinationError, InputError, SinkFailed, SourceError
 from brim.extras import missing
 from brim.memory.release import keep_heap_small
-from brim.state.retry import Retry, look, may_pass
+from brim.state.retry import Retry, abandoned_when, look, may_pass
 
 if TYPE_CHECKING:
     import asyncio
@@ -351,9 +351,14 @@ async def beside(function: Callable[..., T], *given: Any) -> T:
         else:
             brought.set_result(cast(T, result))
 
+    def check() -> None:
+        if brought.cancelled():
+            raise CancelledError
+
     def run() -> None:
         try:
-            told: tuple[T | None, Exception | None] = (function(*given), None)
+            with abandoned_when(check):
+                told: tuple[T | None, Exception | None] = (function(*given), None)
         except Exception as error:  # noqa: BLE001  whoever waits for it gets it
             told = (None, error)
         loop.call_soon_threadsafe(tell, *told)

@@ -12,13 +12,16 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
-from functools import partial
+from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_client import WebFailed
-from brim.state.retry import RATE_LIMITED, asked_s, capped_wait, interruptible, pause
+from brim.buckets.bucket_client import AnotherObject, WebFailed
+from brim.errors import SinkFailed
+from brim.state.durable import write_all
+from brim.state.retry import RATE_LIMITED, asked_s, capped_wait, interruptible, look, pause
+from brim.state.scratch import Scratch, scratch_folder
 
 _HOPS = 5
 _PATHS = 1000  # that may be asked about at once
@@ -27,6 +30,10 @@ _LOCK = threading.Lock()
 _LOGGER = logging.getLogger("huggingface_hub")  # prints warnings, or leads them to the notes of a job
 _PLACES: dict[str, tuple[str, str | None]] = {}  # where the Hub sent us for a file, and what it said of its content
 _COMMITS: dict[str, str] = {}
+_COPIES: dict[str, _Copy] = {}
+_COPYING: dict[str, threading.Lock] = {}
+_MOST_COPIES = 16  # of files at a time: each takes disk
+_COPY_BYTES = 1 << 18
 
 
 def _endpoint() -> str:
@@ -50,29 +57,42 @@ def _headers(url: str) -> dict[str, str]:
     return dict(build_hf_headers(token=get_token() or False, library_name="brim"))
 
 
-def _ask(method: str, url: str, headers: dict[str, str], body: bytes | None = None) -> Any:
-    """An answer that is no redirect, the address that gave it, and the hash that a bucket told on the way there."""
+@contextmanager
+def _web_errors() -> Iterator[None]:
+    """Make errors of the connection WebFailed."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise WebFailed(f"{type(error).__name__}") from None
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2"):
+            raise
+        raise WebFailed(f"{type(error).__name__}") from None
+
+
+def _ask(method: str, url: str, headers: dict[str, str], body: bytes | None = None, *, streams: bool = False) -> Any:
+    """An answer that is no redirect, the address that gave it, and the hash that a bucket told on the way there.
+
+    With `streams` its body is not read yet, unless it is a refusal; close it.
+    """
     from huggingface_hub.utils import get_session
+
+    def send() -> Any:
+        session = get_session()
+        sent = {**_headers(url), **headers}
+        request = session.build_request(method, url, headers=sent, content=body, timeout=_TIMEOUT_S)
+        answer = session.send(request, stream=True, follow_redirects=False)
+        if not streams or answer.status_code >= 300:
+            try:
+                answer.read()
+            finally:
+                answer.close()
+        return answer
 
     told: str | None = None
     for _ in range(_HOPS):
-        try:
-            request = partial(
-                get_session().request,
-                method,
-                url,
-                headers={**_headers(url), **headers},
-                content=body,
-                follow_redirects=False,
-                timeout=_TIMEOUT_S,
-            )
-            answer = interruptible(request)
-        except (OSError, RuntimeError) as error:
-            raise WebFailed(f"{type(error).__name__}") from None
-        except Exception as error:
-            if type(error).__module__.split(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2"):
-                raise
-            raise WebFailed(f"{type(error).__name__}") from None
+        with _web_errors():
+            answer = interruptible(send)
         if answer.status_code == RATE_LIMITED and (wait_s := asked_s(answer.status_code, answer.headers)):
             wait_s, said = capped_wait(wait_s)
             _LOGGER.warning("%s answered 429; waiting %s", urlsplit(url).hostname, said)
@@ -140,26 +160,76 @@ def get_range(
 ) -> tuple[bytes, str | None]:
     """Bytes of an object and the ETag it has now; all of it without `stop`."""
     url = url_of(address, key, etag)
+    if stop is not None and (copy := _COPIES.get(url)) is not None and copy.version == (etag or copy.version):
+        return copy.read(start, stop), copy.etag
     headers = {} if stop is None else {"Range": f"bytes={start}-{stop - 1}"}
     known, told = _PLACES.get(url, (None, None))
     if address.on_hub and etag and told != etag:
         known = None  # what is there may have become something else
     if known:
-        answer, place, _ = _ask("GET", known, headers)
+        answer, place, _ = _ask("GET", known, headers, streams=True)
     if not known or answer.status_code in (401, 403, 404, 410):
         _PLACES.pop(url, None)
-        answer, place, told = _ask("GET", url, headers)
-    found = etag if address.scheme == "hf" and not address.on_hub else answer.headers.get("ETag")
-    if address.on_hub:
-        found = told
-    if _checked(answer).status_code == 200 and stop is not None and len(answer.content) != stop - start:
-        if len(answer.content) < stop:
-            raise WebFailed("status code: 501 (the server does not send ranges)")
-        return answer.content[start:stop], found
+        answer, place, told = _ask("GET", url, headers, streams=True)
+    with closing(_checked(answer)), _web_errors():
+        found = etag if address.scheme == "hf" and not address.on_hub else answer.headers.get("ETag")
+        if address.on_hub:
+            found = told
+        is_whole = start == 0 and answer.headers.get("Content-Length") == str(stop)
+        if answer.status_code == 200 and stop is not None and not is_whole:
+            copy = _copy_of(url, answer, found)
+            if etag and copy.version != etag:
+                raise AnotherObject(f"{key} was replaced")
+            return copy.read(start, stop), found
+        data = answer.read()
     if place != url:
         with _LOCK:
             _PLACES[url] = (place, told)
-    return answer.content, found
+    return data, found
+
+
+class _Copy:
+    """A file of a server that does not send ranges: all of it on disk, to cut ranges from, until the process ends."""
+
+    def __init__(self, answer: Any, etag: str | None) -> None:
+        self.etag, self.version = etag, etag or _dated(answer)
+        self._size = 0
+        try:
+            self._scratch = Scratch()
+            for block in answer.iter_bytes(_COPY_BYTES):
+                look()
+                write_all(self._scratch.descriptor, block)
+                self._size += len(block)
+        except OSError as error:
+            raise SinkFailed(
+                f"A copy of what {answer.url.host} sends cannot be written to {scratch_folder()}: {error.strerror}.",
+                hint="The server does not send ranges, so that a copy is needed. Set TMPDIR to a folder with room.",
+            ) from error
+
+    def read(self, start: int, stop: int) -> bytes:
+        if self._size < stop:
+            raise WebFailed("status code: 501 (the server does not send ranges)")
+        return self._scratch.read(start, stop - start)
+
+
+def _copy_of(url: str, answer: Any, etag: str | None) -> _Copy:
+    """The copy that an answer with the whole file leads to. Others who ask for the same file wait for it."""
+    with _LOCK:
+        lock = _COPYING.setdefault(url, threading.Lock())
+    with lock:
+        copy = _COPIES.get(url)
+        if copy is None or copy.version != (etag or _dated(answer)):
+            _COPIES.pop(url, None)
+            copy = _Copy(answer, etag)
+            while len(_COPIES) >= _MOST_COPIES:
+                _COPIES.pop(next(iter(_COPIES)), None)  # whoever reads from it keeps it
+            _COPIES[url] = copy
+        return copy
+
+
+def _dated(answer: Any) -> str:
+    """What stands for the ETag of a server that gives none."""
+    return f"modified {answer.headers.get('Last-Modified')}"
 
 
 def head(address: BucketAddress, key: str) -> tuple[int, str] | None:
@@ -175,7 +245,7 @@ def head(address: BucketAddress, key: str) -> tuple[int, str] | None:
     size = _checked(answer).headers.get("Content-Length")
     if size is None:
         raise WebFailed("status code: 501 (the server does not say how large it is)")
-    return int(size), answer.headers.get("ETag") or f"modified {answer.headers.get('Last-Modified')}"
+    return int(size), answer.headers.get("ETag") or _dated(answer)
 
 
 def hub_address(address: BucketAddress, what: str) -> tuple[str, dict[str, str]]:

@@ -26,10 +26,10 @@ from brim.formats import thrift
 from brim.formats.nested_values import byte_leaves
 from brim.formats.parquet_levels import Levels, encode_levels, levels_of
 from brim.formats.parquet_values import leaves_of
-from brim.formats.scratch import Scratch
 from brim.formats.splice import Splice, SpliceBuilder
 from brim.formats.thrift import I32, I64, LIST, STRUCT, Struct
 from brim.records import dataclass
+from brim.state.scratch import Scratch
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from brim.file_set import END, FileSet, Ints, member_header, padding
-from brim.formats.scratch import Scratch
 from brim.formats.source_reader import Buffers, Seekable, SourceReader, reader_of
 from brim.state.durable import BUFFER_BYTES, write_all
+from brim.state.scratch import Scratch
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from brim.cuts import arrow_bytes
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder
-from brim.formats.scratch import scratch_folder
 from brim.records import dataclass
 from brim.rows.cut_tables import TableLayout, lay_out, of_arrow, row_units
 from brim.rows.cut_text import BOM, RowScanner, csv_header, next_line, text_units
@@ -40,6 +39,7 @@ from brim.sources.read_table import as_table
 from brim.sources.selection import Selection
 from brim.sources.where import labels_of, where_mask
 from brim.state.durable import reason
+from brim.state.scratch import scratch_folder
 
 SAMPLE_BYTES = 2 << 20
 _FILES = 16

@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 
 from brim.buckets.bucket_address import Access, is_web_address
 from brim.errors import InputError
-from brim.formats.scratch import scratch_folder
 from brim.records import dataclass
 from brim.sources.dataset_files import CITATION, LICENSES, DatasetFiles, find_files
 from brim.sources.features import features_in
 from brim.sources.file_table import FileTable
 from brim.sources.selection import Origin, Selection, TableOrigin
 from brim.sources.where import need_duckdb
+from brim.state.scratch import scratch_folder
 
 
 def open_dataset(

@@ -28,13 +28,13 @@ from brim.formats.nested_values import assembled, changed
 from brim.formats.parquet_levels import levels_of
 from brim.formats.parquet_values import ChunkReader, FoundValues, Leaf, NotLocated, PageSpan, Spooling
 from brim.formats.readable import Readable, ReadableFile
-from brim.formats.scratch import scratch_folder
 from brim.formats.shard_listing import ListedValues, places_in_pages
 from brim.records import dataclass
 from brim.sources.dataset_files import RemoteShard, fetch_together, fetched
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, NestedLeaf, broken
 from brim.sources.far_values import ChunkShape, FarChunk, FarCopy, fetched_ranges, in_pieces
 from brim.sources.file_table import FileTable, contents_of, one_array
+from brim.state.scratch import scratch_folder
 
 _HERE = "/proc/self/fd"
 

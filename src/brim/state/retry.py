@@ -113,6 +113,14 @@ def capped_wait(asked_for_s: float) -> tuple[float, str]:
     return MOST_ASKED_S, f"{MOST_ASKED_S:g} s, not the {asked_for_s:g} s that it asks for"
 
 
+@contextmanager
+def abandoned_when(check: Callable[[], None]) -> Iterator[None]:
+    """Mark a thread that its caller may abandon: `look()` raises what `check` raises, requests are plain calls."""
+    _HERE.abandonable = True
+    with interrupted_by(check):
+        yield
+
+
 def interruptible(request: Callable[[], T]) -> T:
     """Call what waits for a server in its own way, but stop waiting when this thread is asked to stop.
 
@@ -125,8 +133,7 @@ def interruptible(request: Callable[[], T]) -> T:
     result: Future[T] = Future()
 
     def run() -> None:
-        _HERE.abandonable = True
-        with interrupted_by(check):
+        with abandoned_when(check):
             try:
                 result.set_result(request())
             except BaseException as error:  # noqa: BLE001  whoever waits for it gets it

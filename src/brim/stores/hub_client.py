@@ -285,6 +285,9 @@ class _Source:
             if response.status_code >= 300:
                 response.read()
             hf_raise_for_status(response)
+            if response.status_code == 200 and (start, stop) != (0, self.file.size):
+                response.close()
+                raise SinkFailed(f"The storage of the Hub sends all of {self.name} instead of a range of it.")
             return response
         raise SinkFailed(f"The Hub sends whoever asks for {self.name} from one address to another without end.")
 
