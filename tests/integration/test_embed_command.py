@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,10 @@ import pytest
 from PIL import Image
 
 import brim
+from brim.memory.meter import tree
 from tests.conftest import brim as run_brim
 from tests.forked import brim as forked
+from tests.forked import start
 from tests.hub import TestHub
 from tests.killing import kill_at_random_moments, kills
 from tests.publishing import DEST, Machine
@@ -110,6 +114,135 @@ def test_killed_at_random_moments(work: Path) -> None:
     run_brim(*words("emb.safetensors", *slow), cwd=work)
     assert (work / "emb.safetensors").read_bytes() == whole
     assert [path.name for path in (work / ".emb.safetensors.brim").iterdir() if path.is_dir()] == []
+
+
+RESUMED = """
+import os, time
+import numpy as np
+
+def factory(pause=0.02):
+    def encode(batch):
+        with open("asked.log", "a") as log:
+            log.write(f"{len(batch['text'])}\\n")
+        time.sleep(pause)
+        if any("FAIL" in text for text in batch["text"]):
+            raise ValueError("cannot")
+        longest = max(map(len, batch["text"]))
+        return np.array([[len(text), longest] for text in batch["text"]], "float32")
+    return encode
+"""
+
+
+def rows_asked(work: Path) -> int:
+    log = work / "asked.log"
+    return sum(map(int, log.read_text().split())) if log.exists() else 0
+
+
+def resumed_words(dest: str, *more: str) -> list[str]:
+    return ["embed", "rows.jsonl", dest, "--model", "resumed.py:factory", "--column", "text", "--keep", "id",
+            "--batch-size", "8", "--memory", "600MB", *more]  # fmt: skip
+
+
+def kill_after(work: Path, command: list[str], rows: int) -> None:
+    """kill -9 of brim and its workers, once the model was given so many rows."""
+    process = start(*command, cwd=work, env={**os.environ, "BRIM_PARTIAL_UNIT_SECONDS": "0.2"})
+    try:
+        while rows_asked(work) < rows:
+            assert process.poll() is None
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    "dest",
+    ["emb.npy", *(pytest.param(dest, marks=pytest.mark.long) for dest in ("emb.safetensors", "emb.parquet", "emb"))],
+)
+def test_embed_resumes_inside_a_unit_after_kill_9(work: Path, dest: str) -> None:
+    """One unit of 1,100 rows, killed twice: the model is given little twice, and the bytes are those of a whole run."""
+    (work / "resumed.py").write_text(RESUMED)
+    texts = [f"{n} " + "word " * (n % 13) for n in range(1_100)]
+    texts[100], texts[101], texts[900] = "100 FAIL", "", "900 FAIL"
+    (work / "rows.jsonl").write_text("".join(json.dumps({"id": n, "text": t}) + "\n" for n, t in enumerate(texts)))
+    options = ["--on-error", "quarantine"]
+    forked(*resumed_words(f"whole-{dest}", *options, "--argument", "pause=0"), cwd=work)
+    needed = rows_asked(work)
+    whole = result_digest(work, f"whole-{dest}")
+    (work / "asked.log").unlink()
+    kill_after(work, resumed_words(dest, *options), 450)
+    kill_after(work, resumed_words(dest, *options), 900)
+    done = forked(*resumed_words(dest, *options), cwd=work)
+    assert "3 rows that failed" in done.stdout
+    # A window has 256 rows, and a receipt is due at the end of every one: each kill loses two windows at most.
+    assert needed <= rows_asked(work) <= needed + 2 * 2 * 256
+    assert result_digest(work, dest) == whole
+
+
+def result_digest(work: Path, dest: str) -> dict[str, bytes]:
+    """The files of a result by their names below or after it, without ledgers, which hold its arguments."""
+    files = [path for path in work.rglob("*") if path.is_file() and str(path.relative_to(work)).startswith(dest)]
+    kept = {str(path.relative_to(work)).removeprefix(dest): path.read_bytes() for path in files}
+    return {name: data for name, data in kept.items() if ".brim" not in name and "README" not in name}
+
+
+def test_embed_resumes_inside_a_unit_when_its_worker_was_killed(work: Path) -> None:
+    """The run goes on with another worker, which does not begin the unit again."""
+    (work / "resumed.py").write_text(RESUMED)
+    environment = {**os.environ, "BRIM_PARTIAL_UNIT_SECONDS": "0.1"}
+    process = start(*resumed_words("emb.npy", "--argument", "pause=0.05"), cwd=work, env=environment)
+    while rows_asked(work) < 600:
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(tree([process.pid])[-1], signal.SIGKILL)
+    assert process.wait(120) == 0
+    assert ROWS <= rows_asked(work) <= ROWS + 2 * 256
+    assert np.load(work / "emb.npy").shape == (ROWS, 2)
+
+
+def test_embed_computes_a_unit_again_whose_source_changed_since_the_receipt(work: Path) -> None:
+    """Results of other rows are not used, though their unit has the same size."""
+    (work / "resumed.py").write_text(RESUMED)
+    kill_after(work, resumed_words("emb.npy"), 600)
+    texts = (work / "rows.jsonl").read_text()
+    (work / "rows.jsonl").write_text(texts.replace("word", "wo d"))
+    os.utime(work / "rows.jsonl", (1, 1))
+    (work / "asked.log").unlink()
+    forked(*resumed_words("emb.npy"), cwd=work)
+    assert rows_asked(work) == ROWS
+
+
+class Advances:
+    """Progress that remembers by how much it moved before the first unit was done."""
+
+    def __init__(self) -> None:
+        self.moves: list[int] = []
+        self.finished = False
+
+    def advance(self, size: int) -> None:
+        if size and not self.finished:
+            self.moves.append(size)
+
+    def shard(self, *_: object) -> None:
+        self.finished = True
+
+    def start(self, *_: object) -> None: ...
+    def hashed(self, size: int) -> None: ...
+    def committed(self) -> None: ...
+    def note(self, text: str) -> None: ...
+    def nodes(self, held: object) -> None: ...
+    def finish(self) -> None: ...
+
+
+def test_embed_progress_moves_with_every_batch(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One unit that is one window: what moves before its end are batches."""
+    monkeypatch.chdir(work)
+    (work / "resumed.py").write_text(RESUMED)
+    (work / "rows.jsonl").write_text("".join((work / "rows.jsonl").read_text().splitlines(keepends=True)[:250]))
+    progress = Advances()
+    brim.embed("rows.jsonl", "resumed.py:factory", destination="emb.npy", column="text", batch_size=8, memory="2GB",
+               argument={"pause": 0.06}, progress=progress)  # fmt: skip
+    assert len(progress.moves) > 5, progress.moves
 
 
 def test_values_that_are_no_numbers(work: Path) -> None:

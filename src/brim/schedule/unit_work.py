@@ -22,6 +22,7 @@ from typing import Any, Protocol, get_args
 
 from brim.choices import at_least, one_of
 from brim.errors import DoesNotFit, SourceChanged
+from brim.outputs.partial_unit import remove_partial
 from brim.outputs.rows_file import EXTENSIONS, Writing
 from brim.progress import Progress, tell_rows
 from brim.records import dataclass
@@ -241,6 +242,7 @@ class UnitReceipts:
         assert work.ledger.job is not None
         self._ledger, self._folder, self._extension = work.ledger, work.folder, EXTENSIONS[work.writing.format]
         self._job, self._progress, self._share = work.ledger.job.fingerprint[:16], work.progress, work.share
+        self._keeps_partial = getattr(work.step, "keeps_partial_units", False)
         self._receipts: dict[int, Receipt] = {}
         self._lock = threading.Lock()  # some are found while others are done
         self.computed = self.bad_rows = self.bad_batches = self.bad_batch_rows = 0
@@ -311,6 +313,8 @@ class UnitReceipts:
             self._progress.shard(f"unit {unit.number}", done.size, done.sha256, "computed")
             for span in unit.spans if unit.spooled else ():
                 Path(span.path).unlink(missing_ok=True)
+            if self._keeps_partial:
+                remove_partial(self._folder, unit.number)
 
     def _notes(self, unit: Unit, done: Done) -> Iterator[tuple[str, Any]]:
         """What a receipt has no place for. It is on disk before the receipt is."""

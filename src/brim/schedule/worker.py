@@ -7,6 +7,7 @@ its parent, and the kernel takes it first when the machine runs out of memory.
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import importlib
 import itertools
@@ -212,7 +213,7 @@ class Worker:
         begun, self._begun = self._begun, None
         if begun is not None and begun[:2] == (order.unit, order.pieces):
             return begun[2:]
-        path = Path(self.setup.folder) / f"{order.unit.number:08d}.bad.arrow"
+        path = self._job / self.setup.folder / f"{order.unit.number:08d}.bad.arrow"
         bad = _Bad(path, order.unit.number, order.unit.first_row, keeps=self.setup.on_error == "quarantine")
         return bad, self._results(order, bad)
 
@@ -229,22 +230,54 @@ class Worker:
         """One table for each batch: cuts between them are the same however the batch was done."""
         from brim.outputs.rows_file import joined
         from brim.rows.read_unit import cut_batches, read_unit
+        from brim.state.durable import failures
         from brim.steps.step import Batch
 
         step, unit = self.setup.step, order.unit
+        partial = self._partial(unit, bad)
+        done_rows = 0 if partial is None else partial.rows
+        if partial is not None:
+            yield from partial.results()
         offset = seen = 0
         for table in cut_batches(read_unit(self.setup.reading, unit), step.batch_rows, step.batch_bytes):
+            if offset < done_rows:
+                offset += table.num_rows
+                seen += table.nbytes
+                continue
             first = None if unit.first_row is None else unit.first_row + offset
             self._pause(order.soft_bytes)
             results: list[Any] = []
             for batch in _pieces(Batch(table, offset, first), order.pieces if step.splittable else 1):
                 self._tell(order, batch, seen)
-                results += self._apply(batch, order.pieces != 1, bad, unit)
-            if results:
-                yield joined(results)
-            del results
+                advance = functools.partial(self._tell_within, order, batch, seen)
+                results += self._apply(replace(batch, advance=advance), order.pieces != 1, bad, unit)
+            result = joined(results) if results else None
             offset += table.num_rows
             seen += table.nbytes
+            if partial is not None:
+                with failures(self._job / self.setup.folder):
+                    partial.add(result, bad.take_new(), offset, bad.counts)
+            if result is not None:
+                yield result
+            del results, result
+
+    def _partial(self, unit: Any, bad: _Bad) -> Any:
+        """What an earlier attempt has left of the unit, and where this one keeps its own; None if the step does not."""
+        if not getattr(self.setup.step, "keeps_partial_units", False):
+            return None
+        import hashlib
+        import json
+
+        from brim.outputs.partial_unit import PartialUnit
+        from brim.state.durable import failures
+
+        decides = [self.setup.step.facts, self.setup.on_error, unit.key, unit.mtimes]
+        identity = hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()
+        folder = self._job / self.setup.folder
+        with failures(folder):
+            partial = PartialUnit(folder, unit.number, identity)
+            bad.restore(partial.left_out(), partial.counts)
+        return partial
 
     def _apply(self, batch: Any, small: bool, bad: _Bad, unit: Any) -> list[Any]:
         """What the step makes of a batch; rows that it cannot do are left out if that was asked for.
@@ -295,6 +328,10 @@ class Worker:
             self._told = now
             self.connection.send(at)
 
+    def _tell_within(self, order: Any, batch: Any, seen: int, rows: int) -> None:
+        """So many rows of a batch are done."""
+        self._tell(order, batch, seen + batch.table.nbytes * rows // max(batch.table.num_rows, 1))
+
     def _pause(self, soft_bytes: int) -> None:
         """Between batches: give back what is free, and wait a little while memory is short."""
         from brim.memory.meter import process_bytes
@@ -325,6 +362,22 @@ class _Bad:
         self.rows = self.batches = self.batch_rows = 0
         self._path, self._unit, self._first_row, self._keeps = path, unit, first_row, keeps
         self._tables: list[Any] = []
+        self._taken = 0
+
+    @property
+    def counts(self) -> list[int]:
+        return [self.rows, self.batches, self.batch_rows]
+
+    def restore(self, tables: list[Any], counts: list[int]) -> None:
+        """Rows that an earlier attempt has left out."""
+        if counts:
+            self.rows, self.batches, self.batch_rows = counts
+            self._tables, self._taken = list(tables), len(tables)
+
+    def take_new(self) -> list[Any]:
+        """Those that were kept since the last call."""
+        new, self._taken = self._tables[self._taken :], len(self._tables)
+        return new
 
     def add(self, batch: Any, start: int, rows: int, cause: BaseException | None) -> None:
         """Count rows of a batch that are left out, and keep them if that was asked for."""

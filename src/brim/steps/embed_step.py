@@ -221,6 +221,7 @@ class EmbedStep:
 
     batch_bytes = 0
     indices = False
+    keeps_partial_units = True  # a unit may take an hour of a model's time
     splittable = False  # a window in parts would be sorted into other batches, and floats would differ
 
     @property
