@@ -162,6 +162,7 @@ def nodes_part(data: Path, arguments: argparse.Namespace) -> Part:
                     words += [
                         "--pack",
                         "1024",
+                        "--no-eos",
                         "--unit-size",
                         str(rows.stat().st_size // UNITS),
                         "--encoder",

@@ -138,7 +138,7 @@ def jobs_in(folder: Path, wanted: Sequence[str]) -> Iterator[dict[str, tuple[Job
         "tokenize": (
             lambda out, _: [
                 *brim, "tokenize", rows, str(out), "--tokenizer", str(folder / "tokenizer.json"), "--pack", "512",
-                *limit,
+                "--eos", "?", *limit,
             ],
             {},
         ),

@@ -54,7 +54,7 @@ _TEXTS = (".py", ".md", ".rst", ".txt", ".js", ".ts", ".tsx", ".html", ".css", "
 _MESSAGE = re.compile(r'^msgstr(?:\[\d\])? ((?:"(?:[^"\\]|\\.)*"\s*)+)', re.MULTILINE)
 OUTPUTS = {
     "parquet": (),
-    "packed": ("--pack", "2048"),
+    "packed": ("--pack", "2048", "--no-eos"),
     "bin": ("--format", "bin"),
 }
 LEAST = {

@@ -128,7 +128,7 @@ def prepare(home: Path) -> dict[str, list[str]]:
         "build folder": ["build", "files", "built"],
         "build → Hub": ["build", "files", "hf://datasets/ada/data"],
         "map": ["map", "texts.jsonl", "mapped", "--fn", "walked:longer"],
-        "tokenize --pack": ["tokenize", "texts.jsonl", "tokens", "--tokenizer", "words.json", "--pack", "64"],
+        "tokenize --pack": ["tokenize", "texts.jsonl", "tokens", "--tokenizer", "words.json", "--pack=64", "--no-eos"],
         "embed → file": ["embed", "texts.jsonl", "emb.npy", "--model", "walked:model", "--column", "text"],
         "run": ["run", "--", sys.executable, "-c", "import time; time.sleep(1)"],
     }

@@ -100,6 +100,7 @@ def write_texts(folder: Path, rng: np.random.Generator) -> None:
     parts = ("truncation", "padding", "normalizer", "post_processor", "decoder")
     made = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
     (folder / "tokenizer.json").write_text(json.dumps(made | dict.fromkeys(parts), indent=1) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}) + "\n")
 
 
 def main(folder: Path) -> None:

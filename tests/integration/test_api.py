@@ -86,7 +86,7 @@ def corpus(tmp_path: Path) -> Path:
 def tokenizer_file(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = ["[UNK]", "the", "cat", "sat", *map(str, range(300))]
+    words = ["[UNK]", "the", "cat", "sat", *map(str, range(300)), "[EOS]"]
     made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.save(str(folder / "tokenizer.json"))
@@ -100,8 +100,9 @@ def test_tokens_without_a_destination(corpus: Path, tmp_path: Path) -> None:
     made = brim.tokenize(corpus, tokenizer, keep="n", cache_dir=cache, memory="1GB")
     assert made["input_ids"][7] == [1, 2, 4 + 7, 3]
     assert made["n"][7] == 7
-    packed = brim.tokenize(corpus, tokenizer, pack=8, cache_dir=cache, memory="1GB")
+    packed = brim.tokenize(corpus, tokenizer, pack=8, no_eos=True, cache_dir=cache, memory="1GB")
     assert {len(row) for row in packed["input_ids"]} == {8}
+    assert packed["seq_lengths"][:] == [[4, 4]] * 150
     assert len(packed) == 300 * 4 // 8
     kept = brim.caches(cache)
     assert [one.done for one in kept] == [True, True]

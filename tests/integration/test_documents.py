@@ -61,7 +61,7 @@ PAGES = {
     "docs/select.md": DATA,
     "docs/tensors.md": DATA,
     "docs/tokenize-300k.md": "examples/tokenize_300k.py",
-    "docs/tokenize.md": DATA,
+    "docs/tokenize.md": "run by tests/integration/test_tokenize.py",
     "docs/verify-hub.md": DATA,
     "docs/why-uploads-fail.md": DATA,
     "docs/why.md": DATA,

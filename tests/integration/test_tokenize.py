@@ -7,6 +7,8 @@ import gzip
 import io
 import json
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -199,6 +201,70 @@ def test_packing_is_the_same_however_it_is_cut(work: Path, tmp_path: Path, bare:
     assert 0 < counts[-1] <= 50
 
 
+CONFIGS = {
+    "tokenizer_config.json": {"eos_token": EOS, "model_max_length": 512},
+    "special_tokens_map.json": {"eos_token": {"content": EOS, "lstrip": False}, "pad_token": "[CLS]"},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("given", [".", "tokenizer.json"], ids=["folder", "file"])
+def test_packed_documents_end_with_the_eos_token_of_the_configuration(
+    work: Path, tmp_path: Path, bare: list[list[int]], name: str, given: str
+) -> None:
+    """It is printed, and named in the summary and in the card; the rows are those of --eos."""
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes((work / "tokenizer.json").read_bytes())
+    (folder / name).write_text(json.dumps(CONFIGS[name]))
+    tokenizer = ("--tokenizer", str(folder / given), "--memory", str(LIMIT))
+    done = brim("tokenize", "corpus.jsonl", tmp_path / "out", *tokenizer, "--pack", "64", "--json", cwd=work)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert events[-1]["eos"] == EOS
+    assert any(f"every document ends with {EOS!r}, the eos_token of {name}" in one.get("text", "") for one in events)
+    flat = [token for document in bare for token in document]
+    assert ids(tmp_path / "out") == [flat[at : at + 64] for at in range(0, len(flat) - 63, 64)]
+    assert f"- every document ends with `{EOS}`" in (tmp_path / "out" / "README.md").read_text()
+    said = brim("tokenize", "corpus.jsonl", tmp_path / "out", *tokenizer, "--pack", "64", cwd=work)
+    assert "eos  <|end|>" in said.stdout
+
+
+def test_packed_documents_can_follow_each_other_without_a_token(
+    work: Path, tmp_path: Path, bare: list[list[int]]
+) -> None:
+    told = tokenize(work, "corpus.jsonl", tmp_path / "out", "--pack", "64", "--no-eos")
+    flat = [token for document in bare for token in document[:-1]]
+    assert ids(tmp_path / "out") == [flat[at : at + 64] for at in range(0, len(flat) - 63, 64)]
+    assert told["eos"] is None
+    assert "packed in rows of 64 tokens, without an end-of-document token" in (tmp_path / "out/README.md").read_text()
+
+
+def test_the_eos_token_is_not_added_twice(work: Path, tmp_path: Path, bare: list[list[int]]) -> None:
+    """A tokenizer that ends its texts itself, with --special-tokens: packed with one token at each end."""
+    made = tokenizers.Tokenizer.from_file(str(work / "tokenizer.json"))
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"$A {EOS}", special_tokens=[(EOS, made.token_to_id(EOS))]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS}))
+    tokenizer = ("--tokenizer", str(tmp_path), "--pack", "64")
+    rows = []
+    for more in ((), ("--special-tokens",), ("--special-tokens", "--no-eos"), ("--special-tokens", "--eos", EOS)):
+        tokenize(work, "corpus.jsonl", tmp_path / f"out{len(rows)}", *tokenizer, *more)
+        rows.append(ids(tmp_path / f"out{len(rows)}"))
+    flat = [token for document in bare for token in document]
+    assert rows == [[flat[at : at + 64] for at in range(0, len(flat) - 63, 64)]] * 4
+
+
+def test_packing_that_fills_no_row_is_an_error(work: Path, tmp_path: Path) -> None:
+    """Nothing is published, and what the hint says works."""
+    words = ("--pack", "1000000", "--eos", EOS)
+    refused = tokenize(work, "corpus.jsonl", tmp_path / "out", *words, check=2)
+    assert "No row of 1,000,000 tokens (--pack) is full" in refused["message"]
+    assert not (tmp_path / "out" / "data").exists()
+    assert tokenize(work, "corpus.jsonl", tmp_path / "out", *words, "--fresh", "--pack-tail", "keep")["rows"] == 1
+
+
 def test_bin_split_and_shuffled(work: Path, tmp_path: Path, bare: list[list[int]]) -> None:
     """A memmap and an index give every document once, in another order; verify sees damage in each of the files."""
     options = ("--no-special-tokens", "--eos", EOS, "--split", "0.9/0.1", "--shuffle", "7")
@@ -256,7 +322,7 @@ def test_long_documents_without_spaces(work: Path, tmp_path: Path) -> None:
 def test_killed_and_continued(work: Path, tmp_path: Path) -> None:
     """kill -9 of the parent in every part of the job: the output is that of an undisturbed run, bit for bit."""
     write_jsonl(tmp_path / "corpus.jsonl", TEXTS * 3)
-    options = ["--shuffle", "1", "--split", "0.8/0.2", "--pack", "32", "--unit-size", "20KB", "--quiet"]
+    options = ["--shuffle", "1", "--split", "0.8/0.2", "--pack", "32", "--eos", EOS, "--unit-size", "20KB", "--quiet"]
     words = ["tokenize", str(tmp_path / "corpus.jsonl"), "--tokenizer", "tokenizer.json", "--memory", str(LIMIT)]
 
     def command(out: str) -> list[str]:
@@ -334,7 +400,9 @@ def test_to_the_hub(work: Path, tmp_path: Path, expected: list[list[int]]) -> No
 
 REFUSED = [
     ("corpus.jsonl", ["--keep", "id", "--pack", "8"], "--keep needs rows that are documents"),
-    ("corpus.jsonl", ["--pack", "100000000"], "too long for a limit"),
+    ("corpus.jsonl", ["--pack", "100000000", "--no-eos"], "too long for a limit"),
+    ("corpus.jsonl", ["--pack", "8"], "does not say which token ends one. Name it: --eos TOKEN."),
+    ("corpus.jsonl", ["--pack", "8", "--eos", EOS, "--no-eos"], "exclude each other"),
     ("corpus.jsonl", ["--eos", "<|End|>"], "Close to it are '<|end|>'"),
     ("corpus.jsonl", ["--column", "txt"], "Close to it are 'text'"),
     ("corpus.jsonl", ["--column", "id"], "not text but int64"),
@@ -357,3 +425,31 @@ def test_refused_in_words(work: Path, tmp_path: Path, monkeypatch: pytest.Monkey
             app(["tokenize", source, str(tmp_path / "out"), *words], standalone_mode=False)
         assert message in f"{caught.value.message} {caught.value.hint}"
         assert not (tmp_path / "out").exists()
+
+
+def test_the_blocks_of_the_documentation_run(work: Path, tmp_path: Path) -> None:
+    """docs/tokenize.md, with a corpus and a tokenizer in the places that it names."""
+    made = tokenizers.Tokenizer.from_file(str(work / "tokenizer.json"))
+    made.add_special_tokens(["<|endoftext|>"])
+    (tmp_path / "gpt2").mkdir()
+    made.save(str(tmp_path / "gpt2" / "tokenizer.json"))
+    made.save(str(tmp_path / "tokenizer.json"))
+    lines = (work / "corpus.jsonl").read_bytes()
+    (tmp_path / "corpus.jsonl").write_bytes(lines)
+    (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(lines))
+    (tmp_path / "books").mkdir()
+    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "books" / "1.parquet")
+    page = (Path(__file__).parents[2] / "docs" / "tokenize.md").read_text()
+    typed = [line[2:] for line in page.splitlines() if line.startswith("$ brim ")]
+    assert len(typed) == 3
+    for line in typed:
+        words = shlex.split(line)[1:]
+        if "--pack" in words:  # the corpus is small
+            words[words.index("--pack") + 1] = "64"
+        brim(*words, cwd=tmp_path)
+    programs = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    assert len(programs) == 2
+    for program in programs:
+        plain = re.sub(r"^>>> ", "", program, flags=re.M)
+        done = subprocess.run([sys.executable, "-c", plain], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

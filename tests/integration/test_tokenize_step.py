@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from brim.errors import InputError, SourceChanged
+from brim.outputs.token_documents import SEQ_LENGTHS
 from brim.outputs.token_output import FinishOptions, finish_tokens
 from brim.steps.step import BadRow, Batch
 from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, TokenizeOptions, TokenizeStep, pieces
@@ -232,6 +233,7 @@ def test_datasets_reads_what_is_made(made: dict[str, Path], tmp_path: Path, pack
         read = datasets.load_dataset(
             format, data_files=str(done.made[0].path), split="train", cache_dir=str(tmp_path / "cache" / format)
         )
-        assert read.features == {IDS: datasets.List(datasets.Value("int32"))}
+        ids = datasets.List(datasets.Value("int32"))
+        assert read.features == ({IDS: ids} if pack is None else {IDS: ids, SEQ_LENGTHS: ids})
         assert read[IDS][:] == rows
     assert datasets.Dataset.from_file(str(done.made[0].path))[IDS][:] == rows

@@ -22,7 +22,19 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [json.dumps({"text": f"row {n} of a small corpus with a few words"}) for n in range(300)]
     (work / "texts.jsonl").write_text("\n".join(texts) + "\n")
     tokenizer = next(iter(made_tokenizers(work).values()))
-    words = ["--tokenizer", tokenizer, "--pack", "16", "--rows-per-shard", "16", "--memory", "600MB", "-q"]
+    words = [
+        "--tokenizer",
+        tokenizer,
+        "--pack",
+        "16",
+        "--eos",
+        "</s>",
+        "--rows-per-shard",
+        "16",
+        "--memory",
+        "600MB",
+        "-q",
+    ]
     brim("tokenize", work / "texts.jsonl", work / "tokens", *words)
     return work / "tokens"
 
@@ -49,7 +61,7 @@ def test_batches_and_epochs(tokens: Path) -> None:
     """A DataLoader gives tensors; another epoch has the same rows in another order."""
     from torch.utils.data import DataLoader
 
-    stream = stream_of(tokens).shuffle(seed=1, buffer_size=100).with_format("torch")
+    stream = stream_of(tokens).select_columns(["input_ids"]).shuffle(seed=1, buffer_size=100).with_format("torch")
     epochs = []
     for epoch in range(2):
         stream.set_epoch(epoch)

@@ -22,7 +22,12 @@ from tests.s3 import S3Server
 UNITS = ("--unit-size", "20KB")
 VERBS = {
     "map": ("map", "rows.jsonl", ("--fn", "steps.py:work", "--on-error", "quarantine"), "out"),
-    "tokenize": ("tokenize", "rows.jsonl", ("--tokenizer", "t.json", "--pack", "32", "--shuffle", "7"), "out"),
+    "tokenize": (
+        "tokenize",
+        "rows.jsonl",
+        ("--tokenizer", "t.json", "--pack", "32", "--no-eos", "--shuffle", "7"),
+        "out",
+    ),
     "embed": (
         "embed",
         "rows.jsonl",

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from brim.errors import BrimError, InputError
 from brim.outputs import token_files, token_output
-from brim.outputs.token_documents import Packer, TokenSplit, hashed
+from brim.outputs.token_documents import SEQ_LENGTHS, Packer, TokenSplit, hashed
 from brim.outputs.token_files import MAGIC, JoinedFooter
 from brim.outputs.token_output import FinishedTokens, FinishOptions, finish_tokens, parse_split
 from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, settle_dtype
@@ -64,14 +64,26 @@ def bytes_of(done: FinishedTokens) -> dict[str, bytes]:
 @settings(max_examples=40, deadline=None)
 @given(DOCUMENTS, st.integers(2, 9), st.lists(st.integers(0, 40), max_size=4))
 def test_packing_is_that_of_the_concatenation(documents: Documents, length: int, cuts: list[int]) -> None:
-    """Blocks are the concatenation of all documents, cut every `length` tokens, wherever batches end."""
+    """Blocks are the concatenation of all documents, cut every `length` tokens, wherever batches end.
+
+    `seq_lengths` are the tokens that each document has in a block, so they tell where documents begin and end.
+    """
     packer = Packer(length, pa.int32())
     rows: Documents = []
+    lengths: Documents = []
     edges = [0, *sorted(min(cut, len(documents)) for cut in cuts), len(documents)]
     for start, stop in itertools.pairwise(edges):
         batch = pa.RecordBatch.from_pydict({IDS: pa.array(documents[start:stop], pa.list_(pa.int32()))})
-        rows += [row for made in packer.add(batch) for row in made.column(IDS).to_pylist()]
+        for made in packer.add(batch):
+            rows += made.column(IDS).to_pylist()
+            lengths += made.column(SEQ_LENGTHS).to_pylist()
     tail = packer.tail()
+    lengths += tail.column(SEQ_LENGTHS).to_pylist() if tail else []
+    numbers = [number for number, document in enumerate(documents) for _ in document]
+    assert lengths == [
+        [len([*run]) for _, run in itertools.groupby(numbers[at : at + length])]
+        for at in range(0, len(numbers), length)
+    ]
     flat = [token for document in documents for token in document]
     whole = len(flat) // length * length
     assert rows == [flat[at : at + length] for at in range(0, whole, length)]
@@ -86,8 +98,14 @@ def test_unit_cuts_do_not_matter(
     """The same documents give the same bytes, however they were cut into units."""
     folder = tmp_path_factory.mktemp("finish")
     options: dict[str, Any] = {"format": format, "pack": 5, "shuffle": True, "seed": 3, "splits": TWO}
-    whole = finish(units_of(folder / "u1", documents), folder / "one", **options)
-    pieces = finish(units_of(folder / "u2", documents, cuts), folder / "many", **options)
+    units = (units_of(folder / "u1", documents), units_of(folder / "u2", documents, cuts))
+    try:
+        whole = finish(units[0], folder / "one", **options)
+    except InputError:  # no row is full
+        with pytest.raises(InputError):
+            finish(units[1], folder / "many", **options)
+        return
+    pieces = finish(units[1], folder / "many", **options)
     assert bytes_of(whole) == bytes_of(pieces)
     assert whole.counts == pieces.counts
 
@@ -218,6 +236,19 @@ def test_shards_are_cut_at_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert groups.num_row_groups > 1
     exact = finish(units, tmp_path / "exact", rows_per_shard=500)
     assert [made.rows for made in exact.made] == [500, 500]
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow", "bin"])
+@pytest.mark.parametrize("splits", [parse_split("50/50"), (TokenSplit("train", 1.0),)])
+def test_packing_refuses_rows_that_no_tokens_fill(tmp_path: Path, format: str, splits: tuple[TokenSplit, ...]) -> None:
+    """An empty dataset is never the result; the tail can be kept, and nothing is named before."""
+    units = units_of(tmp_path / "u", [[1, 2, 3], [4, 5]])
+    options: dict[str, Any] = {"format": format, "splits": splits, "pack": 10_000_000}
+    with pytest.raises(InputError, match=r"No row of 10,000,000 tokens \(.*pack.*\) is full: .* have 5 tokens"):
+        finish(units, tmp_path / "out", **options)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".finish"]
+    kept = finish(units, tmp_path / "out", **options, pack_tail="keep")
+    assert kept.counts.tokens == 5
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

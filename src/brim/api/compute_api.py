@@ -71,7 +71,7 @@ from brim.steps.row_features import import_datasets
 from brim.steps.step import Step
 from brim.steps.step_process import make_step
 from brim.steps.tokenize_step import TokenizeOptions, TokenizeStep, settle_dtype
-from brim.steps.tokenizers import LoadedTokenizer, find_tokenizer
+from brim.steps.tokenizers import LoadedTokenizer, TokenizerFile, find_tokenizer
 from brim.tensors.tensor_reader import ShardedRows, open_tensors
 
 if TYPE_CHECKING:
@@ -175,9 +175,10 @@ def _tokenize_job(
     found = find_tokenizer(tokenizer)
     loaded = LoadedTokenizer(found.read(), found.name)
     dtype = settle_dtype(given.dtype, given.format, loaded.vocab_size)
+    eos = _document_end(given, found, loaded, note)
     options = TokenizeOptions(
         column=column,
-        eos=given.eos,
+        eos=eos,
         add_special_tokens=given.pack is None if given.special_tokens is None else given.special_tokens,
         max_length=given.max_length,
         keep=keep,
@@ -191,7 +192,7 @@ def _tokenize_job(
         note(f"the tokenizer has its own {' and '.join(loaded.switched_off)}; switched off for this job")
     header = {
         "vocab_size": loaded.vocab_size,
-        "eos": None if given.eos is None else loaded.id_of(given.eos),
+        "eos": None if eos is None else loaded.id_of(eos),
         "tokenizer_sha256": found.sha256,
         "created_by": "brim",
     }
@@ -209,12 +210,32 @@ def _tokenize_job(
     )
     rows = open_rows(source, given.row_options(as_text=(column,), least_unit_bytes=_UNIT_BYTES, name=name))
     step.output_schema(rows.schema)
-    output = TokenOutput(finish, found.name)
+    output = TokenOutput(finish, found.name, eos)
     if destination is not None:
         return Job(dataset_spec("tokenize", rows, step, output, destination, how)), step
     folder = _cache("tokenize", rows, step, output, how, cache_dir, f"tokens of {column}")
     layout = DatasetLayout(folder / _DATASET, folder, waits=True)
     return Job(computed_spec("tokenize", rows, step, output, layout, how)), step
+
+
+def _document_end(
+    given: TokenizeGiven, found: TokenizerFile, loaded: LoadedTokenizer, note: Callable[[str], None]
+) -> str | None:
+    """The token that ends every document. Packed documents have one unless the caller declines: else a model that is
+    trained on the rows sees the end of one document as the beginning of the next."""
+    if given.no_eos and given.eos is not None:
+        raise InputError("--eos and --no-eos exclude each other.", hint="Leave out one of them.")
+    if given.no_eos or given.eos is not None or given.pack is None:
+        return given.eos
+    if found.eos is not None and loaded.has(found.eos):
+        note(f"every document ends with {found.eos!r}, the eos_token of {found.eos_from} (--no-eos: without)")
+        return found.eos
+    if given.special_tokens and any(loaded.frame()):
+        return None  # what the tokenizer puts around each document separates them
+    raise InputError(
+        f"--pack joins documents, and the tokenizer {found.name} does not say which token ends one.",
+        hint="Name it: --eos TOKEN. Or join documents without one: --no-eos.",
+    )
 
 
 def embed_job(

@@ -150,6 +150,7 @@ class TokenizeKeywords(ComputeKeywords, total=False):
 
     keep: Names
     eos: str | None
+    no_eos: bool
     special_tokens: bool | None
     max_length: int | None
     encoder: Literal["auto", "reference", "fast"]
@@ -402,6 +403,7 @@ class TokenizeGiven(ComputeGiven):
 
     keep: Names = ()
     eos: str | None = None
+    no_eos: bool = False
     special_tokens: bool | None = None
     max_length: int | None = None
     encoder: Literal["auto", "reference", "fast"] = "auto"

@@ -2,7 +2,7 @@
 
 import functools
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -140,8 +140,15 @@ def _followed(
         return run(progress), progress
 
 
-def tell(computed: Any, progress: Any, job: Any, showing: ShowingFlags, more: Sequence[tuple[str, str]] = ()) -> None:
-    """What was done."""
+def tell(
+    computed: Any,
+    progress: Any,
+    job: Any,
+    showing: ShowingFlags,
+    more: Sequence[tuple[str, str]] = (),
+    more_facts: Mapping[str, Any] | None = None,
+) -> None:
+    """What was done. `more` are lines for people, `more_facts` keys for --json."""
     built, outcome = computed.built, computed.outcome
     peak = max(outcome.peak_bytes, getattr(progress, "peak_bytes", 0))
     units = len(outcome.receipts)
@@ -156,6 +163,7 @@ def tell(computed: Any, progress: Any, job: Any, showing: ShowingFlags, more: Se
             "peak_bytes": peak,
             **({"encoders": outcome.encoders} if outcome.encoders else {}),
             **computed.counts,
+            **(more_facts or {}),
         }
         emit("done", **(facts | counted), quarantine=computed.quarantine)
         return

@@ -33,7 +33,7 @@ the formats.
 [bold]Examples[/bold]
 
   brim tokenize corpus.jsonl.zst tokens/ --tokenizer gpt2.json --memory 2GB
-  brim tokenize 'books/*.parquet' blocks/ --tokenizer gpt2 --pack 2048
+  brim tokenize 'books/*.parquet' blocks/ --tokenizer gpt2 --pack 2048 --eos '<|endoftext|>'
   brim tokenize corpus.jsonl flat/ --tokenizer gpt2 --eos '<|endoftext|>' \\
       --format bin --split 0.99/0.01
   brim tokenize 's3://lab/texts/*.jsonl.zst' s3://lab/tokens --tokenizer gpt2
@@ -74,7 +74,15 @@ def tokenize(
     ] = None,
     column: Annotated[str, _tokens("--column", metavar="NAME", help="The column of text.")] = "text",
     keep: Annotated[Many, _tokens("--keep", metavar="COLUMN", help="Stays beside the ids. May be repeated.")] = None,
-    eos: Annotated[str | None, _tokens("--eos", metavar="TOKEN", help="Ends every document.")] = None,
+    eos: Annotated[
+        str | None,
+        _tokens(
+            "--eos",
+            metavar="TOKEN",
+            help="Append this token to every document. (default: none; with --pack the tokenizer's eos_token)",
+        ),
+    ] = None,
+    no_eos: Annotated[bool, _tokens("--no-eos", help="Pack documents without a token at their end.")] = False,
     special_tokens: Annotated[
         bool | None,
         _tokens(
@@ -132,7 +140,7 @@ def tokenize(
     source, dest, tokenizer = need(source, "SOURCE"), need(dest, "DEST"), need(tokenizer, "--tokenizer")
     given = TokenizeGiven(
         **words,
-        keep=keep, eos=eos, special_tokens=special_tokens, max_length=max_length,
+        keep=keep, eos=eos, no_eos=no_eos, special_tokens=special_tokens, max_length=max_length,
         encoder=encoder,  # type: ignore[arg-type]  # checked by the job, as are those below
         long_documents=long_documents, long_chars=long_chars,  # type: ignore[arg-type]
         pack=pack, pack_tail=pack_tail, format=format, dtype=dtype,  # type: ignore[arg-type]
@@ -151,16 +159,19 @@ def tokenize(
         progress_for(showing.json, quiet=False).note(f"encoder: {step.encoder}")
     began = time.monotonic()
     computed, progress = run_job(job, computing, showing, watching, live)
-    tell(computed, progress, job, showing, _told(computed, time.monotonic() - began))
+    more = _told(computed, time.monotonic() - began, step.options.eos, pack)
+    tell(computed, progress, job, showing, more, {"eos": step.options.eos})
 
 
-def _told(computed: Any, seconds: float) -> list[tuple[str, str]]:
+def _told(computed: Any, seconds: float, eos: str | None, pack: int | None) -> list[tuple[str, str]]:
     """What was counted, in words."""
+    none = "none: packed documents follow each other without a token between them"
+    end = [("eos", none if eos is None else eos)] if eos is not None or pack is not None else []
     counts = computed.counts
     if not counts:
-        return []
+        return end
     rate = f", {counts['tokens'] / max(seconds, 1e-6):,.0f} a second" if computed.outcome.computed else ""
-    lines = [("tokens", f"{counts['tokens']:,} of {counts['documents']:,} documents{rate}")]
+    lines = [("tokens", f"{counts['tokens']:,} of {counts['documents']:,} documents{rate}"), *end]
     if computed.outcome.encoders:
         most = sorted(computed.outcome.encoders.items(), key=lambda one: -one[1])
         lines.append(("encoder", ", ".join(name if len(most) == 1 else f"{name} ({n:,} units)" for name, n in most)))

@@ -436,7 +436,7 @@ def _text(facts: CardFacts, others: Sequence[SplitFacts]) -> str:
     if facts.left_out:
         lines += ["", f"Left out, because the format cannot hold files of that size: {len(facts.left_out)}", ""]
         lines += [f"- `{_cell(path)}`" for path in facts.left_out]
-    lines += ["", *(f"- {_cell(note)}" for note in facts.notes)] if facts.notes else []
+    lines += ["", *(f"- {_one_line(note)}" for note in facts.notes)] if facts.notes else []
     if facts.code:
         load = facts.code
     elif facts.loadable:
@@ -453,4 +453,8 @@ def _arguments(facts: CardFacts) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<!--", "<! --")
+    return _one_line(text).replace("|", "\\|")
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", " ").replace("<!--", "<! --")

@@ -18,6 +18,7 @@ from brim.rows.schemas import cast
 from brim.steps.tokenize_step import IDS, NOTE
 
 KEY, SPLIT = "_brim_key", "_brim_split"
+SEQ_LENGTHS = "seq_lengths"  # of a packed row: how many tokens each of its documents has in it
 _ROWS = 4096
 _TOKENS = 1 << 20  # of a piece that is worked on
 
@@ -106,30 +107,36 @@ def _mix(value: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple
 
 
 class Packer:
-    """Rows of exactly `length` tokens out of the documents of one split, one after the other."""
+    """Rows of exactly `length` tokens out of the documents of one split, one after the other.
+
+    SEQ_LENGTHS counts the tokens of each document in a row: a document that continues in the next row counts in both.
+    """
 
     def __init__(self, length: int, kind: pa.DataType) -> None:
         self._length, self._kind = length, kind
         self._held: list[np.ndarray[Any, Any]] = []  # copies: what they came from may be unmapped
+        self._ends: list[np.ndarray[Any, Any]] = []  # where documents end, counted from the first token held
         self._count = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         tokens = tokens_of(batch)
+        self._ends.append(ends_of(batch) + self._count)
         if self._count + len(tokens) < self._length:
             self._keep(tokens)
             return
         use = len(tokens) - (self._count + len(tokens)) % self._length
         values = np.concatenate([*self._held, tokens[:use]])
-        self._held, self._count = [], 0
+        ends = np.concatenate(self._ends)
+        self._held, self._ends, self._count = [], [ends[ends > len(values)] - len(values)], 0
         self._keep(tokens[use:])
-        yield self._rows(values)
+        yield self._rows(values, np.arange(0, len(values) + 1, self._length), ends[ends <= len(values)])
 
     def tail(self) -> pa.RecordBatch | None:
         """The tokens that did not fill a block, as a row of their own."""
         if not self._count:
             return None
         values = np.concatenate(self._held)
-        return self._batch(values, np.array([0, len(values)], np.int32))
+        return self._rows(values, np.array([0, len(values)]), np.concatenate(self._ends))
 
     @property
     def tail_tokens(self) -> int:
@@ -140,12 +147,15 @@ class Packer:
             self._held.append(tokens.copy())
             self._count += len(tokens)
 
-    def _rows(self, values: np.ndarray[Any, Any]) -> pa.RecordBatch:
-        return self._batch(values, np.arange(0, len(values) + 1, self._length, dtype=np.int32))
-
-    def _batch(self, values: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> pa.RecordBatch:
-        rows = pa.ListArray.from_arrays(pa.array(ends), pa.array(values, self._kind))
-        return pa.RecordBatch.from_arrays([rows], names=[IDS])
+    def _rows(
+        self, values: np.ndarray[Any, Any], edges: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]
+    ) -> pa.RecordBatch:
+        """Rows between `edges`, with the lengths of the documents that end at `ends` or at the end of a row."""
+        rows = pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), pa.array(values, self._kind))
+        cuts = np.union1d(edges, ends)  # an empty document ends where the one before does
+        places = np.searchsorted(cuts, edges).astype(np.int32)
+        lengths = pa.ListArray.from_arrays(pa.array(places), pa.array(np.diff(cuts).astype(np.int32)))
+        return pa.RecordBatch.from_arrays([rows, lengths], names=[IDS, SEQ_LENGTHS])
 
 
 _MOST_BUCKETS = 128

@@ -22,7 +22,16 @@ from brim.memory.limit import usable_cores
 from brim.memory.meter import tree_bytes
 from brim.outputs.output import Beside, Finished, MadeShard, Units, card_of, with_features
 from brim.outputs.rows_file import Writing
-from brim.outputs.token_documents import SPLIT, Packer, TokenSplit, in_key_order, open_unit, unit_batches, with_places
+from brim.outputs.token_documents import (
+    SEQ_LENGTHS,
+    SPLIT,
+    Packer,
+    TokenSplit,
+    in_key_order,
+    open_unit,
+    unit_batches,
+    with_places,
+)
 from brim.outputs.token_files import GROUP_TOKENS, BinWriter, ShardOptions, ShardWriter, TokenShard
 from brim.progress import Advance
 from brim.records import dataclass
@@ -120,6 +129,8 @@ def finish_tokens(
     schema = _output_schema(types, source)
     if options.format == "bin" or options.pack is not None:
         _refuse_kept(schema)
+    if options.format != "bin" and options.pack is not None:
+        schema = with_features(schema.append(pa.field(SEQ_LENGTHS, pa.list_(pa.int32()))))
     work = folder / _WORK
     with failures(folder):
         shutil.rmtree(work, ignore_errors=True)
@@ -143,12 +154,13 @@ def finish_tokens(
             beside.close()
             for output in outputs:
                 output.abandon()
+        dropped = sum(count for _, count in done)
+        _refuse_no_rows(options, counter.counts.tokens, dropped)
         made = [replace(each, path=folder / each.name) for files, _ in done for each in files]
         for files, _ in done:
             for each in files:
                 rename(each.path, folder / each.name)
         shutil.rmtree(work)
-    dropped = sum(count for _, count in done)
     return FinishedTokens(
         made, schema, replace(counter.counts, tokens=counter.counts.tokens - dropped, dropped_tail=dropped)
     )
@@ -227,6 +239,16 @@ def _refuse_kept(schema: pa.Schema) -> None:
         )
 
 
+def _refuse_no_rows(options: FinishOptions, tokens: int, dropped: int) -> None:
+    """InputError if all tokens together do not fill one packed row."""
+    if options.pack is not None and tokens == dropped:
+        raise InputError(
+            f"No row of {options.pack:,} tokens (--pack) is full: all documents together have {tokens:,} tokens"
+            f"{'' if len(options.splits) == 1 else ', in several splits'}.",
+            hint="Start over with fewer tokens per row, or keep them as a shorter one: --fresh --pack-tail=keep.",
+        )
+
+
 def _encoders(options: FinishOptions, limit_bytes: int) -> int:
     """How many threads encode row groups, each of which takes several times its ids; 0 where there is no room."""
     if options.format == "bin":
@@ -270,10 +292,11 @@ first = tokens[starts[0] : starts[1]]"""
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """Split, shuffle, pack, write. `tokenizer` is its name, for the card."""
+    """Split, shuffle, pack, write. `tokenizer` is its name, and `eos` what ends each document, for the card."""
 
     options: FinishOptions
     tokenizer: str
+    eos: str | None = None
 
     @property
     def writing(self) -> Writing:
@@ -323,8 +346,11 @@ class TokenOutput:
 
     def _notes(self, counts: TokenCounts) -> list[str]:
         notes = [f"{counts.documents:,} documents, {counts.tokens:,} tokens", f"tokenizer: {Path(self.tokenizer).name}"]
+        if self.eos is not None:
+            notes.append(f"every document ends with `{self.eos}`")
         if self.options.pack is not None:
-            notes.append(f"packed in rows of {self.options.pack:,} tokens")
+            joined = "" if self.eos is not None else ", without an end-of-document token"
+            notes.append(f"packed in rows of {self.options.pack:,} tokens{joined}")
         if self.options.shuffle:
             notes.append(f"shuffled with the seed {self.options.seed}")
         return notes

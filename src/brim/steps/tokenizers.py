@@ -5,6 +5,7 @@ What encoding gives is the ids of all texts in one array, and where each text en
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import itertools
@@ -106,6 +107,7 @@ def offsets_of(lengths: Any) -> npt.NDArray[np.int64]:
 
 
 FILE = "tokenizer.json"
+CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class TokenizerFile:
     sha256: str
     path: str | None = None
     data: bytes | None = None
+    eos: str | None = None  # the token that ends a document, as the tokenizer's configuration names it
+    eos_from: str = ""  # the file, or the object, that names it
 
     def read(self) -> bytes:
         data = self.data if self.path is None else _bytes_of(Path(self.path))
@@ -197,6 +201,9 @@ class LoadedTokenizer:
         """One more than the largest id, which is what a model's embedding needs."""
         return 1 + max(self._vocabulary.values(), default=-1)
 
+    def has(self, token: str) -> bool:
+        return (self._vocabulary.get(token) if self.generation else self.raw.token_to_id(token)) is not None
+
     def id_of(self, token: str) -> int:
         found: int | None = self._vocabulary.get(token) if self.generation else self.raw.token_to_id(token)
         if found is not None:
@@ -240,7 +247,8 @@ def find_tokenizer(given: Any) -> TokenizerFile:
     or `transformers` (fast)."""
     backend = getattr(given, "backend_tokenizer", given)
     if (data := _object_bytes(backend)) is not None:
-        return TokenizerFile("given as an object", hashlib.sha256(data).hexdigest(), data=data)
+        eos = getattr(given, "eos_token", None)
+        return TokenizerFile("given as an object", hashlib.sha256(data).hexdigest(), None, data, eos, "the tokenizer")
     path = Path(given).expanduser()
     if path.is_dir():
         if not (path / FILE).is_file():
@@ -252,7 +260,31 @@ def find_tokenizer(given: Any) -> TokenizerFile:
     elif not path.exists():
         path = _from_hub(str(given))
     data = _bytes_of(path)
-    return TokenizerFile(str(given), hashlib.sha256(data).hexdigest(), path=str(path.resolve()))
+    sha256, eos = hashlib.sha256(data).hexdigest(), _configured_eos(path.parent)
+    return TokenizerFile(str(given), sha256, str(path.resolve()), None, *(eos or ()))
+
+
+def _configured_eos(folder: Path) -> tuple[str, str] | None:
+    """The `eos_token` that the files next to a tokenizer name, and the name of the file."""
+    for name in CONFIG_FILES:
+        token = _read_config(folder / name).get("eos_token")
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str) and content:
+            return content, name
+    return None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The content of a file next to a tokenizer; nothing if there is none."""
+    try:
+        held = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"The file {str(path)!r} next to the tokenizer cannot be read: {error}.", hint="Fix it, or move it away."
+        ) from error
+    return held if isinstance(held, dict) else {}
 
 
 # A file, mistyped or not there: a name on the Hub has dots for versions (Llama-3.1-8B), hardly such an end.
@@ -274,7 +306,11 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(name, FILE))
+        path = Path(hf_hub_download(name, FILE))
+        for other in CONFIG_FILES:
+            with contextlib.suppress(EntryNotFoundError):
+                hf_hub_download(name, other)
+        return path
     except HFValidationError as error:
         raise InputError(
             f"{name!r} is no file, no folder and no name on the Hub.", hint=f"Give the path of a {FILE}."
