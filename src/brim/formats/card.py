@@ -7,7 +7,7 @@ Whatever else a card says was written by a person and stays, line by line.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -250,9 +250,52 @@ def card_info(fields: dict[str, Any], config: str = "default") -> dict[str, Any]
     return next((info for info in _infos(fields) if info["config_name"] == config), {})
 
 
+_SPLIT_KEYS = {"name", "num_bytes", "num_examples", "shard_lengths", "original_shard_lengths", "dataset_name"}
+_SIZES = ("download_size", "dataset_size")
+
+
+def info_faults(info: dict[str, Any], splits: Collection[str]) -> Iterator[str]:
+    """What `load_dataset` refuses in what a card tells of a config under `dataset_info`, which has these splits."""
+    features, told = info.get("features", []), info.get("splits", [])
+    if not isinstance(features, list) or not all(isinstance(one, dict) and "name" in one for one in features):
+        yield "its `features` are not a list of columns with names"
+    if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
+        yield "its `splits` are not a list of splits"
+        return
+    for one in told:
+        sizes = [one.get("num_bytes", 0), one.get("num_examples")]
+        if one.keys() - _SPLIT_KEYS or not all(isinstance(size, int) and size >= 0 for size in sizes):
+            yield f"what it says of the split {one.get('name')!r} is not its name, rows and bytes"
+    if "splits" in info and sorted(str(one.get("name")) for one in told) != sorted(splits):
+        named = ", ".join(str(one.get("name")) for one in told)
+        yield f"tells of the splits {named or '(none)'}, the shards are of {', '.join(sorted(splits)) or '(none)'}"
+    for size in _SIZES:
+        if not isinstance(info.get(size, 0), int):
+            yield f"its `{size}` is not a number"
+
+
+def repeated_field(text: str) -> str | None:
+    """A field that stands twice in one mapping of a card: the clients of the Hub refuse to read it."""
+    match = _FRONT.match(text)
+    nodes = [yaml.compose(match["yaml"])] if match else []
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, yaml.MappingNode):
+            keys = [str(key.value) for key, _ in node.value]
+            twice = next((key for key in keys if keys.count(key) > 1), None)
+            if twice is not None:
+                return twice
+            nodes += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+    return None
+
+
 def feature_changes(said: Any, wanted: list[dict[str, Any]]) -> list[str]:
     """How the features of a card differ from those of the shards, in words."""
     found = {str(one.get("name")): one for one in said if isinstance(one, dict)} if isinstance(said, list) else {}
+    if isinstance(said, list) and len(found) < len(said):
+        return ["names a column twice, or something that is no column"]
     right = {str(one["name"]): one for one in wanted}
     lines = [f"does not name the column {name!r} of the shards" for name in right if name not in found]
     lines += [f"names the column {name!r}, which the shards do not have" for name in found if name not in right]

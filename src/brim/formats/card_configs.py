@@ -17,6 +17,9 @@ from brim.errors import DestinationError
 # a smaller dataset.
 UNFINISHED = "data/unfinished-run-brim-build-again-to-continue"
 _OWN_KEYS = {"config_name", "data_files", "default"}
+# Those of every config of `datasets`, and of its reader of Parquet.
+_CONFIG_KEYS = _OWN_KEYS | {"data_dir", "description", "version", "batch_size", "columns", "features", "filters"}
+_SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 _SPLITS = (
     ("train", ("train", "training")),
     ("validation", ("validation", "valid", "dev", "val")),
@@ -50,8 +53,53 @@ def patterns_of(entry: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a file is one of those that a pattern of a card names."""
-    return name == pattern or fnmatch.fnmatchcase(name, pattern.replace("**/", "*"))
+    """Whether a file is one of those that a pattern of a card names: no wildcard crosses a `/` but `**`, which must
+    stand alone between two of them."""
+    return name == pattern or _fit(name.split("/"), pattern.removeprefix("./").split("/"))
+
+
+def _fit(names: list[str], patterns: list[str]) -> bool:
+    if not patterns:
+        return not names
+    first, rest = patterns[0], patterns[1:]
+    if first == "**":
+        return not rest or any(_fit(names[at:], rest) for at in range(len(names)))
+    return bool(names) and "**" not in first and fnmatch.fnmatchcase(names[0], first) and _fit(names[1:], rest)
+
+
+def resolved_files(entry: dict[str, Any], names: Collection[str]) -> dict[str, set[str]] | None:
+    """The files that a config loads of each split; None if it also loads what is not among `names`."""
+    found: dict[str, set[str]] = {}
+    for split, pattern in patterns_of(entry):
+        if "://" in pattern or "data_dir" in entry:
+            return None
+        found.setdefault(split, set()).update(name for name in names if fits(name, pattern))
+    return found
+
+
+def config_faults(fields: dict[str, Any], config: str) -> Iterator[str]:
+    """What `load_dataset` refuses in the entry of a config that brim wrote, whatever files there are."""
+    listed = fields.get("configs") or []
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        yield "its field `configs` is not a list of configs"
+        return
+    if any("config_name" not in entry for entry in listed):
+        yield "a config has no field `config_name`"
+    entry = next((entry for entry in card_entries(fields) if entry["config_name"] == config), {})
+    for key in sorted(map(str, entry.keys() - _CONFIG_KEYS)):
+        yield f"the config has an unknown field `{key}`"
+    files = entry.get("data_files")
+    items = files if isinstance(files, list) else [files]
+    if any(isinstance(item, dict) for item in items):
+        splits = [item.get("split") for item in items if isinstance(item, dict)]
+        whole = all(isinstance(item, dict) and item.keys() == {"split", "path"} for item in items)
+        texts = all(isinstance(split, str) and _SPLIT_NAME.fullmatch(split) for split in splits)
+        paths = [item.get("path") for item in items if isinstance(item, dict)]
+        named = all(isinstance(path, str) for one in paths for path in (one if isinstance(one, list) else [one]))
+        if not (whole and texts and named) or len(set(map(str, splits))) < len(items):
+            yield "each entry of `data_files` must have a `split`, once, and a `path`"
+    elif entry and not all(isinstance(item, str) for item in items):
+        yield "`data_files` must be a path, a list of paths, or a list of splits with their paths"
 
 
 def is_unfinished(entry: dict[str, Any]) -> bool:

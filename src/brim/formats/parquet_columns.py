@@ -36,12 +36,7 @@ class ParquetColumns:
 
     def features(self) -> dict[str, Any]:
         """What `datasets` is told of the columns; nothing if nobody said."""
-        said = (self.schema.metadata or {}).get(b"huggingface")
-        try:
-            found = json.loads(said)["info"]["features"] if said else {}
-        except (ValueError, KeyError, TypeError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return _features(self.schema)
 
     def column_bytes(self) -> dict[str, int]:
         """The bytes of each column as stored."""
@@ -106,6 +101,21 @@ class ParquetColumns:
 
     def __exit__(self, *_: object) -> None:
         self.file.close()
+
+
+def _features(schema: pa.Schema) -> dict[str, Any]:
+    said = (schema.metadata or {}).get(b"huggingface")
+    try:
+        found = json.loads(said)["info"]["features"] if said else {}
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def features_of_arrow(shard: Readable) -> dict[str, Any]:
+    """What `datasets` is told of the columns of an Arrow stream; nothing if nobody said."""
+    with pa.ipc.open_stream(ReadableFile(shard)) as stream:
+        return _features(stream.schema)
 
 
 def is_list_type(kind: pa.DataType) -> bool:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -236,7 +237,10 @@ class Published(Protocol):
     told: DatasetRecord
     sizes: Mapping[str, int]
     subsets: Sequence[Subset]
-    names: Collection[str] | None  # all files that are there, whatever they are; None: they were not listed
+
+    @property
+    def names(self) -> Collection[str] | None:
+        """All files that are there, whatever they are; None: they were not listed."""
 
     @property
     def unproved(self) -> Sequence[str]: ...
@@ -251,7 +255,6 @@ class PublishedFolder:
     """A folder that was built."""
 
     remote = renames = False
-    names: Collection[str] | None = None
     unproved: Sequence[str] = ()
 
     def __init__(self, folder: Path, state: str | os.PathLike[str] | None) -> None:
@@ -265,12 +268,29 @@ class PublishedFolder:
             )
         ledger = Ledger(state_folder(folder, state))
         self.told = told_by(ledger)
+        if (fault := self._lost_ledger(ledger)) is not None:
+            self.told = replace(self.told, damaged=(*self.told.damaged, fault))
         with reading(str(folder / "data")):
             listed = [] if others else os.listdir(folder / "data")
         names = others or sorted(f"data/{name}" for name in listed if not name.startswith("."))
         here = {name: folder / name for name in names}
         self.sizes: Mapping[str, int] = {name: p.stat().st_size for name, p in here.items() if p.is_file()}
         self.subsets: Sequence[Subset] = _subsets(self)
+
+    def _lost_ledger(self, ledger: Ledger) -> str | None:
+        """What is wrong with a ledger that names no job, beside a card that says that a build has ended."""
+        try:
+            card = (self._folder / CARD).read_bytes()
+            size = ledger.path.stat().st_size
+        except OSError:
+            return None
+        if ledger.job is not None or BEGIN.encode() not in card or UNFINISHED.encode() in card:
+            return None
+        return f"{STATE}/{LEDGER}: {'is empty' if not size else 'none of its lines can be read'}"
+
+    @cached_property
+    def names(self) -> Collection[str]:
+        return files_below(self._folder)
 
     def card(self) -> str | None:
         if not (self._folder / CARD).exists():
@@ -291,13 +311,18 @@ class PublishedFolder:
         return "", ""
 
 
-def shards_below(folder: Path) -> list[str]:
-    """The Parquet files anywhere below a folder that brim did not build, as `load_dataset` finds them."""
+def files_below(folder: Path) -> list[str]:
+    """The files anywhere below a folder, without those in hidden folders."""
     found = []
     for top, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [os.path.relpath(os.path.join(top, name), folder) for name in names if name.endswith(".parquet")]
+        found += [os.path.relpath(os.path.join(top, name), folder) for name in names]
     return sorted(found)
+
+
+def shards_below(folder: Path) -> list[str]:
+    """The Parquet files anywhere below a folder that brim did not build, as `load_dataset` finds them."""
+    return [name for name in files_below(folder) if name.endswith(".parquet")]
 
 
 class PublishedRepository:

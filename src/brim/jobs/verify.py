@@ -18,9 +18,18 @@ import pyarrow as pa
 from brim.buckets.bucket_address import Access, bucket_of, is_bucket_address
 from brim.errors import BrimError, DamageFound, DestinationError, InputError, SourceChanged, Stopped
 from brim.file_set import Ints
-from brim.formats.card import CARD, card_info, card_rows, card_splits, feature_changes, read_card
-from brim.formats.card_configs import card_entries, names_nothing
-from brim.formats.parquet_columns import ParquetColumns, is_list_type
+from brim.formats.card import (
+    CARD,
+    card_info,
+    card_rows,
+    card_splits,
+    feature_changes,
+    info_faults,
+    read_card,
+    repeated_field,
+)
+from brim.formats.card_configs import card_entries, config_faults, fits, names_nothing, patterns_of, resolved_files
+from brim.formats.parquet_columns import ParquetColumns, features_of_arrow, is_list_type
 from brim.formats.readable import Readable, ShardFile
 from brim.formats.splice import SpliceBuilder
 from brim.jobs.bring import versions
@@ -53,6 +62,7 @@ from brim.state.retry import interrupted_by
 from brim.stores.destination import parse_destination
 from brim.wording import Described
 
+_LISTED = (".parquet", ".arrow", ".tar")  # what a card lists under `configs`
 _FOREIGN_FILE = ": is not part of the dataset"
 _REQUESTS = 8  # at a time, to the Hub
 _SHOWN_DIFFERENCES = 10
@@ -143,7 +153,7 @@ def verify(
         return check
 
     check = look()
-    if check.damaged and repair and not check.another_source and isinstance(where, Path):
+    if check.damaged - {CARD} and repair and not check.another_source and isinstance(where, Path):
         written = repair_shards(where, state, check.told, check.tables, check.damaged, check.rows_of, progress)
         progress.note(f"repaired {plural(len(written), 'shard')} from the source")
         check = look()
@@ -213,6 +223,9 @@ class _Verification:
             return "Run the command that built it again."
         if all(finding.endswith(_FOREIGN_FILE) for finding in findings):
             return "Move these files away."
+        if not self.told.jobs and self.told.damaged:
+            compare = shlex.join(["brim", "verify", destination, given])
+            return f"Restore the ledger from a copy; or remove it, and compare with the source: {compare}"
         if not self.told.jobs and not self.told.unfinished:
             if local and self.damaged and any(map(SHARD_NAME.fullmatch, self.published.sizes)):
                 return f"Write the damaged shards again from their source: {repair}"
@@ -292,8 +305,17 @@ class _Verification:
             self.found(f"{name}: is missing", name)
 
     def _odd_names(self, names: Sequence[str]) -> None:
-        for name in names if not self.published.remote else ():
-            if SHARD_NAME.fullmatch(name) is None:
+        """Without a ledger: files that are not called as shards are, and that `load_dataset` would not read."""
+        if self.published.remote or all(map(SHARD_NAME.fullmatch, names)):
+            return
+        try:
+            entries = card_entries(read_card(self.published.card() or ""))
+        except (BrimError, UnicodeDecodeError):
+            entries = []  # the card is reported as what it is
+        listed = [pattern for entry in entries for _, pattern in patterns_of(entry)]
+        for name in names:
+            loaded = any(fits(name, pattern) for pattern in listed) if listed else name.endswith(_LISTED)
+            if SHARD_NAME.fullmatch(name) is None and not loaded:
                 self.found(f"{name}{_FOREIGN_FILE}")
 
     def _shard(self, name: str) -> tuple[int, int] | None:
@@ -345,6 +367,8 @@ class _Verification:
 
     def _read(self, name: str, shard: Readable) -> tuple[int | None, list[str], list[str]]:
         """Rows, columns whose files are empty, and rows whose lists do not go together; the footer is read once."""
+        if shard.name.endswith(".arrow"):
+            self.types_of[name] = features_of_arrow(shard)
         if not shard.name.endswith(".parquet"):
             return count_rows(shard), [], []
         with ParquetColumns(shard) as columns:
@@ -365,28 +389,34 @@ class _Verification:
         self.progress.advance(size)
 
     def card(self) -> None:
-        """The card says what the shards hold."""
+        """The card loads what the shards hold."""
         try:
             text = self.published.card()
             if text is None:
-                self.found(f"{CARD}: is missing")
+                self._wrong_card("is missing")
                 return
             fields = read_card(text)
+            twice = repeated_field(text)
         except UnicodeDecodeError:
-            self.found(f"{CARD}: is not UTF-8")
+            self._wrong_card("is not UTF-8")
             return
         except DamageFound as error:
             self._damaged(CARD, error)
             return
         except DestinationError as error:
-            self.found(f"{CARD}: {error}")
+            self._wrong_card(str(error))
             return
-        if self.result.findings:
+        if twice is not None:
+            self._wrong_card(f"has the field `{twice}` twice")
+        damaged = bool(self.result.findings)
+        if damaged and self.told.jobs:
             return  # with shards missing, the card cannot agree
         names = self.published.names if self._everything else None
         for entry in card_entries(fields) if names is not None else ():
             for pattern in names_nothing(entry, names or ()):
-                self.found(f"{CARD}: its config {entry['config_name']!r} names {pattern}, and there is no such file")
+                self._wrong_card(f"its config {entry['config_name']!r} names {pattern}, and there is no such file")
+        if damaged:
+            return
         configs = [subset.config for subset in self.published.subsets]
         if not self.published.sizes and self._everything:  # all shards are gone, and the card still names them
             configs += [str(entry["config_name"]) for entry in card_entries(fields)]
@@ -394,36 +424,60 @@ class _Verification:
             of = [subset for subset in self.published.subsets if subset.config == config]
             self._card_of(fields, config, of)
 
+    def _wrong_card(self, what: str, config: str = "default") -> None:
+        self.found(f"{CARD}{'' if config == 'default' else f': config {config}'}: {what}", CARD)
+
     def _card_of(self, fields: dict[str, Any], config: str, subsets: Sequence[Subset]) -> None:
-        """What the card says of a config, against its shards: splits, rows, bytes, features."""
+        """What the card says of a config, against its shards: files, splits, rows, bytes, features."""
         rows = {subset.split: sum(self.rows_of.get(name, 0) for name in subset.names) for subset in subsets}
-        where = CARD if config == "default" else f"{CARD}: config {config}"
+        names = [name for subset in subsets for name in subset.names]
+        own = bool(names) and all(name in self.told.receipts for name in names)
+        if own and names[0].endswith(_LISTED):
+            self._files_of(fields, config, subsets)
         named = card_splits(fields, config)
         if named is not None and (named != set(rows) if self._everything else not set(rows) <= named):
-            self.found(f"{where}: names the splits {_list(named)}, the shards are of {_list(set(rows))}")
+            self._wrong_card(f"names the splits {_list(named)}, the shards are of {_list(set(rows))}", config)
         told = card_info(fields, config)
         for name, said in card_rows(fields, config).items():
             if name in rows and said != rows[name]:
-                self.found(f"{where}: says {said:,} rows of {name}, the shards hold {rows[name]:,}")
-        if subsets and all(name in self.told.receipts for subset in subsets for name in subset.names):
-            self._bytes_of(told, config, subsets)
+                self._wrong_card(f"says {said:,} rows of {name}, the shards hold {rows[name]:,}", config)
+        if own:
+            for what in info_faults(told, rows) if self._everything else ():
+                self._wrong_card(what, config)
+            if not self.result.findings:
+                self._bytes_of(told, config, subsets)
         features = told.get("features")
         first = next((n for subset in subsets for n in subset.names if self.types_of.get(n)), None)
         if features is not None and first is not None:
             wanted = as_yaml(self.types_of[first])
             for line in feature_changes(features, wanted):
-                self.found(f"{where}: {line}")
+                self._wrong_card(line, config)
+
+    def _files_of(self, fields: dict[str, Any], config: str, subsets: Sequence[Subset]) -> None:
+        """`load_dataset` reads a config that brim built from all of its shards, split by split."""
+        entry = next((entry for entry in card_entries(fields) if entry["config_name"] == config), None)
+        faults = list(config_faults(fields, config))
+        if entry is None and not faults:
+            faults = ["does not list the shards under `configs`"]
+        for what in faults:
+            self._wrong_card(what, config)
+        files = None if entry is None or faults else resolved_files(entry, self.published.sizes)
+        for subset in subsets if files is not None else ():
+            listed = (files or {}).get(subset.split, set())
+            if listed != set(subset.names):
+                count = f"{len(listed):,} of its {plural(len(subset.names), 'shard')}"
+                self._wrong_card(f"its `data_files` of the split {subset.split} name {count}", config)
 
     def _bytes_of(self, told: dict[str, Any], config: str, subsets: Sequence[Subset]) -> None:
         there = {subset.split: sum(self.published.sizes[name] for name in subset.names) for subset in subsets}
         said = {str(one["name"]): one.get("num_bytes") for one in told.get("splits") or () if "name" in one}
         size, total = told.get("download_size"), sum(there.values())
         if isinstance(size, int) and size != total and self._everything:
-            self.found(f"{CARD}: says {size:,} bytes to download of {config}, the shards have {total:,}")
+            self._wrong_card(f"says {size:,} bytes to download of {config}, the shards have {total:,}")
         elif size == told.get("dataset_size"):  # else `datasets` told it, by what it takes in memory
             for split, count in said.items():
                 if split in there and count != there[split]:
-                    self.found(f"{CARD}: says {count} bytes of {split}, the shards have {there[split]:,}")
+                    self._wrong_card(f"says {count} bytes of {split}, the shards have {there[split]:,}")
 
     def source(self, source: str | os.PathLike[str] | FileTable | Selection, root: str | None, access: Access) -> None:
         """Every source file is inside as often as the source names it, byte for byte."""
