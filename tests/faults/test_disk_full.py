@@ -16,7 +16,6 @@ def grow(disk: Path, megabytes: int) -> None:
     subprocess.run(["mount", "-o", f"remount,size={megabytes}m", str(disk)], check=True)
 
 
-@pytest.mark.xfail(strict=True, reason="a refused job marks the dataset as unfinished")
 def test_too_small_from_the_start(many_files: Callable[..., Path], small_disk: Path) -> None:
     """What cannot fit is said before the first byte, with both numbers."""
     source = many_files(12, size=1_000_000)
@@ -88,7 +87,6 @@ def test_printing_to_a_full_disk(many_files: Callable[..., Path], tmp_path: Path
     brim("verify", out, source)
 
 
-@pytest.mark.xfail(strict=True, reason="a refused job marks the dataset as unfinished")
 @pytest.mark.parametrize("option", ["--append", "--update", "--fresh"])
 def test_refused_for_lack_of_disk_changes_nothing(
     many_files: Callable[..., Path], small_disk: Path, tmp_path: Path, option: str
@@ -111,7 +109,6 @@ def test_refused_for_lack_of_disk_changes_nothing(
     brim("verify", out, larger)
 
 
-@pytest.mark.xfail(strict=True, reason="a refused job marks the dataset as unfinished")
 def test_refused_for_lack_of_disk_leaves_no_new_folder(many_files: Callable[..., Path], small_disk: Path) -> None:
     brim("build", many_files(12, size=1_000_000), small_disk / "out", check=5)
     assert not (small_disk / "out").exists()

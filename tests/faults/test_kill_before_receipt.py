@@ -57,7 +57,22 @@ def expected(tmp_path: Path, source: Path, *options: str) -> dict[str, tuple[int
     return listing(whole)
 
 
-@pytest.mark.xfail(strict=True, reason="a shard without receipt counts as somebody else's")
+@pytest.mark.parametrize("receipts", [0, 3])
+@pytest.mark.parametrize("option", ["--fresh", "--update"])
+def test_fresh_and_update_continue_from_a_shard_without_receipt(
+    place: Place, option: str, receipts: int, tmp_path: Path
+) -> None:
+    """With other shards, and of another source."""
+    source = files(tmp_path / "source", 0, 10)
+    killed(place, receipts, "build", source, place.address, *OPTIONS)
+    if not isinstance(place, HubPlace):
+        assert len(listing(place)) == receipts + 1
+    other = ("--rows-per-shard", "3", "--quiet")
+    run(place, "build", source, place.address, *other, option)
+    assert listing(place) == expected(tmp_path, source, *other)
+    run(place, "verify", place.address, source, "--quiet")
+
+
 @pytest.mark.parametrize("place", ["folder", "bucket"], indirect=True)
 def test_fresh_continues_after_two_kills_in_a_row(place: Place, tmp_path: Path) -> None:
     source = files(tmp_path / "source", 0, 10)
@@ -67,7 +82,16 @@ def test_fresh_continues_after_two_kills_in_a_row(place: Place, tmp_path: Path) 
     assert listing(place) == expected(tmp_path, source, "--rows-per-shard", "4", "--quiet")
 
 
-@pytest.mark.xfail(strict=True, reason="a shard without receipt counts as somebody else's")
+def test_append_of_other_rows_continues_from_a_shard_without_receipt(place: Place, tmp_path: Path) -> None:
+    run(place, "build", files(tmp_path / "old", 0, 4), place.address, *OPTIONS)
+    killed(place, 1, "build", files(tmp_path / "new", 4, 10), place.address, *OPTIONS, "--append")
+    run(place, "build", files(tmp_path / "other", 20, 22), place.address, *OPTIONS, "--append")
+    back = tmp_path / "back"
+    run(place, "unpack", place.address, back, "--quiet")
+    assert sorted(path.name for path in back.iterdir()) == [f"f{i:03d}.bin" for i in (0, 1, 2, 3, 20, 21)]
+    run(place, "verify", place.address, "--quiet")
+
+
 @pytest.mark.parametrize("place", ["folder", "bucket"], indirect=True)
 def test_map_fresh_continues_from_a_shard_without_receipt(place: Place, tmp_path: Path) -> None:
     """Units of an earlier job are shards of another number."""
@@ -81,7 +105,18 @@ def test_map_fresh_continues_from_a_shard_without_receipt(place: Place, tmp_path
     run(place, "verify", place.address, "--quiet")
 
 
-@pytest.mark.xfail(strict=True, reason="a shard without receipt counts as somebody else's")
+@pytest.mark.parametrize("place", ["folder", "bucket"], indirect=True)
+@pytest.mark.parametrize("option", ["--fresh", "--update"])
+def test_foreign_file_is_refused_before_anything_is_removed(place: Place, option: str, tmp_path: Path) -> None:
+    source = files(tmp_path / "source", 0, 10)
+    run(place, "build", source, place.address, *OPTIONS)
+    place.plant("data/mine.parquet", b"mine")
+    before = place.content()
+    done = run(place, "build", source, place.address, "--rows-per-shard", "3", option, check=2)
+    assert "brim did not write" in done.stderr
+    assert place.content() == before
+
+
 def test_shards_of_an_earlier_version_are_known_by_its_receipts(tmp_path: Path) -> None:
     """Its ledgers do not say what was planned: 29 receipts of 40 shards, and a 30th shard without."""
     source, out = files(tmp_path / "source", 0, 40), tmp_path / "out"
@@ -96,7 +131,6 @@ def test_shards_of_an_earlier_version_are_known_by_its_receipts(tmp_path: Path) 
     assert listing(place) == expected(tmp_path, source)
 
 
-@pytest.mark.xfail(strict=True, reason="a shard without receipt counts as somebody else's")
 def test_ledger_tells_planned_names_from_others(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     names = [f"data/train-{number:05d}-of-00003.parquet" for number in range(3)]
@@ -105,3 +139,16 @@ def test_ledger_tells_planned_names_from_others(tmp_path: Path) -> None:
     assert Ledger(tmp_path).planned([*names, *foreign]) == names
     ledger.finish([])
     assert Ledger(tmp_path).planned(names) == []
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"], indirect=True)
+@pytest.mark.parametrize("option", ["--append", "--update", "--fresh"])
+def test_refused_for_an_unreadable_card_changes_nothing(place: Place, option: str, tmp_path: Path) -> None:
+    run(place, "build", files(tmp_path / "old", 0, 4), place.address, *OPTIONS)
+    readable = place.content()["README.md"]
+    place.plant("README.md", b"\xff\xfe")
+    before = place.content()
+    run(place, "build", files(tmp_path / "new", 4, 8), place.address, *OPTIONS, option, check=2)
+    assert place.content() == before
+    place.plant("README.md", readable)
+    run(place, "verify", place.address, tmp_path / "old", "--quiet")

@@ -94,13 +94,17 @@ class Run:
         self._abort = threading.Event()  # for shards that are compared
 
     def run(self) -> Sequence[Receipt]:
-        self._settle_with_previous()
-        strangers = self._strangers()
-        if self.ledger.job is None or self.ledger.job.fingerprint != self.content.fingerprint:
+        # A run that was killed between a shard and its receipt has left a file that is brim's own all the same.
+        self.ledger.know(self.ledger.planned(self.sink.shards()))
+        received = list(self.options.share.received(self.ledger))
+        new = self.ledger.job is None or self.ledger.job.fingerprint != self.content.fingerprint
+        strangers = self._check(new, received)
+        if self.options.fresh:
+            self._discard_previous()
+        if new:
             self.ledger.begin(
-                JobRecord(self.content.fingerprint, self.content.facts, versions(), self.content.left_out)
+                JobRecord(self.content.fingerprint, self.content.facts, versions(), self.content.left_out), self._names
             )
-        received = self.options.share.received(self.ledger)
         self.ledger.add_all(r for r in received if self.ledger.receipts.get(r.name) != r)
         only = self.options.share.only
         for _ in range(_ROUNDS):
@@ -119,23 +123,43 @@ class Run:
             hint="Run the same command to try again.",
         )
 
-    def _settle_with_previous(self) -> None:
-        """Continue the same job; start over or update another one only if asked to."""
+    def _check(self, new: bool, received: Sequence[Receipt]) -> set[str]:
+        """Refuse what can be refused before anything changes at the destination; returns the foreign files there."""
         previous = self.ledger.job
-        if previous is None:
-            return
-        if self.options.fresh:
-            for name in sorted(self.ledger.receipts):
-                self.ledger.forget(name)
-            self.ledger.former.clear()
-            self.sink.discard(self.ledger.names)
-        elif not self.options.update:
+        if previous is not None and not self.options.fresh and not self.options.update:
             refuse_another(
                 self.content,
                 previous,
                 "Use --update to bring it up to date (unchanged shards are kept), --fresh to start over, or "
                 "another destination.",
             )
+        strangers = self._strangers()
+        if (new or self.options.fresh) and self.options.share.only is None:
+            self._need_room_for_all(received)
+            facts = self._facts([])
+            self.sink.check_card(lambda card, names: write_card(facts, card, names))
+        return strangers
+
+    def _need_room_for_all(self, received: Sequence[Receipt]) -> None:
+        """Refuse a job whose new shards do not fit, counting what stays and what --fresh makes room for."""
+        shards, free = self.content.shards, self.sink.free_bytes()
+        if free is None or self.content.linked or self.content.size(shards) <= free:
+            return
+        if self.options.fresh:
+            freed = sum(r.size for r in self.ledger.receipts.values() if self.sink.holds(r.piece))
+            self._need_room(shards, freed)
+            return
+        kept = {receipt.key for receipt in received}
+        kept |= {key for key, receipt in self.ledger.known().items() if is_kept(receipt, self.sink, self.ledger)}
+        self._need_room([shard for shard in shards if self.content.key(shard) not in kept])
+
+    def _discard_previous(self) -> None:
+        if self.ledger.job is None:
+            return
+        for name in sorted(self.ledger.receipts):
+            self.ledger.forget(name)
+        self.ledger.former.clear()
+        self.sink.discard(self.ledger.names)
 
     def _strangers(self) -> set[str]:
         """Files among the shards that brim did not write. They are replaced only if that was asked for."""
@@ -257,9 +281,9 @@ class Run:
         with interrupted_by(look), self.content.slice(shard).splice() as splice:
             return splice.sha256(sent)
 
-    def _need_room(self, todo: list[Shard]) -> None:
+    def _need_room(self, todo: Sequence[Shard], freed: int = 0) -> None:
         need, free = 0 if self.content.linked else self.content.size(todo), self.sink.free_bytes()
-        if free is not None and need > free:
+        if free is not None and need > free + freed:
             raise SinkFailed(
                 f"The destination has {format_size(free)} of free disk and the shards to write take "
                 f"{format_size(need)}; nothing was written.",
@@ -419,6 +443,13 @@ def versions() -> dict[str, str]:
     return {"brim": __version__, "pyarrow": pyarrow.__version__}
 
 
+def is_kept(receipt: Receipt, sink: Store, ledger: Ledger) -> bool:
+    """Whether the content of a shard of an earlier job is at the destination, under its name or set aside."""
+    return (ledger.receipts.get(receipt.name) == receipt and sink.holds(receipt.piece)) or sink.holds_aside(
+        receipt.piece
+    )
+
+
 def reuse(content: Content, sink: Store, ledger: Ledger, job: str) -> None:
     """Give shards of an earlier job that are part of this one their new names and receipts."""
     wanted: dict[str, list[Shard]] = {}
@@ -429,9 +460,9 @@ def reuse(content: Content, sink: Store, ledger: Ledger, job: str) -> None:
         places = wanted.get(receipt.key)
         if not places or ledger.is_damaged(receipt):
             continue
-        here = ledger.receipts.get(receipt.name) == receipt and sink.holds(receipt.piece)
-        if not here and not sink.holds_aside(receipt.piece):
+        if not is_kept(receipt, sink, ledger):
             continue
+        here = ledger.receipts.get(receipt.name) == receipt and sink.holds(receipt.piece)
         same = next((shard for shard in places if here and shard.name == receipt.name), None)
         if here and same is None:
             ledger.forget(receipt.name)

@@ -26,7 +26,7 @@ from brim.state.ledger import Ledger, Piece
 from brim.stores.bucket_store import BucketCarrier
 from brim.stores.destination import UNITS, Destination, Footprints, parse_destination, state_folder
 from brim.stores.folder_store import FolderCarrier
-from brim.stores.store import Announcement, Publication, Put, PutWatcher
+from brim.stores.store import Announcement, CardMaker, Publication, Put, PutWatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,9 @@ class _Files:
 
     def discard(self, names: Iterable[str]) -> None:
         """They stay until the new ones are there."""
+
+    def check_card(self, maker: CardMaker) -> None:
+        """They have no card."""
 
     def begin(self, job: Announcement) -> None:
         """Nobody is told."""

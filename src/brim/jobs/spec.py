@@ -399,8 +399,12 @@ class DatasetLayout:
         return all(FolderStore(self.destination).holds(receipt.piece) for receipt in ledger.receipts.values())
 
     def refuse_strangers(self, ledger: Ledger, fresh: bool) -> None:
-        if isinstance(self.destination, Path) and ledger.job is None:
-            refuse_strangers(list(FolderStore(self.destination).shards()), staged=False)
+        if not isinstance(self.destination, Path):
+            return
+        there = list(FolderStore(self.destination).shards())
+        if ledger.job is None or ledger.done:  # in between, names may be those of shards yet to be written
+            known = ledger.names
+            refuse_strangers([name for name in there if name not in known], staged=False)
 
     def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: PutWatcher) -> Path | None:
         target = self.failing / QUARANTINE

@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, MutableMapping, Sequence
@@ -174,6 +175,16 @@ _TOGETHER = 10_000  # receipts that are written at once
 
 
 _FIELDS = tuple(field.name for field in fields(Receipt))
+_PLANNED = "planned shards"
+_NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})(\.\w+)")
+
+
+def shard_pattern(name: str) -> str:
+    """The name of a shard without its number, which all shards of a split share: data/train-*-of-00040.parquet."""
+    match = _NUMBERED.fullmatch(name)
+    if match is None or int(match[2]) >= int(match[3]):
+        return name
+    return f"{match[1]}-*-of-{match[3]}{match[4]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +236,7 @@ class Ledger:
         self.receipts = PackedReceipts()
         self.former: dict[str, Receipt] = {}  # by key: shards that were written here and have no receipt any more
         self._former_names: set[str] = set()
+        self._planned: set[str] = set()  # patterns of the shards of jobs that were begun and not finished
         self._notes: dict[str, Any] = {}
         self.damaged: dict[str, str] = {}
         for record in records:
@@ -241,6 +253,15 @@ class Ledger:
     def know(self, names: Iterable[str]) -> None:
         """Names that shards have or had at the destination."""
         self._former_names |= set(names)
+
+    def planned(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that jobs which were begun here, and have not finished, planned for their shards.
+
+        Such a file is brim's own even without a receipt: a run may be killed between the two. Ledgers of earlier
+        versions do not say what was planned; there, the shards with receipts tell.
+        """
+        patterns = self._planned | (set() if self.done else set(map(shard_pattern, self.names)))
+        return [name for name in names if shard_pattern(name) in patterns]
 
     def known(self) -> dict[str, Receipt]:
         """Every shard that was ever written here, by key."""
@@ -290,13 +311,19 @@ class Ledger:
             self.done = self.for_now = False
         elif kind == "note":
             self._notes[record["name"]] = record["value"]
+            if record["name"] == _PLANNED:
+                self._planned |= set(record["value"])
         elif kind == "done":
             self.done, self.for_now = True, False
         elif kind == "done for now":  # a kind of its own: an older brim, which reads no such receipts, must not take it
             self.done = self.for_now = record["boot"] == boot_id()
 
-    def begin(self, job: JobRecord) -> None:
-        self._append({"type": "job", **asdict(job)})
+    def begin(self, job: JobRecord, planned: Iterable[str] = ()) -> None:
+        """Record a job, and in the same write the names of the shards that it plans."""
+        patterns = sorted({*map(shard_pattern, planned)})
+        note = [{"type": "note", "name": _PLANNED, "value": patterns}] if patterns else []
+        with self._lock:
+            self._write({"type": "job", **asdict(job)}, *note)
 
     def add(self, receipt: Receipt) -> None:
         self._append(_record_of(receipt))

@@ -284,6 +284,9 @@ class BucketStore:
     def free_bytes(self) -> int | None:
         return None
 
+    def check_card(self, maker: CardMaker) -> None:
+        self._card(maker)
+
     def begin(self, job: Announcement) -> None:
         self._card(job.trial_card)
         self._write(CARD, self._card(job.unfinished_card))

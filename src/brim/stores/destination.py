@@ -21,7 +21,7 @@ import numpy as np
 from brim.buckets.bucket_address import Access, BucketAddress, is_bucket_address, parse_bucket_address
 from brim.buckets.bucket_client import endpoint_of
 from brim.choices import one_of
-from brim.errors import DestinationError, DoesNotFit, InputError
+from brim.errors import DestinationError, DoesNotFit, InputError, SinkFailed
 from brim.file_set import FileSet, inode_of
 from brim.formats.card import CARD
 from brim.records import dataclass
@@ -374,7 +374,7 @@ class Footprints:
         """For whoever holds the lock: nothing stays of a job that is refused, or does not fit, with nothing done."""
         try:
             yield
-        except (InputError, DoesNotFit):
+        except (InputError, DoesNotFit, SinkFailed):
             if Ledger(self._state).job is None and not Ledger(self._state / UNITS).receipts:
                 for folder in self._books:
                     shutil.rmtree(folder, ignore_errors=True)

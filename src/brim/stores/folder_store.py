@@ -185,6 +185,10 @@ class FolderStore:
     def free_bytes(self) -> int | None:
         return free_bytes(self.root)
 
+    def check_card(self, maker: CardMaker) -> None:
+        with failures(self.root):
+            maker(self._read_card(), {})
+
     def begin(self, job: Announcement) -> None:
         self._write_card(job.unfinished_card)
 

@@ -258,6 +258,9 @@ class HubStore:
     def free_bytes(self) -> int | None:
         return None
 
+    def check_card(self, maker: CardMaker) -> None:
+        """`begin` does: nothing that readers see has changed by then."""
+
     def begin(self, job: Announcement) -> None:
         with self._explained():
             self._card(self._base, job.trial_card)

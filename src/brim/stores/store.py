@@ -131,6 +131,9 @@ class Store(Protocol):
     def free_bytes(self) -> int | None:
         """Room for more, or None where nobody can tell."""
 
+    def check_card(self, maker: CardMaker) -> None:
+        """Raise what writing this card would, where a card that cannot be written is found too late otherwise."""
+
     def begin(self, job: Announcement) -> None:
         """Something will be put."""
 
