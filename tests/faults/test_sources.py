@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -169,3 +171,59 @@ def test_a_killed_update_goes_on(many_files: Callable[..., Path], tmp_path: Path
             break
     else:
         pytest.fail("the update never came to its end")
+
+
+def _becomes_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("verb", ["build", "verify", "check", "unpack"])
+def test_a_source_file_that_became_a_fifo_is_named_and_not_waited_for(tmp_path: Path, verb: str) -> None:
+    """Opening a FIFO blocks until somebody writes to it, whatever signal comes."""
+    source = write_files(tmp_path / "in", {f"{n}.bin": random_bytes(2000, n) for n in range(3)})
+    out = tmp_path / "out"
+    if verb == "build":
+        brim("plan", source, out, "--save", tmp_path / "job.plan")
+        _becomes_fifo(source / "1.bin")
+        done = ended("build", "--plan", tmp_path / "job.plan")
+    else:
+        brim("build", source, out, "--rows-per-shard", "1", "--quiet")
+        _becomes_fifo(source / "1.bin" if verb != "unpack" else out / "data" / "train-00001-of-00003.parquet")
+        done = ended(*{"verify": ("verify", out, source), "check": ("check", source, "--deep"),
+                       "unpack": ("unpack", out, tmp_path / "back")}[verb])  # fmt: skip
+    assert done.returncode in (2, 3), done.stderr
+    assert "1.bin" in done.stderr + done.stdout or "train-00001" in done.stderr
+    assert "bug" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet", "rows.arrow", "rows.txt"])
+def test_rows_of_a_file_that_became_a_fifo_are_not_waited_for(tmp_path: Path, name: str) -> None:
+    """Between the plan of a computed job and its part."""
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet as pq
+
+    table, path = pa.table({"text": [f"row {n}" for n in range(50)]}), tmp_path / name
+    if name.endswith("parquet"):
+        pq.write_table(table, path)
+    elif name.endswith("arrow"):
+        with pa.ipc.new_file(str(path), table.schema) as file:
+            file.write_table(table)
+    elif name.endswith("csv"):
+        pyarrow.csv.write_csv(table, path)
+    else:
+        path.write_text("".join(f'{{"text": "row {n}"}}\n' for n in range(50)))
+    (tmp_path / "step.py").write_text("def same(row):\n    return row\n")
+    brim("map", path, tmp_path / "out", "--fn", tmp_path / "step.py:same", "--save", tmp_path / "job.plan")
+    _becomes_fifo(path)
+    done = ended("map", "--plan", tmp_path / "job.plan", "--part", "1/1")
+    assert done.returncode == 2, done.stderr
+    assert name in done.stderr
+
+
+def ended(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command that must end by itself; one that hangs is killed, and the test fails."""
+    return subprocess.run(
+        [sys.executable, "-m", "brim", *map(str, words)], capture_output=True, text=True, timeout=60, check=False
+    )

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Literal
 
 from brim.errors import SourceChanged
 from brim.extras import missing
-from brim.state.durable import reason
+from brim.state.durable import open_regular, reason
 
 Opened = Callable[[], AbstractContextManager[Any]]  # opens a file, as a context
 Look = Literal["NIfTI", "image", "PDF", "gzip"]
@@ -119,7 +119,7 @@ def _nifti_shape(head: bytes) -> tuple[int, ...] | None:
 
 
 def _local(path: str) -> Callable[[], BinaryIO]:
-    return lambda: open(path, "rb")
+    return lambda: open(open_regular(path), "rb")
 
 
 def _size(file: BinaryIO) -> int:

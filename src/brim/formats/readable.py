@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 from brim.formats.source_reader import Seekable
 from brim.formats.splice import Unreadable, copy_range
 from brim.records import dataclass
-from brim.state.durable import pread_all, reading
+from brim.state.durable import open_regular, pread_all, reading
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -55,7 +55,7 @@ class LocalFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.path.basename(path)
         with reading(self.name):
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = open_regular(path)
         self.size = os.fstat(self._descriptor).st_size
 
     def read_at(self, offset: int, size: int) -> bytes:

@@ -29,7 +29,7 @@ from brim.buckets.read_object import PIECE_BYTES, Changed, ObjectFile, ObjectPie
 from brim.file_set import FileSet
 from brim.memory.release import keep_heap_small
 from brim.records import dataclass
-from brim.state.durable import reason, refuse_more_files
+from brim.state.durable import open_regular, reason, refuse_more_files
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -372,7 +372,7 @@ class ObjectReader:
 def open_source(files: FileSet, number: int) -> int:
     """A descriptor of a source file that is still what was planned."""
     try:
-        descriptor = os.open(files.full_path(number), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(files.full_path(number))
     except OSError as error:
         refuse_more_files(error)
         raise files.changed(number, f"can no longer be opened ({reason(error)})") from error
@@ -389,7 +389,7 @@ def open_file(files: FileSet, number: int, *, whole: bool = False) -> BinaryIO:
     if files.ranges is not None:
         return io.BufferedReader(_Value(files, number))
     if files.bucket is None:
-        return open(files.full_path(number), "rb")
+        return open(open_regular(files.full_path(number)), "rb")
     raw = _WholeObject(files, number) if whole else _SomeOfObject(files, number)
     return io.BufferedReader(raw, _AHEAD_BYTES if whole else io.DEFAULT_BUFFER_SIZE)
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from brim.buckets.read_object import RangeRun
 from brim.errors import InputError
 from brim.rows.open_files import AnyFile, Forward, Places, RemotePlace, SeekableContent
+from brim.state.durable import open_regular
 
 _NEAR_BYTES = 2 << 20  # to read so much takes no longer than to ask for a place behind it
 
@@ -48,6 +49,7 @@ class MappedBatches:
     def __init__(self, path: str) -> None:
         self.size = os.path.getsize(path)
         if self.size:
+            os.close(open_regular(path))  # pyarrow would wait for a FIFO for ever
             mapped = pa.memory_map(path)
             self._bytes = mapped.read_buffer(mapped.size())
             self._view = memoryview(self._bytes).cast("B")

@@ -7,6 +7,7 @@ object that became another one is SourceChanged; nobody has to look before and a
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from brim.buckets.read_object import Changed, ObjectFile, ObjectPiece, RangeRun,
 from brim.errors import InputError
 from brim.records import dataclass
 from brim.rows.unit import Span, changed
-from brim.state.durable import pread_all
+from brim.state.durable import open_regular, pread_all
 
 _BLOCK_BYTES = 1 << 20
 
@@ -122,20 +123,19 @@ class _Local:
     """A file of this machine."""
 
     def __init__(self, path: str) -> None:
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
-        self._number = self._file.fileno()
+        self._path, self._number = path, open_regular(path)
 
     def read_at(self, offset: int, size: int) -> bytes:
         try:
             return pread_all(self._number, size, offset)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, self._file.name) from error
+            raise OSError(error.errno, error.strerror, self._path) from error
 
     def passed(self, offset: int) -> None:
         return None
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._number)
 
 
 class Places:
@@ -315,6 +315,7 @@ def as_arrow_file(file: AnyFile, spans: Spans | None = None) -> Iterator[Any]:
     import pyarrow as pa
 
     if not isinstance(file, RemotePlace):
+        os.close(open_regular(file))  # pyarrow would wait for a FIFO for ever
         with pa.OSFile(file) as opened:
             yield opened
         return

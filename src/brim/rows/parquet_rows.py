@@ -7,6 +7,7 @@ requests ahead, and small columns that lie side by side are one request.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from brim.rows.open_files import (
     looked_into,
     watched,
 )
+from brim.state.durable import open_regular
 
 _BUFFER_BYTES = 1 << 18
 _FOOTER_BYTES = 1 << 16
@@ -38,6 +40,7 @@ def parquet_file(file: AnyFile, footer: bytes = b"") -> Iterator[ParquetRows]:
     import pyarrow.parquet as pq
 
     if not isinstance(file, RemotePlace):
+        os.close(open_regular(file))  # pyarrow would wait for a FIFO for ever
         with pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES) as opened:
             yield ParquetRows(opened)
         return

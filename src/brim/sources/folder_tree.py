@@ -21,7 +21,7 @@ from brim.errors import SourceError
 from brim.file_set import AbsentStat, Stat
 from brim.records import dataclass
 from brim.sources.file_table import Refused
-from brim.state.durable import reason
+from brim.state.durable import open_regular, reason
 
 
 def natural(text: str) -> tuple[object, ...]:
@@ -313,19 +313,19 @@ class LocalTree:
         return os.path.getsize(self._full(path))
 
     def head(self, path: str) -> bytes:
-        descriptor = os.open(self._full(path), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(self._full(path))
         try:
             return os.read(descriptor, HEAD_BYTES)
         finally:
             os.close(descriptor)
 
     def open(self, path: str) -> BinaryIO:
-        return open(self._full(path), "rb")
+        return open(open_regular(self._full(path)), "rb")
 
     def text(
         self, path: str, encoding: str = "utf-8-sig", errors: str = "strict", newline: str | None = None
     ) -> TextIO:
-        return open(self._full(path), encoding=encoding, errors=errors, newline=newline)
+        return open(open_regular(self._full(path)), encoding=encoding, errors=errors, newline=newline)
 
     def expect(self, paths: Iterable[str]) -> None:
         """The kernel reads ahead by itself."""

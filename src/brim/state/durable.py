@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -134,6 +135,18 @@ def write_all(descriptor: int, data: memoryview | bytes, at: int | None = None) 
     while view:
         written = os.write(descriptor, view) if at is None else os.pwrite(descriptor, view, at)
         view, at = view[written:], None if at is None else at + written
+
+
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """A descriptor of a regular file, to read from. Anything else is an OSError, and is not waited for.
+
+    Opening a FIFO that nobody writes to would block for ever, whatever signal comes.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
 
 
 def pread_all(descriptor: int, size: int, offset: int) -> bytes:
