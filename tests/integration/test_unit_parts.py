@@ -217,3 +217,33 @@ def test_a_function_that_fails_in_a_part(work: Path, tmp_path: Path) -> None:
     assert "ZeroDivisionError" in failed.stderr
     assert "save the plan again" in failed.stderr
     assert "--keep-done" not in failed.stderr
+
+
+@pytest.mark.parametrize("verb", ["map", "embed"])
+@pytest.mark.xfail(strict=True, reason="a unit of the same size and other content is published")
+def test_finish_refuses_a_local_unit_of_the_same_size_and_other_content(verb: str, tmp_path: Path) -> None:
+    """The part that it names computes that unit again, and no other."""
+    lines = [json.dumps({"number": n, "text": f"row {n}"}) + "\n" for n in range(60)]
+    step = b"def work(row):\n    return {'double': row['number'] * 2}\n"
+    write_files(tmp_path, {"rows.jsonl": "".join(lines).encode(), "steps.py": step})
+    shutil.copy(Path(__file__).with_name("embed_models.py"), tmp_path)
+    words = ("--fn", "steps.py:work") if verb == "map" else ("--model", "embed_models:hashing", "--column", "text")
+    target = "out" if verb == "map" else "v.npy"
+    units = ("--unit-size", "1KB")
+    brim(verb, "rows.jsonl", target, *words, *units, "--save", "a.plan", cwd=tmp_path)
+    for part in ("1/2", "2/2"):
+        brim(verb, "--plan", "a.plan", "--part", part, "--quiet", cwd=tmp_path)
+    files = [path for path in sorted((tmp_path / "a.plan.parts").glob("*/*")) if path.stem.isdecimal()]
+    damaged = files[-1]
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(bytes(data))
+    refused = brim(verb, "--plan", "a.plan", "--finish", cwd=tmp_path, check=2)
+    part = damaged.parent.name.lstrip("0").partition("-")[0]
+    assert f"is not there as part {part}/2 has computed it" in refused.stderr
+    assert not (tmp_path / target / "data").exists()
+    again = brim(verb, "--plan", "a.plan", "--part", f"{part}/2", "--json", cwd=tmp_path)
+    assert json.loads(again.stdout.splitlines()[-1])["written"] == 1
+    brim(verb, "--plan", "a.plan", "--finish", "--quiet", cwd=tmp_path)
+    brim(verb, "rows.jsonl", f"one/{target}", *words, *units, "--quiet", cwd=tmp_path)
+    assert content(tmp_path / target) == content(tmp_path / "one" / target)
