@@ -220,7 +220,6 @@ def test_a_function_that_fails_in_a_part(work: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["map", "embed"])
-@pytest.mark.xfail(strict=True, reason="a unit of the same size and other content is published")
 def test_finish_refuses_a_local_unit_of_the_same_size_and_other_content(verb: str, tmp_path: Path) -> None:
     """The part that it names computes that unit again, and no other."""
     lines = [json.dumps({"number": n, "text": f"row {n}"}) + "\n" for n in range(60)]

@@ -35,7 +35,7 @@ from brim.formats.splice import FileSplice
 from brim.plans.cut_shards import Shard
 from brim.plans.saved_plan import PLAN_MAGIC
 from brim.records import dataclass
-from brim.state.durable import private_folder, reason, sync_folder, write_whole
+from brim.state.durable import private_folder, reason, sha256_of, sync_folder, write_whole
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked, owner_of
 from brim.state.retry import interrupted_by, leaving
@@ -185,17 +185,20 @@ class PartReceipts:
         return None
 
     def bring(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
-        """A file of a part, into a folder of this machine: another name of it where that is possible. What comes from
-        elsewhere must have the SHA-256. Only for whoever is `alone`."""
+        """A file of a part, into a folder of this machine: another name of it where that is possible. It must have the
+        SHA-256 of its receipt. Only for whoever is `alone`."""
         source, target = self.root / part.folder / name, folder / name
         try:
+            if sha256 and sha256_of(source, lambda _: None) != sha256:
+                raise DamageFound(f"{str(source)!r} is not what was computed.")
             target.unlink(missing_ok=True)
             try:
                 os.link(source, target)
             except OSError:  # another disk, or a file system without links
                 write_whole(target, _blocks(source))
             sync_folder(folder)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, DamageFound) as error:
+            self.forget([name])  # a receipt that looks good to its part must not keep it from doing the unit again
             raise _not_there(str(source), part) from error
 
     def _make(self, folder: Path) -> None:

@@ -31,7 +31,7 @@ from brim.memory.limit import Limit
 from brim.progress import Progress, Silent
 from brim.records import dataclass
 from brim.schedule.unit_work import Outcome, UnitShare
-from brim.state.durable import failures, write_whole
+from brim.state.durable import failures, sha256_of, write_whole
 from brim.state.ledger import Ledger, Receipt
 from brim.state.retry import interrupted_by
 from brim.state.stop import stoppable
@@ -226,7 +226,9 @@ class SavedComputation:
             units.remember("types", self.plan.types)
         for part, ledger in self.receipts.ledgers():
             for receipt in ledger.receipts.values():
-                if units.receipts.get(receipt.name) != receipt or not (folder / receipt.name).exists():
+                here = folder / receipt.name
+                taken = units.receipts.get(receipt.name) == receipt and here.exists()
+                if not taken or sha256_of(here, lambda _: None) != receipt.sha256:
                     self._take(part, ledger, receipt, units, folder)
 
     def _take(self, part: Part, ledger: Ledger, receipt: Receipt, units: Ledger, folder: Path) -> None:
