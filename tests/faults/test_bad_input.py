@@ -111,7 +111,7 @@ def test_a_link_loop_in_a_folder_is_reported_and_not_followed(tmp_path: Path) ->
         ("t.csv", b"f\nnowhere.png\n", "--root"),
         ("t.csv", b"\xff\xfe\x00bad,f\n\x80,a.bin\n", "t.csv"),
         ("t.csv", b"f\nhttps://example.org/a.png\na.bin\n", "address"),
-        ("t.jsonl", b'{"f": "a.bin"}\n{"f": \n', "broken"),
+        ("t.jsonl", b'{"f": "a.bin"}\n{"f": \n', "not a row of JSON"),
         ("t.jsonl", b'{"f": "a.bin"}\n{"f": 3}\n', "broken"),
         ("t.parquet", b"PAR1 nothing else PAR1", "broken"),
         ("t.xlsx", b"PK", "not a table that brim reads"),

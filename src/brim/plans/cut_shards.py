@@ -19,6 +19,7 @@ from brim.records import dataclass
 from brim.safe_names import stays_below
 from brim.sizes import format_size
 from brim.sources.file_table import FileTable, Split
+from brim.sources.table_spool import mapped_columns, spooled
 
 
 def metadata_bytes(table: FileTable) -> Ints:
@@ -206,7 +207,10 @@ def _grouped(table: FileTable, column: str | None) -> tuple[FileTable, Ints]:
     codes = codes[order]
     starts = {0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), *(split.start for split in table.splits)}
     groups = np.array(sorted(starts | {len(table)}), np.int64)
-    return table.replace(rows=table.rows.take(pa.array(order))), groups
+    indices = pa.array(order)
+    rows = spooled(table.rows, lambda columns: columns.take(indices))
+    borrowed = mapped_columns(rows) if table.borrowed else table.borrowed
+    return table.replace(rows=rows, borrowed=borrowed), groups
 
 
 def _boundaries(

@@ -242,12 +242,16 @@ class FileTable:
 
     def column_counts(self, name: str) -> tuple[int, int]:
         """The rows that hold something in a column, and how many values (files, texts) all of them hold."""
-        array = one_array(self.rows.column(name))
-        if not is_list(array.type):
-            there = len(array) - array.null_count
+        column = self.rows.column(name)
+        if not is_list(column.type):
+            there = len(column) - column.null_count
             return there, there
-        inner = array.flatten()
-        return int(pc.sum(pc.greater(pc.list_value_length(array), 0)).as_py() or 0), len(inner) - inner.null_count
+        rows = values = 0
+        for chunk in column.chunks:
+            inner = chunk.flatten()
+            rows += int(pc.sum(pc.greater(pc.list_value_length(chunk), 0)).as_py() or 0)
+            values += len(inner) - inner.null_count
+        return rows, values
 
     def misaligned(self) -> list[str]:
         """Rows in which a column does not go element by element with the one that it is beside, in words."""

@@ -11,14 +11,16 @@ from collections import Counter
 from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from brim.errors import SourceError
-from brim.sources.exact_values import CHANGES_AS_NUMBER, exact, load_row, may_differ
+from brim.sources.exact_values import exact, load_row
 from brim.sources.folder_tree import LocalTree, Tree
+from brim.sources.table_batches import read_csv, read_jsonl, read_parquet
 from brim.state.durable import reason
+from brim.state.scratch import Scratch
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_COPY_BYTES = 1 << 20
 TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 
 
@@ -30,29 +32,33 @@ def table_extension(path: str) -> str | None:
 
 
 class _TableFile:
-    """A table's file, which is read several times. The bytes of an object are fetched once."""
+    """A table's file, which is read several times. The bytes of an object are fetched once, to a scratch file."""
 
     def __init__(self, path: str, tree: Tree) -> None:
         self.shown = os.path.basename(path)
         self._zipped = path.endswith(".gz")
         self._full = os.path.join(tree.root, path)
-        self._data: bytes | None = None
+        self._scratch: Scratch | None = None
         if tree.bucket is not None:
-            with tree.open(path) as file:
-                self._data = file.read()
+            self._scratch = Scratch()
+            with tree.open(path) as file, open(self._scratch.descriptor, "wb", closefd=False) as copy:
+                while block := file.read(_COPY_BYTES):
+                    copy.write(block)
 
     def for_arrow(self) -> Any:
-        if self._data is None:
-            return self._full  # by which pyarrow knows how it is compressed
-        data = pa.BufferReader(self._data)
-        return pa.CompressedInputStream(data, "gzip") if self._zipped else data
+        if self._scratch is None:
+            return pa.memory_map(self._full)
+        return pa.PythonFile(self._raw(), "r")
 
     def open(self) -> IO[bytes]:
         """What is inside, as bytes."""
-        file = self._full if self._data is None else io.BytesIO(self._data)
-        if self._zipped:
-            return gzip.open(file, "rb")  # type: ignore[return-value]  # it reads bytes
-        return open(file, "rb") if isinstance(file, str) else file
+        return gzip.open(self._raw(), "rb") if self._zipped else self._raw()  # type: ignore[return-value]
+
+    def _raw(self) -> IO[bytes]:
+        if self._scratch is None:
+            return open(self._full, "rb")
+        os.lseek(self._scratch.descriptor, 0, os.SEEK_SET)
+        return open(self._scratch.descriptor, "rb", closefd=False)
 
 
 def read_table(path: str, tree: Tree | None = None) -> pa.Table:
@@ -71,13 +77,15 @@ def read_table(path: str, tree: Tree | None = None) -> pa.Table:
             raise SourceError(f"The table {shown!r} is empty.", path=path)
         source = _TableFile(path, tree)
         if extension in DELIMITERS:
-            table = _read_csv(source, DELIMITERS[extension])
+            _check_quotes(source, DELIMITERS[extension])
+            table = read_csv(source.open, DELIMITERS[extension], lambda names: _check_names(names, shown))
         elif extension == ".parquet":
             import pyarrow.parquet as pq
 
-            table = pq.ParquetFile(source.for_arrow()).read()
+            with source.for_arrow() as file:
+                table = read_parquet(pq.ParquetFile(file))
         else:
-            table = _read_jsonl(source, tree.size(path))
+            table = _read_jsonl(source)
         return checked(table, shown)
     except OSError as error:
         raise SourceError(f"The table {shown!r} cannot be read: {reason(error)}.", path=path) from error
@@ -149,31 +157,6 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _read_csv(source: _TableFile, delimiter: str) -> pa.Table:
-    from pyarrow import csv
-
-    parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    # One thread: the reader's threads would each keep memory of their own.
-    read = csv.ReadOptions(use_threads=False, block_size=8 << 20)
-    table = csv.read_csv(source.for_arrow(), read, parse)
-    _check_quotes(source, delimiter)
-    _check_names(table.column_names, source.shown)
-    broken = [field.name for field in table.schema if pa.types.is_binary(field.type)]
-    if broken:
-        raise pa.ArrowInvalid(f"the column {broken[0]!r} is not UTF-8 text; save the table as UTF-8")
-    numbers = [f.name for f in table.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
-    if numbers:
-        as_text = csv.ConvertOptions(
-            include_columns=numbers, column_types=dict.fromkeys(numbers, pa.string()), strings_can_be_null=True
-        )
-        texts = csv.read_csv(source.for_arrow(), read, parse, as_text)
-        for name in numbers:
-            text = texts.column(name)
-            if pc.any(pc.match_substring_regex(text, CHANGES_AS_NUMBER)).as_py():
-                table = table.set_column(table.column_names.index(name), name, text)
-    return table
-
-
 def _check_quotes(source: _TableFile, delimiter: str) -> None:
     """A quote that is never closed would make one cell of the rest of the table."""
     with source.open() as file:
@@ -188,25 +171,16 @@ def _check_quotes(source: _TableFile, delimiter: str) -> None:
         raise pa.ArrowInvalid(f"a quote is opened and never closed ({error})") from error
 
 
-def _read_jsonl(source: _TableFile, size: int) -> pa.Table:
-    from pyarrow import json
-
+def _read_jsonl(source: _TableFile) -> pa.Table:
     with source.open() as file:
         if any(line.lstrip().startswith(b"n") for line in file):  # pyarrow reads null as a row, or crashes
             _check_lines(source, None)
-    block = 4 << 20
-    while True:
-        try:
-            table = json.read_json(source.for_arrow(), json.ReadOptions(use_threads=False, block_size=block))
-            break
-        except pa.ArrowInvalid as error:
-            if "straddling" not in str(error):
-                _check_lines(source, None)
-                raise
-            if block > max(size, 1) * 64:
-                raise
-            block *= 8  # a line longer than a block
-    if may_differ(b"", table):
+    try:
+        table, may_differ = read_jsonl(source.open)
+    except pa.ArrowInvalid:
+        _check_lines(source, None)
+        raise
+    if may_differ:
         _check_lines(source, table.schema)
     return table
 

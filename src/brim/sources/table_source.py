@@ -38,6 +38,7 @@ from brim.sources.file_table import FileColumn, FileTable, Refused, Split, Unmat
 from brim.sources.folder_tree import Folder, LocalTree, Tree, Walk, passed_over
 from brim.sources.read_table import as_table, read_table
 from brim.sources.source_options import SourceOptions, check_split
+from brim.sources.table_spool import mapped_columns, spooled
 
 
 class Base:
@@ -129,8 +130,9 @@ def _texts(array: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _holds_addresses(column: pa.ChunkedArray) -> bool:
-    found = pc.match_substring_regex(_texts(column).cast(pa.large_string()), f"^({'|'.join(ADDRESSES)})")
-    return bool(pc.any(found).as_py())
+    pattern = f"^({'|'.join(ADDRESSES)})"
+    texts = (_texts(pa.chunked_array([chunk])).cast(pa.large_string()) for chunk in column.chunks)
+    return any(pc.any(pc.match_substring_regex(some, pattern)).as_py() for some in texts)
 
 
 def _distinct(column: pa.ChunkedArray) -> list[str]:
@@ -240,6 +242,7 @@ def make_file_table(
         refused=refused,
         warnings=warnings + unknown,
         recipe=options.recipe(),
+        borrowed=mapped_columns(rows),
     )
 
 
@@ -362,10 +365,9 @@ def _is_there(base: Base, path: str) -> bool:
 
 def _sample(column: pa.ChunkedArray) -> list[str]:
     """Some of the non-empty texts, spread over the column."""
-    step = max(1, len(column) // _SAMPLE)
-    values = column.take(pa.array(np.arange(0, len(column), step)))
     flat: list[str] = []
-    for value in values.to_pylist():
+    for row in range(0, len(column), max(1, len(column) // _SAMPLE)):
+        value = column[row].as_py()  # `take` would copy the whole column
         flat.extend(value if isinstance(value, list) else [value])
     return [text for text in flat if text][:_SAMPLE]
 
@@ -398,7 +400,8 @@ def _select(rows: pa.Table, columns: Mapping[str, FileColumn], options: SourceOp
         cells_paths = [p for cell in row for p in (cell if isinstance(cell, list) else [cell]) if p]
         paths = [p.removeprefix(base + "/") for p in cells_paths]
         keep.append(all(map(allowed, paths)) and (not options.include or any(map(included, paths))))
-    rows = rows.filter(pa.array(keep, pa.bool_()))
+    mask = pa.array(keep, pa.bool_())
+    rows = spooled(rows, lambda columns: columns.filter(mask))
     if rows.num_rows == 0:
         raise SourceError("No row of the table is left after --include and --exclude.")
     return rows
@@ -420,7 +423,8 @@ def _split(rows: pa.Table, options: SourceOptions) -> tuple[pa.Table, tuple[Spli
     for name, start, stop in zip(names, [0, *ends], ends, strict=False):
         check_split(str(name))
         splits.append(Split(str(name), start, stop))
-    return rows.take(pa.array(order)).drop_columns([options.split_by]), tuple(splits)
+    indices = pa.array(order)
+    return spooled(rows.drop_columns([options.split_by]), lambda columns: columns.take(indices)), tuple(splits)
 
 
 def _number_files(

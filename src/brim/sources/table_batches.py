@@ -1,0 +1,309 @@
+"""Read CSV, JSON lines and Parquet a few megabytes at a time, with the types and chunks of one reading of the whole.
+
+pyarrow infers the types of a CSV or JSON file from all of it, and holds all of it for that. Here a block is read with
+the types that the blocks before it had. A block that does not fit loosens them by pyarrow's own rules, and the file is
+read again from its start. Types only ever become looser, so that most files are read once and few more than twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.formats.row_scanner import RowScanner
+from brim.sources.exact_values import CHANGES_AS_NUMBER, may_differ
+from brim.sources.table_spool import SMALL_TABLE_BYTES, GrowingArray, TableSpool, collect_batches, contiguous
+
+_PIECE_BYTES = 1 << 20  # of text that are parsed at a time
+# Where chunks end: at the last row end before a multiple of this. pyarrow cut tables there when it read them whole,
+# and the chunks of a table decide the bytes of its shards.
+_CSV_CHUNK_BYTES = 8 << 20
+_JSON_CHUNK_BYTES = 4 << 20
+_LONGER = 8  # a line longer than a chunk makes chunks this many times longer
+_BATCH_ROWS, _BATCH_BYTES = 65_536, 4 << 20
+Opened = Callable[[], IO[bytes]]  # opens the text of a table at its start
+
+# In this order pyarrow tries the types of a CSV column, until all values convert.
+_CSV_TYPES = (
+    pa.int64(), pa.bool_(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"), pa.float64(),
+    pa.string(), pa.binary(),
+)  # fmt: skip
+
+
+class _TypesChanged(Exception):
+    """A block does not fit the types so far: read again from the start."""
+
+
+class _LineTooLong(Exception):
+    """A line spans a whole chunk."""
+
+
+def _blocks(file: IO[bytes], scanner: RowScanner, chunk_bytes: int) -> Iterator[bytes]:
+    """Blocks of whole rows. An empty one says that a chunk ends."""
+    held, place, has_row_end, too_long = [b""], 0, True, False
+    while piece := file.read(_PIECE_BYTES):
+        if too_long:
+            raise _LineTooLong
+        ends = scanner.feed(piece)
+        place += len(piece)
+        end = int(ends[-1]) if len(ends) else 0
+        if place % chunk_bytes == 0 and piece.endswith(b"\r") and not scanner.in_quotes:
+            end = len(piece)  # for pyarrow the row ends here, and the line feed that follows is an empty line
+        held.append(piece[:end])
+        if end:
+            has_row_end = True
+            yield from _unless_blank(b"".join(held))
+            held = []
+        held.append(piece[end:])
+        if place % chunk_bytes == 0:
+            too_long = not has_row_end and scanner.kind == "jsonl"
+            has_row_end = False
+            yield b""
+    yield from _unless_blank(b"".join(held))
+    yield b""
+
+
+def _unless_blank(block: bytes) -> Iterator[bytes]:
+    if block[:3].strip(b"\r\n") or block.strip(b"\r\n"):
+        yield block
+
+
+def _chunks(blocks: Iterator[bytes], parse: Callable[[bytes], pa.Table]) -> Iterator[pa.RecordBatch]:
+    """A record batch for each chunk; one without rows if there are none.
+
+    After a block that does not fit the types before it, the others are only parsed, and _TypesChanged is raised.
+    """
+    held: list[pa.Table] = []
+    schema: pa.Schema | None = None
+    fits, has_rows = True, False
+    for block in blocks:
+        try:
+            if block:
+                table = parse(block)
+                held += [table] if table.num_rows else []
+                schema = table.schema
+        except _TypesChanged:
+            fits = False
+        if not fits:
+            held = []
+        elif held and not block:
+            has_rows = True
+            yield from pa.concat_tables(held).combine_chunks().to_batches()
+            held = []
+    if not fits:
+        raise _TypesChanged
+    if schema is None:
+        raise pa.ArrowInvalid("it is empty")
+    if not has_rows:
+        yield pa.RecordBatch.from_pylist([], schema=schema)
+
+
+def read_csv(opened: Opened, delimiter: str, check_names: Callable[[list[str]], None]) -> pa.Table:
+    """A CSV file with the types that its values have. Columns that would lose digits as numbers stay text."""
+    reader = _CsvReader(delimiter, check_names)
+    while True:
+        try:
+            with opened() as file:
+                reader.rows = 0
+                blocks = _blocks(file, RowScanner("csv", delimiter), _CSV_CHUNK_BYTES)
+                return collect_batches(_chunks(blocks, reader.parse))
+        except _TypesChanged:
+            continue
+
+
+class _CsvReader:
+    def __init__(self, delimiter: str, check_names: Callable[[list[str]], None]) -> None:
+        from pyarrow import csv
+
+        self._csv, self._check_names = csv, check_names
+        self._parsing = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+        self._names: list[str] = []
+        self._types: dict[str, pa.DataType] = {}
+        self._with_nulls: set[str] = set()  # texts that look like numbers: what stands for nothing in them is null
+        self.rows = 0  # before the block that is parsed; the header is one
+
+    def parse(self, text: bytes) -> pa.Table:
+        """The rows of a block; the first one has the header. _TypesChanged if rows before had other types."""
+        before = dict(self._types)
+        while True:
+            table = self._convert(text)
+            if not self._names:
+                self._check_names(table.column_names)
+                self._names = table.column_names
+            for field in table.schema:
+                if pa.types.is_binary(field.type):
+                    raise pa.ArrowInvalid(f"the column {field.name!r} is not UTF-8 text; save the table as UTF-8")
+                if not pa.types.is_null(field.type):
+                    self._types[field.name] = field.type
+            as_text = self._numbers_to_keep_as_text(text, table.schema)
+            if not as_text:
+                break
+            self._types |= dict.fromkeys(as_text, pa.string())
+            self._with_nulls |= set(as_text)
+        has_rows_before = self.rows > 1
+        self.rows += table.num_rows + (self.rows == 0)
+        if has_rows_before and self._types != before:
+            raise _TypesChanged
+        for name in self._with_nulls:
+            column = table.column(name)
+            null = pc.is_in(column, pa.array(self._csv.ConvertOptions().null_values))
+            at = table.column_names.index(name)
+            table = table.set_column(at, name, pc.if_else(null, pa.scalar(None, pa.string()), column))
+        return table
+
+    def _convert(self, text: bytes) -> pa.Table:
+        """The block with the types so far, which become looser until it fits them."""
+        while True:
+            try:
+                return self._read(text, self._csv.ConvertOptions(column_types=self._types))
+            except pa.ArrowInvalid as error:
+                found = re.match(r"In CSV column #(\d+): ", str(error))
+                if found is None:
+                    raise self._with_row_of_table(error) from None
+                name = self._names[int(found[1])]
+                self._types[name] = _CSV_TYPES[_CSV_TYPES.index(self._types[name]) + 1]
+
+    def _read(self, text: bytes, converting: Any) -> pa.Table:
+        names = self._names if self.rows else None
+        reading = self._csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names)
+        return self._csv.read_csv(pa.BufferReader(text), reading, self._parsing, converting)
+
+    def _numbers_to_keep_as_text(self, text: bytes, schema: pa.Schema) -> list[str]:
+        numbers = [f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
+        if not numbers:
+            return []
+        as_text = self._csv.ConvertOptions(
+            include_columns=numbers, column_types=dict.fromkeys(numbers, pa.string()), strings_can_be_null=True
+        )
+        texts = self._read(text, as_text)
+        return [
+            name for name in numbers if pc.any(pc.match_substring_regex(texts.column(name), CHANGES_AS_NUMBER)).as_py()
+        ]
+
+    def _with_row_of_table(self, error: pa.ArrowInvalid) -> pa.ArrowInvalid:
+        """The error with the number of the row in the table instead of that in the block."""
+        return pa.ArrowInvalid(re.sub(r"Row #(\d+)", lambda row: f"Row #{int(row[1]) + self.rows}", str(error)))
+
+
+def read_jsonl(opened: Opened) -> tuple[pa.Table, bool]:
+    """JSON lines with the types that their values have; and whether a value may have become another one."""
+    reader, chunk_bytes = _JsonReader(), _JSON_CHUNK_BYTES
+    while True:
+        try:
+            with opened() as file:
+                reader.rows, reader.may_differ = 0, False
+                blocks = _blocks(file, RowScanner("jsonl"), chunk_bytes)
+                return collect_batches(_chunks(blocks, reader.parse)), reader.may_differ
+        except _TypesChanged:
+            continue
+        except _LineTooLong:
+            chunk_bytes *= _LONGER
+
+
+class _JsonReader:
+    def __init__(self) -> None:
+        from pyarrow import json
+
+        self._json = json
+        self._schema: pa.Schema | None = None
+        self.rows = 0  # before the block that is parsed
+        self.may_differ = False
+
+    def parse(self, text: bytes) -> pa.Table:
+        """The rows of a block. _TypesChanged if rows before had other types."""
+        before = self._schema
+        try:
+            table = self._read(text, self._schema)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            if self._schema is None:
+                raise
+            table = self._read(text, None)
+        if self._schema is None or not table.schema.equals(self._schema):
+            self._schema = table.schema if self._schema is None else _merged(self._schema, table.schema)
+            if not table.schema.equals(self._schema):
+                table = self._read(text, self._schema)
+        has_rows_before = self.rows > 0
+        self.rows += table.num_rows
+        self.may_differ = self.may_differ or may_differ(b"", table)
+        if has_rows_before and self._schema != before:
+            raise _TypesChanged
+        return table
+
+    def _read(self, text: bytes, schema: pa.Schema | None) -> pa.Table:
+        reading = self._json.ReadOptions(use_threads=False, block_size=len(text) + 1)
+        parsing = self._json.ParseOptions(explicit_schema=schema)
+        return self._json.read_json(pa.BufferReader(text), reading, parsing)
+
+
+def _merged(first: pa.Schema, second: pa.Schema) -> pa.Schema:
+    """The types that hold the values of both, by pyarrow's rules for JSON. Fields stay in the order of appearance."""
+    whole = _merged_type(pa.struct(list(first)), pa.struct(list(second)), "")
+    return pa.schema(list(whole))
+
+
+def _merged_type(first: pa.DataType, second: pa.DataType, column: str) -> pa.DataType:
+    if first.equals(second) or pa.types.is_null(second):
+        return first
+    if pa.types.is_null(first):
+        return second
+    if pa.types.is_struct(first) and pa.types.is_struct(second):
+        others = {field.name: field.type for field in second}
+        fields = [
+            field.with_type(_merged_type(field.type, others.pop(field.name, field.type), f"{column}.{field.name}"))
+            for field in first
+        ]
+        return pa.struct(fields + [pa.field(name, kind) for name, kind in others.items()])
+    if pa.types.is_list(first) and pa.types.is_list(second):
+        return pa.list_(_merged_type(first.value_type, second.value_type, f"{column}[]"))
+    for looser, kinds in (
+        (pa.float64(), (pa.int64(), pa.float64())),
+        (pa.timestamp("ns"), (pa.timestamp("s"), pa.timestamp("ns"))),
+        (pa.string(), (pa.timestamp("s"), pa.timestamp("ns"), pa.string())),
+    ):
+        if first in kinds and second in kinds:
+            return looser
+    raise pa.ArrowInvalid(f"the column {column[1:]!r} holds {first} in some rows and {second} in others")
+
+
+def read_parquet(file: Any) -> pa.Table:
+    """A Parquet file, opened, column by column. Each is one chunk, as if it had been read at once."""
+    plain = [field for field in file.schema_arrow if GrowingArray.takes(field.type)]
+    leaves = [_leaves(field.type) for field in file.schema_arrow]
+    if sum(leaves) != len(file.schema) or _parquet_bytes(file, plain) <= SMALL_TABLE_BYTES:
+        return file.read()
+    spool, held, first = TableSpool(), {}, 0
+    for number, field in enumerate(file.schema_arrow):
+        own = list(range(first, first + leaves[number]))
+        first += leaves[number]
+        groups = list(range(file.num_row_groups))
+        if field in plain:
+            rows = max(
+                1, min(_BATCH_ROWS, _BATCH_BYTES // max(_column_bytes(file, own) // max(file.metadata.num_rows, 1), 1))
+            )
+            batches = file.reader.iter_batches(rows, row_groups=groups, column_indices=own, use_threads=False)
+            spool.write(pa.schema([field]), contiguous(field, (batch.column(0) for batch in batches)))
+        else:
+            held[number] = file.reader.read_row_groups(groups, column_indices=own, use_threads=False).column(0)
+    mapped = iter(spool.tables())
+    columns = [held[number] if number in held else next(mapped).column(0) for number in range(len(leaves))]
+    return pa.Table.from_arrays(columns, schema=file.schema_arrow)
+
+
+def _leaves(kind: pa.DataType) -> int:
+    return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields)) or 1
+
+
+def _column_bytes(file: Any, leaves: list[int]) -> int:
+    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+    return sum(int(group.column(leaf).total_uncompressed_size) for group in groups for leaf in leaves)
+
+
+def _parquet_bytes(file: Any, fields: list[pa.Field]) -> int:
+    """About what a Parquet file takes in memory: encoded values may be smaller than they are."""
+    rows = file.metadata.num_rows
+    encoded = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
+    return int(max(encoded, rows * 8 * max(len(fields), 1)))
