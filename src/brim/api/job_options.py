@@ -384,6 +384,7 @@ class ComputeGiven(PlaceGiven):
             columns=many(self.columns) or None,
             unit_bytes=None if self.unit_size is None else parse_size(self.unit_size),
             access=self.source_access,
+            leave_out_unreadable=self.on_error != "stop",
             **more,
         )
 

@@ -307,7 +307,8 @@ class ComputingFlags:
         _run(
             "--on-error",
             metavar="stop|skip|quarantine",
-            help="Rows that fail: stop, leave them out, or leave them out and keep them in quarantine.parquet.",
+            help="Rows that fail or cannot be read: stop, leave them out, or leave them out and keep them in "
+            "quarantine.parquet.",
         ),
     ] = "stop"
     fresh: Annotated[bool, _run("--fresh", help="Start over: remove what an earlier run left.")] = False

@@ -167,6 +167,8 @@ class Job:
         spec, progress = self.spec, progress or Silent()
         if spec.limit.warning and spec.how.scaling.engine == "local":
             progress.note(spec.limit.warning)
+        for note in () if isinstance(spec.source, PlanContent) else spec.source.notes:
+            progress.note(note)
         with workplace(spec.how.scaling) as cluster:
             executor = self._brought_by(cluster)
             with open_books(spec.layout, spec.how, progress, share) as books:

@@ -22,8 +22,8 @@ from brim.records import dataclass
 from brim.rows.cut_tables import TableLayout, lay_out, of_arrow, row_units
 from brim.rows.cut_text import BOM, RowScanner, csv_header, next_line, text_units
 from brim.rows.open_files import decompressed, head_of, looked_into
-from brim.rows.python_rows import tables_of
-from brim.rows.read_text import Place, TextReader, parse_csv, row_blocks
+from brim.rows.python_rows import tables_of, vote
+from brim.rows.read_text import Place, TextReader, parse_csv, row_blocks, well_formed_csv
 from brim.rows.read_unit import read_unit
 from brim.rows.row_files import RowFiles, find
 from brim.rows.row_options import RowOptions, Skip, never
@@ -31,9 +31,11 @@ from brim.rows.schemas import TypesDiffer, merged, told_features, unify
 from brim.rows.selected_rows import SelectedRows
 from brim.rows.spool import table_spool, text_spool
 from brim.rows.unit import Reading, RowSource, Span, Unit, unit_size
+from brim.rows.unreadable import UnreadableRow
 from brim.sources.dataset_shard import plain_schema
 from brim.sources.dataset_source import batches_of
 from brim.sources.datasets_private import fingerprint_of, is_reordered, is_stream, row_order
+from brim.sources.exact_values import CHANGES_AS_NUMBER
 from brim.sources.file_table import FileTable, nothing_chosen
 from brim.sources.read_table import as_table
 from brim.sources.selection import Selection
@@ -43,8 +45,6 @@ from brim.state.scratch import scratch_folder
 
 SAMPLE_BYTES = 2 << 20
 _FILES = 16
-# 007 is a name and not the number seven, and twenty digits are more than a number holds.
-_LOSES_DIGITS = r"^[+-]?(0[0-9]|[0-9]{19,}$|[0-9]{16,}\.?[0-9]*$)"
 
 
 def settle(found: RowFiles, options: RowOptions) -> pa.Schema:
@@ -53,7 +53,7 @@ def settle(found: RowFiles, options: RowOptions) -> pa.Schema:
         return pa.schema([("text", pa.string())])
     if found.kind == "document":
         return pa.schema([("text", pa.string()), ("path", pa.string())])
-    schema = _of_csv(found, options) if found.kind == "csv" else _of_json(found)
+    schema = _of_csv(found, options) if found.kind == "csv" else _of_json(found, options)
     if not len(schema):
         raise InputError(f"{found.shown(0)!r} has no rows to tell the columns from.")
     return schema
@@ -96,16 +96,30 @@ def _first_rows(found: RowFiles, number: int) -> bytes:
     return content
 
 
-def _of_json(found: RowFiles) -> pa.Schema:
+def _of_json(found: RowFiles, options: RowOptions) -> pa.Schema:
+    """The schema of the samples. Where unreadable rows are left out, each column has the type that most rows have."""
     reader = TextReader(pa.schema([]), None)
+    samples = []
     for number, place, text in _samples(found):
         shown = found.shown(number)
         if not place and text.removeprefix(BOM).lstrip()[:1] == b"[":
             raise InputError(
                 f"{shown!r} is one JSON array, not JSON lines.", hint="Make lines of it: jq -c '.[]' FILE > FILE.jsonl"
             )
-        reader.parse("jsonl", text, None, Place(found.file(number), shown, place))
-    return reader.schema
+        if options.leave_out_unreadable:
+            reader = TextReader(pa.schema([]), None, on_unreadable=lambda row: None)
+        table = reader.parse("jsonl", text, None, Place(found.file(number), shown, place))
+        samples.append((reader.schema, 0 if table is None else table.num_rows))
+    return _voted(samples) if options.leave_out_unreadable else reader.schema
+
+
+def _voted(samples: list[tuple[pa.Schema, int]]) -> pa.Schema:
+    """Columns in the order of the samples, each with the type that holds the values of most rows."""
+    types: dict[str, list[tuple[pa.DataType, int]]] = {}
+    for schema, rows in samples:
+        for field in schema:
+            types.setdefault(field.name, []).append((field.type, rows))
+    return pa.schema([(name, vote(name, found)) for name, found in types.items()])
 
 
 def _of_csv(found: RowFiles, options: RowOptions) -> pa.Schema:
@@ -115,6 +129,8 @@ def _of_csv(found: RowFiles, options: RowOptions) -> pa.Schema:
         names, end = _header(found, number, text)
         place, text = (place, text) if place else (end, text[end:])
         known = {name: pa.string() for name in options.as_text if name in names}
+        if options.leave_out_unreadable:
+            text = well_formed_csv(text, len(names), found.delimiter)
         text = text if text.isascii() else text.decode("utf-8", "replace").encode()
         try:
             own = _kept_digits(parse_csv(text, names, found.delimiter, known, names), text, names, found.delimiter)
@@ -145,7 +161,7 @@ def _kept_digits(table: pa.Table, text: bytes, names: list[str], delimiter: str)
         return schema
     texts = parse_csv(text, names, delimiter, dict.fromkeys(numbers, pa.string()), numbers)
     for name in numbers:
-        if pc.any(pc.match_substring_regex(texts.column(name), _LOSES_DIGITS)).as_py():
+        if pc.any(pc.match_substring_regex(texts.column(name), CHANGES_AS_NUMBER)).as_py():
             schema = schema.set(schema.get_field_index(name), pa.field(name, pa.string()))
     return schema
 
@@ -263,6 +279,7 @@ class Rows:
     cut: _Cut
     files: FileSet | None = None
     table: FileTable | None = None
+    notes: tuple[str, ...] = ()
 
     def units(
         self, align: int, *, indices: bool = False, spool: Path | None = None, skip: Skip = never
@@ -290,11 +307,15 @@ def _chosen(source: Any, options: RowOptions) -> RowSource:
     labels, schema = labels_of(told_features(whole.schema)), plain_schema(whole.schema)
     where_mask(text, schema.empty_table(), labels)  # what is wrong with it is said now
 
+    unreadable: list[UnreadableRow] = []
+    report = unreadable.append if options.leave_out_unreadable else None
+
     def tables() -> Iterator[pa.Table]:
         none = True
+        unreadable.clear()
         with tempfile.TemporaryDirectory(prefix="brim-where-", dir=scratch_folder()) as folder:
             for unit in whole.units(1, spool=Path(folder)):
-                for table in read_unit(whole.reading, unit):
+                for table in read_unit(whole.reading, unit, on_unreadable=report):
                     table = table if table.schema == schema else table.cast(schema)
                     mask = where_mask(text, table, labels)
                     if mask.any():
@@ -303,7 +324,10 @@ def _chosen(source: Any, options: RowOptions) -> RowSource:
         if none:
             raise InputError("No row was chosen.", hint=f"There is nothing to read: from {whole.name}; where {text}.")
 
-    return _spooled(whole.name, tables, schema, {**whole.facts, "options": options.facts}, None, options)
+    facts = {**whole.facts, "options": options.facts}
+    rows = _spooled(whole.name, tables, schema, facts, None, options, unreadable)
+    rows.notes = whole.notes
+    return rows
 
 
 def _opened(source: Any, options: RowOptions) -> RowSource:
@@ -386,6 +410,9 @@ def _open_files(sources: list[str], options: RowOptions) -> RowSource:
             raise InputError(f"{shown!r} cannot be read: {reason(error)}.", path=shown) from error
         rows = _open_text(name, found, schema, facts, reading, options)
     rows.files = found.files
+    if found.empty:
+        others = f" and {len(found.empty) - 1:,} more" if len(found.empty) > 1 else ""
+        rows.notes = (f"left out files that are empty: {found.empty[0]}{others}",)
     return rows
 
 
@@ -532,6 +559,7 @@ def _spooled(
     facts: dict[str, Any],
     total_rows: int | None,
     options: RowOptions,
+    unreadable: list[UnreadableRow] | None = None,
 ) -> RowSource:
     unit_bytes = options.unit_bytes or _STREAM_BYTES
     if options.columns is not None and not set(options.columns) <= set(schema.names):
@@ -539,7 +567,7 @@ def _spooled(
         raise InputError(f"{name} has no column {missing!r}.", hint=f"Its columns are: {', '.join(schema.names)}.")
 
     def cut(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
-        return table_spool(make(), name, unit_bytes, align, options.limit, spool, skip, schema)
+        return table_spool(make(), name, unit_bytes, align, options.limit, spool, skip, schema, unreadable)
 
     rows = total_rows if options.limit is None or total_rows is None else min(total_rows, options.limit)
     return _rows(name, schema, facts, {}, None, rows, cut, options)

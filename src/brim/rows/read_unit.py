@@ -22,6 +22,7 @@ from brim.rows.parquet_rows import ParquetRows, parquet_file
 from brim.rows.read_text import TextReader, too_far
 from brim.rows.schemas import TypesDiffer, cast, merged
 from brim.rows.unit import Reading, Span, Unit, check_unchanged
+from brim.rows.unreadable import OnUnreadable, UnreadableRow
 from brim.state.durable import reason
 
 _MOST_ROWS = 8192
@@ -76,17 +77,23 @@ def _group(
 BLOCK_BYTES = 1 << 20
 
 
-def read_unit(reading: Reading, unit: Unit, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Table]:
-    """The rows of a unit, in order. A file that is not what it was is SourceChanged, before or after it is read."""
+def read_unit(
+    reading: Reading, unit: Unit, block_bytes: int = BLOCK_BYTES, on_unreadable: OnUnreadable | None = None
+) -> Iterator[pa.Table]:
+    """The rows of a unit, in order. A file that is not what it was is SourceChanged, before or after it is read.
+
+    With `on_unreadable`, rows of text that cannot be read are left out and reported, and are no error.
+    """
     schema = pa.ipc.read_schema(pa.py_buffer(reading.schema))
-    text = TextReader(schema, reading.columns, str(reading.options.get("delimiter", ",")))
+    text = TextReader(schema, reading.columns, str(reading.options.get("delimiter", ",")), on_unreadable)
     ahead = _ahead(reading, unit)
     try:
         for number, span in enumerate(unit.spans):
             shown = _shown(unit, reading, number)
             check_unchanged(unit, number, shown)
             try:
-                for table in _tables(span, shown, reading, text, block_bytes, ahead):
+                lines_before = unit.origins[number][2] if unit.origins else None
+                for table in _tables(span, shown, reading, text, block_bytes, ahead, lines_before, on_unreadable):
                     text.schema = _wide(text.schema, table, shown)
                     if table.num_rows:
                         yield cast(table, text.schema)
@@ -110,11 +117,21 @@ def _ahead(reading: Reading, unit: Unit) -> Spans | None:
 
 
 def _tables(
-    span: Span, shown: str, reading: Reading, text: TextReader, block_bytes: int, ahead: Spans | None
+    span: Span,
+    shown: str,
+    reading: Reading,
+    text: TextReader,
+    block_bytes: int,
+    ahead: Spans | None,
+    lines_before: int | None,
+    on_unreadable: OnUnreadable | None,
 ) -> Iterator[pa.Table]:
     file = located(span, shown, reading.options)
     if span.kind == "document":
-        yield _document(file, span, shown, reading, ahead)
+        table = _document(file, shown, reading, ahead, text.rows, on_unreadable)
+        text.rows += 1
+        if table is not None:
+            yield table
     elif span.kind == "parquet":
         yield from read_parquet(file, span, shown, _stored(reading), block_bytes)
     elif span.kind == "arrow":
@@ -123,7 +140,7 @@ def _tables(
             yield table.rename_columns([renamed.get(n, n) for n in table.column_names]) if renamed else table
     else:
         with streamed(file, span.start, span.end, ahead) as content:
-            yield from text.read(file, content, span, shown, block_bytes)
+            yield from text.read(file, content, span, shown, block_bytes, lines_before)
 
 
 def _stored(reading: Reading) -> list[str] | None:
@@ -141,17 +158,30 @@ def _wide(schema: pa.Schema, table: pa.Table, shown: str) -> pa.Schema:
         raise InputError(f"{shown!r}: {error}.", hint="Give the column one type.", column=error.column) from error
 
 
-def _document(file: AnyFile, span: Span, shown: str, reading: Reading, ahead: Spans | None) -> pa.Table:
+def _document(
+    file: AnyFile,
+    shown: str,
+    reading: Reading,
+    ahead: Spans | None,
+    offset: int,
+    on_unreadable: OnUnreadable | None,
+) -> pa.Table | None:
+    """A file as one row; None if it is left out."""
     wanted = reading.columns or ("text", "path")
     codec = reading.options.get("codec")
     try:
         with as_arrow_file(file, ahead) as opened:
             raw = (pa.CompressedInputStream(opened, codec) if codec else opened).read()
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{shown!r} is not UTF-8 text (byte {error.start:,}).", hint="Save it as UTF-8.") from error
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{shown!r} cannot be read: {error}.", hint="Is the file whole?") from error
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"{shown!r} is not UTF-8 text (byte {error.start:,})"
+        if on_unreadable is None:
+            raise InputError(f"{message}.", hint="Save it as UTF-8.") from error
+        on_unreadable(UnreadableRow(offset, shown, None, None, raw, message))
+        return None
     if len(raw) >= 2**31:
         raise InputError(f"{shown!r} is a document of more than 2 GiB.", hint="Read it as lines, or cut it.")
     columns = {"text": text, "path": shown}

@@ -16,6 +16,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from brim.buckets.bucket_address import (
@@ -91,12 +92,13 @@ def arrow_files_of_cache(names: Iterable[str], splits: list[str], wanted: str | 
 
 @dataclass(frozen=True, slots=True)
 class RowFiles:
-    """Files of one kind, in order. `delimiter` is that of CSV."""
+    """Files of one kind, in order. `delimiter` is that of CSV. `empty` are names of files without a byte, left out."""
 
     files: FileSet
     kind: Kind
     codec: str | None
     delimiter: str = ","
+    empty: tuple[str, ...] = ()
 
     def digest(self) -> str:
         """Of names and sizes."""
@@ -146,18 +148,23 @@ def find(sources: list[str], options: RowOptions) -> RowFiles:
         places = [_below(root, paths, base) for root, paths in local]
         builder = FileSetBuilder(base)
     kinds: dict[tuple[str | None, str | None], str] = {}
+    empty: list[str] = []
     for paths, source in zip(places, sources, strict=True):
-        before = len(builder)
+        before, empty_before = len(builder), len(empty)
         for path, found in paths:
             if found.st_size == 0 and not (options.text == "document" and split_name(path)[0] == "text"):
-                raise InputError(f"{path!r} is empty.", hint="Remove it, or leave it out.", path=path)
+                empty.append(path)
+                continue
             format, codec = split_name(path)
             kinds.setdefault((options.format or format, codec), path)
             builder.add(path, found)
         if len(builder) == before:
+            if len(empty) > empty_before:
+                path = empty[empty_before]
+                raise InputError(f"{path!r} is empty.", hint="Remove it, or leave it out.", path=path)
             wanted = f"files of the format {options.format}" if options.format else f"files that end in {endings()}"
             raise InputError(f"Nothing was found at {source!r}. brim looked for {wanted}.", hint="Check the path.")
-    return _of_one_kind(builder.finish(), kinds, options)
+    return replace(_of_one_kind(builder.finish(), kinds, options), empty=tuple(empty))
 
 
 def _below(root: str, paths: Iterator[tuple[str, Stat]], base: str) -> Iterator[tuple[str, Stat]]:

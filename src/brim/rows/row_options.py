@@ -16,7 +16,10 @@ FORMATS = ("jsonl", "csv", "tsv", "parquet", "arrow", "text")
 
 @dataclass(frozen=True, slots=True)
 class RowOptions:
-    """How a source is read and cut. All but `name` and `access` may decide the rows, and is part of the fingerprint."""
+    """How a source is read and cut. What may decide the rows is part of the fingerprint.
+
+    That is all but `name` and `access`, and `leave_out_unreadable`, which the job's `on_error` decides.
+    """
 
     format: str | None = None  # one of FORMATS; None goes by the names of the files
     text: Literal["lines", "document"] = "lines"  # a row of a text file: a line, or the whole file
@@ -31,6 +34,7 @@ class RowOptions:
     least_unit_bytes: int = 8 << 20
     name: str | None = None  # of an iterator, which has none of its own
     access: Access = field(default_factory=Access)  # how a bucket is reached
+    leave_out_unreadable: bool = False  # rows of text that cannot be read, instead of an error
 
     def __post_init__(self) -> None:
         one_of("input-format", self.format, (None, *FORMATS))
@@ -47,11 +51,12 @@ class RowOptions:
     @property
     def facts(self) -> dict[str, Any]:
         """What was said, without what only names things, as it comes back from JSON."""
-        said = {name: getattr(self, name) for name in self.__slots__ if name not in ("name", "access")}
+        said = {name: getattr(self, name) for name in self.__slots__ if name not in _NOT_IN_FINGERPRINT}
         said = {name: value for name, value in said.items() if value != getattr(_PLAIN, name)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
 
 
+_NOT_IN_FINGERPRINT = ("name", "access", "leave_out_unreadable")
 _PLAIN = RowOptions()
 
 Skip = Callable[[int], bool]

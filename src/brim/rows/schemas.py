@@ -115,6 +115,11 @@ def merged_type(first: pa.DataType, second: pa.DataType, column: str) -> pa.Data
     raise TypesDiffer(column, first, second)
 
 
+def holds_float(kind: pa.DataType) -> bool:
+    """Whether a value of this type is a float, or holds one."""
+    return bool(pa.types.is_floating(kind)) or any(holds_float(kind.field(at).type) for at in range(kind.num_fields))
+
+
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
@@ -168,7 +173,16 @@ def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
     columns = []
     for field in schema:
         at = table.schema.get_field_index(field.name)
-        columns.append(pa.nulls(table.num_rows, field.type) if at < 0 else _cast_column(table.column(at), field.type))
+        try:
+            found = pa.nulls(table.num_rows, field.type) if at < 0 else _cast_column(table.column(at), field.type)
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                f"The column {field.name!r} is {table.schema.field(at).type} in some rows and {field.type} in others: "
+                f"its values would change.",
+                hint="Give the column one type in all rows.",
+                column=field.name,
+            ) from error
+        columns.append(found)
     if not columns:
         return table.select([]).replace_schema_metadata(schema.metadata)
     return pa.Table.from_arrays(columns, schema=schema)
@@ -192,9 +206,12 @@ def _cast_array(array: Any, kind: pa.DataType) -> Any:
         return _cast_struct(array, kind)
     if _is_list(own) and _is_list(kind) and not pa.types.is_fixed_size_list(kind):
         return _cast_list(array, kind)
-    # A float does not hold every large integer; that loss is what widening means.
-    safe = not (pa.types.is_integer(own) and pa.types.is_floating(kind))
-    return array.cast(kind, safe=safe)
+    if pa.types.is_integer(own) and pa.types.is_floating(kind):
+        made = array.cast(kind, safe=False)
+        if not made.cast(own).equals(array):  # or ArrowInvalid, where it is too large
+            raise pa.ArrowInvalid(f"{kind} does not hold all of its integers")
+        return made
+    return array.cast(kind)
 
 
 def _cast_struct(array: Any, kind: pa.DataType) -> Any:

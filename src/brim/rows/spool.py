@@ -24,13 +24,16 @@ from brim.rows.row_files import RowFiles
 from brim.rows.row_options import Skip
 from brim.rows.schemas import TypesDiffer, cast, merged
 from brim.rows.unit import Kind, Span, Unit
+from brim.rows.unreadable import UnreadableRow
 from brim.state.durable import failures
 
 
 class _Spool:
     """The unit that is being written: its parts, rows, bytes and digest."""
 
-    def __init__(self, folder: Path | None, skip: Skip, kind: Kind) -> None:
+    def __init__(
+        self, folder: Path | None, skip: Skip, kind: Kind, unreadable: list[UnreadableRow] | None = None
+    ) -> None:
         if folder is None:
             raise InputError(
                 "This source can be read from its start only (compressed text, an iterator, a dataset in memory): it "
@@ -38,6 +41,7 @@ class _Spool:
                 hint="Decompress it, or write it as Parquet; or let --engine ray share the work.",
             )
         self.folder, self.kind, self._skip = folder, kind, skip
+        self._unreadable = [] if unreadable is None else unreadable
         self.number = 0
         self.first_row = 0
         self._begin()
@@ -46,14 +50,14 @@ class _Spool:
         self.rows = self.bytes = 0
         self._digest = hashlib.sha256()
         self._spans: list[Span] = []
-        self._origins: list[tuple[str, int]] = []
+        self._origins: list[tuple[str, int, int]] = []
         self._file: Any = None
         self._part = 0  # bytes, or rows of Arrow, in the open part
         self._done = self._skip(self.number)
 
-    def open(self, shown: str, before: int) -> None:
-        """Start a part: rows of one file, of which `before` were taken already."""
-        self._origins.append((shown, before))
+    def open(self, shown: str, before: int, lines_before: int = 0) -> None:
+        """Start a part: rows of one file, of which `before` were taken already. See `Unit.origins`."""
+        self._origins.append((shown, before, lines_before))
         self._digest.update(f"{shown}\0".encode("utf-8", "surrogateescape"))
         self._part = 0
         if not self._done:
@@ -96,7 +100,9 @@ class _Spool:
             rows=self.rows,
             spooled=True,
             origins=tuple(self._origins),
+            unreadable=tuple(self._unreadable),
         )
+        self._unreadable.clear()
         self.first_row += self.rows
         self.number += 1
         self._begin()
@@ -125,12 +131,13 @@ def _spool_file(
     file, shown = found.file(number), found.shown(number)
     scanner = RowScanner(found.kind, found.delimiter)
     header, content = _header(found, decompressed(file, str(found.codec), shown), shown, scanner)
-    taken, is_open = 0, False
+    taken = lines = 0
+    is_open = False
     for block, ends in content:
         start = used = 0  # bytes and row ends of the block that are in a unit
         while start < len(block):
             if not is_open:
-                spool.open(shown, taken)
+                spool.open(shown, taken, lines)
                 spool.write(header)
                 is_open = True
             cut = _cut(ends, start, used, spool, unit_bytes, align, limit)
@@ -138,6 +145,7 @@ def _spool_file(
             spool.bytes += spool.write(block[start:stop])
             spool.rows += last - used
             taken += last - used
+            lines += block.count(b"\n", start, stop)
             start, used = stop, last
             if cut is None:
                 break
@@ -200,9 +208,13 @@ def table_spool(
     folder: Path | None,
     skip: Skip,
     schema: pa.Schema,
+    unreadable: list[UnreadableRow] | None = None,
 ) -> Iterator[Unit]:
-    """The units of a stream of tables. Types that widen on the way start a new part of a unit."""
-    spool = _Spool(folder, skip, "arrow")
+    """The units of a stream of tables. Types that widen on the way start a new part of a unit.
+
+    To `unreadable` the stream adds the rows that it leaves out; each goes with the unit that is made next.
+    """
+    spool = _Spool(folder, skip, "arrow", unreadable)
     part = _Part(spool, name)
     try:
         for table in tables:
@@ -223,7 +235,7 @@ def table_spool(
             if limit is not None and spool.first_row + spool.rows >= limit:
                 break
         part.close()
-        if spool.rows:
+        if spool.rows or unreadable:
             yield spool.unit()
     finally:
         spool.abandon()

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from brim.errors import SourceChanged
 from brim.records import dataclass
+from brim.rows.unreadable import UnreadableRow
 from brim.state.durable import reason
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class Unit:
     `key` is a digest of what decides the rows (names relative to the source, sizes, spans), so that it is the same
     on another machine; `mtimes` one of what else would betray a change. `spooled`: the spans are files that were
     made for this unit and are removed when it is done; `origins` says for each where its rows came from: a name for
-    people, and the number of rows before them there. The spans of a skipped unit are never read.
+    people, and the numbers of rows and of lines (the header of CSV apart) before them there. The spans of a skipped
+    unit are never read. `unreadable` are rows that were left out when the unit was made.
     """
 
     number: int
@@ -63,7 +65,8 @@ class Unit:
     first_row: int | None = None
     rows: int | None = None
     spooled: bool = False
-    origins: tuple[tuple[str, int], ...] = ()
+    origins: tuple[tuple[str, int, int], ...] = ()
+    unreadable: tuple[UnreadableRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class RowSource(Protocol):
     total_rows: int | None
     files: FileSet | None  # that the rows are in, where there are any
     table: FileTable | None  # whose rows these are, where they were chosen from a dataset
+    notes: tuple[str, ...]  # what a user should know of the source
 
     def units(
         self,

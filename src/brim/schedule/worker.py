@@ -6,6 +6,7 @@ its parent, and the kernel takes it first when the machine runs out of memory.
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import functools
 import gc
@@ -192,7 +193,7 @@ class Worker:
             held = process_bytes(os.getpid())
         told = (step.encoder, step.differed) if isinstance(step, Encodes) else ("", "")
         changes = step.changes() if isinstance(step, Changes) else b""
-        self.connection.send(Done(rows, size, sha256, held, bad.rows, *told, changes, bad.batches, bad.batch_rows))
+        self.connection.send(Done(rows, size, sha256, held, bad.left_out, *told, changes, bad.batches, bad.batch_rows))
 
     def _probe(self, order: Any) -> None:
         """The types of the first batch. It is not done twice: the unit goes on from there."""
@@ -239,20 +240,22 @@ class Worker:
         if partial is not None:
             yield from partial.results()
         offset = seen = 0
-        for table in cut_batches(read_unit(self.setup.reading, unit), step.batch_rows, step.batch_bytes):
+        tables = read_unit(self.setup.reading, unit, on_unreadable=self._on_unreadable(unit, bad))
+        for table in cut_batches(tables, step.batch_rows, step.batch_bytes):
             if offset < done_rows:
                 offset += table.num_rows
                 seen += table.nbytes
                 continue
-            first = None if unit.first_row is None else unit.first_row + offset
             self._pause(order.soft_bytes)
             results: list[Any] = []
-            for batch in _pieces(Batch(table, offset, first), order.pieces if step.splittable else 1):
-                self._tell(order, batch, seen)
-                advance = functools.partial(self._tell_within, order, batch, seen)
-                results += self._apply(replace(batch, advance=advance), order.pieces != 1, bad, unit)
+            for part in bad.between_gaps(table, offset) if step.indices else [table]:
+                first = None if unit.first_row is None else unit.first_row + bad.position(offset)
+                for batch in _pieces(Batch(part, offset, first), order.pieces if step.splittable else 1):
+                    self._tell(order, batch, seen, bad)
+                    advance = functools.partial(self._tell_within, order, batch, seen, bad)
+                    results += self._apply(replace(batch, advance=advance), order.pieces != 1, bad, unit)
+                offset += part.num_rows
             result = joined(results) if results else None
-            offset += table.num_rows
             seen += table.nbytes
             if partial is not None:
                 with failures(self._job / self.setup.folder):
@@ -279,6 +282,14 @@ class Worker:
             bad.restore(partial.left_out(), partial.counts)
         return partial
 
+    def _on_unreadable(self, unit: Any, bad: _Bad) -> Any:
+        """What is done with rows of text that cannot be read; None where they are an error."""
+        if self.setup.on_error == "stop":
+            return None
+        for row in unit.unreadable:
+            bad.add_unreadable(row, in_unit=False)
+        return bad.add_unreadable
+
     def _apply(self, batch: Any, small: bool, bad: _Bad, unit: Any) -> list[Any]:
         """What the step makes of a batch; rows that it cannot do are left out if that was asked for.
 
@@ -295,32 +306,32 @@ class Worker:
             failed = error
         start, stop, rows = failed.row, failed.row + failed.rows, batch.table.num_rows
         if isinstance(failed, BadBatch) or isinstance(failed.__cause__, KeyboardInterrupt):
-            raise self._explained(failed, batch, unit) from failed
+            raise self._explained(failed, batch, unit, bad) from failed
         if failed.rows > 1 and step.splittable:
             middle = start + failed.rows // 2
             ranges = [(0, start), (start, middle), (middle, stop), (stop, rows)]
         elif stops:
-            raise self._explained(failed, batch, unit) from failed
+            raise self._explained(failed, batch, unit, bad) from failed
         else:
             bad.add(batch, start, failed.rows, failed.__cause__)
             ranges = [(0, start), (stop, rows)]
         parts = [_slice(batch, begin, end) for begin, end in ranges if end > begin]
         results = [table for part in parts for table in self._apply(part, small, bad, unit)]
         if stops:  # it fails as a whole, and none of its parts does
-            raise self._explained(failed, batch, unit) from failed
+            raise self._explained(failed, batch, unit, bad) from failed
         return results
 
-    def _explained(self, error: Any, batch: Any, unit: Any) -> Exception:
+    def _explained(self, error: Any, batch: Any, unit: Any, bad: _Bad) -> Exception:
         """The function's own error, and where in the input it happened."""
         from brim.schedule.work_failures import explain
 
-        return explain(error, unit, self.setup.reading, batch.offset)
+        return explain(error, unit, self.setup.reading, bad.position(batch.offset + error.row) - error.row)
 
-    def _tell(self, order: Any, batch: Any, seen: int) -> None:
+    def _tell(self, order: Any, batch: Any, seen: int, bad: _Bad) -> None:
         """Where this worker is. Not more often than is useful, unless a row shall be named and nothing else tells."""
         from brim.schedule.messages import At
 
-        now, at = time.monotonic(), At(batch.offset, batch.table.num_rows, seen)
+        now, at = time.monotonic(), At(bad.position(batch.offset), batch.table.num_rows, seen)
         if self._whereabouts is not None:
             self._whereabouts.note(order.slot, order.unit.number, at)
         exact = self._whereabouts is None and (order.pieces != 1 or self.setup.step.batch_rows != 1)
@@ -328,9 +339,9 @@ class Worker:
             self._told = now
             self.connection.send(at)
 
-    def _tell_within(self, order: Any, batch: Any, seen: int, rows: int) -> None:
+    def _tell_within(self, order: Any, batch: Any, seen: int, bad: _Bad, rows: int) -> None:
         """So many rows of a batch are done."""
-        self._tell(order, batch, seen + batch.table.nbytes * rows // max(batch.table.num_rows, 1))
+        self._tell(order, batch, seen + batch.table.nbytes * rows // max(batch.table.num_rows, 1), bad)
 
     def _pause(self, soft_bytes: int) -> None:
         """Between batches: give back what is free, and wait a little while memory is short."""
@@ -356,13 +367,70 @@ def _whereabouts(setup: Any) -> Any:
 
 
 class _Bad:
-    """Rows that the step could not do, with the reason, in a file beside the unit's."""
+    """Rows that could not be read or that the step could not do, with the reason, in a file beside the unit's.
+
+    Steps count the rows that could be read; `position` is where such a row is among all rows of the unit.
+    """
 
     def __init__(self, path: Path, unit: int, first_row: int | None, *, keeps: bool) -> None:
-        self.rows = self.batches = self.batch_rows = 0
+        self.rows = self.batches = self.batch_rows = self.unreadable_rows = 0
         self._path, self._unit, self._first_row, self._keeps = path, unit, first_row, keeps
         self._tables: list[Any] = []
         self._taken = 0
+        self._unreadable: list[Any] = []  # apart: each attempt reads its unit from the start
+        self._gaps: list[int] = []  # for each unreadable row, the readable ones before it
+
+    @property
+    def left_out(self) -> int:
+        """All rows of the unit that have no result."""
+        return self.rows + self.unreadable_rows
+
+    def position(self, offset: int) -> int:
+        return offset + bisect.bisect_right(self._gaps, offset)
+
+    def between_gaps(self, table: Any, offset: int) -> list[Any]:
+        """A table in parts whose rows follow each other in the source."""
+        stop = offset + table.num_rows
+        gaps = self._gaps[bisect.bisect_right(self._gaps, offset) : bisect.bisect_left(self._gaps, stop)]
+        edges = [offset, *dict.fromkeys(gaps), stop]
+        return [table.slice(start - offset, end - start) for start, end in itertools.pairwise(edges)]
+
+    def add_unreadable(self, row: Any, *, in_unit: bool = True) -> None:
+        """Count a row of text that cannot be read, and keep it if that was asked for.
+
+        `in_unit`: it lies between rows of the unit, and was not left out before the unit was made.
+        """
+        import pyarrow as pa
+
+        self.unreadable_rows += 1
+        if in_unit:
+            self._gaps.append(row.offset - len(self._gaps))
+        if not self._keeps:
+            return
+        offset = row.offset if in_unit else None
+        number = None if offset is None or self._first_row is None else self._first_row + offset
+        types = {
+            "brim_file": pa.string(),
+            "brim_line": pa.int64(),
+            "brim_byte": pa.int64(),
+            "brim_content": pa.binary(),
+            "brim_row": pa.int64(),
+            "brim_unit": pa.int64(),
+            "brim_offset": pa.int64(),
+            "brim_error": pa.string(),
+        }
+        values = (
+            row.file,
+            row.line,
+            row.byte,
+            row.content,
+            number,
+            self._unit,
+            offset,
+            f"cannot be read: {row.reason}",
+        )
+        kept = {name: pa.array([value], kind) for (name, kind), value in zip(types.items(), values, strict=True)}
+        self._unreadable.append(pa.table(kept))
 
     @property
     def counts(self) -> list[int]:
@@ -393,7 +461,7 @@ class _Bad:
 
         from brim.schedule.work_failures import reason
 
-        offsets = [offset + number for number in range(table.num_rows)]
+        offsets = [self.position(offset + number) for number in range(table.num_rows)]
         rows = [None if self._first_row is None else self._first_row + offset for offset in offsets]
         notes = {
             "brim_row": pa.array(rows, pa.int64()),  # in the source, where that is known
@@ -410,15 +478,16 @@ class _Bad:
         from brim.outputs.rows_file import Writing, write_rows
         from brim.steps.row_features import unified
 
-        if self._tables:
-            schema = unified([table.schema for table in self._tables])
-            write_rows(self._path, self._tables, schema, Writing("arrow"))
-            self._tables = []
+        tables = sorted([*self._unreadable, *self._tables], key=lambda table: table["brim_offset"][0].as_py() or 0)
+        if tables:
+            schema = unified([table.schema for table in tables])
+            write_rows(self._path, tables, schema, Writing("arrow"))
+            self._tables, self._unreadable = [], []
         else:
             self._path.unlink(missing_ok=True)  # of an earlier attempt, which had some
 
     def abandon(self) -> None:
-        self._tables = []
+        self._tables, self._unreadable = [], []
 
 
 def _pieces(batch: Any, pieces: int) -> Iterator[Any]:

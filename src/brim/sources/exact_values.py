@@ -114,11 +114,15 @@ def _has_large_float(array: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _has_large_float(array.flatten())
 
 
+class InexactInteger(ValueError):
+    """An integer that would become another number."""
+
+
 def exact(value: Any, kind: pa.DataType) -> Any:
-    """The value with floats in place of integers where its type is a float; ValueError where that would change it."""
+    """The value with floats in place of integers where its type is a float; InexactInteger if that would change it."""
     if pa.types.is_floating(kind) and isinstance(value, int) and not isinstance(value, bool):
-        if int(converted := _float_or_inf(value)) != value:
-            raise ValueError(f"the integer {str(value)[:40]} would be changed: {kind} does not hold it")
+        if int(converted := _as_float64(value)) != value:
+            raise InexactInteger(f"the integer {str(value)[:40]} would be changed: {kind} does not hold it")
         return converted
     if pa.types.is_struct(kind) and isinstance(value, dict):
         return {
@@ -129,8 +133,8 @@ def exact(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def _float_or_inf(value: int) -> float:
+def _as_float64(value: int) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"the integer {str(value)[:40]} would be changed: no number of 64 bits holds it") from None
+        raise InexactInteger(f"the integer {str(value)[:40]} would be changed: no number of 64 bits holds it") from None

@@ -1,0 +1,26 @@
+"""Rows of text files that cannot be read and are left out, where --on-error says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from brim.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableRow:
+    """A line or record that is not a row. `offset` counts the rows of its unit, unreadable ones included, from 0.
+
+    `line` counts from 1 and is None where counting would take too long; `byte` is where the row starts, None in a
+    compressed file. Both are None for a file that is one row.
+    """
+
+    offset: int
+    file: str
+    line: int | None
+    byte: int | None
+    content: bytes
+    reason: str
+
+
+OnUnreadable = Callable[[UnreadableRow], None]
