@@ -26,6 +26,7 @@ from brim.rows.read_unit import read_unit, where
 from brim.rows.row_options import RowOptions
 from brim.rows.schemas import cast, unify
 from brim.rows.unit import RowSource, Unit
+from brim.sources.open_dataset import open_dataset
 from brim.steps.embed_options import EmbedOptions
 from brim.steps.embed_step import EmbedStep
 from brim.steps.step import BadRow, Batch
@@ -96,6 +97,8 @@ def contents() -> dict[str, bytes]:
         "parquet/1.parquet": parquet(500),
         "shards/data/test-00000-of-00001.parquet": parquet(500, TABLE.slice(0, 900)),
         "shards/data/train-00000-of-00001.parquet": parquet(500),
+        "hive/g=1/h=a b/0.parquet": parquet(500, TABLE.slice(0, 900)),
+        "hive/g=2/h=c%2Fd/0.parquet": parquet(500),
         "large/0.parquet": large_parquet(),
         "arrow/file.arrow": arrow(pa.ipc.new_file),
         "arrow/stream.arrow": arrow(pa.ipc.new_stream),
@@ -173,6 +176,8 @@ def known(source: str, options: RowOptions, spool: Path) -> dict[str, Any]:
         ("parquet/?.parquet", {"columns": ("s", "n"), "limit": 9000}),
         ("shards", {"split": "test", "unit_bytes": 20_000}),
         ("shards/data/*.parquet", {"split": "train", "config": "default"}),
+        ("hive", {"unit_bytes": 20_000}),
+        ("hive", {"unit_bytes": 20_000, "columns": ("h", "n")}),
         ("large", {"unit_bytes": 6_000_000}),
         ("arrow", {}),
         ("arrow/*", {"limit": 7300}),
@@ -192,6 +197,14 @@ def test_the_same_rows_and_units_as_from_a_copy(
     remote = known(f"{places.address}/{source}", reading, tmp_path / "b")
     assert remote == local
     assert len(local["units"]) > 1 or "text" in options
+
+
+def test_partition_columns_of_objects_are_read_and_choose_rows(places: Places) -> None:
+    for where_it_is in (str(places.folder), places.address):
+        chosen = open_dataset(f"{where_it_is}/hive").where("g == 2").table().rows
+        assert chosen.num_rows == TABLE.num_rows
+        assert set(chosen["h"].to_pylist()) == {"c/d"}
+        assert set(chosen["g"].to_pylist()) == {2}
 
 
 def test_marks_of_folders(s3: S3Server, s3_prefix: str) -> None:

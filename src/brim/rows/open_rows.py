@@ -37,6 +37,7 @@ from brim.sources.dataset_source import batches_of
 from brim.sources.datasets_private import fingerprint_of, is_reordered, is_stream, row_order
 from brim.sources.exact_values import CHANGES_AS_NUMBER
 from brim.sources.file_table import FileTable, nothing_chosen
+from brim.sources.hive_partitions import partition_fields
 from brim.sources.read_table import as_table
 from brim.sources.selection import Selection
 from brim.sources.where import labels_of, where_mask
@@ -401,19 +402,30 @@ def _open_files(sources: list[str], options: RowOptions) -> RowSource:
     if found.codec:
         facts["codec"] = reading["codec"] = found.codec
     if found.kind in ("parquet", "arrow"):
-        rows = _laid_out(name, lay_out(found), facts, reading, options)
+        layout = lay_out(found)
+        layout.schema = _with_partitions(layout.schema, found, reading)
+        rows = _laid_out(name, layout, facts, reading, options)
     else:
         try:
             schema = settle(found, options)
         except OSError as error:
             shown = os.path.basename(error.filename or "") or name
             raise InputError(f"{shown!r} cannot be read: {reason(error)}.", path=shown) from error
+        schema = _with_partitions(schema, found, reading)
         rows = _open_text(name, found, schema, facts, reading, options)
     rows.files = found.files
     if found.empty:
         others = f" and {len(found.empty) - 1:,} more" if len(found.empty) > 1 else ""
         rows.notes = (f"left out files that are empty: {found.empty[0]}{others}",)
     return rows
+
+
+def _with_partitions(schema: pa.Schema, found: RowFiles, reading: dict[str, Any]) -> pa.Schema:
+    """The schema with the columns that the names of folders hold; `reading` says which these are."""
+    fields = partition_fields((found.shown(number) for number in range(len(found.files))), schema.names)
+    if fields:
+        reading["partitions"] = [field.name for field in fields]
+    return pa.schema([*schema, *fields], schema.metadata) if fields else schema
 
 
 def _open_text(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ from brim.rows.read_text import TextReader, too_far
 from brim.rows.schemas import TypesDiffer, cast, merged
 from brim.rows.unit import Reading, Span, Unit, check_unchanged
 from brim.rows.unreadable import OnUnreadable, UnreadableRow
+from brim.sources.hive_partitions import partition_array
 from brim.state.durable import reason
 
 _MOST_ROWS = 8192
@@ -85,7 +87,11 @@ def read_unit(
     With `on_unreadable`, rows of text that cannot be read are left out and reported, and are no error.
     """
     schema = pa.ipc.read_schema(pa.py_buffer(reading.schema))
-    text = TextReader(schema, reading.columns, str(reading.options.get("delimiter", ",")), on_unreadable)
+    if reading.columns is not None:
+        schema = pa.schema([schema.field(name) for name in reading.columns], schema.metadata)
+    reading, partitions = _without_partitions(reading, schema)
+    own = pa.schema([field for field in schema if field not in partitions], schema.metadata)
+    text = TextReader(own, reading.columns, str(reading.options.get("delimiter", ",")), on_unreadable)
     ahead = _ahead(reading, unit)
     try:
         for number, span in enumerate(unit.spans):
@@ -94,15 +100,25 @@ def read_unit(
             try:
                 lines_before = unit.origins[number][2] if unit.origins else None
                 for table in _tables(span, shown, reading, text, block_bytes, ahead, lines_before, on_unreadable):
-                    text.schema = _wide(text.schema, table, shown)
+                    for field in partitions:
+                        table = table.append_column(field, partition_array(shown, field, table.num_rows))
+                    schema = _wide(schema, table, shown)
                     if table.num_rows:
-                        yield cast(table, text.schema)
+                        yield cast(table, schema)
             except OSError as error:
                 raise InputError(f"{shown!r} cannot be read: {reason(error)}.", path=shown) from error
             check_unchanged(unit, number, shown)
     finally:
         if ahead is not None:
             ahead.close()
+
+
+def _without_partitions(reading: Reading, schema: pa.Schema) -> tuple[Reading, list[pa.Field]]:
+    """How the files are read, and the wanted columns that are in the names of their folders."""
+    names = reading.options.get("partitions", ())
+    if reading.columns is not None:
+        reading = replace(reading, columns=tuple(name for name in reading.columns if name not in names))
+    return reading, [field for field in schema if field.name in names]
 
 
 def _ahead(reading: Reading, unit: Unit) -> Spans | None:
@@ -167,7 +183,7 @@ def _document(
     on_unreadable: OnUnreadable | None,
 ) -> pa.Table | None:
     """A file as one row; None if it is left out."""
-    wanted = reading.columns or ("text", "path")
+    wanted = ("text", "path") if reading.columns is None else reading.columns
     codec = reading.options.get("codec")
     try:
         with as_arrow_file(file, ahead) as opened:
@@ -184,8 +200,8 @@ def _document(
         return None
     if len(raw) >= 2**31:
         raise InputError(f"{shown!r} is a document of more than 2 GiB.", hint="Read it as lines, or cut it.")
-    columns = {"text": text, "path": shown}
-    return pa.table({name: pa.array([columns[name]], pa.string()) for name in wanted})
+    table = pa.table({"text": pa.array([text], pa.string()), "path": pa.array([shown], pa.string())})
+    return table.select(list(wanted))
 
 
 def _shown(unit: Unit, reading: Reading, number: int) -> str:

@@ -26,6 +26,7 @@ from brim.sources.dataset_files import DatasetFile, RemoteShard, fetch_together,
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, broken, plain_schema
 from brim.sources.features import NoFeature, feature_of, feature_of_type, fits_type, kind_of, kind_of_feature
 from brim.sources.file_table import FileColumn, FileTable, Split, is_list, one_array
+from brim.sources.hive_partitions import partition_array, partition_fields
 from brim.sources.value_places import Finder, ValuePlaces, ValueSpool, fetch_chosen, numbers_type
 from brim.sources.where import may_choose
 
@@ -54,6 +55,9 @@ class ParquetOrigin:
         else:
             counts = [shard.rows for shard in self._shards(range(len(files)))]
         self.schema = self._one_schema()
+        fields = partition_fields((file.shown for file in files), self.schema.names)
+        self._partitions = {field.name: field for field in fields}
+        self.schema = pa.schema([*self.schema, *fields], self.schema.metadata)
         self.edges = np.cumsum([0, *counts]).astype(np.int64)
         self.held: list[object] = []
         self.notes: list[str] = []
@@ -229,9 +233,14 @@ class ParquetOrigin:
         for number, shard in enumerate(self._shards(range(len(self.files)))):
             opened = self._open(number)
             try:
+                values = {
+                    name: partition_array(shard.file.shown, field, 1)[0].as_py()
+                    for name, field in self._partitions.items()
+                }
+                known = {name: (value, value) for name, value in values.items() if value is not None}
                 for group, bounds in enumerate(shard.bounds(opened)):
                     start, stop = self.edges[number] + shard.edges[group : group + 2]
-                    mask[start:stop] = may_choose(expression, bounds)
+                    mask[start:stop] = may_choose(expression, bounds | known)
             finally:
                 if shard.file.remote is None:
                     opened.close()
@@ -241,6 +250,9 @@ class ParquetOrigin:
         """Columns without their content. What is large in sum is mapped from disk."""
         asked = set(self.readable if names is None else names)
         names = [name for name in self.readable if name in asked]
+        for name in names:
+            if name in self._partitions and name not in self._read:
+                self._read[name] = self._partition(self._partitions[name])
         missing = [name for name in names if name not in self._read]
         if missing and rows is not None and self._far:
             some = self._of_groups(missing, rows)
@@ -252,6 +264,12 @@ class ParquetOrigin:
         if not names:
             return pa.table({}).select([]) if not len(self) else pa.table({"": pa.nulls(len(self))}).select([])
         return pa.table({name: self._read[name] for name in names})
+
+    def _partition(self, field: pa.Field) -> pa.ChunkedArray:
+        """A column that the names of folders hold."""
+        counts = np.diff(self.edges).tolist()
+        arrays = [partition_array(file.shown, field, rows) for file, rows in zip(self.files, counts, strict=True)]
+        return pa.chunked_array(arrays, field.type)
 
     def _of_groups(self, names: list[str], rows: Ints) -> dict[str, pa.ChunkedArray] | None:
         """Columns of the row groups that hold some rows, and null elsewhere; None if that is too much to hold."""
