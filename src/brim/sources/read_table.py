@@ -199,4 +199,5 @@ def _check_lines(source: _TableFile, schema: pa.Schema | None) -> None:
             except ValueError as error:
                 hint = "Write such values as text, in quotes." if name is not None else "Correct this line."
                 column = "" if name is None else f"in the column {name!r}, "
-                raise SourceError(f"{source.shown!r}, line {number:,}: {column}{error}.", hint=hint) from error
+                message = f"The table {source.shown!r} is broken: line {number:,}: {column}{error}."
+                raise SourceError(message, hint=hint) from error
