@@ -7,8 +7,10 @@ text without secrets comes back as it is.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 HIDDEN = "***"
+_LEAST_SECRET = 6  # a shorter value of a variable is a word
 
 # Each pattern keeps its group "keep" and hides the rest of its match.
 _PATTERNS = [
@@ -61,6 +63,22 @@ def redact(text: str) -> str:
     for pattern in _PATTERNS:
         text = pattern.sub(_hide, text)
     return text
+
+
+def hide_values(text: str, environment: Mapping[str, str]) -> str:
+    """The text without the values of variables that hold a secret.
+
+    A server may echo a token that nobody recognizes by its looks.
+    """
+    values = {value for name, value in environment.items() if len(value) >= _LEAST_SECRET and _names_secret(name)}
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
+    return text
+
+
+def _names_secret(name: str) -> bool:
+    """Whether a variable of this name holds a secret."""
+    return redact(f"{name}=x") == f"{name}={HIDDEN}"
 
 
 def redact_command(command: list[str]) -> list[str]:

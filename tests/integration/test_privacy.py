@@ -6,6 +6,8 @@ import getpass
 import os
 import platform
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from brim.formats.parquet_index import locate_parquet
 from brim.formats.readable import LocalFile
 from brim.formats.tar_shard import locate_tar
 from tests.conftest import brim, random_bytes, write_files
+from tests.hub import TestHub
+from tests.publishing import DEST, Machine
 
 
 @pytest.mark.parametrize("format", ["parquet", "webdataset"])
@@ -44,3 +48,39 @@ def test_no_place_user_or_host(tmp_path: Path, format: str, kind: str) -> None:
         for secret in secrets - {str(os.getpid())}:
             assert secret.encode() not in data, f"{secret!r} stands in {path.name}"
     assert "project" not in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("token", ["hf_" + "VerySecret0123456789", "a-token-of-another-kind"])
+@pytest.mark.parametrize("route", ["info", "batch", "commit"])
+def test_debug_tracebacks_show_no_token_that_a_server_echoes(tmp_path: Path, token: str, route: str) -> None:
+    """Causes of causes are printed too, and each holds the server's words."""
+    source = write_files(tmp_path / "in", {"1.bin": b"1" * 3000})
+    with TestHub(tmp_path / "hub", tokens={token: {"user": "ada", "can_write": True}}) as hub:
+        machine = Machine(hub, tmp_path / "machine", token)
+        hub.faults.add(route, times=None, status=400, said=f"no right for {token} (Authorization: Bearer {token})")
+        for option in ("--debug", "--json"):
+            done = machine.run("build", str(source), DEST, option)
+            assert done.returncode not in (0, 1), done.stderr
+            assert token not in done.stdout + done.stderr
+            assert ("Traceback" in done.stderr) is (option == "--debug")
+
+
+def test_debug_hides_the_values_of_secret_variables(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['brim', 'info', 'x', '--debug']\n"
+        "import brim.cli\n"
+        "def fail(arguments): raise ValueError('key 9f8e7d6c5b4a in cause') from KeyError('9f8e7d6c5b4a')\n"
+        "brim.cli._load_early = fail\n"
+        "brim.cli.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "AWS_SECRET_ACCESS_KEY": "9f8e7d6c5b4a"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "ValueError: key *** in cause" in done.stderr
+    assert "9f8e7d6c5b4a" not in done.stderr

@@ -122,6 +122,16 @@ def _load_early(arguments: list[str]) -> None:
         import numpy  # noqa: F401
 
 
+def _print_traceback(error: Exception) -> None:
+    """The whole traceback with all its causes, without secrets: what a server answers may echo a token."""
+    import traceback
+
+    from brim.redact import hide_values, redact
+
+    text = "".join(traceback.format_exception(error))
+    print(redact(hide_values(text, os.environ)), end="", file=sys.stderr)
+
+
 def main() -> None:
     """The `brim` command."""
     gc.set_threshold(_OBJECTS)
@@ -144,14 +154,15 @@ def main() -> None:
         _end(code if isinstance(code, int) else 0)
     except KeyboardInterrupt:
         _end(fail(Stopped("Stopped by Ctrl-C.", hint="Run it again."), as_json))
-    except Exception as error:  # the last place: nobody should see a traceback unasked
+    except Exception as error:  # noqa: BLE001  # the last place: nobody should see a traceback unasked
         if type(error).__name__ == "Abort":  # the parser's word for Ctrl-C
             _end(fail(Stopped("Stopped by Ctrl-C.", hint="Run it again."), as_json))
         if hasattr(error, "show"):  # a usage error: the parser knows how to show it
             error.show()
             _end(2)
         if debug:
-            raise
+            _print_traceback(error)
+            _end(error.exit_code if isinstance(error, BrimError) else 1)
         if not isinstance(error, BrimError):
             error = folder_gone() or BrimError(
                 f"brim ran into a bug: {type(error).__name__}: {error}.",

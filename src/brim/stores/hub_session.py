@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from brim.errors import BrimError, DestinationError, InputError, SinkFailed
 from brim.records import dataclass
+from brim.redact import hide_values
 from brim.state.retry import CONFLICTS, Retry, asked_s, capped_wait, interruptible, may_pass, pause
 from brim.stores.hub_private import client_factory
 
@@ -36,7 +37,7 @@ _TOKEN = re.compile(r"\bhf_\w+|Bearer \S+")
 
 def scrubbed(text: str) -> str:
     """A foreign message without URLs' paths (they may be signed) and tokens."""
-    return _TOKEN.sub("(token)", _URL.sub(r"\1", " ".join(text.split())))
+    return _TOKEN.sub("(token)", _URL.sub(r"\1", " ".join(hide_values(text, os.environ).split())))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
