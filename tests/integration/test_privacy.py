@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from brim.errors import SourceError
 from brim.formats.parquet_index import locate_parquet
 from brim.formats.readable import LocalFile
 from brim.formats.tar_shard import locate_tar
+from brim.sources.table_source import _root
 from tests.conftest import brim, random_bytes, write_files
 from tests.hub import TestHub
 from tests.publishing import DEST, Machine
@@ -84,3 +86,58 @@ def test_debug_hides_the_values_of_secret_variables(tmp_path: Path) -> None:
     assert "Traceback" in done.stderr
     assert "ValueError: key *** in cause" in done.stderr
     assert "9f8e7d6c5b4a" not in done.stderr
+
+
+def test_a_table_that_names_files_of_two_homes_is_refused(tmp_path: Path) -> None:
+    """Relative to what they have in common, the paths would publish the names of users."""
+    users = tmp_path / "users"
+    write_files(users, {"alice/proj/f/1.bin": b"1", "bob/scans/2.bin": b"2"})
+    table = users / "alice" / "proj" / "t.csv"
+    table.write_text(f"f\nf/1.bin\n{users}/bob/scans/2.bin\n")
+    environment = {**os.environ, "HOME": str(users / "alice")}
+    done = brim("build", table, tmp_path / "out", env=environment, check=2)
+    assert "--root" in done.stderr
+    assert "home folder" in done.stderr
+    assert not (tmp_path / "out").exists()
+    checked = brim("check", table, env=environment, check=None)
+    assert checked.returncode != 0
+    assert "home folder" in checked.stdout + checked.stderr
+    table.write_text(f"f\nalice/proj/f/1.bin\n{users}/bob/scans/2.bin\n")
+    brim("build", table, tmp_path / "out", "--root", users, env=environment)
+    assert _paths(tmp_path / "out") == {"alice/proj/f/1.bin", "bob/scans/2.bin"}
+
+
+@pytest.mark.parametrize(
+    ("base", "paths"),
+    [
+        ("/home/alice/proj", ["/home/alice/proj/f/1.bin", "/home/bob/scans/2.bin"]),
+        ("/srv/t", ["/home/alice/1.bin", "/home/bob/2.bin"]),
+        ("/home/alice", ["/home/alice/1.bin", "/Users/bob/2.bin"]),
+        ("/var/home/alice", ["/var/home/alice/1.bin", "/var/data/2.bin"]),
+        ("/home", ["/home/alice/1.bin", "/home/alice/2.bin"]),
+        ("/", ["/home/alice/1.bin"]),
+    ],
+)
+def test_table_root_publishes_no_home_folder(base: str, paths: list[str]) -> None:
+    with pytest.raises(SourceError, match="root=") as refused:
+        _root(base, paths, fixed=False)
+    assert "home folder" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "paths", "root"),
+    [
+        ("/home/alice/proj", ["/home/alice/proj/f/1.bin", "/home/alice/proj/2.bin"], "/home/alice/proj"),
+        ("/home/alice/proj", ["/home/alice/proj/f/1.bin", "/home/alice/scans/2.bin"], "/home/alice"),
+        ("/data/tables", ["/data/a/1.bin", "/data/b/2.bin"], "/data"),
+        ("/data/x/y", ["/data/x/home/kitchen/1.bin", "/data/x/home/garden/2.bin"], "/data/x/home"),
+        ("/", ["/data/1.bin"], "/"),
+        ("/srv", ["/srv/1.bin"], "/srv"),
+    ],
+)
+def test_table_root_is_the_common_folder_elsewhere(base: str, paths: list[str], root: str) -> None:
+    assert _root(base, paths, fixed=False) == root
+
+
+def _paths(out: Path) -> set[str]:
+    return {str(found.path) for shard in (out / "data").iterdir() for found in locate_parquet(LocalFile(shard))}

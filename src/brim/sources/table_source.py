@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -491,17 +492,48 @@ def _look(walk: Walk, path: str) -> Stat | None:
 
 
 def _root(base: str, full: list[str], fixed: bool) -> str:
-    """The folder that published paths start from: the table's, or what all files have in common."""
+    """The folder that published paths start from: the table's, or what all files have in common.
+
+    Without --root, no such folder is taken above a home folder: the name of a user would be published.
+    """
     if all(path.startswith(base.rstrip("/") + "/") for path in full):
+        if not fixed:
+            _refuse_home_folders(base, full)
         return base
     if fixed:
         outside = next(path for path in full if not path.startswith(base + os.sep))
         raise SourceError(f"{os.path.basename(outside)!r} lies outside of --root.", hint="Give a folder above it.")
     root = os.path.commonpath([os.path.dirname(path) for path in full])
-    if root in ("/", os.path.dirname(os.path.expanduser("~"))):
+    _refuse_home_folders(root, full)
+    if root == "/":
         raise SourceError(
             f"The files of the table have nothing in common but {root!r}, so their paths would tell about "
             "this machine.",
             hint="Bring them below one folder (links will do) and name it with --root=DIR.",
         )
     return root
+
+
+_HOME = re.compile(r"(?:/[^/]+)?/(?:home|homes|Users)/[^/]+(?=/)")  # /home/alice, /Users/alice, /var/home/alice
+
+
+def _refuse_home_folders(root: str, full: list[str]) -> None:
+    """SourceError if paths relative to `root` would name a home folder, and with it a user of this machine."""
+    above, own = root.rstrip("/") + "/", os.path.expanduser("~").rstrip("/")
+    if above.count("/") > _HOME_DEPTH and not own.startswith(above):
+        return
+    beside = os.path.dirname(own) + "/"
+    for path in full:
+        match = _HOME.match(path)
+        found = match[0] if match else own if path.startswith(own + "/") else ""
+        if not found and above == beside != "/":
+            found = beside + path[len(beside) :].partition("/")[0]
+        if found.startswith(above):
+            raise SourceError(
+                f"Relative to {root!r}, the paths of the table's files would name the home folder {found!r}, and be "
+                "published.",
+                hint="Bring the files below one folder (links will do) and name it with --root=DIR.",
+            )
+
+
+_HOME_DEPTH = 3  # slashes of the longest folder that can hold home folders, as in /var/home/
