@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import random_bytes, write_files
 from tests.hub import TestHub
-from tests.publishing import REPO, Listing, Machine, built, shards
+from tests.publishing import DEST, REPO, Listing, Machine, built, shards
 
 EACH = ("--rows-per-shard", "1")
 SIZE = 200_000
@@ -92,6 +92,66 @@ def test_stop_while_the_rate_limit_is_waited_for(hub: TestHub, machine: Machine,
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=10) == 6
+
+
+UNEXPECTED = "The Hub answered with something else than it should"
+
+
+@pytest.mark.parametrize(
+    ("route", "status", "body"),
+    [
+        ("info", 200, '{"other": 1}'),
+        ("info", 200, "<html>log in</html>"),
+        ("tree", 200, '{"other": 1}'),
+        ("discussions", 200, "[]"),
+        ("batch", 200, "null"),
+        ("part", 200, "{}"),
+        ("preupload", 200, '"text"'),
+        ("validate-yaml", 200, "null"),
+        ("commit", 204, ""),
+        ("commit", 200, "[]"),
+        ("create", 409, "{}"),
+        ("create", 200, ""),
+    ],
+)
+def test_answer_that_no_hub_gives_ends_with_exit_code_5(
+    hub: TestHub, machine: Machine, source: Path, expected: Listing, route: str, status: int, body: str
+) -> None:
+    """A proxy or a login page may answer instead of the Hub: that is said, and the next run publishes the rest."""
+    if route == "create":
+        hub.repos.delete("datasets", REPO)
+    fault = hub.faults.add(route, times=None, action="answer", status=status, said=body)
+    assert UNEXPECTED in machine.publish(source, *EACH, check=5).stderr
+    assert fault.fired
+    hub.faults.clear()
+    machine.publish(source, *EACH)
+    assert shards(hub) == expected
+
+
+@pytest.mark.parametrize(("route", "status"), [("commit", 204), ("commit", 200), ("create", 409), ("create", 200)])
+def test_unreadable_answer_to_work_that_was_done_is_a_lost_answer(
+    hub: TestHub, machine: Machine, source: Path, expected: Listing, route: str, status: int
+) -> None:
+    if route == "create":
+        hub.repos.delete("datasets", REPO)
+    fault = hub.faults.add(route, action="garble", status=status)
+    machine.publish(source, *EACH)
+    assert fault.fired
+    assert shards(hub) == expected
+    assert len(hub.history(REPO)) == 2
+
+
+@pytest.mark.parametrize("command", ["verify", "info", "check", "select"])
+@pytest.mark.parametrize(("route", "body"), [("info", '{"other": 1}'), ("tree", "null"), ("tree", "[1]")])
+def test_reading_an_answer_that_no_hub_gives_is_an_error(
+    hub: TestHub, machine: Machine, source: Path, tmp_path: Path, command: str, route: str, body: str
+) -> None:
+    machine.publish(source, *EACH)
+    hub.faults.add(route, times=None, action="answer", status=200, said=body)
+    to = [str(tmp_path / "out")] if command == "select" else []
+    done = machine.run(command, DEST, *to)
+    assert done.returncode == 5, done.stderr
+    assert UNEXPECTED in done.stderr or "does not answer as such a store does" in done.stderr
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-Action = Literal["status", "cut", "stall", "lose", "conflict"]
+Action = Literal["status", "cut", "stall", "lose", "conflict", "answer", "garble"]
 
 
 @dataclass(slots=True)
@@ -18,6 +18,8 @@ class Fault:
     cut       close the connection after `after_bytes` of the request's body (of the answer's, for a GET)
     stall     after `after_bytes` of the body, neither read nor answer for `seconds`, then go on
     lose      do the work, then close the connection instead of answering
+    answer    answer `status` with `said` as the body, without doing the work
+    garble    do the work, then answer like that
     conflict  someone else commits to that revision first; the answer is 412
     """
 

@@ -212,6 +212,9 @@ class Handler(BaseHTTPRequestHandler):
                     xml = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>x</Message></Error>"
                     return Answer(None, fault.status, {"Content-Type": "application/xml", **retry}, xml.encode())
                 raise HubError(fault.status, fault.said or "Injected fault", fault.code or None, headers=retry)
+            if fault is not None and action == "answer":
+                request.body.drain()
+                return Answer(None, fault.status, {"Content-Type": "application/json"}, fault.said.encode())
             if action == "conflict":
                 request.body.drain()
                 request.hub.commit_as_someone_else(request.groups)
@@ -223,6 +226,9 @@ class Handler(BaseHTTPRequestHandler):
             answer = route.function(request)
         except HubError as error:
             return error_answer(error)
+        if fault is not None and action == "garble":
+            request.body.drain()
+            return Answer(None, fault.status, {"Content-Type": "application/json"}, fault.said.encode())
         if action == "lose":
             request.body.drain()
             raise Cut("answer lost by a fault")

@@ -107,4 +107,8 @@ def _line(address: BucketAddress) -> XetLine:
 
 def _token(address: BucketAddress) -> XetToken:
     url, headers = web_objects.hub_address(address, "/xet-write-token")
-    return token_of(web_objects.hub_request(address, "GET", "/xet-write-token"), url, headers)
+    answer = web_objects.hub_request(address, "GET", "/xet-write-token")
+    try:
+        return token_of(answer, url, headers)
+    except ValueError as error:
+        raise WebFailed(f"Got invalid JSON ({error})") from error

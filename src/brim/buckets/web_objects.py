@@ -120,6 +120,15 @@ def _checked(answer: Any) -> Any:
     return answer
 
 
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Make errors in reading JSON WebFailed: something else than the Hub answers in its stead."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise WebFailed(f"Got invalid JSON ({type(error).__name__})") from error
+
+
 def _following(answer: Any) -> str | None:
     """Where a listing goes on; None at its end. A mirror of the Hub may name the Hub, and is asked itself."""
     url: str | None = answer.links.get("next", {}).get("url")
@@ -151,7 +160,8 @@ def commit_of(address: BucketAddress) -> str:
     name = f"{_endpoint()} {repo} {revision}"
     if name not in _COMMITS:
         answer, _, _ = _ask("GET", f"{_endpoint()}/api/datasets/{repo}/revision/{quote(revision, safe='')}", {})
-        _COMMITS[name] = str(_checked(answer).json()["sha"])
+        with _readable():
+            _COMMITS[name] = str(_checked(answer).json()["sha"])
     return _COMMITS[name]
 
 
@@ -272,7 +282,8 @@ def hub_request(
     url, _ = hub_address(address, what)
     answer, _, _ = _ask(method, url, {} if body is None else {"Content-Type": kind}, body)
     found = answer if answer.status_code in also else _checked(answer)
-    return found.json() if found.content else {}
+    with _readable():
+        return found.json() if found.content else {}
 
 
 def hub_heads(address: BucketAddress, keys: list[str]) -> dict[str, tuple[int, str]]:
@@ -280,9 +291,10 @@ def hub_heads(address: BucketAddress, keys: list[str]) -> dict[str, tuple[int, s
     found = {}
     for start in range(0, len(keys), _PATHS):
         body = json.dumps({"paths": keys[start : start + _PATHS]}).encode()
-        for entry in hub_request(address, "POST", "/paths-info", body):
-            if entry.get("type") == "file":
-                found[str(entry["path"])] = (int(entry["size"]), str(entry["xetHash"]))
+        with _readable():
+            for entry in hub_request(address, "POST", "/paths-info", body):
+                if entry.get("type") == "file":
+                    found[str(entry["path"])] = (int(entry["size"]), str(entry["xetHash"]))
     return found
 
 
@@ -294,9 +306,10 @@ def hub_listing(address: BucketAddress) -> Iterator[tuple[str, int, str]]:
         answer, _, _ = _ask("GET", url, {})
         if answer.status_code == 404 and answer.headers.get("X-Error-Code") == "EntryNotFound":
             return
-        for entry in _checked(answer).json():
-            if entry.get("type") == "file" and f"{entry['path']}/".startswith(f"{address.prefix}/" if below else ""):
-                yield str(entry["path"]), int(entry["size"]), str(entry["xetHash"])
+        with _readable():
+            for entry in _checked(answer).json():
+                if entry.get("type") == "file" and f"{entry['path']}/".startswith(f"{address.prefix}/" * bool(below)):
+                    yield str(entry["path"]), int(entry["size"]), str(entry["xetHash"])
         url = _following(answer)
 
 
@@ -310,10 +323,11 @@ def listing(address: BucketAddress) -> Iterator[tuple[str, int, str]]:
         if answer.status_code == 404 and address.prefix:  # a file has no tree
             yield from _one_file(address)
             return
-        for entry in _checked(answer).json():
-            if entry.get("type") == "file":
-                lfs = entry.get("lfs") or {}
-                yield str(entry["path"]), int(lfs.get("size", entry["size"])), str(lfs.get("oid", ""))
+        with _readable():
+            for entry in _checked(answer).json():
+                if entry.get("type") == "file":
+                    lfs = entry.get("lfs") or {}
+                    yield str(entry["path"]), int(lfs.get("size", entry["size"])), str(lfs.get("oid", ""))
         url = _following(answer)
 
 

@@ -65,8 +65,10 @@ class XetToken:
         return time.time() < self.ends - _RENEW_S
 
 
-def token_of(answer: dict[str, Any], url: str, headers: dict[str, str]) -> XetToken:
-    """What the Hub answers to whoever asks for a token."""
+def token_of(answer: Any, url: str, headers: dict[str, str]) -> XetToken:
+    """Read the Hub's answer to a request for a token; ValueError if it is none."""
+    if not isinstance(answer, dict) or not {"casUrl", "accessToken", "exp"} <= answer.keys():
+        raise ValueError("no token of Xet's storage")
     return XetToken(str(answer["casUrl"]), str(answer["accessToken"]), float(answer["exp"]), url, headers)
 
 

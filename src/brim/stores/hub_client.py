@@ -19,7 +19,7 @@ from brim.records import dataclass
 from brim.state.ledger import Piece
 from brim.state.retry import Retry, interruptible
 from brim.stores.destination import MAIN, HubAddress
-from brim.stores.hub_session import explained, is_passing, persistently, status_of
+from brim.stores.hub_session import UnexpectedAnswer, ask_hub, explained, is_passing, persistently, status_of
 
 _KIND = "dataset"
 
@@ -92,7 +92,11 @@ class HubClient:
         return "private" if info.private else "public"
 
     def create(self, private: bool) -> None:
-        persistently(lambda: self.api.create_repo(**self.repo, private=private, exist_ok=True))
+        try:
+            persistently(lambda: self.api.create_repo(**self.repo, private=private, exist_ok=True))
+        except UnexpectedAnswer:
+            if self.visibility() is None:
+                raise
 
     def need_token(self) -> str:
         if not self.token:
@@ -114,6 +118,8 @@ class HubClient:
             if status_of(error) is None:
                 raise
             return False  # a server that does not tell
+        if not isinstance(told, dict):
+            return False
         owner = self.address.repo.partition("/")[0]
         of = next((org for org in told.get("orgs") or () if org.get("name") == owner), told)
         return bool(of.get("isPro") or of.get("isEnterprise") or of.get("plan") not in (None, "free"))
@@ -181,7 +187,7 @@ class HubClient:
         if name not in snapshot.tree:
             return None
         url, headers = self.url(name, snapshot.commit), self.headers()
-        response = interruptible(lambda: http_backoff("GET", url, headers=headers))
+        response = ask_hub(lambda: http_backoff("GET", url, headers=headers))
         hf_raise_for_status(response)
         return bytes(response.content)
 
@@ -189,7 +195,7 @@ class HubClient:
         self, revision: str, parent: str, operations: Sequence[Any], message: str, description: str | None = None
     ) -> str:
         """Once: whoever calls looks at what is there before asking again."""
-        made = interruptible(
+        made = ask_hub(
             lambda: self.api.create_commit(
                 **self.repo,
                 operations=list(operations),
@@ -202,7 +208,7 @@ class HubClient:
         return str(made.oid)
 
     def open_pull(self, title: str, description: str) -> int:
-        made = interruptible(lambda: self.api.create_pull_request(**self.repo, title=title, description=description))
+        made = ask_hub(lambda: self.api.create_pull_request(**self.repo, title=title, description=description))
         return int(made.num)
 
     def find_pull(self, mark: str) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 from brim.state.ledger import Piece
 from brim.stores import hub_private
 from brim.stores.hub_client import HubClient, Snapshot
-from brim.stores.hub_session import hub_tries, is_passing, status_of, wait_after
+from brim.stores.hub_session import UnexpectedAnswer, hub_tries, is_passing, status_of, wait_after
 from brim.stores.hub_upload import Lfs
 from brim.stores.store import ObjectsGone
 
@@ -57,7 +57,8 @@ class Commits:
             except Exception as error:
                 if status_of(error) in REFUSED:
                     self._raise_gone(todo)
-                conflict = status_of(error) in CONFLICT  # somebody else was quicker: look again at once
+                # Somebody else was quicker, or nobody knows whether it was made: look again at once.
+                conflict = status_of(error) in CONFLICT or isinstance(error, UnexpectedAnswer)
                 if not conflict and not is_passing(error):
                     raise
                 if (wait_s := retry.next_s()) is None:

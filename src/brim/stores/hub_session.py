@@ -221,7 +221,42 @@ def hub_tries() -> Retry:
 
 def persistently(call: Callable[[], T]) -> T:
     """For requests that the library makes once: try again what may pass."""
-    return hub_tries().call(lambda: interruptible(call))
+    return hub_tries().call(lambda: ask_hub(call))
+
+
+class UnexpectedAnswer(SinkFailed):
+    """The library could not read an answer, although its status says that the request succeeded."""
+
+
+def unexpected(error: Exception) -> UnexpectedAnswer:
+    return UnexpectedAnswer(
+        f"The Hub answered with something else than it should ({type(error).__name__}: {scrubbed(str(error))}).",
+        hint="Does HF_ENDPOINT, or a proxy, lead to another server? If not, run the same command to continue.",
+    )
+
+
+_UNREADABLE = (KeyError, IndexError, TypeError, AttributeError, ValueError)
+_READERS = ("huggingface_hub", "json", "httpx", "httpx2")
+
+
+def ask_hub(call: Callable[[], T]) -> T:
+    """Make a request with the library; a stop ends it. UnexpectedAnswer if it cannot read what was answered.
+
+    Something between here and the Hub may answer in its stead, such as the login page of a network.
+    """
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return interruptible(call)
+    except _UNREADABLE as error:
+        at = error.__traceback__
+        while at is not None and at.tb_next is not None:
+            at = at.tb_next
+        module = str(at.tb_frame.f_globals.get("__name__")) if at is not None else ""
+        meant = isinstance(error, HFValidationError) or "README" in str(error) or status_of(error) is not None
+        if meant or module.partition(".")[0] not in _READERS:
+            raise
+        raise unexpected(error) from error
 
 
 def wait_after(error: BaseException, wait_s: float) -> None:

@@ -18,10 +18,19 @@ from brim.formats.source_reader import Seekable
 from brim.formats.splice import Splice
 from brim.sizes import format_size
 from brim.state.ledger import Piece
-from brim.state.retry import interruptible, look, may_pass
+from brim.state.retry import look, may_pass
 from brim.stores.destination import HubAddress
 from brim.stores.hub_private import addition, upload_info
-from brim.stores.hub_session import HubAnswer, answer_of, explained_answer, hub_tries, scrubbed, status_of
+from brim.stores.hub_session import (
+    HubAnswer,
+    answer_of,
+    ask_hub,
+    explained_answer,
+    hub_tries,
+    scrubbed,
+    status_of,
+    unexpected,
+)
 from brim.stores.store import Put, PutWatcher, SendingRoom
 
 _TOLD_BY_CODE = (400, 403, 409)
@@ -51,9 +60,7 @@ class Lfs:
                 return Put(piece.sha256, sent=attempt > 0)
             content.seek(0)
             try:
-                interruptible(
-                    partial(lfs_upload, addition(piece, content), action, self._token, endpoint=self._endpoint)
-                )
+                ask_hub(partial(lfs_upload, addition(piece, content), action, self._token, endpoint=self._endpoint))
             except Exception as error:
                 answer = answer_of(error)
                 expired = answer is not None and answer.status == _EXPIRED and not answer.by_hub
@@ -80,7 +87,7 @@ class Lfs:
                 repo_id=self._address.repo,
                 endpoint=self._endpoint,
             )
-            actions, errors, _ = interruptible(ask)
+            actions, errors, _ = ask_hub(ask)
             if errors:
                 told = errors[0]["error"]
                 code = told.get("code")
@@ -176,7 +183,7 @@ def _token(address: HubAddress, token: str, endpoint: str | None) -> XetToken:
     url = f"{HfApi(endpoint=endpoint).endpoint}/api/datasets/{address.repo}/xet-write-token/main"
     headers = build_hf_headers(token=token, library_name="brim")
     try:
-        answer = interruptible(lambda: http_backoff("GET", url, headers=headers))
+        answer = ask_hub(lambda: http_backoff("GET", url, headers=headers))
         hf_raise_for_status(answer)
     except BrimError:
         raise
@@ -184,4 +191,7 @@ def _token(address: HubAddress, token: str, endpoint: str | None) -> XetToken:
         if status_of(error) in (404, 405, 501):
             raise NoXet("the server has no Xet storage") from error
         raise
-    return token_of(answer.json(), url, headers)
+    try:
+        return token_of(answer.json(), url, headers)
+    except ValueError as error:
+        raise unexpected(error) from error
