@@ -17,6 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim as library
+from brim.rows.open_rows import open_rows
+from brim.rows.read_unit import name_of_span, read_unit
+from brim.rows.row_options import RowOptions
+from brim.rows.source_hash import SourceHash, hash_unit
 from tests.conftest import brim, write_files
 from tests.hub import TestHub
 from tests.publishing import DEST, Machine
@@ -117,7 +121,6 @@ def texts(made: Any) -> list[str]:
     return list(made["text"])
 
 
-@pytest.mark.xfail(strict=True, reason="finished jobs do not compare the content of their source")
 @pytest.mark.parametrize("kind", SOURCES)
 def test_map_reads_a_rewritten_source_again(kind: str, work: Path) -> None:
     source = SOURCES[kind](work, "one")
@@ -150,7 +153,6 @@ def test_map_of_a_touched_source_computes_nothing_again(kind: str, work: Path, t
     assert calls.stat().st_size == done
 
 
-@pytest.mark.xfail(strict=True, reason="finished jobs do not compare the content of their source")
 def test_filter_reads_a_rewritten_source_again(work: Path) -> None:
     source = write_jsonl(work, "one")
     assert len(library.filter(source, lambda row: row["text"] == "one", progress=False)) == ROWS
@@ -158,7 +160,6 @@ def test_filter_reads_a_rewritten_source_again(work: Path) -> None:
     assert len(library.filter(source, lambda row: row["text"] == "one", progress=False)) == 0
 
 
-@pytest.mark.xfail(strict=True, reason="finished jobs do not compare the content of their source")
 def test_where_reads_a_rewritten_source_again(work: Path) -> None:
     source = write_parquet(work, "one")
     assert len(library.map(source, None, where='text != "zzz"', progress=False)) == ROWS
@@ -166,7 +167,6 @@ def test_where_reads_a_rewritten_source_again(work: Path) -> None:
     assert set(texts(library.map(source, None, where='text != "zzz"', progress=False))) == {"two"}
 
 
-@pytest.mark.xfail(strict=True, reason="finished jobs do not compare the content of their source")
 def test_map_with_indices_counts_the_rows_of_a_rewritten_source(work: Path) -> None:
     """A line more in the first unit moves the numbers of all rows behind it."""
     source = work / "x.jsonl"
@@ -199,7 +199,6 @@ def commands(work: Path) -> dict[str, tuple[str, list[str], Callable[[Path], Any
     }
 
 
-@pytest.mark.xfail(strict=True, reason="finished jobs do not compare the content of their source")
 @pytest.mark.parametrize("command", ["map", "tokenize", "embed"])
 def test_commands_read_a_rewritten_source_again(command: str, work: Path, tmp_path: Path) -> None:
     """A folder of shards, and one file of vectors."""
@@ -246,7 +245,6 @@ def test_a_run_that_was_interrupted_starts_over_with_a_rewritten_source(work: Pa
     assert {row["text"] for row in rows} == {"two"}
 
 
-@pytest.mark.xfail(strict=True, reason="finished jobs do not compare the content of their source")
 def test_a_run_that_was_interrupted_keeps_units_of_a_touched_source(work: Path, tmp_path: Path) -> None:
     source = work / "x.jsonl"
     source.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(1000, 3000)))
@@ -264,7 +262,6 @@ def test_a_run_that_was_interrupted_keeps_units_of_a_touched_source(work: Path, 
     assert "kept" in brim(*words, cwd=tmp_path).stdout
 
 
-@pytest.mark.xfail(strict=True, reason="finished jobs do not compare the content of their source")
 def test_parts_of_a_plan_are_computed_again_if_their_source_was_rewritten(work: Path, tmp_path: Path) -> None:
     source, plan, out = work / "x.jsonl", tmp_path / "a.plan", tmp_path / "out"
     source.write_text("".join(json.dumps({"n": n, "text": "one"}) + "\n" for n in range(1000, 3000)))
@@ -284,7 +281,6 @@ def test_parts_of_a_plan_are_computed_again_if_their_source_was_rewritten(work: 
     assert {row["text"] for row in rows} == {"two"}
 
 
-@pytest.mark.xfail(strict=True, reason="finished jobs do not compare the content of their source")
 def test_the_hub_gets_the_rows_of_a_rewritten_source(work: Path, tmp_path: Path) -> None:
     """Also from a machine that has no state: the published ledger has the hashes of the source, and no dates."""
     source = write_jsonl(work, "one")
@@ -303,7 +299,6 @@ def test_the_hub_gets_the_rows_of_a_rewritten_source(work: Path, tmp_path: Path)
         assert machine.python(code).stdout.strip() == "{'two'}"
 
 
-@pytest.mark.xfail(strict=True, reason="finished jobs do not compare the content of their source")
 @pytest.mark.parametrize("write", [write_jsonl, write_parquet])
 def test_map_reads_an_object_with_another_etag_again(
     write: Write, work: Path, s3: S3Server, s3_prefix: str, monkeypatch: pytest.MonkeyPatch
@@ -321,3 +316,32 @@ def test_map_reads_an_object_with_another_etag_again(
     assert set(texts(library.map(address, None, progress=False))) == {"one"}
     put("two")
     assert set(texts(library.map(address, None, progress=False))) == {"two"}
+
+
+@pytest.mark.parametrize("columns", [None, ("text",)])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "glob", "save_to_disk", "text", "documents"])
+def test_hash_while_reading_is_the_hash_of_the_files(kind: str, columns: tuple[str, ...] | None, work: Path) -> None:
+    options = RowOptions(unit_bytes=100, columns=columns)
+    if kind == "documents":
+        source = write_text(work, "one")
+        options = RowOptions(text="document", columns=columns)
+    else:
+        source = SOURCES[kind](work, "one")
+    rows = open_rows(source, options)
+    for unit in rows.units(3):
+        found = SourceHash(rows.reading)
+        assert sum(table.num_rows for table in read_unit(rows.reading, unit, block_bytes=16, hashed=found))
+        names = [name_of_span(unit, rows.reading, number) for number in range(len(unit.spans))]
+        assert hash_unit(rows.reading, unit, names.__getitem__, lambda size: None) == found.hexdigest() != ""
+
+
+def test_hash_of_dictionary_columns_has_their_values(work: Path) -> None:
+    hashes = []
+    for word in ("one", "two"):
+        table = pa.table({"text": pa.array(values(word)).dictionary_encode()})
+        with pa.ipc.new_stream(str(work / "x.arrow"), table.schema) as writer:
+            writer.write_table(table)
+        rows = open_rows(str(work / "x.arrow"))
+        (unit,) = rows.units(1)
+        hashes.append(hash_unit(rows.reading, unit, str, lambda size: None))
+    assert hashes[0] != hashes[1]

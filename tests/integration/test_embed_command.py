@@ -333,12 +333,12 @@ CUT = """
 import os, signal, sys
 from brim.state.ledger import Ledger
 plain = Ledger.finish
-def finish(self, receipts):
+def finish(self, receipts, *more):
     if self.path.parent.name.startswith(".emb"):  # the file has its name, and the ledger does not say so
         if "kill" in os.environ["CUT"]:
             os.kill(os.getpid(), signal.SIGKILL)
         raise OSError(28, os.strerror(28))
-    return plain(self, receipts)
+    return plain(self, receipts, *more)
 Ledger.finish = finish
 sys.argv = ["brim", *sys.argv[1:]]
 from brim.cli import main

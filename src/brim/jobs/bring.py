@@ -28,7 +28,7 @@ from brim.records import dataclass
 from brim.schedule.scheduler import Bring, Listed, Retries, Task, TaskQueue, run
 from brim.schedule.threads import Dropped, ThreadBackend
 from brim.sizes import format_size
-from brim.state.ledger import JobRecord, Lazy, Ledger, Piece, Receipt, finished_ledger
+from brim.state.ledger import JobRecord, Lazy, Ledger, Piece, Receipt, SourceRecord, finished_ledger, source_line
 from brim.state.record_log import records_of
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop
@@ -75,6 +75,8 @@ class RunOptions:
     executor: RayBringing | None = None  # None: threads of this process
     waiting_card: CardMaker | None = None  # while it goes on, instead of one that says that it is unfinished
     builds_on: Sequence[Piece] | None = None  # what must still be there when it is published
+    source: SourceRecord | None = None  # what a computed job has read
+    published_source: SourceRecord | None = None  # the same, as it is published
 
 
 class Run:
@@ -367,7 +369,7 @@ class Run:
         )
         for name in sorted(self.ledger.receipts.keys() - self._names):
             self.ledger.forget(name)
-        self.ledger.finish(receipts)
+        self.ledger.finish(receipts, self.options.source)
         return receipts
 
     def _facts(self, receipts: Iterable[Receipt]) -> CardFacts:
@@ -383,7 +385,8 @@ class Run:
                 def of(split: str = split) -> Iterator[Receipt]:
                     return (replace(receipt, mtimes="") for receipt in receipts if receipt.split == split)
 
-                data = finished_ledger(self.ledger.job, of())
+                source = self.options.published_source
+                data = finished_ledger(self.ledger.job, of(), [] if source is None else [source_line(source)])
                 # One that an earlier version published, without listings, is left as it is.
                 if data not in self.options.manifests and (listings := self._listings(split)):
                     data = finished_ledger(self.ledger.job, of(), listings)

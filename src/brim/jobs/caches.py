@@ -24,6 +24,7 @@ from brim.errors import DamageFound, DestinationError, InputError
 from brim.jobs.spec import WriteBadRows
 from brim.outputs.output import MadeShard
 from brim.outputs.rows_file import read_schema
+from brim.plans.fingerprint import digest_json
 from brim.records import dataclass
 from brim.schedule.unit_work import clear_scratch, has_scratch
 from brim.sizes import parse_size
@@ -372,7 +373,10 @@ def read_kept(folder: Path, ledger: Ledger, empty: Callable[[bool], pa.Schema]) 
     receipts = [ledger.receipts[name] for name in sorted(ledger.receipts)]
     files = [folder / receipt.name for receipt in receipts if receipt.rows]
     schema = read_schema(files[0], "arrow") if files else empty(bool(receipts))
-    return Kept(files, schema, ledger.job.fingerprint)
+    fingerprint = ledger.job.fingerprint
+    if ledger.source is not None:  # the same job over other content is another dataset
+        fingerprint = digest_json([fingerprint, *([receipt.key, receipt.source] for receipt in receipts)])
+    return Kept(files, schema, fingerprint)
 
 
 def keep_in_place(folder: Path, receipts: Sequence[Receipt], made: Iterable[MadeShard], units: Ledger) -> None:

@@ -9,7 +9,7 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -24,6 +24,16 @@ from brim.jobs.caches import CacheLayout, Kept, keep_in_place, read_kept
 from brim.jobs.content import ComputedContent, computed_changes, rows_of, without_function
 from brim.jobs.job import ALONE, Built, Computed, Job, built_of
 from brim.jobs.open_store import Books, published, reachable
+from brim.jobs.source_changes import (
+    Comparison,
+    UnitRecord,
+    compare_units,
+    published_record,
+    short_dates,
+    source_record,
+    unit_number,
+    unit_record,
+)
 from brim.memory.limit import cgroups
 from brim.memory.meter import process_bytes
 from brim.outputs.output import CachedRows, Finished, Units, write_bad_rows
@@ -35,7 +45,7 @@ from brim.rows.unit import RowSource
 from brim.schedule.processes import ProcessBackend
 from brim.schedule.unit_work import ComputeOptions, Outcome, UnitShare, UnitWork, compute
 from brim.state.later_sync import boot_here, sync_rest
-from brim.state.ledger import JobRecord, Ledger
+from brim.state.ledger import JobRecord, Ledger, SourceRecord
 from brim.state.stop import Stop
 from brim.stores.bucket_store import clear_units, fetch_unit, units_there
 from brim.stores.destination import HubAddress
@@ -97,8 +107,10 @@ def _adopt(units: Ledger, before: JobRecord, wanted: Wanted) -> None:
         raise _changed("an unfinished job", before, wanted, f"{hint}.")
     receipts = [replace(receipt, job=wanted.fingerprint[:16]) for receipt in units.receipts.values()]
     names = ["types", *(f"bad {what} {receipt.name}" for what in ("rows", "batches") for receipt in receipts)]
-    notes = {name: units.recall(name) for name in names}
+    notes, source = {name: units.recall(name) for name in names}, units.source
     units.begin(JobRecord(wanted.fingerprint, wanted.facts, versions()))
+    if source is not None:
+        units.read_from(source)
     for name, note in notes.items():
         if note is not None:
             units.remember(name, note)
@@ -143,6 +155,7 @@ class Computing:
         try:
             if types and units.recall("types") is None:
                 units.remember("types", types)
+            self._drop_changed(units, everything=False)
             return self._make(units, None, folder, share)
         finally:
             units.close()
@@ -159,6 +172,7 @@ class Computing:
         try:
             if share.units is not None:
                 share.units(units)
+            self._drop_changed(units, everything=share.units is None)
             outcome = self._make(units, carrier, self.layout.units, self._share(share))
             finished = self._finish(outcome, work)
             done = self._deliver(units, outcome, finished, executor)
@@ -185,7 +199,7 @@ class Computing:
 
     def _share(self, share: Share) -> UnitShare:
         there = None if self._units_at is None else units_there(self._units_at)
-        return UnitShare(there=there, trusted=share.units is not None)
+        return UnitShare(there=there)
 
     def _fetch(self, at: BucketAddress, names: Iterable[str]) -> None:
         """Files that lie in a bucket, to where they are put together or sent from."""
@@ -207,7 +221,56 @@ class Computing:
         if ledger.damaged:
             return False
         there = self.layout.holds(ledger)
+        if there is False or not self._reads_the_same(ledger):
+            return False
         return self._is_whole() if there is None else there
+
+    def _reads_the_same(self, ledger: Ledger) -> bool:
+        """Whether the source still has the content that a finished job has read."""
+        recorded, stamp = ledger.source, self.source.stamp
+        if not stamp or (recorded is not None and recorded.stamp == stamp):
+            return True
+        if recorded is None or isinstance(self.layout, CacheLayout):  # `_drop_changed` compares the units of a cache
+            return False
+        found = self._compare(dict(enumerate(recorded.units)))
+        if found.changed or found.units != len(recorded.units):
+            self.books.progress.note("the content of the source has changed: everything is computed again")
+            return False
+        contents = ((number, key, content) for number, (key, _, content) in enumerate(recorded.units))
+        units = tuple((key, short_dates(found.dates[number]), content) for number, key, content in contents)
+        with suppress(OSError):  # a folder that cannot be written to is compared again the next time
+            ledger.read_from(SourceRecord(stamp, units))
+        return True
+
+    def _compare(self, known: Mapping[int, UnitRecord]) -> Comparison:
+        spool = self.layout.units / "spool"
+        return compare_units(self.source, self.step, known, spool, self.books.progress, self.books.stop)
+
+    def _drop_changed(self, units: Ledger, *, everything: bool) -> None:
+        """Forget units whose part of the source has other content since.
+
+        `everything`: all units are forgotten then. The types of the first batch, the numbers of rows and the schema of
+        the source may be others for all of them. The parts of a plan have these from the plan.
+        """
+        stamp = self.source.stamp
+        if not stamp:
+            return
+        if units.job is not None and units.receipts and (units.source is None or units.source.stamp != stamp):
+            receipts = {unit_number(receipt.name): receipt for receipt in units.receipts.values()}
+            found = self._compare({number: unit_record(receipt) for number, receipt in receipts.items()})
+            kept = [replace(receipts[n], mtimes=found.dates[n]) for n in sorted(receipts.keys() - found.changed)]
+            if found.changed:
+                count = len(receipts) if everything else len(found.changed)
+                self.books.progress.note(f"the content of the source has changed: units to compute again: {count:,}")
+            if found.changed and everything:
+                for receipt in receipts.values():
+                    units.forget(receipt.name)
+                units.begin(units.job)
+            else:
+                for number in sorted(found.changed):
+                    units.forget(receipts[number].name)
+                units.add_all(receipt for receipt in kept if units.receipts[receipt.name] != receipt)
+        units.read_from(SourceRecord(stamp))
 
     def _is_whole(self) -> bool:
         """Whether the destination says that it holds what its own receipts say."""
@@ -301,7 +364,16 @@ class Computing:
         content = ComputedContent(self.spec.facts, finished.card, finished.made, here, layout.apart)
         # Whether another job's output may go was settled when this one began.
         another = ledger.job is not None and ledger.job.fingerprint != self.spec.fingerprint
-        built = self.job.bring(content, self.books, ALONE, executor, fresh=self.how.fresh or another)
+        source = source_record(self.source, outcome.receipts)
+        built = self.job.bring(
+            content,
+            self.books,
+            ALONE,
+            executor,
+            fresh=self.how.fresh or another,
+            source=source,
+            published_source=published_record(self.source, source),
+        )
         return Computed(built, outcome, quarantine, finished.counts)
 
     def _as_it_is(self, ledger: Ledger) -> Built:

@@ -29,7 +29,7 @@ from brim.records import dataclass
 from brim.schedule.scheduler import Scaling
 from brim.schedule.unit_work import Outcome
 from brim.sizes import format_size, plural
-from brim.state.ledger import Receipt
+from brim.state.ledger import Receipt, SourceRecord
 from brim.stores.destination import HubAddress, HubOptions
 from brim.stores.hub_store import HubStore
 from brim.stores.store import CardMaker, Moved, SendingRoom
@@ -227,9 +227,20 @@ class Job:
         return RayBringing(cluster, sight, need, self.limit.bytes, spec.how.workers)
 
     def bring(
-        self, content: Content, books: Books, share: Share, executor: RayBringing | None, *, fresh: bool | None = None
+        self,
+        content: Content,
+        books: Books,
+        share: Share,
+        executor: RayBringing | None,
+        *,
+        fresh: bool | None = None,
+        source: SourceRecord | None = None,
+        published_source: SourceRecord | None = None,
     ) -> Built:
-        """Bring what is missing at the destination, and publish it unless others share it."""
+        """Bring what is missing at the destination, and publish it unless others share it.
+
+        `source` is what a computed job has read.
+        """
         spec, how = self.spec, self.spec.how
         workers, free_bytes = self._room()
         fresh = how.fresh if fresh is None else fresh
@@ -261,6 +272,8 @@ class Job:
                 executor=executor,
                 waiting_card=None if base is None else _waiting_card(base, how.hub),
                 builds_on=None if base is None else [r.piece for of in base.receipts.values() for r in of],
+                source=source,
+                published_source=published_source,
             )
             run = Run(content, at.store, books.ledger, options, books.progress, books.stop)
             receipts = run.run()

@@ -32,7 +32,7 @@ from brim.progress import Progress, Silent
 from brim.records import dataclass
 from brim.schedule.unit_work import Outcome, UnitShare
 from brim.state.durable import failures, sha256_of, write_whole
-from brim.state.ledger import Ledger, Receipt
+from brim.state.ledger import Ledger, Receipt, SourceRecord
 from brim.state.retry import interrupted_by
 from brim.state.stop import stoppable
 from brim.steps.step import Settles
@@ -224,12 +224,16 @@ class SavedComputation:
         folder = self.job.spec.layout.units
         if self.plan.types and units.recall("types") is None:
             units.remember("types", self.plan.types)
+        stamps = set()
         for part, ledger in self.receipts.ledgers():
+            stamps.add("" if ledger.source is None else ledger.source.stamp)
             for receipt in ledger.receipts.values():
                 here = folder / receipt.name
                 taken = units.receipts.get(receipt.name) == receipt and here.exists()
                 if not taken or sha256_of(here, lambda _: None) != receipt.sha256:
                     self._take(part, ledger, receipt, units, folder)
+        if len(stamps) == 1 and units.source is None:  # with other dates here, the content is compared
+            units.read_from(SourceRecord(stamps.pop()))
 
     def _take(self, part: Part, ledger: Ledger, receipt: Receipt, units: Ledger, folder: Path) -> None:
         self.receipts.bring(part, receipt.name, folder, receipt.sha256)

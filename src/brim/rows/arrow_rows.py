@@ -183,8 +183,13 @@ class ArrowFile:
                 yield place, rows, end - place
             place = end
 
-    def read(self, start: int, end: int, near: tuple[int, int, int] | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows from `start` up to `end`. `near` is what `Span.batches` says."""
+    def read(
+        self, start: int, end: int, near: tuple[int, int, int] | None = None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The batches that hold rows from `start` up to `end`, uncut, each with the number of its first row.
+
+        `near` is what `Span.batches` says.
+        """
         decode = self._decoder() if self.has_dictionaries else None
         first, begin = 0, None
         if near is not None and decode is None:
@@ -199,8 +204,7 @@ class ArrowFile:
             elif wanted:
                 batch = self._batch(place, size)
             if batch is not None and wanted and rows:
-                low, high = max(start - first, 0), min(end - first, rows)
-                yield batch if high - low == rows else batch.slice(low, high - low)
+                yield first, batch
             first += rows
             if first >= end:
                 return  # without a look at the header of the next
@@ -229,6 +233,12 @@ class ArrowFile:
             return decode(number)
         except (pa.ArrowException, OSError) as error:
             raise self._broken(place, f"a batch is damaged ({error})") from error
+
+
+def rows_between(batch: pa.RecordBatch, first: int, start: int, end: int) -> pa.RecordBatch:
+    """The rows from `start` up to `end` of a batch whose first row is number `first`."""
+    low, high = max(start - first, 0), min(end - first, batch.num_rows)
+    return batch if high - low == batch.num_rows else batch.slice(low, high - low)
 
 
 def _header(view: Any) -> tuple[int, int, int]:

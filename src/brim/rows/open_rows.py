@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import os
 import tempfile
@@ -281,6 +282,7 @@ class Rows:
     files: FileSet | None = None
     table: FileTable | None = None
     notes: tuple[str, ...] = ()
+    stamp: str = ""
 
     def units(
         self, align: int, *, indices: bool = False, spool: Path | None = None, skip: Skip = never
@@ -327,7 +329,7 @@ def _chosen(source: Any, options: RowOptions) -> RowSource:
 
     facts = {**whole.facts, "options": options.facts}
     rows = _spooled(whole.name, tables, schema, facts, None, options, unreadable)
-    rows.notes = whole.notes
+    rows.notes, rows.stamp = whole.notes, whole.stamp
     return rows
 
 
@@ -345,7 +347,7 @@ def _opened(source: Any, options: RowOptions) -> RowSource:
         chosen = SelectedRows(table, options.split, name)
         facts = {**chosen.facts, "options": options.facts}
         rows = _spooled(name, chosen.tables, chosen.schema, facts, len(chosen), options)
-        rows.table = table
+        rows.table, rows.stamp = table, _stamp(table.files.on_disk)
         return rows
     library = type(source).__module__.split(".")[0]
     if options.split is not None and not (library == "datasets" and isinstance(source, dict)):
@@ -396,7 +398,7 @@ def _open_files(sources: list[str], options: RowOptions) -> RowSource:
         "digest": found.digest(),
         "options": options.facts,
     }
-    reading: dict[str, Any] = {"root": found.files.root, **found.options}
+    reading: dict[str, Any] = {"root": found.files.root, "hashed": True, **found.options}
     if found.kind == "csv":
         reading["delimiter"] = found.delimiter
     if found.codec:
@@ -413,7 +415,7 @@ def _open_files(sources: list[str], options: RowOptions) -> RowSource:
             raise InputError(f"{shown!r} cannot be read: {reason(error)}.", path=shown) from error
         schema = _with_partitions(schema, found, reading)
         rows = _open_text(name, found, schema, facts, reading, options)
-    rows.files = found.files
+    rows.files, rows.stamp = found.files, _stamp(found.files)
     if found.empty:
         others = f" and {len(found.empty) - 1:,} more" if len(found.empty) > 1 else ""
         rows.notes = (f"left out files that are empty: {found.empty[0]}{others}",)
@@ -426,6 +428,16 @@ def _with_partitions(schema: pa.Schema, found: RowFiles, reading: dict[str, Any]
     if fields:
         reading["partitions"] = [field.name for field in fields]
     return pa.schema([*schema, *fields], schema.metadata) if fields else schema
+
+
+def _stamp(files: FileSet) -> str:
+    """A digest of the sizes and dates (or ETags) of files."""
+    digest = hashlib.sha256()
+    for numbers in (files.sizes, files.mtimes_ns):
+        digest.update(np.ascontiguousarray(numbers).tobytes())
+    for remote in files.remotes.values():
+        digest.update(remote.etag.encode())
+    return digest.hexdigest()[:32]
 
 
 def _open_text(

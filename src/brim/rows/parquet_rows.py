@@ -79,7 +79,7 @@ class ParquetRows:
     def expect(self, groups: list[int], columns: list[str] | None) -> None:
         """These row groups will be read in order."""
         if self._columns is not None:
-            self._columns.expect([_ranges(self.metadata.row_group(number), columns) for number in groups])
+            self._columns.expect([column_ranges(self.metadata.row_group(number), columns) for number in groups])
 
     def batches(self, group: int, rows: int, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
         if self._columns is not None:
@@ -87,7 +87,7 @@ class ParquetRows:
         yield from self._file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
 
 
-def _ranges(group: Any, columns: list[str] | None) -> list[tuple[int, int]]:
+def column_ranges(group: Any, columns: list[str] | None) -> list[tuple[int, int]]:
     """Where the columns of a row group lie, in the order of the file."""
     found = []
     for number in range(group.num_columns):

@@ -19,6 +19,7 @@ from brim.rows.cut_text import BOM, RowScanner, blocks, csv_header
 from brim.rows.open_files import AnyFile, FileContent, RemotePlace, head_of, looked_into
 from brim.rows.python_rows import table_of
 from brim.rows.schemas import TypesDiffer, cast, merged, unify
+from brim.rows.source_hash import SourceHash
 from brim.rows.unit import Kind, Span
 from brim.rows.unreadable import OnUnreadable, UnreadableRow
 from brim.sources.exact_values import CHANGES_AS_NUMBER, load_row, may_differ
@@ -86,6 +87,7 @@ class TextReader:
         shown: str,
         block_bytes: int,
         lines_before: int | None = None,
+        hashed: SourceHash | None = None,
     ) -> Iterator[pa.Table]:
         """The rows of a span of a file, whose content from the span's start on is given.
 
@@ -95,9 +97,13 @@ class TextReader:
         if span.kind == "csv":
             names, end = self._header(file, content, span, shown)
             start = max(start, end)
+            if hashed is not None:
+                hashed.add_names(names)
         whole = Span(span.path, span.kind, start, span.end)
         lines = LineCounter(file, lines_before)
         for place, block in row_blocks(content, whole, shown, block_bytes, self.delimiter):
+            if hashed is not None:
+                hashed.update(block)
             table = self.parse(span.kind, block, names, Place(file, shown, place, lines))
             if table is not None:
                 yield table

@@ -16,12 +16,13 @@ import pyarrow as pa
 from brim.buckets.bucket_address import is_bucket_address
 from brim.cuts import row_bytes as sizes_of_rows
 from brim.errors import BrimError, InputError
-from brim.rows.arrow_rows import ArrowFile
+from brim.rows.arrow_rows import ArrowFile, rows_between
 from brim.rows.cut_text import count_rows, end_of_row
-from brim.rows.open_files import AnyFile, RemotePlace, Spans, as_arrow_file, located, streamed
+from brim.rows.open_files import AnyFile, RemotePlace, Spans, located, streamed
 from brim.rows.parquet_rows import ParquetRows, parquet_file
 from brim.rows.read_text import TextReader, too_far
 from brim.rows.schemas import TypesDiffer, cast, merged
+from brim.rows.source_hash import SourceHash, read_document, stored_columns
 from brim.rows.unit import Reading, Span, Unit, check_unchanged
 from brim.rows.unreadable import OnUnreadable, UnreadableRow
 from brim.sources.hive_partitions import partition_array
@@ -30,18 +31,27 @@ from brim.state.durable import reason
 _MOST_ROWS = 8192
 
 
-def read_arrow(file: AnyFile, span: Span, shown: str, columns: list[str] | None) -> Iterator[pa.Table]:
+def read_arrow(
+    file: AnyFile, span: Span, shown: str, columns: list[str] | None, hashed: SourceHash | None = None
+) -> Iterator[pa.Table]:
     opened = ArrowFile(file, shown)
     try:
-        for batch in opened.read(span.start, span.end, span.batches):
-            table = pa.Table.from_batches([batch])
+        for first, batch in opened.read(span.start, span.end, span.batches):
+            if hashed is not None:
+                hashed.add_batch(batch, columns)
+            table = pa.Table.from_batches([rows_between(batch, first, span.start, span.end)])
             yield table if columns is None else table.select([name for name in columns if name in table.column_names])
     finally:
         opened.close()
 
 
 def read_parquet(
-    file: AnyFile, span: Span, shown: str, columns: list[str] | None, block_bytes: int
+    file: AnyFile,
+    span: Span,
+    shown: str,
+    columns: list[str] | None,
+    block_bytes: int,
+    hashed: SourceHash | None = None,
 ) -> Iterator[pa.Table]:
     try:
         with parquet_file(file) as opened:
@@ -56,6 +66,8 @@ def read_parquet(
             opened.expect([number for number, _, _ in wanted], columns)
             for number, first, batch_rows in wanted:
                 yield from _group(opened, number, first, span, batch_rows, columns)
+                if hashed is not None:  # its bytes are in the page cache now
+                    hashed.add_row_group(file, opened, number, columns)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).replace(str(file), shown).split("\n")[0].rstrip(".")
         raise InputError(
@@ -80,11 +92,16 @@ BLOCK_BYTES = 1 << 20
 
 
 def read_unit(
-    reading: Reading, unit: Unit, block_bytes: int = BLOCK_BYTES, on_unreadable: OnUnreadable | None = None
+    reading: Reading,
+    unit: Unit,
+    block_bytes: int = BLOCK_BYTES,
+    on_unreadable: OnUnreadable | None = None,
+    hashed: SourceHash | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of a unit, in order. A file that is not what it was is SourceChanged, before or after it is read.
 
-    With `on_unreadable`, rows of text that cannot be read are left out and reported, and are no error.
+    With `on_unreadable`, rows of text that cannot be read are left out and reported, and are no error. `hashed` gets
+    all source bytes of the unit, once all rows are read.
     """
     schema = pa.ipc.read_schema(pa.py_buffer(reading.schema))
     if reading.columns is not None:
@@ -95,11 +112,12 @@ def read_unit(
     ahead = _ahead(reading, unit)
     try:
         for number, span in enumerate(unit.spans):
-            shown = _shown(unit, reading, number)
+            shown = name_of_span(unit, reading, number)
             check_unchanged(unit, number, shown)
             try:
                 lines_before = unit.origins[number][2] if unit.origins else None
-                for table in _tables(span, shown, reading, text, block_bytes, ahead, lines_before, on_unreadable):
+                tables = _tables(span, shown, reading, text, block_bytes, ahead, lines_before, on_unreadable, hashed)
+                for table in tables:
                     for field in partitions:
                         table = table.append_column(field, partition_array(shown, field, table.num_rows))
                     schema = _wide(schema, table, shown)
@@ -125,7 +143,7 @@ def _ahead(reading: Reading, unit: Unit) -> Spans | None:
     """The bytes of text objects, on their way before their turn comes."""
     parts = []
     for number, span in enumerate(unit.spans):
-        file = located(span, _shown(unit, reading, number), reading.options)
+        file = located(span, name_of_span(unit, reading, number), reading.options)
         if not isinstance(file, RemotePlace) or span.kind in ("parquet", "arrow"):
             return None
         parts.append((file, span.start, span.end))
@@ -141,30 +159,23 @@ def _tables(
     ahead: Spans | None,
     lines_before: int | None,
     on_unreadable: OnUnreadable | None,
+    hashed: SourceHash | None,
 ) -> Iterator[pa.Table]:
     file = located(span, shown, reading.options)
     if span.kind == "document":
-        table = _document(file, shown, reading, ahead, text.rows, on_unreadable)
+        table = _document(file, shown, reading, ahead, text.rows, on_unreadable, hashed)
         text.rows += 1
         if table is not None:
             yield table
     elif span.kind == "parquet":
-        yield from read_parquet(file, span, shown, _stored(reading), block_bytes)
+        yield from read_parquet(file, span, shown, stored_columns(reading), block_bytes, hashed)
     elif span.kind == "arrow":
         renamed = {old: new for new, old in reading.options.get("stored", {}).items()}
-        for table in read_arrow(file, span, shown, _stored(reading)):
+        for table in read_arrow(file, span, shown, stored_columns(reading), hashed):
             yield table.rename_columns([renamed.get(n, n) for n in table.column_names]) if renamed else table
     else:
         with streamed(file, span.start, span.end, ahead) as content:
-            yield from text.read(file, content, span, shown, block_bytes, lines_before)
-
-
-def _stored(reading: Reading) -> list[str] | None:
-    """The columns to read, by the names that the files have for them."""
-    stored = reading.options.get("stored", {})
-    if reading.columns is None:
-        return list(stored.values()) or None
-    return [stored.get(name, name) for name in reading.columns]
+            yield from text.read(file, content, span, shown, block_bytes, lines_before, hashed)
 
 
 def _wide(schema: pa.Schema, table: pa.Table, shown: str) -> pa.Schema:
@@ -181,13 +192,14 @@ def _document(
     ahead: Spans | None,
     offset: int,
     on_unreadable: OnUnreadable | None,
+    hashed: SourceHash | None,
 ) -> pa.Table | None:
     """A file as one row; None if it is left out."""
     wanted = ("text", "path") if reading.columns is None else reading.columns
-    codec = reading.options.get("codec")
     try:
-        with as_arrow_file(file, ahead) as opened:
-            raw = (pa.CompressedInputStream(opened, codec) if codec else opened).read()
+        raw = read_document(file, reading, ahead)
+        if hashed is not None:
+            hashed.update(raw)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{shown!r} cannot be read: {error}.", hint="Is the file whole?") from error
     try:
@@ -204,7 +216,7 @@ def _document(
     return table.select(list(wanted))
 
 
-def _shown(unit: Unit, reading: Reading, number: int) -> str:
+def name_of_span(unit: Unit, reading: Reading, number: int) -> str:
     if unit.origins:
         return unit.origins[number][0]
     root = reading.options.get("root")
@@ -291,7 +303,7 @@ def _where(unit: Unit, reading: Reading, offset: int) -> str:
     left = offset
     delimiter = str(reading.options.get("delimiter", ","))
     for number, span in enumerate(unit.spans):
-        shown = _shown(unit, reading, number)
+        shown = name_of_span(unit, reading, number)
         file = located(span, shown, reading.options)
         if span.kind == "document":
             own = 1

@@ -88,6 +88,7 @@ class RowSource(Protocol):
     total_bytes: int | None  # None where nobody can tell before the end
     total_rows: int | None
     files: FileSet | None  # that the rows are in, where there are any
+    stamp: str  # digest of the dates (or ETags) of the files that are read; empty where there are none
     table: FileTable | None  # whose rows these are, where they were chosen from a dataset
     notes: tuple[str, ...]  # what a user should know of the source
 

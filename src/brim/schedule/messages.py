@@ -125,7 +125,7 @@ class Done:
     `bad_batches` of them are batches that failed as a whole, of `bad_batch_rows` rows.
 
     `encoder` did it, where a step has several; `differed` tells why it was not the fast one. `changes` is what a
-    callable object has changed in itself, pickled.
+    callable object has changed in itself, pickled. `source` is the SHA-256 of the source bytes that were read.
     """
 
     rows: int
@@ -138,6 +138,7 @@ class Done:
     changes: bytes = b""
     bad_batches: int = 0
     bad_batch_rows: int = 0
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

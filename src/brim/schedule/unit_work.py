@@ -97,7 +97,6 @@ class UnitShare:
     count: int = 1
     kept: Callable[[str], None] = lambda name: None  # what else has to be done with a file before its receipt
     there: Callable[[Receipt], bool] | None = None  # whether the file of a receipt is where others find it
-    trusted: bool = False  # receipts are those of machines on which the dates of files are others
 
     def has(self, unit: int) -> bool:
         return unit % self.count == self.number - 1
@@ -277,8 +276,7 @@ class UnitReceipts:
         receipt = self._ledger.receipts.get(self._name(unit.number))
         if receipt is None:
             return False
-        dates = unit.mtimes if not self._share.trusted else receipt.mtimes
-        if not self.has(unit.number) or (receipt.key, receipt.mtimes) != (unit.key, dates):
+        if not self.has(unit.number) or (receipt.key, receipt.mtimes) != (unit.key, unit.mtimes):
             if unit.spooled and not all(os.path.exists(span.path) for span in unit.spans):
                 raise SourceChanged(
                     f"The source gives other rows than in the run that is continued (unit {unit.number}).",
@@ -329,7 +327,8 @@ class UnitReceipts:
 
     def _receipt(self, unit: Unit, done: Done, boot: str) -> Receipt:
         name = self._name(unit.number)
-        return Receipt(name, "", done.rows, done.size, done.sha256, unit.key, unit.mtimes, self._job, boot=boot)
+        made = (done.rows, done.size, done.sha256)
+        return Receipt(name, "", *made, unit.key, unit.mtimes, self._job, boot=boot, source=done.source)
 
     def sync_rest(self) -> None:
         """Make those last that count in this boot alone."""

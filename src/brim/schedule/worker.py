@@ -114,6 +114,7 @@ class Worker:
     def __init__(self, setup: Any, connection: Connection, job: Path) -> None:
         self.setup, self.connection, self._job = setup, connection, job
         self._told = self._weighed = 0.0
+        self._source_hash: Any = None  # of the unit under way
         self._begun: tuple[Any, int, _Bad, Iterator[Any]] | None = None  # a unit whose first batch was looked at
         with open(job / setup.gate, "rb") as file:
             self._gate = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
@@ -193,7 +194,9 @@ class Worker:
             held = process_bytes(os.getpid())
         told = (step.encoder, step.differed) if isinstance(step, Encodes) else ("", "")
         changes = step.changes() if isinstance(step, Changes) else b""
-        self.connection.send(Done(rows, size, sha256, held, bad.left_out, *told, changes, bad.batches, bad.batch_rows))
+        source = "" if self._source_hash is None else self._source_hash.hexdigest()
+        batches = (bad.batches, bad.batch_rows)
+        self.connection.send(Done(rows, size, sha256, held, bad.left_out, *told, changes, *batches, source))
 
     def _probe(self, order: Any) -> None:
         """The types of the first batch. It is not done twice: the unit goes on from there."""
@@ -214,6 +217,10 @@ class Worker:
         begun, self._begun = self._begun, None
         if begun is not None and begun[:2] == (order.unit, order.pieces):
             return begun[2:]
+        from brim.rows.source_hash import SourceHash
+
+        reading = self.setup.reading
+        self._source_hash = SourceHash(reading) if reading.options.get("hashed") and not order.unit.spooled else None
         path = self._job / self.setup.folder / f"{order.unit.number:08d}.bad.arrow"
         bad = _Bad(path, order.unit.number, order.unit.first_row, keeps=self.setup.on_error == "quarantine")
         return bad, self._results(order, bad)
@@ -240,7 +247,8 @@ class Worker:
         if partial is not None:
             yield from partial.results()
         offset = seen = 0
-        tables = read_unit(self.setup.reading, unit, on_unreadable=self._on_unreadable(unit, bad))
+        on_unreadable = self._on_unreadable(unit, bad)
+        tables = read_unit(self.setup.reading, unit, on_unreadable=on_unreadable, hashed=self._source_hash)
         for table in cut_batches(tables, step.batch_rows, step.batch_bytes):
             if offset < done_rows:
                 offset += table.num_rows

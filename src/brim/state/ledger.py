@@ -54,6 +54,7 @@ class Receipt:
     staged_at: int = 0  # when it was sent to where it is safe only for some hours; 0: it is where it belongs
     etag: str = ""  # what a bucket calls its content
     boot: str = ""  # the boot in which its file was written, if it was not synced since
+    source: str = ""  # of a unit: SHA-256 of the source bytes that it read
 
     @property
     def piece(self) -> Piece:
@@ -101,9 +102,9 @@ def totals(receipts: Iterable[Receipt]) -> dict[str, Total]:
     return found
 
 
-# Rows, size, when it was staged, which split and job; two hashes; the length of the digest of dates, which follows with
-# the ETag.
-_PACKED = struct.Struct("<qqqI32s32sB")
+# Rows, size, when it was staged, which split and job; two hashes; the lengths of the digest of dates and of the hash of
+# the source, which follow with the ETag.
+_PACKED = struct.Struct("<qqqI32s32sBB")
 _SHARED_AT = struct.calcsize("<qqq")
 
 
@@ -119,11 +120,11 @@ class PackedReceipts(MutableMapping[str, Receipt]):
         packed = self._packed[name]
         if isinstance(packed, Receipt):
             return packed
-        rows, size, staged_at, shared, sha256, key, length = _PACKED.unpack_from(packed)
+        rows, size, staged_at, shared, sha256, key, dates_end, source_length = _PACKED.unpack_from(packed)
         split, job = self._pairs[shared]
-        rest = packed[_PACKED.size :]
-        dates, etag = rest[:length].hex(), rest[length:].decode()
-        return Receipt(name, split, rows, size, sha256.hex(), key.hex(), dates, job, staged_at, etag)
+        rest, source_end = packed[_PACKED.size :], dates_end + source_length
+        dates, source, etag = rest[:dates_end].hex(), rest[dates_end:source_end].hex(), rest[source_end:].decode()
+        return Receipt(name, split, rows, size, sha256.hex(), key.hex(), dates, job, staged_at, etag, source=source)
 
     def __setitem__(self, name: str, receipt: Receipt) -> None:
         self._packed[name] = self._pack(receipt)
@@ -132,7 +133,7 @@ class PackedReceipts(MutableMapping[str, Receipt]):
         """A receipt with other texts than hashes stays what it is."""
         if receipt.boot:
             return receipt
-        texts = (receipt.sha256, receipt.key, receipt.mtimes)
+        texts = (receipt.sha256, receipt.key, receipt.mtimes, receipt.source)
         try:
             hashes = [bytes.fromhex(text) for text in texts]
             if len(hashes[0]) != 32 or len(hashes[1]) != 32 or [h.hex() for h in hashes] != [*texts]:
@@ -141,8 +142,9 @@ class PackedReceipts(MutableMapping[str, Receipt]):
             shared = self._shared.setdefault(pair, len(self._pairs))
             if shared == len(self._pairs):
                 self._pairs.append(pair)
-            numbers = (receipt.rows, receipt.size, receipt.staged_at, shared, *hashes[:2], len(hashes[2]))
-            return _PACKED.pack(*numbers) + hashes[2] + receipt.etag.encode()
+            numbers = (receipt.rows, receipt.size, receipt.staged_at, shared, *hashes[:2])
+            lengths = (len(hashes[2]), len(hashes[3]))
+            return _PACKED.pack(*numbers, *lengths) + hashes[2] + hashes[3] + receipt.etag.encode()
         except (TypeError, ValueError, struct.error):
             return receipt
 
@@ -197,6 +199,18 @@ class JobRecord:
     left_out: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """The source that a computed job has read, to find out later whether its content has changed.
+
+    `stamp` is a digest of the dates (or ETags) of all files. `units` has the key, the dates and the hash of the source
+    bytes of each unit, where no receipt of the ledger is one of a unit.
+    """
+
+    stamp: str
+    units: tuple[tuple[str, str, str], ...] = ()
+
+
 class Ledger:
     """The receipts of one destination. `job` is the last one begun, `done` whether it was finished, `for_now` whether
     that holds until the machine stops; `broken` is the number of a line that is damaged, where none can be (a finished
@@ -233,6 +247,7 @@ class Ledger:
     def _read(self, records: Iterable[dict[str, Any]]) -> None:
         self.job: JobRecord | None = None
         self.done = self.for_now = False
+        self.source: SourceRecord | None = None  # of a computed job
         self.receipts = PackedReceipts()
         self.former: dict[str, Receipt] = {}  # by key: shards that were written here and have no receipt any more
         self._former_names: set[str] = set()
@@ -287,7 +302,10 @@ class Ledger:
         if kind == "job":
             self.job = JobRecord(**{**record, "left_out": tuple(record.get("left_out", ()))})
             self.done = self.for_now = False
-            self._notes = {}
+            self._notes, self.source = {}, None
+        elif kind == "source":
+            key_dates_hash = [(str(key), str(dates), str(content)) for key, dates, content in record["units"]]
+            self.source = SourceRecord(str(record["stamp"]), tuple(key_dates_hash))
         elif kind == "shard":
             receipt = Receipt(**record)
             if not _stays_inside(receipt):
@@ -377,12 +395,20 @@ class Ledger:
     def recall(self, name: str) -> Any:
         return self._notes.get(name)
 
-    def finish(self, receipts: Iterable[Receipt]) -> None:
-        """Write the ledger again: the job and its receipts in order, and that it is done."""
+    def read_from(self, source: SourceRecord) -> None:
+        """Record the source that the job reads."""
+        if source != self.source:
+            self._append(source_line(source))
+
+    def finish(self, receipts: Iterable[Receipt], source: SourceRecord | None = None) -> None:
+        """Write the ledger again: the job and its receipts in order, the source it has read, and that it is done."""
         if self.job is None:
             raise ValueError("no job has begun")
         self.close()
-        write_whole(self.path, finished_lines(self.job, receipts))
+        self.source = source or self.source
+        write_whole(
+            self.path, finished_lines(self.job, receipts, [] if self.source is None else [source_line(self.source)])
+        )
         self.done, self.for_now, self.damaged = True, False, {}
 
     def finish_for_now(self, receipts: Iterable[Receipt], boot: str) -> None:
@@ -424,13 +450,19 @@ def finished_lines(job: JobRecord, receipts: Iterable[Receipt], more: Iterable[d
     yield _encode({"type": "done"})
 
 
+def source_line(source: SourceRecord) -> dict[str, Any]:
+    return {"type": "source", **asdict(source)}
+
+
 def _record_of(receipt: Receipt) -> dict[str, Any]:
     return {"type": "shard", **{name: getattr(receipt, name) for name in _FIELDS}}
 
 
 def _written(record: dict[str, Any]) -> dict[str, Any]:
     """What most receipts have nothing to say of is left out."""
-    return {name: value for name, value in record.items() if name not in ("staged_at", "etag", "boot") or value}
+    return {
+        name: value for name, value in record.items() if name not in ("staged_at", "etag", "boot", "source") or value
+    }
 
 
 def _encode(record: dict[str, Any]) -> bytes:
