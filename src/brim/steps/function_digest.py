@@ -2,7 +2,9 @@
 
 It covers the bytecode with its constants, defaults, closure values, and the globals that are used: functions and
 classes of the user's own modules all the way down, plain values and arrays by content, libraries by name and
-version. It does not cover file names, line numbers, or data that a function reads from elsewhere when it runs.
+version. `a.b.f` is followed through modules to `f`; a module that is held as a value counts as a whole. It does not
+cover file names, line numbers, modules that are imported by a name made at run time (`importlib`), or data that a
+function reads from elsewhere when it runs (files, environment variables).
 Bytecode belongs to a version of Python: another one gives another fingerprint.
 """
 
@@ -13,18 +15,18 @@ import enum
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
+import inspect
 import json
 import logging
 import os
 import re
 import sys
-import sysconfig
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from brim.records import dataclass
+from brim.steps.module_source import UsedSource, is_installed, own_file, resolve_import
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _BUILTIN_CALLS = (
@@ -84,7 +86,7 @@ class _Hasher:
         if isinstance(value, types.CodeType):
             return self._code(value)
         if isinstance(value, types.ModuleType):
-            return [b"module", _library(value.__name__)]
+            return self._module(value)
         if isinstance(value, type):
             return self._class(value)
         if type(value) in (list, tuple):
@@ -166,20 +168,35 @@ class _Hasher:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             yield name.encode()
             try:
-                yield self.digest(cell.cell_contents)
+                content = cell.cell_contents
             except ValueError:
                 yield b"empty"
+                continue
+            if not _is_own_module(content):  # what is used of one's own modules is followed below
+                yield self.digest(content)
         if not _is_library(function.__module__):
-            for name, value in _globals_used(function):
+            for name, value in _values_used(function):
                 yield name.encode()
-                yield self._named(function.__code__, value)
+                yield self.digest(value)
+            for name, code in _imports_used(function):
+                yield name.encode()
+                yield b"" if code is None else self.digest(code)
 
-    def _named(self, code: types.CodeType, value: Any) -> bytes:
-        """A global. Of a module of the user's own, what the code may take from it counts."""
-        if not isinstance(value, types.ModuleType) or _is_library(value.__name__):
-            return self.digest(value)
-        used = sorted(name for name in _names(code) if name in vars(value))
-        return _hash(b"module", *(name.encode() + self.digest(vars(value)[name]) for name in used))
+    def _module(self, module: types.ModuleType) -> Iterator[bytes]:
+        """A module that is held as a value: any of its functions may be used."""
+        yield b"module"
+        yield _library(module.__name__)
+        if not _is_own_module(module):
+            return
+        try:
+            source = inspect.getsource(module)
+            yield self.digest(compile(source, "module", "exec", dont_inherit=True))
+        except (OSError, TypeError, SyntaxError, ValueError):
+            pass  # it has no file
+        for name, value in sorted(vars(module).items()):
+            if isinstance(value, types.FunctionType | type) and value.__module__ == module.__name__:
+                yield name.encode()
+                yield self.digest(value)
 
     def _code(self, code: types.CodeType) -> Iterator[bytes]:
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
@@ -245,56 +262,72 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(const)
 
 
-def _names(code: types.CodeType) -> set[str]:
-    return {name for inner in _codes(code) for name in inner.co_names}
+def _is_own_module(value: Any) -> bool:
+    return isinstance(value, types.ModuleType) and not _is_library(value.__name__)
 
 
-def _globals_used(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """The globals that a function loads, and the modules that it imports, by name."""
+_MISSING = "a name that is not there"
+
+
+def _values_used(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """What a function takes from globals and from variables around it, by the names it is reached by.
+
+    `a.b.f` is followed through one's own modules as far as they go: its value is `f`, or `a.b` if the module itself is
+    used for something else.
+    """
+    around = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     found: dict[str, Any] = {}
     for code in _codes(function.__code__):
-        for step in dis.get_instructions(code):
-            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in function.__globals__:
-                found[step.argval] = function.__globals__[step.argval]
-            elif step.opname == "IMPORT_NAME" and step.argval:
-                found[f"import {step.argval}"] = _imported(step.argval)
+        steps = list(dis.get_instructions(code))
+        for number, step in enumerate(steps):
+            name = step.argval
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and name in function.__globals__:
+                value = function.__globals__[name]
+            elif step.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF") and name in around:
+                try:
+                    value = around[name].cell_contents
+                except ValueError:
+                    continue
+                if not _is_own_module(value):
+                    continue  # the closure has it
+            else:
+                continue
+            for following in steps[number + 1 :]:
+                if following.opname not in ("LOAD_ATTR", "LOAD_METHOD") or not _is_own_module(value):
+                    break
+                name = f"{name}.{following.argval}"
+                value = vars(value).get(following.argval, _MISSING)
+            found[name] = value
     return sorted(found.items(), key=lambda item: item[0])
 
 
-def _imported(name: str) -> Any:
-    """A module that a function imports when it runs: a library's version, or the code of one's own.
+def _imports_used(function: types.FunctionType) -> list[tuple[str, types.CodeType | None]]:
+    """What a function imports when it runs: libraries with their version, the code of one's own modules.
 
-    Whether it has been imported already must not matter, so it is looked up and not loaded.
+    Whether it has been imported already must not matter, so modules are looked up and not loaded.
     """
-    top, *inner = name.split(".")
+    own, found = UsedSource(), list[tuple[str, types.CodeType | None]]()
+    package = str(function.__globals__.get("__package__") or "")
+    names = {name for inner in _codes(function.__code__) for name in inner.co_names}
+    for code in _codes(function.__code__):
+        steps = list(dis.get_instructions(code))
+        for number, step in enumerate(steps):
+            if step.opname != "IMPORT_NAME":
+                continue
+            level, wanted = steps[number - 2].argval, steps[number - 1].argval
+            module = resolve_import(step.argval, level if isinstance(level, int) else 0, package)
+            found.append((_version_of(module), None))
+            own.add_import(module, wanted if isinstance(wanted, tuple) else None, names)
+    return [*sorted(found), *own.codes()]
+
+
+def _version_of(module: str) -> str:
+    """An imported module by name, with its version if it is a library's."""
+    top = module.partition(".")[0]
     try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError, AttributeError):
-        return name
-    if spec is None or spec.origin is None or not spec.has_location or _is_installed(spec.origin):
-        try:
-            return f"{name}=={importlib.metadata.version(top)}"
-        except Exception:  # noqa: BLE001  broken metadata is not our matter
-            return name
-    folders = spec.submodule_search_locations or []
-    places = [os.path.join(folder, *inner) for folder in folders] if inner else []
-    files = [place + end for place in places for end in (".py", os.sep + "__init__.py")]
-    for file in [*files, spec.origin]:
-        if file.endswith(".py") and os.path.isfile(file):
-            with open(file, "rb") as source:
-                try:
-                    return compile(source.read(), "module", "exec")
-                except (SyntaxError, ValueError):
-                    return name
-    return name
-
-
-def _is_installed(path: str) -> bool:
-    real = os.path.realpath(path)
-    if "site-packages" in real or "dist-packages" in real:
-        return True
-    paths = sysconfig.get_paths()
-    return any(real.startswith(os.path.realpath(paths[kind]) + os.sep) for kind in ("stdlib", "platstdlib"))
+        return module if own_file(top) else f"{module}=={importlib.metadata.version(top)}"
+    except Exception:  # noqa: BLE001  broken metadata is not our matter
+        return module
 
 
 @functools.cache
@@ -310,7 +343,7 @@ def _is_library(module_name: str | None) -> bool:
     path = getattr(module, "__file__", None)
     if path is None:
         return getattr(module, "__spec__", None) is not None
-    return _is_installed(path)
+    return is_installed(path)
 
 
 @functools.cache
