@@ -214,6 +214,8 @@ def test_commands_read_a_rewritten_source_again(command: str, work: Path, tmp_pa
     touch(work)
     assert "nothing to do" in run(out)
     assert "nothing to do" in run(out)
+    if out.is_dir():
+        assert brim("verify", out).stdout.startswith("whole")
     rewrite(write_jsonl, work, "two")
     assert "nothing to do" not in run(out)
     fresh = tmp_path / "fresh" / target
