@@ -68,6 +68,7 @@ test-embed: .venv/uv
 	sh tests/versions/with_extra.sh embed $(PYTHON) -m pytest -k "embed_torch or torch or trainer or train" \
 	  tests/integration/test_embed_torch.py tests/integration/test_tensors.py tests/integration/test_watching.py \
 	  tests/integration/test_train.py
+	sh tests/versions/with_extra.sh embed $(PYTHON) -m pytest -m transformers tests/integration/test_tokenizer_folder.py
 
 # The live page in a real Chromium, which is installed if that is allowed; skipped by name otherwise.
 test-browser: .venv/dev

@@ -188,6 +188,8 @@ def _tokenize_job(
     )
     step = TokenizeStep(found, options, fast=choose(given.encoder, found.read()))
     step.check(loaded)
+    if found.note:
+        note(found.note)
     if loaded.switched_off:
         note(f"the tokenizer has its own {' and '.join(loaded.switched_off)}; switched off for this job")
     header = {

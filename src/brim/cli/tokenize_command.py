@@ -70,7 +70,11 @@ def tokenize(
     ] = None,
     tokenizer: Annotated[
         str | None,
-        _tokens("--tokenizer", metavar="FILE|NAME", help="A tokenizer.json, a folder with one, or a name on the Hub."),
+        _tokens(
+            "--tokenizer",
+            metavar="FILE|NAME",
+            help="A tokenizer.json as it is; or a folder or name on the Hub, as AutoTokenizer loads it.",
+        ),
     ] = None,
     column: Annotated[str, _tokens("--column", metavar="NAME", help="The column of text.")] = "text",
     keep: Annotated[Many, _tokens("--keep", metavar="COLUMN", help="Stays beside the ids. May be repeated.")] = None,

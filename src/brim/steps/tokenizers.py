@@ -26,6 +26,7 @@ from brim.errors import InputError, SourceChanged
 from brim.extras import missing
 from brim.records import dataclass
 from brim.state.durable import reason
+from brim.steps.tokenizer_folder import ADDED, CONFIG, FILE, SPECIAL_MAP, load_folder, read_json
 
 Ids = npt.NDArray[np.uint32]
 
@@ -106,8 +107,7 @@ def offsets_of(lengths: Any) -> npt.NDArray[np.int64]:
     return offsets
 
 
-FILE = "tokenizer.json"
-CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+_BESIDE = (CONFIG, SPECIAL_MAP, ADDED, "config.json")  # what transformers reads of a repository, beside FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,7 @@ class TokenizerFile:
     data: bytes | None = None
     eos: str | None = None  # the token that ends a document, as the tokenizer's configuration names it
     eos_from: str = ""  # the file, or the object, that names it
+    note: str = ""  # for people: what was done to load it
 
     def read(self) -> bytes:
         data = self.data if self.path is None else _bytes_of(Path(self.path))
@@ -250,6 +251,7 @@ def find_tokenizer(given: Any) -> TokenizerFile:
         eos = getattr(given, "eos_token", None)
         return TokenizerFile("given as an object", hashlib.sha256(data).hexdigest(), None, data, eos, "the tokenizer")
     path = Path(given).expanduser()
+    is_file = path.is_file()
     if path.is_dir():
         if not (path / FILE).is_file():
             raise InputError(
@@ -259,32 +261,26 @@ def find_tokenizer(given: Any) -> TokenizerFile:
         path = path / FILE
     elif not path.exists():
         path = _from_hub(str(given))
-    data = _bytes_of(path)
-    sha256, eos = hashlib.sha256(data).hexdigest(), _configured_eos(path.parent)
-    return TokenizerFile(str(given), sha256, str(path.resolve()), None, *(eos or ()))
+    loaded = None if is_file else load_folder(path.parent)
+    eos, eos_from = _configured_eos(path.parent)
+    if loaded is not None:
+        eos, eos_from = loaded.eos, eos_from or "its class"
+    if loaded is None or loaded.data is None:
+        sha256 = hashlib.sha256(_bytes_of(path)).hexdigest()
+        return TokenizerFile(str(given), sha256, str(path.resolve()), None, eos, eos_from)
+    sha256 = hashlib.sha256(loaded.data).hexdigest()
+    note = f"the files next to {FILE} change it: transformers {loaded.version} loaded the folder"
+    return TokenizerFile(str(given), sha256, None, loaded.data, eos, eos_from, note)
 
 
-def _configured_eos(folder: Path) -> tuple[str, str] | None:
+def _configured_eos(folder: Path) -> tuple[str | None, str]:
     """The `eos_token` that the files next to a tokenizer name, and the name of the file."""
-    for name in CONFIG_FILES:
-        token = _read_config(folder / name).get("eos_token")
+    for name in (CONFIG, SPECIAL_MAP):
+        token = read_json(folder / name).get("eos_token")
         content = token.get("content") if isinstance(token, dict) else token
         if isinstance(content, str) and content:
             return content, name
-    return None
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """The content of a file next to a tokenizer; nothing if there is none."""
-    try:
-        held = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"The file {str(path)!r} next to the tokenizer cannot be read: {error}.", hint="Fix it, or move it away."
-        ) from error
-    return held if isinstance(held, dict) else {}
+    return None, ""
 
 
 # A file, mistyped or not there: a name on the Hub has dots for versions (Llama-3.1-8B), hardly such an end.
@@ -307,7 +303,7 @@ def _from_hub(name: str) -> Path:
 
     try:
         path = Path(hf_hub_download(name, FILE))
-        for other in CONFIG_FILES:
+        for other in _BESIDE:
             with contextlib.suppress(EntryNotFoundError):
                 hf_hub_download(name, other)
         return path
