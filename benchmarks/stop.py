@@ -1,6 +1,6 @@
 """Does the stop come in time? Generated curves through the guard, and live processes that follow some of them.
 
-    python benchmarks/stop.py [--each 14] [--live 20] [--tuning] [--only reaching,levelling,fast,live] [--json FILE]
+    python benchmarks/stop.py [--each 14] [--live 20] [--tuning] [--only reaching,…] [--json FILE]
 
 Figures are for seeds from 1000 on; the constants of memory/guard.py and memory/guard.py were chosen on seeds
 below 100 (`--tuning` runs those). A curve counts among those that reach the limit if its last climb from 60 % to the
@@ -21,7 +21,17 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stop_curves import LEVELLING, REACHING, Curve, Shape, curve, fast_climb
+from stop_curves import (
+    LEVELLING,
+    REACHING,
+    Curve,
+    Shape,
+    child_by_child,
+    curve,
+    exponential_steps,
+    fast_climb,
+    stepped_climb,
+)
 from tables import Goal, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 from brim.memory.guard import DEFAULT_LEAD_S, Guard, Level, standard_lines
@@ -98,7 +108,7 @@ def reaching(seeds: range) -> Part:
 
 
 def levelling(seeds: range) -> Part:
-    part = Part("Level off at or below 85 %: stopped all the same", ["kind", "stopped"])
+    part = Part("Level off below the stop line: stopped all the same", ["kind", "stopped"])
     wrong, all_curves = [], 0
     for shape in LEVELLING:
         curves = [curve(shape, seed) for seed in seeds]
@@ -128,6 +138,30 @@ def fast(seeds: range) -> Part:
         part.runs[f"{seconds} s"] = [{"early_s": one} for one in early]
         early.sort()
         part.rows.append([f"{seconds} s", f"{early[len(early) // 2]:.1f} s", f"{early[0]:.1f} s"])
+    return part
+
+
+def steps(seeds: range) -> Part:
+    """Leaks that come in steps, as those of training loops do."""
+    title = "Leaks in steps (60 % to the kill line): asked to stop at least 1 s before the kill line"
+    part = Part(title, ["shape", "asked", "median", "latest (s before)"])
+    shapes = {
+        f"{step} s steps, {climb} s": stepped_climb(step, climb) for step in (0.5, 1, 2) for climb in (10, 20, 40)
+    }
+    shapes |= {"8 to 20 % more every second": exponential_steps, "child by child": child_by_child}
+    asked = total = 0
+    for name, shape in shapes.items():
+        early = []
+        for seed in seeds:
+            followed = curve(shape, seed)
+            said, kill_s = first_word(followed), followed.first_at(KILL)
+            assert kill_s is not None
+            early.append(kill_s - said[1] if said and said[0] == "stop" else 0.0)
+        part.runs[name] = [{"early_s": one} for one in early]
+        good, early = sum(one >= 1 for one in early), sorted(early)
+        asked, total = asked + good, total + len(early)
+        part.rows.append([name, f"{good}/{len(early)}", f"{early[len(early) // 2]:.1f}", f"{early[0]:.1f}"])
+    part.goals.append(at_least("asked a second before", 100 * asked / total, 97, " %"))
     return part
 
 
@@ -184,14 +218,14 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=14, help="curves of each kind")
     parser.add_argument("--live", type=int, default=20, help="live processes; 0 for none")
     parser.add_argument("--tuning", action="store_true", help="the seeds that the constants were chosen on")
-    parser.add_argument("--only", default="reaching,levelling,fast,live")
+    parser.add_argument("--only", default="reaching,levelling,fast,steps,live")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     first = 0 if arguments.tuning else 1000
     seeds, chosen = range(first, first + arguments.each), arguments.only.split(",")
     facts = machine(Path(tempfile.gettempdir()), [])
     parts: dict[str, Part] = {}
-    for name, make in (("reaching", reaching), ("levelling", levelling), ("fast", fast)):
+    for name, make in (("reaching", reaching), ("levelling", levelling), ("fast", fast), ("steps", steps)):
         if name in chosen:
             parts[name] = make(seeds)
             print_part(parts[name])

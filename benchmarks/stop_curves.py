@@ -1,6 +1,7 @@
 """Curves of memory over time for benchmarks/stop.py: shares of a limit, once a quarter of a second.
 
-Each is made by one generator and one seed. `reaching` curves end at the limit, `levelling` ones stay at or below 85 %.
+Each is made by one generator and one seed. `reaching` curves end at the limit, `levelling` ones stay at or below 85 %,
+or below the stop line where their name says so.
 """
 
 from __future__ import annotations
@@ -257,12 +258,68 @@ def page_cache(random: Random) -> list[float]:
     return [value + stir * math.sin(number / 40) * random.random() for number, value in enumerate(values)]
 
 
+def blocks_then_flat(random: Random) -> list[float]:
+    """A model of two to eight shards is loaded, to between 60 % and the stop line."""
+    count, top, base = random.randint(2, 8), random.uniform(0.6, 0.9), random.uniform(0.01, 0.05)
+    pause = math.exp(random.uniform(math.log(0.5), math.log(20)))
+    values = [base] * 8
+    for number in range(1, count + 1):
+        values += [base + (top - base) * number / count] * max(int(pause / STEP_S), 1)
+    return values + [top] * int(300 / STEP_S)
+
+
+def ramp_to_below_the_stop(random: Random) -> list[float]:
+    """A climb that ends between 80 and 90 %."""
+    climb_s = math.exp(random.uniform(math.log(3), math.log(300)))
+    return _jitter(random, _flat(random, random.uniform(0.8, 0.895), lambda part: part, climb_s), 0.0005)
+
+
+def flat_dwelling_noise(random: Random) -> list[float]:
+    """No growth: another value between 60 and 80 % every 0 to 20 seconds."""
+    values: list[float] = []
+    while len(values) * STEP_S < 1800:
+        values += [random.uniform(0.6, 0.8)] * max(int(random.uniform(0, 20) / STEP_S), 1)
+    return values
+
+
+def stepped_climb(step_s: float, seconds: float) -> Shape:
+    """From 60 % to the kill line in that many seconds, in jumps with level ground between them."""
+
+    def climb(random: Random) -> list[float]:
+        base, begin = random.uniform(0.1, 0.5), random.uniform(3, 20)
+        size, number, values = 0.37 / seconds * step_s, 0, []
+        while not values or values[-1] < 1.03:
+            at = number * STEP_S
+            values.append(base if at < begin else base + size * math.floor((at - begin) / step_s))
+            number += 1
+        return values
+
+    return climb
+
+
+def exponential_steps(random: Random) -> list[float]:
+    """8 to 20 % more every second."""
+    base, growth = random.uniform(0.02, 0.1), random.uniform(1.08, 1.2)
+    values = [base] * int(random.uniform(2, 10) / STEP_S)
+    while values[-1] < 1.03:
+        values += [values[-1] * growth] * int(1 / STEP_S)
+    return values
+
+
+def child_by_child(random: Random) -> list[float]:
+    """Another process of 1 to 3 % of the limit at irregular times."""
+    size, pause, values = random.uniform(0.01, 0.03), random.uniform(0.4, 1.5), [0.05] * 12
+    while values[-1] < 1.03:
+        values += [values[-1]] * max(round(pause * random.uniform(0.7, 1.3) / STEP_S) - 1, 0) + [values[-1] + size]
+    return values
+
+
 REACHING: list[Shape] = [
     steady, accelerating, stepwise, short_teeth, long_teeth, bursts, batches_with_gc, noise, load_then_leak,
 ]  # fmt: skip
 LEVELLING: list[Shape] = [
     load_then_flat, cache_levels_off, s_curve, steps_then_flat, flat_short_teeth, flat_long_teeth, flat_bursts,
-    flat_batches_with_gc, flat_noise, page_cache,
+    flat_batches_with_gc, flat_noise, page_cache, blocks_then_flat, ramp_to_below_the_stop, flat_dwelling_noise,
 ]  # fmt: skip
 
 

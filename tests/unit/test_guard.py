@@ -203,6 +203,38 @@ def test_a_rush_is_stopped_before_it_is_killed() -> None:
     assert (0.97 - 0.1) / 0.075 - found[0] > 1.0
 
 
+@pytest.mark.parametrize("step_s", [0.5, 0.7, 1.0, 2.0])
+@pytest.mark.parametrize("climb_s", [10, 15, 20, 40])
+def test_leak_in_steps_is_stopped_a_second_before_the_kill(step_s: float, climb_s: float) -> None:
+    """60 % to the kill line in `climb_s`, in jumps with level ground between them, as a training loop leaks."""
+    rate = 0.37 / climb_s
+    found = stop_at(lambda t: 0.2 + rate * step_s * (t // step_s), 4 * climb_s)
+    kill_s = next(n * step_s for n in range(10_000) if 0.2 + rate * step_s * n >= 0.97)
+    assert found is not None
+    assert found[1].kind == "stop"
+    assert kill_s - found[0] >= 1.0
+
+
+def test_leak_that_doubles_is_stopped_a_second_before_the_kill() -> None:
+    """12 % more every second, in steps."""
+    found = stop_at(lambda t: 0.05 * 1.12 ** (t // 1), 60)
+    assert found is not None
+    assert found[1].kind == "stop"
+    assert next(n for n in range(100) if 0.05 * 1.12**n >= 0.97) - found[0] >= 1.0
+
+
+@pytest.mark.parametrize("count", range(2, 9))
+@pytest.mark.parametrize("top", [0.7, 0.82, 0.89])
+def test_loading_a_model_of_some_shards_is_not_stopped(count: int, top: float) -> None:
+    """Equal blocks, one every two seconds, and then level."""
+    assert stop_at(lambda t: 0.02 + (top - 0.02) * min(t // 2, count) / count, 200) is None
+
+
+@pytest.mark.parametrize("top", [0.81, 0.84, 0.87, 0.895])
+def test_ramp_that_ends_below_the_stop_line_is_not_stopped(top: float) -> None:
+    assert stop_at(lambda t: 0.1 + (top - 0.1) * min(t / 25, 1), 200) is None
+
+
 @pytest.mark.parametrize("climb_s", [3, 20, 60, 200])
 def test_loading_that_ends_is_not_stopped(climb_s: float) -> None:
     """Up to 84 % at any speed, and then level."""

@@ -12,7 +12,9 @@ say when the line is hit; floors say that it is not merely a matter of taller bu
 and no climb, and what grows ever slower is taken at its latest pace. Lengths are in units of the lead, so that a short
 lead sees short pasts.
 
-Fast climbs are another matter: they end before there is a past to judge by. `rush` looks at the last seconds.
+Fast climbs are another matter: they end before there is a past to judge by. Above the stop line `rush` looks at the
+last seconds; `staircase` knows a leak that comes in steps, as that of a training loop does, and sees that the next step
+does not fit.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ _FLOORS_FOLLOW = 0.4  # of what the peaks rise, the floors rise too
 _STILL_RISING = 3  # of the steps between spans, so many must rise
 _GAP_BINS = 60  # after a longer silence (a suspended machine) the past says nothing
 _RUSH_BINS = 4
+_RUSH_LENGTHS = (1, 2, 4, 8, 12)  # fast bins
+_STAIRS, _STAIRS_BINS = 9, 240  # jumps, and the fast bins in which they are looked for
 _STANDSTILL = 1.5
 _REMEMBERED = 900  # bins: what was survived longer ago is forgotten
 
@@ -201,17 +205,46 @@ def _time_to(line: float, high: list[Point], end_s: float) -> float | None:
     return max(left_s - since_s, 0.0)
 
 
-def rush(past: Past, line: float) -> Prediction | None:
-    """The last spans, if every one was higher than the one before: how long until the line at that pace."""
-    peaks = past.peaks[-_RUSH_BINS - 1 :]
-    if len(peaks) <= _RUSH_BINS:
+def rush(past: Past, line: float, lengths: Sequence[int] = _RUSH_LENGTHS) -> Prediction | None:
+    """Predict when the line is reached by a climb of the last seconds, smooth or in steps of up to 3 s.
+
+    It is a climb if every one of the last spans was higher than the one before, for spans of any of some lengths.
+    """
+    for length in lengths:
+        window = past.peaks[-(_RUSH_BINS + 1) * length :]
+        if len(window) < (_RUSH_BINS + 1) * length:
+            return None
+        peaks = [max(window[start : start + length]) for start in range(0, len(window), length)]
+        steps = [later - earlier for earlier, later in pairwise(peaks)]
+        mean = (peaks[-1] - peaks[0]) / len(steps)
+        if mean > 0 and min(steps) >= mean / 4:
+            pace = mean / (length * past.bin_s)
+            return Prediction(max(line - peaks[-1], 0.0) / pace, pace, len(steps) * length * past.bin_s)
+    return None
+
+
+def staircase(past: Past, line: float, limit: float) -> Prediction | None:
+    """Predict when the line is reached by jumps of about one size at regular intervals; None: it is no staircase.
+
+    More jumps are needed than a program makes that loads a model of a few shards, with level ground between them.
+    """
+    peaks = past.peaks[-_STAIRS_BINS:]
+    rises = [later - earlier for earlier, later in pairwise(peaks)]
+    jumps = [(number, rise) for number, rise in enumerate(rises) if rise > _TOLERANCE * limit][-_STAIRS:]
+    if len(jumps) < _STAIRS:
         return None
-    steps = [later - earlier for earlier, later in pairwise(peaks)]
-    mean = (peaks[-1] - peaks[0]) / len(steps)
-    if mean <= 0 or min(steps) < mean / 4:
+    times, sizes = [number for number, _ in jumps], [size for _, size in jumps]
+    intervals = [later - earlier for earlier, later in pairwise(times)]
+    usual = _median(intervals)
+    since, fallen = len(rises) - 1 - times[-1], -sum(rise for rise in rises[times[0] :] if rise < 0)
+    regular = usual >= 2 and max(intervals) <= 2 * usual + 1 and since <= 1.5 * usual + 1
+    if not regular or max(sizes) > 4 * min(sizes) or fallen > sum(sizes) / 4:
         return None
-    pace = mean / past.bin_s
-    return Prediction(max(line - peaks[-1], 0.0) / pace, pace, len(steps) * past.bin_s)
+    growth = max(_median(later / earlier for earlier, later in pairwise(sizes)), 1.0)
+    size, interval_s = max(_median(sizes), sizes[-1] * growth), usual * past.bin_s
+    stairs_left = math.ceil(max(line - peaks[-1], 0.0) / size - 0.1)
+    left_s = max(stairs_left * interval_s - since * past.bin_s, 0.0)
+    return Prediction(left_s, size / interval_s, len(jumps) * interval_s)
 
 
 _FLOORS = 12
@@ -306,7 +339,9 @@ _FORGET = 20  # time below a line takes back a twentieth of as much time above i
 _LONGEST_LOOK_S = 2.0  # a longer silence between readings is no time above a line
 _CLIMB_FROM = 0.6  # of the limit: below it nothing is stopped for what is predicted
 _CLIMB_LEADS = 2.9  # a climb from there that takes less is a rush: loading looks the same until it ends
-_RUSH_MARGIN = 0.04  # of the limit: so far below the stop line a rush that goes on is stopped
+_RUSH_MARGIN = 0.04  # of the limit: so far below the stop line a rush is stopped that has a moment left
+_LAST_MOMENT_S = 2.4
+_AGREE = 2  # lengths of spans by which less than the lead must be left
 _LEAD_MARGIN = 1.05
 _SHORTEST_BIN_S, _LONGEST_BIN_S, _FAST_BIN_S = 0.2, 2.0, 0.25
 DEFAULT_LEAD_S = 30.0
@@ -481,20 +516,27 @@ class Guard:
         """The prediction by which less than the lead is left, if there is one to rely on."""
         end, begin = self._end_bytes(), _CLIMB_FROM * self.limit_bytes
         if used_bytes >= stop_bytes - _RUSH_MARGIN * self.limit_bytes:
-            quick = rush(self._fast, end)
-            if quick is not None and quick.left_s < self.lead_s:
+            above = used_bytes >= stop_bytes
+            quick = rush(self._fast, end, _RUSH_LENGTHS if above else _RUSH_LENGTHS[:1])
+            if quick is not None and quick.left_s < (self.lead_s if above else min(_LAST_MOMENT_S / 2, self.lead_s)):
                 return quick
+        if used_bytes >= begin:
+            stairs = staircase(self._fast, end, self.limit_bytes)
+            if stairs is not None and stairs.left_s < max(stairs.seen_s / _STAIRS, _LAST_MOMENT_S):
+                return stairs  # the next step does not fit, or is about to be the last
         if max(self._past.peaks[-_RECENT_BINS:]) < begin:
             return None
         aged_s, climbed_s = now - self._outlook_at, self._past.below_s(begin)
+        agreeing = []
         for found in self._outlook:
             left_s = found.left_s - aged_s
             if left_s > _LEAD_MARGIN * self.lead_s + self._past.bin_s:
                 continue
             slow = found.bytes_per_s * _CLIMB_LEADS * self.lead_s <= end - begin
             if slow or climbed_s + left_s >= _CLIMB_LEADS * self.lead_s:
-                return Prediction(max(left_s, 0.0), found.bytes_per_s, found.seen_s)
-        return None
+                agreeing.append(Prediction(max(left_s, 0.0), found.bytes_per_s, found.seen_s))
+        # By chance one length of spans sees a climb in noise; two hardly ever do.
+        return agreeing[0] if len(agreeing) >= _AGREE else None
 
     def _announce(self, now: float, used_bytes: int) -> list[Alarm]:
         """That memory will run out, long before it does. Only what a past of two leads and more shows."""
