@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import operator
 from typing import Any
 
 import duckdb
@@ -322,3 +323,32 @@ def test_bounds_leave_out_what_they_can() -> None:
         assert not may_choose(text, bounds), text
     for text in ("n >= 20", "n != 1", "not n < 30", "k == 1", "n == '1'", "n > 1e300", "n >", "t.lower() == 'x'"):
         assert may_choose(text, bounds), text
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize(
+    ("text", "compute"),
+    [
+        ("abs(x)", lambda x, y: abs(x)),
+        ("-x", lambda x, y: -x),
+        ("x + y", lambda x, y: x + y),
+        ("x - y", lambda x, y: x - y),
+        ("x * y", lambda x, y: x * y),
+        ("abs(x) * 2 - 1", lambda x, y: abs(x) * 2 - 1),
+        ("x * x * x", lambda x, y: x**3),
+    ],
+)
+def test_where_computes_whole_numbers_beyond_the_ends_of_their_type(
+    bits: int, signed: bool, text: str, compute: Any
+) -> None:
+    """As Python does, also at the smallest and the largest value of a type."""
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    kind = pa.type_for_alias(f"{'' if signed else 'u'}int{bits}")
+    values = [low, low + 1, 0, 1, high - 1, high]
+    table = pa.table({"x": pa.array([*values, None], kind), "y": pa.array([*reversed(values), 1], kind)})
+    results = [compute(x, y) for x, y in zip(values, reversed(values), strict=True)]
+    for limit in (0, -1, 127, 128, -128, 2**31, 2**63 - 1, 2**63, -(2**63), 2**64 - 1):
+        for sign, compare in ((">", operator.gt), ("==", operator.eq), ("<=", operator.le)):
+            expected = [compare(result, limit) for result in results]
+            assert where_mask(f"{text} {sign} {limit}", table).tolist() == [*expected, False]

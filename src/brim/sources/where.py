@@ -39,6 +39,16 @@ _COMPARE = {
 }  # fmt: skip
 
 
+def _widely(compute: Callable[..., Any], *values: Any) -> Any:
+    """Compute whole numbers as if their types had no end: with 64 bits, and with decimals where those overflow."""
+    if not all(pa.types.is_integer(value.type) for value in values):
+        return compute(*values)
+    try:
+        return compute(*(value if value.type == pa.uint64() else value.cast(pa.int64()) for value in values))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # uint64 has no negative numbers, nor goes with int64
+        return compute(*(value.cast(pa.decimal256(20, 0)) for value in values))
+
+
 def _divide(one: Any, other: Any) -> Any:
     """As Python does: two whole numbers give a fraction. By zero it is null, as in SQL."""
     low = other.cast(pa.float64())
@@ -227,7 +237,7 @@ class _Evaluation:
         if isinstance(node, ast.Compare):
             return self._comparisons(node)
         if isinstance(node, ast.BinOp) and type(node.op) in _COUNT:
-            return _COUNT[type(node.op)](self._value(node.left), self._value(node.right))
+            return _widely(_COUNT[type(node.op)], self._value(node.left), self._value(node.right))
         if (name := _named(node)) is not None:
             return self._column(node, name)
         if isinstance(node, ast.Attribute):
@@ -257,7 +267,7 @@ class _Evaluation:
         if isinstance(node.op, ast.USub):
             if isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int):
                 return _scalar(-node.operand.value)
-            return pc.negate_checked(self._value(node.operand))
+            return _widely(pc.negate_checked, self._value(node.operand))
         raise self._wrong("holds what it does not understand", node)
 
     def _column(self, node: ast.AST, name: str) -> Any:
@@ -288,7 +298,7 @@ class _Evaluation:
             value = self._value(node.args[0])
             return pc.list_value_length(value) if _is_list(value.type) else pc.utf8_length(value)
         if isinstance(node.func, ast.Name) and node.func.id == "abs" and len(node.args) == 1:
-            return pc.abs_checked(self._value(node.args[0]))
+            return _widely(pc.abs_checked, self._value(node.args[0]))
         if isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT:
             value = self._value(node.func.value)
             texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
