@@ -181,9 +181,9 @@ def test_shards_in_another_order_of_columns(tmp_path: Path) -> None:
     brim("select", tmp_path / "in", tmp_path / "out", "--where", "age < 27 or age is None")
     expected = pa.concat_tables([full, table]).filter((pc.field("age") < 27) | pc.is_null(pc.field("age")))
     assert read(tmp_path / "out").to_pylist() == expected.to_pylist()
-    pq.write_table(table.set_column(1, "age", table["age"].cast(pa.int32())), tmp_path / "in" / "d.parquet")
+    pq.write_table(table.set_column(1, "age", table["age"].cast(pa.string())), tmp_path / "in" / "d.parquet")
     done = brim("select", tmp_path / "in", tmp_path / "out2", check=2)
-    assert "d.parquet has other columns than a.parquet: age (int32, not int64)" in done.stderr
+    assert "d.parquet has other columns than a.parquet: age (string, not int64)" in done.stderr
 
 
 def test_steps_on_every_type(tmp_path: Path) -> None:

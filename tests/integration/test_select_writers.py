@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import shlex
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -23,6 +24,7 @@ import brim as library
 from brim.errors import BrimError, InputError
 from brim.sources.open_dataset import open_dataset
 from brim.sources.selection import Selection, keyed
+from tests.forked import brim
 from tests.integration.test_parquet_source import FILE, rows_of
 
 Writer = Callable[[pa.Table, Path, random.Random], None]
@@ -265,3 +267,68 @@ def test_every_verb_chooses_by_the_same_words(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="No row was chosen"):
             verb()
     assert not (tmp_path / "no").exists()
+
+
+NARROW = pa.table(
+    {"a": pa.array([1, 2], pa.int32()), "b": pa.array([1.5, 2], pa.float32()), "s": ["x", "y"], "z": pa.nulls(2)}
+)
+WIDE = pa.table(
+    {
+        "z": [1, None],
+        "a": pa.array([2**40, 4], pa.int64()),
+        "b": pa.array([3, 4], pa.int64()),
+        "s": pa.array(["u", "v"], pa.large_string()),
+    }
+)
+
+
+@pytest.mark.parametrize("narrow_first", [True, False])
+def test_select_reads_shards_whose_numbers_have_several_widths(tmp_path: Path, narrow_first: bool) -> None:
+    (tmp_path / "in").mkdir()
+    for number, table in enumerate([NARROW, WIDE] if narrow_first else [WIDE, NARROW]):
+        pq.write_table(table, tmp_path / "in" / f"{number}.parquet")
+    brim("select", tmp_path / "in", tmp_path / "out", "--where", "a >= 2 and b > 1", "--sort-by", "b")
+    found = pq.read_table(next((tmp_path / "out" / "data").iterdir()))
+    assert found.select(["a", "b", "s", "z"]).to_pylist() == [
+        {"a": 2, "b": 2.0, "s": "y", "z": None},
+        {"a": 2**40, "b": 3.0, "s": "u", "z": 1},
+        {"a": 4, "b": 4.0, "s": "v", "z": None},
+    ]
+    types = [found.schema.field(name).type for name in ("a", "b", "s", "z")]
+    assert types == [pa.int64(), pa.float64(), pa.large_string(), pa.int64()]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (pa.array([1, 2]), pa.array(["1", "2"]), "has other columns"),
+        (pa.array([2**53 + 1, 2]), pa.array([0.5, 1.5]), "would change"),
+        (pa.array([2**64 - 1], pa.uint64()), pa.array([-1]), "would change"),
+    ],
+)
+def test_select_refuses_shards_whose_values_no_type_holds(
+    tmp_path: Path, first: pa.Array, second: pa.Array, message: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    for number, array in enumerate((first, second)):
+        pq.write_table(pa.table({"a": array}), tmp_path / "in" / f"{number}.parquet")
+    assert message in brim("select", tmp_path / "in", tmp_path / "out", check=2).stderr
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "arrow", "folder", "glob"])
+def test_select_names_a_command_that_makes_parquet_of_text(tmp_path: Path, kind: str) -> None:
+    """Rows of text have no bytes that a shard could copy. The command that is named works, and then select does."""
+    (tmp_path / "in").mkdir()
+    ending = kind if kind in ("jsonl", "csv", "arrow") else "jsonl"
+    path = tmp_path / "in" / f"a.{ending}"
+    if kind == "arrow":
+        with pa.ipc.new_file(str(path), pa.schema([("a", pa.int64())])) as writer:
+            writer.write_table(pa.table({"a": [1, 2]}))
+    else:
+        path.write_text('{"a": 1}\n{"a": 2}\n' if ending == "jsonl" else "a\n1\n2\n")
+    source = {"folder": "in", "glob": "in/*.jsonl"}.get(kind, f"in/a.{ending}")
+    refused = brim("select", source, "out", check=2, cwd=tmp_path).stderr
+    named = refused[refused.index("brim map") :].split("\n")[0]
+    brim(*shlex.split(named)[1:], cwd=tmp_path)
+    brim("select", "shards/", "out", "--where", "a == 2", cwd=tmp_path)
+    assert pq.read_table(next((tmp_path / "out" / "data").iterdir()))["a"].to_pylist() == [2]

@@ -10,6 +10,7 @@ import glob
 import io
 import os
 import re
+import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
@@ -40,6 +41,7 @@ from brim.state.record_log import records_of
 
 EXTENSIONS = (".parquet", ".tar")
 _WILD = re.compile(r"[*?\[]")
+_TEXT = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|txt|md|arrow|feather)(\.gz|\.zst)?$", re.IGNORECASE)
 _SHARD = re.compile(r"(?:^|.*/)(?P<split>[A-Za-z0-9_.]+?)-\d{5,}-of-\d{5,}\.(?:parquet|tar)$")
 _KEYWORDS = (
     ("train", ("train", "training")),
@@ -206,7 +208,14 @@ def find_files(
 def _instead(text: str) -> str:
     if os.path.isfile(os.path.join(text, "dataset_dict.json")) or os.path.isfile(os.path.join(text, "state.json")):
         return "save_to_disk wrote it: in Python, give what datasets.load_from_disk() makes of it."
+    if _TEXT.search(text) or (os.path.isdir(text) and any(_TEXT.search(name) for name in os.listdir(text))):
+        return _as_parquet(text)
     return "Give a folder or a glob of shards, or a repository; brim build is for folders of other files."
+
+
+def _as_parquet(text: str) -> str:
+    """The command that makes shards of rows of text, whose values have no place in a file that could be copied."""
+    return f"Make Parquet of it first: brim map {shlex.quote(text)} shards/ --fn builtins:dict"
 
 
 def _listed(found: DatasetFiles) -> DatasetFiles:
@@ -266,7 +275,7 @@ def _local_files(text: str) -> DatasetFiles:
     for name in names:
         try:
             if not name.endswith(EXTENSIONS):
-                _refuse_others(root, name)
+                _refuse_others(root, name, text)
             stat = os.stat(os.path.join(root, name))
         except OSError as error:
             raise SourceError(f"{name!r} cannot be read: {error.strerror}.", path=name) from error
@@ -274,15 +283,12 @@ def _local_files(text: str) -> DatasetFiles:
     return DatasetFiles(text, tuple(files), card)
 
 
-def _refuse_others(root: str, name: str) -> None:
+def _refuse_others(root: str, name: str, text: str) -> None:
     """A file with another name may be one of Parquet all the same."""
     with open(os.path.join(root, name), "rb") as file:
         if file.read(4) != b"PAR1":
-            raise SourceError(
-                f"{name!r} is neither a Parquet file nor a tar.",
-                hint="Rows of CSV, JSONL or text are for brim map and brim tokenize, other files for brim build.",
-                path=name,
-            )
+            hint = _as_parquet(text) if _TEXT.search(name) else "brim build is for other files."
+            raise SourceError(f"{name!r} is neither a Parquet file nor a tar.", hint=hint, path=name)
 
 
 def _is_shard(name: str) -> bool:

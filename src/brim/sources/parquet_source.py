@@ -110,22 +110,32 @@ class ParquetOrigin:
         self._opened.clear()
 
     def _one_schema(self) -> pa.Schema:
-        """That of the first shard. Others may have its columns in another order, and what is null in one is in all."""
+        """The schema that holds all shards, whose columns may stand in another order.
+
+        What is null in one is in all, and numbers and texts have the wider type. Values that stay where they lie must
+        have one type.
+        """
         first, nullable = self._first, set()
+        types = {field.name: field.type for field in first.schema}
         for shard in self._known.values():
             names = {*first.schema.names} ^ {*shard.schema.names}
-            differs = sorted(names) or [
-                f"{field.name} ({field.type}, not {first.schema.field(field.name).type})"
-                for field in shard.schema
-                if field.type != first.schema.field(field.name).type
-            ]
+            differs = sorted(names)
+            fixed = {*first.content, *first.nested, *first.deep, *shard.content, *shard.nested, *shard.deep}
+            for field in shard.schema if not names else ():
+                wide = types[field.name] if field.type == types[field.name] else None
+                if wide is None and field.name not in fixed:
+                    wide = _wider(types[field.name], field.type)
+                if wide is None:
+                    differs.append(f"{field.name} ({field.type}, not {types[field.name]})")
+                else:
+                    types[field.name] = wide
             if differs:
                 raise SourceError(
                     f"{shard.file.shown} has other columns than {first.file.shown}: {differs[0]}.",
                     hint="Name one config with --from-config, or give a glob of files that belong together.",
                 )
             nullable |= {field.name for field in shard.schema if field.nullable}
-        fields = [field.with_nullable(field.name in nullable) for field in first.schema]
+        fields = [pa.field(f.name, types[f.name], f.name in nullable, f.metadata) for f in first.schema]
         return pa.schema(fields, first.schema.metadata)
 
     @property
@@ -363,7 +373,7 @@ class ParquetOrigin:
                 if in_batches:
                     every = list(range(len(shard.groups)))
                     for batch in reader.iter_batches(_BATCH_ROWS, every, leaves, use_threads=False):
-                        yield _plain(pa.Table.from_batches([batch]))
+                        yield self._widened(_plain(pa.Table.from_batches([batch])), shard)
                     return
                 for some in [None] if groups is None else [[group] for group in groups] or [[]]:
                     if some is None:
@@ -373,7 +383,7 @@ class ParquetOrigin:
                         table = reader.read_row_groups(some, column_indices=leaves, use_threads=False)
                     if table.num_rows != rows:
                         raise ValueError("its columns have other rows than it says")
-                    yield _plain(table)
+                    yield self._widened(_plain(table), shard)
         except BrimError:
             raise
         except BROKEN as error:
@@ -381,6 +391,23 @@ class ParquetOrigin:
         finally:
             if shard.file.remote is None:
                 opened.close()
+
+    def _widened(self, table: pa.Table, shard: DatasetShard) -> pa.Table:
+        """Columns with the types that all shards have."""
+        for at, field in enumerate(table.schema):
+            wide = self.schema.field(field.name)
+            if field.name in self.partial or field.type == wide.type:
+                continue
+            try:
+                table = table.set_column(at, field.name, table.column(at).cast(wide.type))
+            except pa.ArrowInvalid as error:
+                raise SourceError(
+                    f"The column {field.name!r} is {field.type} in {shard.file.shown}, and its values would change as "
+                    f"{wide.type}, which the files need together: {str(error)[:200]}.",
+                    hint="Give the column one type in all files.",
+                    path=shard.file.shown,
+                ) from error
+        return table
 
     # Values
 
@@ -530,6 +557,19 @@ class ParquetOrigin:
         features = self.features
         known = None if features is None else kind_of_feature(features[name])
         return FileColumn("file" if known is None else known[0], column.is_list, stored=column.kind)
+
+
+def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """The type that holds numbers or texts of both; None if there is none."""
+    kinds = first, second
+    if all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds):
+        both = [pa.schema([("", kind)]) for kind in kinds]
+        return pa.unify_schemas(both, promote_options="permissive").field(0).type
+    if all(pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in kinds):
+        return pa.large_string()
+    if pa.types.is_null(first) or pa.types.is_null(second):
+        return second if pa.types.is_null(first) else first
+    return None
 
 
 def _plain(table: pa.Table) -> pa.Table:
