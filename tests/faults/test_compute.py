@@ -155,7 +155,7 @@ def test_a_function_that_raises(work: Path, on_error: str) -> None:
     options = [*words, "--on-error", on_error]
     done = brim(*options, cwd=work, check=2 if on_error == "stop" else 0)
     if on_error == "stop":
-        assert "rows.jsonl, row 334" in done.stderr
+        assert "rows.jsonl, row 333" in done.stderr
         assert "ZeroDivisionError" in done.stderr
         assert "line 2 of f" in done.stderr
         return
@@ -194,7 +194,7 @@ def test_more_memory_continues(work: Path) -> None:
     words = ["map", "rows.jsonl", "out", "--fn", HUNGRY, "--unit-size", "20KB"]
     here = {"cwd": work, "env": {**os.environ, "PYTHONPATH": os.getcwd()}}
     failed = brim(*words, "--memory", "400MB", check=4, **here)
-    assert "row 48" in failed.stderr
+    assert "row 47" in failed.stderr
     assert "row by row" in failed.stderr
     kept = len(Ledger(work / "out" / ".brim" / "units").receipts)
     assert kept >= 3

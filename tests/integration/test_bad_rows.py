@@ -156,7 +156,7 @@ def test_embed_leaves_out_the_row_whose_length_cannot_be_told(work: Path) -> Non
     assert result_of(command, work)["bad_rows"] == 2
     failed = forked(*[word for word in command if word not in ("--on-error", "skip")], "--empty", "keep", "--fresh",
                     cwd=work, check=2)  # fmt: skip
-    assert "failed at rows.jsonl, row 41 " in failed.stderr
+    assert "failed at rows.jsonl, row 40 " in failed.stderr
 
 
 def test_embed_names_the_row_that_fails_without_on_error(work: Path) -> None:
@@ -164,7 +164,7 @@ def test_embed_names_the_row_that_fails_without_on_error(work: Path) -> None:
     texts[1_000] = "1000 FAIL " + "caption " * 20
     write_texts(work / "rows.jsonl", texts)
     failed = forked(*embed_words("out.npy"), cwd=work, check=2)
-    assert "failed at rows.jsonl, row 1,001 " in failed.stderr
+    assert "failed at rows.jsonl, row 1,000 " in failed.stderr
     assert "RuntimeError: cannot embed 1000" in failed.stderr
 
 
@@ -281,4 +281,4 @@ def test_map_keeps_rows_whose_batch_fails_only_as_a_whole_where_splittable(map_w
 def test_map_stop_names_the_row_of_a_splittable_batch(map_work: Path) -> None:
     write_texts(map_work / "rows.jsonl", [f"{n} FAIL" if n == 1_234 else f"{n}" for n in range(2_500)])
     failed = forked(*map_words("--fn", "steps.py:halve", "--splittable"), cwd=map_work, check=2)
-    assert "failed at rows.jsonl, row 1,235 " in failed.stderr
+    assert "failed at rows.jsonl, row 1,234 " in failed.stderr

@@ -247,7 +247,7 @@ def test_embed_progress_moves_with_every_batch(work: Path, monkeypatch: pytest.M
 
 def test_values_that_are_no_numbers(work: Path) -> None:
     failed = run_brim(*words("emb.npy", "--argument", "bad=333"), cwd=work, check=2)
-    assert "rows.jsonl, row 334" in failed.stderr
+    assert "rows.jsonl, row 333" in failed.stderr
     assert "--nan keep" in failed.stderr
     run_brim(*words("emb.npy", "--argument", "bad=333", "--nan", "keep", "--fresh"), cwd=work)
     assert np.isnan(np.load(work / "emb.npy")[333, 0])

@@ -174,7 +174,7 @@ def test_types_that_do_not_combine(rows: datasets.Dataset) -> None:
         return {"x": next(iter([]))}
 
     for function, kind in ((exits, SystemExit), (has_no_next, StopIteration)):
-        with pytest.raises(brim.FunctionFailed, match="row 1") as caught:
+        with pytest.raises(brim.FunctionFailed, match="row 0") as caught:
             brim.map(rows, function)
         assert not isinstance(caught.value, kind)
         assert isinstance(caught.value.__cause__, kind)
@@ -192,7 +192,7 @@ def test_the_command_shows_it_as_ever(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "brim", "map", "rows.jsonl", "out", "--fn", "steps:bad"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "The function failed at rows.jsonl, row 1 (byte 0) (unit 0): ValueError: no good" in done.stderr
+    assert "The function failed at rows.jsonl, row 0 (byte 0) (unit 0): ValueError: no good" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -334,13 +334,13 @@ def test_texts_and_literal_placeholders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("people", "words"),
     [
-        ("who,age,left\nsub-1,old,1\n", ["'people.csv', row 2", "age is 'old'", "not a number"]),
-        ("who,age,left\nsub-1,7.5,1\n", ["row 2", "'7.5'", "whole number"]),
+        ("who,age,left\nsub-1,old,1\n", ["'people.csv', line 2", "age is 'old'", "not a number"]),
+        ("who,age,left\nsub-1,7.5,1\n", ["line 2", "'7.5'", "whole number"]),
         ("who,age,left\nsub-1,99999999999999999999,1\n", ["whole number of 64 bits"]),
         ("who,age,left\nsub-1,nan,1\n", ["'nan'", "not a number"]),
         ("who,age,left\nsub-1,7,maybe\n", ["left is 'maybe'", "true or false"]),
         ("who,age\nsub-1,7\n", ["has no column 'left'", "who, age"]),
-        ("who,age,left\nsub-1,7,1\n\nsub-1,8,1\n", ["lists sub-1 twice: rows 2 and 4"]),
+        ("who,age,left\nsub-1,7,1\n\nsub-1,8,1\n", ["lists sub-1 twice: lines 2 and 4"]),
     ],
 )
 def test_bad_tables(tmp_path: Path, people: str, words: list[str]) -> None:

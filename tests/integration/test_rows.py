@@ -250,7 +250,7 @@ def test_compressed(tmp_path: Path, codec: str, kind: str) -> None:
     assert [unit.key for unit in again] == [unit.key for unit in units]
     assert {path.name.split("-")[0] for path in spool.iterdir()} == {"00000002"}
     shown, before, _ = again[2].origins[0]
-    assert where(again[2], source.reading, 3) == f"{shown}, row {before + 4:,}"
+    assert where(again[2], source.reading, 3) == f"{shown}, row {before + 3:,}"
     limited = units_of(open_rows(data, RowOptions(unit_bytes=5000, limit=1234)), 50, spool=tmp_path / "other")
     assert sum(unit.rows or 0 for unit in limited) == 1234
 
@@ -340,7 +340,7 @@ def test_column_that_shows_late_and_changes(tmp_path: Path) -> None:
 def test_iterator_with_a_conflict(tmp_path: Path) -> None:
     """A row that no type holds with those before is named by its number."""
     rows = [{"a": n} for n in range(2500)] + [{"a": "x"}]
-    with pytest.raises(InputError, match="row 2,501: the column 'a' is string here and int64 before"):
+    with pytest.raises(InputError, match="row 2,500: the column 'a' is string here and int64 before"):
         units_of(open_rows(iter(rows)), spool=tmp_path)
 
 

@@ -302,7 +302,7 @@ def test_a_public_bucket_needs_no_credentials(s3: S3Server, s3_prefix: str, monk
     source = open_rows([f"s3://{PUBLIC}/{s3_prefix}{name}" for name in ("x", "y/b.jsonl")], RowOptions(access=access))
     (unit,) = source.units(1)
     assert table_of(source, [unit])["n"].to_pylist() == 2 * [*range(50)]
-    assert where(unit, source.reading, 60).startswith("y/b.jsonl, row 11")
+    assert where(unit, source.reading, 60).startswith("y/b.jsonl, row 10")
 
 
 def test_marks_of_folders_are_no_files(s3: S3Server, s3_prefix: str) -> None:

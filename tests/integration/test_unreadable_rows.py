@@ -283,3 +283,16 @@ def test_the_ledger_counts_unreadable_rows_of_units_that_are_kept(work: Path) ->
     first = json.loads(command(*words, cwd=work).stdout.splitlines()[-1])
     assert first["bad_rows"] == len(BAD_JSON)
     assert json.loads(command(*words, cwd=work).stdout.splitlines()[-1])["rows"] == ROWS - len(BAD_JSON)
+
+
+def test_messages_and_quarantine_number_rows_alike(tmp_path: Path) -> None:
+    """Rows count from 0 in the error, the error's attributes and quarantine.parquet; lines from 1."""
+    (tmp_path / "steps.py").write_text("def f(row):\n    return {'y': 1 / (row['x'] - 7)}\n")
+    pq.write_table(pa.table({"x": list(range(10))}), tmp_path / "a.parquet")
+    words = ["map", "a.parquet", "out", "--fn", "steps.py:f"]
+    assert "a.parquet, row 7 " in command(*words, check=2, cwd=tmp_path).stderr
+    command(*words, "--on-error", "quarantine", "--fresh", cwd=tmp_path)
+    kept = pq.read_table(tmp_path / "out" / "quarantine.parquet").to_pylist()
+    assert [(row["x"], row["brim_row"], row["brim_offset"]) for row in kept] == [(7, 7, 7)]
+    with pytest.raises(InputError, match=r"row 2: this is a list"):
+        brim.map(lambda: iter([{"x": 1}, {"x": 2}, [3]]), len, cache_dir=tmp_path / "cache")

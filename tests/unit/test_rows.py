@@ -265,7 +265,7 @@ def test_where_names_the_row(tmp_path: Path) -> None:
     unit = list(source.units(1, indices=True))[1]
     assert unit.first_row is not None
     row = unit.first_row + 3
-    assert where(unit, source.reading, 3) == f"a.jsonl, row {row + 1} (byte {len(b''.join(lines[:row]))})"
+    assert where(unit, source.reading, 3) == f"a.jsonl, row {row} (byte {len(b''.join(lines[:row]))})"
 
 
 def test_rows_are_counted_by_blocks(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def tables_of(rows: Iterable[Any], name: str) -> Iterator[pa.Table]:
             continue
         if not isinstance(row, dict):
             raise InputError(
-                f"{name}, row {first + len(held) + 1:,}: this is a {type(row).__name__}, not a dict.",
+                f"{name}, row {first + len(held):,}: this is a {type(row).__name__}, not a dict.",
                 hint="An iterator must give dicts, or Arrow tables or record batches.",
             )
         held.append(row)
@@ -191,7 +191,7 @@ def tables_of(rows: Iterable[Any], name: str) -> Iterator[pa.Table]:
 
 
 def _block(rows: list[dict[str, Any]], name: str, first: int, known: pa.Schema | None) -> pa.Table:
-    return table_of(rows, lambda number: f"{name}, row {first + number + 1:,}", known)
+    return table_of(rows, lambda number: f"{name}, row {first + number:,}", known)
 
 
 def _known(known: pa.Schema | None, table: pa.Table) -> pa.Schema:

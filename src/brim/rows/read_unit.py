@@ -71,7 +71,7 @@ def read_parquet(
     except (pa.ArrowException, OSError) as error:
         reason = str(error).replace(str(file), shown).split("\n")[0].rstrip(".")
         raise InputError(
-            f"{shown!r} cannot be read as Parquet (rows {span.start:,} to {span.end:,}): {reason}.",
+            f"{shown!r} cannot be read as Parquet (rows {span.start:,} to {span.end - 1:,}): {reason}.",
             hint="Write it again.",
         ) from error
 
@@ -292,11 +292,14 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
 
 
 def where(unit: Unit, reading: Reading, offset: int) -> str:
-    """The offset-th row of a unit, for people: its file, its row there and its byte, as far as they can be told."""
+    """The offset-th row of a unit, for people: its file, its row there and its byte, as far as they can be told.
+
+    Rows count from 0, as they do in Python and in quarantine.parquet.
+    """
     try:
         return _where(unit, reading, offset)
     except (OSError, BrimError):  # the file is gone, or its store: what is said with this is more important
-        return f"row {offset + 1:,} of unit {unit.number:,}"
+        return f"row {offset:,} of unit {unit.number:,}"
 
 
 def _where(unit: Unit, reading: Reading, offset: int) -> str:
@@ -313,19 +316,19 @@ def _where(unit: Unit, reading: Reading, offset: int) -> str:
             try:
                 own = count_rows(file, span.kind, span.start, span.end, delimiter)
             except (OSError, BrimError):
-                return f"{shown}, row {offset + 1:,} of unit {unit.number:,}"
+                return f"{shown}, row {offset:,} of unit {unit.number:,}"
         if left >= own and number + 1 < len(unit.spans):
             left -= own
             continue
         if span.kind == "document":
             return shown
         if unit.origins:
-            return f"{shown}, row {unit.origins[number][1] + left + 1:,}"
+            return f"{shown}, row {unit.origins[number][1] + left:,}"
         if span.kind in ("parquet", "arrow"):
-            return f"{shown}, row {span.start + left + 1:,}"
+            return f"{shown}, row {span.start + left:,}"
         place = end_of_row(file, span.kind, span.start, span.end, left, delimiter) if left else span.start
         if too_far(file, span.start):
             return f"{shown}, byte {place:,}"
         before = count_rows(file, span.kind, 0, span.start, delimiter) if span.start else 0
-        return f"{shown}, row {before + left + 1:,} (byte {place:,})"
-    return f"row {offset + 1:,} of unit {unit.number:,}"
+        return f"{shown}, row {before + left:,} (byte {place:,})"
+    return f"row {offset:,} of unit {unit.number:,}"

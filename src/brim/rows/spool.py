@@ -246,7 +246,7 @@ def _wider(schema: pa.Schema, table: pa.Table, name: str, row: int) -> pa.Schema
         return merged(schema, table.schema.with_metadata(schema.metadata))
     except TypesDiffer as error:
         raise InputError(
-            f"{name}, rows {row + 1:,} to {row + table.num_rows:,}: the column {error.column!r} is {error.second} "
+            f"{name}, rows {row:,} to {row + table.num_rows - 1:,}: the column {error.column!r} is {error.second} "
             f"here and {error.first} before.",
             hint="Give the column one type in all rows.",
             column=error.column,

@@ -133,7 +133,7 @@ class Join:
             if key in rows:
                 what = f"lists {' '.join(key)} twice" if key else "should have a single row and has more"
                 raise SourceError(
-                    f"{path!r} {what}: rows {first[key]} and {number}.",
+                    f"{path!r} {what}: {_line_or_row(path)}s {first[key]} and {number}.",
                     hint="Leave one of them." if key else "Say with key in the recipe which one to take.",
                     path=path,
                 )
@@ -147,10 +147,15 @@ class Join:
             return _parse_value(value, column.type, self.table.null)
         except ValueError as error:
             raise SourceError(
-                f"{path!r}, row {number}: {column.source} is {value!r}, which is not {error}.",
+                f"{path!r}, {_line_or_row(path)} {number}: {column.source} is {value!r}, which is not {error}.",
                 hint="Mend it, or change its type or the table's null in the recipe.",
                 path=path,
             ) from error
+
+
+def _line_or_row(path: str) -> str:
+    """What the numbers of a table count, from 1: lines of a text, or rows of a sheet as it shows them."""
+    return "row" if path.lower().endswith((".xlsx", ".xls")) else "line"
 
 
 def _places(header: Sequence[Any], table: RecipeTable, path: str) -> dict[str, int]:
