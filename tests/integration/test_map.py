@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -9,7 +10,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,47 @@ def test_any_iterator(cache: Path) -> None:
     """In place of a list and from_list: rows are streamed, and types may appear late."""
     ds = brim.map(lambda: _counted(2000), lambda row: {"b": str(row["a"])}, memory=ROOM, name="numbers")
     assert (ds.num_rows, ds[1999]) == (2000, {"a": 1999, "late": 999.5, "b": "1999"})
+
+
+def _makers() -> dict[str, Callable[[int], Any]]:
+    """Sources of two rows from a number on, each made in another way."""
+
+    def around(first: int) -> Any:
+        return lambda: ({"a": n} for n in range(first, first + 2))
+
+    def generator(first: int) -> Any:
+        yield from ({"a": n} for n in range(first, first + 2))
+
+    class Rows:
+        def __init__(self, first: int) -> None:
+            self.first = first
+
+        def __iter__(self) -> Iterator[dict[str, int]]:
+            return iter([{"a": self.first}, {"a": self.first + 1}])
+
+    return {
+        "function": around,
+        "partial": lambda first: functools.partial(generator, first),
+        "generator": generator,
+        "iterable": Rows,
+        "list": lambda first: [{"a": first}, {"a": first + 1}],
+        "table": lambda first: pa.table({"a": [first, first + 1]}),
+    }
+
+
+@pytest.mark.parametrize("kind", _makers())
+def test_name_of_an_iterator_is_not_all_that_it_is_known_by(kind: str, cache: Path, tmp_path: Path) -> None:
+    """Other rows under the same name are computed; the same ones are found again."""
+    make, calls = _makers()[kind], tmp_path / "calls"
+
+    def counted(row: dict[str, int]) -> dict[str, int]:
+        with open(calls, "a") as file:
+            file.write("+")
+        return row
+
+    found = [brim.map(make(first), counted, memory=ROOM, name="rec")["a"][:] for first in (1, 3, 1)]
+    assert found == [[1, 2], [3, 4], [1, 2]]
+    assert len(calls.read_text()) == 4
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".csv", ".parquet"])

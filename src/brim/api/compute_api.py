@@ -129,7 +129,7 @@ def map_job(
     with heard_while_reading(destination, how):
         output = RowsOutput(given.format, given.rows_per_shard, given.split)
         step = make_step(function, options) if isinstance(function, str) else MapStep(function, options)
-        rows = open_rows(source, given.row_options(name=name))
+        rows = open_rows(source, given.row_options(source, name))
         options.check(rows.schema)
         return Job(dataset_spec("map", rows, step, output, destination, how))
 
@@ -210,7 +210,7 @@ def _tokenize_job(
         rows_per_shard=given.rows_per_shard,
         header=tuple(header.items()),
     )
-    rows = open_rows(source, given.row_options(as_text=(column,), least_unit_bytes=_UNIT_BYTES, name=name))
+    rows = open_rows(source, given.row_options(source, name, as_text=(column,), least_unit_bytes=_UNIT_BYTES))
     step.output_schema(rows.schema)
     output = TokenOutput(finish, found.name, eos)
     if destination is not None:
@@ -377,7 +377,8 @@ def tokenize(
     `source` is what `map` takes; `tokenizer` a tokenizer.json, a folder with one, a name on the Hub, or a tokenizer of
     `tokenizers` or `transformers`. To a destination (a folder, hf://datasets/ORG/NAME, s3://BUCKET/PREFIX) it is what
     `brim tokenize` does. Without one, the ids are a Dataset (with `split`, a DatasetDict) that is mapped from
-    `cache_dir`, and found there when the same is asked for again. An iterator is known again by `name`.
+    `cache_dir`, and found there when the same is asked for again. An iterator is known again by
+    `name`, together with the code that makes it.
     """
     watched, given = shown(progress), TokenizeGiven(**options)
     start_worker(TokenizeStep, given.engine, given.workers)

@@ -371,9 +371,16 @@ class ComputeGiven(PlaceGiven):
         line has no caller."""
         return How(**self.placed, on_error=self.on_error, keep_done=self.keep_done, held_bytes=held_bytes)
 
-    def row_options(self, **more: Any) -> RowOptions:
-        """How rows are read."""
+    def row_options(self, source: Any = None, name: str | None = None, **more: Any) -> RowOptions:
+        """How rows are read. With a `name`, the code that makes an iterator counts, too."""
+        code = None
+        if name is not None:
+            from brim.steps.function_digest import iterator_digest  # builds have no use for it
+
+            code = iterator_digest(source)
         return RowOptions(
+            name=name,
+            code=code,
             format=self.input_format,
             text=self.text,
             delimiter=self.delimiter,

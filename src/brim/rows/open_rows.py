@@ -356,12 +356,12 @@ def _opened(source: Any, options: RowOptions) -> RowSource:
         return _open_dataset(pick_split(source, options), options)
     if library in ("pandas", "polars") or (hasattr(source, "__arrow_c_stream__") and not hasattr(source, "__next__")):
         table = as_table(source)
-        return _open_stream(lambda: iter([table]), options, total_rows=table.num_rows)
+        return _open_stream(lambda: iter([table]), options, total_rows=table.num_rows, in_memory=True)
     if callable(source):
         return _open_stream(lambda: _iterated(source()), options)
     if isinstance(source, Iterator):
         return _open_stream(lambda: source, options, once=True)
-    return _open_stream(lambda: _iterated(source), options)
+    return _open_stream(lambda: _iterated(source), options, in_memory=isinstance(source, list | tuple))
 
 
 def _refuse_options_of_files(options: RowOptions) -> None:
@@ -537,14 +537,27 @@ def _open_dataset_stream(dataset: Any, options: RowOptions) -> RowSource:
 
 
 def _stream_facts(options: RowOptions) -> dict[str, Any]:
+    """A stream is known by its name together with the code that makes it, if there is any."""
     facts: dict[str, Any] = {"iterator": True, "options": options.facts}
-    return facts | {"name": options.name} if options.name else facts
+    if options.name:
+        facts["name"] = options.name
+        if options.code is not None:
+            facts["code"] = options.code
+    return facts
 
 
 def _open_stream(
-    make: Callable[[], Iterator[Any]], options: RowOptions, *, total_rows: int | None = None, once: bool = False
+    make: Callable[[], Iterator[Any]],
+    options: RowOptions,
+    *,
+    total_rows: int | None = None,
+    once: bool = False,
+    in_memory: bool = False,
 ) -> RowSource:
-    """The schema is that of the first rows; they are given again to who asks for units first."""
+    """The schema is that of the first rows; they are given again to who asks for units first.
+
+    `in_memory`: all rows are there, so that their content is part of what they are known by.
+    """
     name = options.name or "the iterator"
     tables = tables_of(make(), name)
     first = list(_first(tables))
@@ -564,7 +577,20 @@ def _open_stream(
             )
         return tables_of(make(), name)
 
-    return _spooled(name, all_tables, schema, _stream_facts(options), total_rows, options)
+    facts = _stream_facts(options)
+    if in_memory and options.name:
+        facts["digest"] = _digest_of_rows(tables_of(make(), name))
+    return _spooled(name, all_tables, schema, facts, total_rows, options)
+
+
+def _digest_of_rows(tables: Iterable[pa.Table]) -> str:
+    digest = hashlib.sha256()
+    for table in tables:
+        with pa.BufferOutputStream() as sink:
+            with pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table, max_chunksize=10_000)
+            digest.update(memoryview(sink.getvalue()))
+    return digest.hexdigest()[:32]
 
 
 def _first(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

@@ -18,7 +18,8 @@ FORMATS = ("jsonl", "csv", "tsv", "parquet", "arrow", "text")
 class RowOptions:
     """How a source is read and cut. What may decide the rows is part of the fingerprint.
 
-    That is all but `name` and `access`, and `leave_out_unreadable`, which the job's `on_error` decides.
+    That is all but `name` and `code`, which count for iterators alone, `access`, and `leave_out_unreadable`, which the
+    job's `on_error` decides.
     """
 
     format: str | None = None  # one of FORMATS; None goes by the names of the files
@@ -33,6 +34,7 @@ class RowOptions:
     unit_bytes: int | None = None  # None: a 64th of the source, between `least_unit_bytes` and 128 MiB
     least_unit_bytes: int = 8 << 20
     name: str | None = None  # of an iterator, which has none of its own
+    code: str | None = None  # digest of the function that makes the iterator
     access: Access = field(default_factory=Access)  # how a bucket is reached
     leave_out_unreadable: bool = False  # rows of text that cannot be read, instead of an error
 
@@ -56,7 +58,7 @@ class RowOptions:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
 
 
-_NOT_IN_FINGERPRINT = ("name", "access", "leave_out_unreadable")
+_NOT_IN_FINGERPRINT = ("name", "code", "access", "leave_out_unreadable")
 _PLAIN = RowOptions()
 
 Skip = Callable[[int], bool]

@@ -59,6 +59,20 @@ def function_digest(function: Any) -> Digest:
     return Digest(value[:32], not hasher.unstable, tuple(hasher.unstable))
 
 
+def iterator_digest(source: Any) -> str | None:
+    """The fingerprint of what makes the rows of an iterator: a function, a generator or an object; None if unknown."""
+    if isinstance(source, types.GeneratorType) and source.gi_frame is not None:
+        code, around = source.gi_code, source.gi_frame.f_locals
+        cells = tuple(types.CellType(around[name]) if name in around else types.CellType() for name in code.co_freevars)
+        made = types.FunctionType(code, source.gi_frame.f_globals, closure=cells)
+        return function_digest((made, {name: around[name] for name in sorted(around)})).value
+    if isinstance(source, str | os.PathLike | list | tuple | Iterator):
+        return None
+    if type(source).__module__.partition(".")[0] in ("brim", "datasets", "pandas", "polars", "pyarrow"):
+        return None
+    return function_digest(source).value
+
+
 class _Hasher:
     def __init__(self) -> None:
         self.unstable: list[str] = []
