@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,13 +31,16 @@ from brim.jobs.job import Built
 from brim.memory.limit import effective_limit
 from brim.plans.cut_shards import DEFAULT_SHARD_BYTES, CutOptions, metadata_bytes
 from brim.plans.file_checks import CheckOptions
+from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
+from brim.records import dataclass
 from brim.rows.open_rows import dataset_tables
 from brim.sizes import parse_size
 from brim.sources.dataset_source import dataset_source
 from brim.sources.datasets_private import fingerprint_of
 from brim.sources.file_table import FileTable
 from brim.state.durable import reason
+from brim.state.scratch import scratch_folder
 from brim.state.stop import Stop
 from brim.steps.row_features import import_datasets
 from brim.stores.destination import SCHEME, HubAddress, HubOptions, Via, parse_hub_address, repo_name_is_valid
@@ -234,13 +237,61 @@ _ROWS = "rows.arrow"
 CacheDir = str | os.PathLike[str] | None
 
 
-def flatten_indices(dataset: _D, *, cache_dir: CacheDir = None, progress: Progress | bool | None = None) -> _D:
+@dataclass(frozen=True, slots=True)
+class _Caching:
+    """The arguments by which the originals are told where to keep the numbers of rows, and how.
+
+    They decide no row. `without_effect` are names and values of those that do nothing here: one line tells so.
+    """
+
+    load_from_cache_file: bool | None = None
+    fingerprints: Mapping[str, str | None] = field(default_factory=dict)  # of the results, by split; "" for a Dataset
+    without_effect: Mapping[str, Any] = field(default_factory=dict)
+
+    def tell(self, watched: Progress) -> None:
+        usual = {"keep_in_memory": False, "writer_batch_size": 1000, "disable_nullable": False}
+        given = [name for name, value in self.without_effect.items() if value != usual.get(name)]
+        if given:
+            verb = "has" if len(given) == 1 else "have"
+            watched.note(f"{' and '.join(given)} {verb} no effect: the rows are mapped from brim's cache (cache_dir=)")
+
+
+def flatten_indices(
+    dataset: _D,
+    keep_in_memory: bool = False,
+    cache_file_name: str | None = None,
+    writer_batch_size: int | None = 1000,
+    features: Any = None,
+    disable_nullable: bool = False,
+    num_proc: int | None = None,
+    new_fingerprint: str | None = None,
+    *,
+    cache_file_names: Mapping[str, str | None] | None = None,
+    cache_dir: CacheDir = None,
+    progress: Progress | bool | None = None,
+) -> _D:
     """The rows of a Dataset or DatasetDict in their order, as rows of their own, mapped from `cache_dir`."""
-    made: _D = _flattened(dataset, "flatten", cache_dir, progress)
+    useless = {
+        "keep_in_memory": keep_in_memory,
+        "cache_file_name": cache_file_name,
+        "cache_file_names": cache_file_names,
+        "writer_batch_size": writer_batch_size,
+        "disable_nullable": disable_nullable,
+        "num_proc": num_proc,
+    }
+    caching = _Caching(None, {"": new_fingerprint}, useless)
+    made: _D = _flattened(dataset, "flatten", cache_dir, progress, caching, features)
     return made
 
 
-def _flattened(dataset: Any, what: str, cache_dir: CacheDir, progress: Progress | bool | None) -> Any:
+def _flattened(
+    dataset: Any,
+    what: str,
+    cache_dir: CacheDir,
+    progress: Progress | bool | None,
+    caching: _Caching,
+    features: Any = None,
+) -> Any:
     """What is not there yet is written, under one bar for all splits."""
     datasets, watched = import_datasets("brim.flatten_indices"), shown(progress)
     many = isinstance(dataset, datasets.DatasetDict)
@@ -248,24 +299,35 @@ def _flattened(dataset: Any, what: str, cache_dir: CacheDir, progress: Progress 
     for one in parts.values():
         if not isinstance(one, datasets.Dataset):
             raise InputError(f"This is a {type(one).__name__}, not a datasets.Dataset.")
+    caching.tell(watched)
     home, told = cache_home(cache_dir), {"what": "rows", "source": "a dataset"}
-    paths = {name: open_cache(home, f"rows-{fingerprint_of(one)}", told) / _ROWS for name, one in parts.items()}
-    lacking = {path: parts[name] for name, path in paths.items() if not path.exists()}
+    kinds = "" if features is None else f"-{digest_json(features.to_dict())[:12]}"
+    names = {name: f"rows-{fingerprint_of(one)}{kinds}" for name, one in parts.items()}
+    paths = {name: open_cache(home, folder, told) / _ROWS for name, folder in names.items()}
+    again = caching.load_from_cache_file
+    again = not (datasets.is_caching_enabled() if again is None else again)
+    lacking = {path: parts[name] for name, path in paths.items() if again or not path.exists()}
     if lacking:
         watched.start(what, sum(map(_size, lacking.values())), 0, effective_limit().bytes)
         try:
             for path, one in lacking.items():
-                _write(one, path, watched)
+                _write(one, path, watched, features)
         finally:
             watched.finish()
-    made = {name: _opened(one, paths[name]) for name, one in parts.items()}
+    made = {
+        name: _opened(one, paths[name], names[name], features, caching.fingerprints.get(name))
+        for name, one in parts.items()
+    }
     return datasets.DatasetDict(made) if many else made[""]
 
 
-def _opened(dataset: Any, path: Path) -> Any:
-    schema = dataset.features.arrow_schema
-    made = open_dataset([path], schema, fingerprint_of(dataset), info=dataset.info, split=dataset.split)
+def _opened(dataset: Any, path: Path, key: str, features: Any, fingerprint: str | None) -> Any:
+    schema = (features or dataset.features).arrow_schema
+    own = fingerprint_of(dataset) if features is None else key
+    made = open_dataset([path], schema, own, info=dataset.info, split=dataset.split, name=fingerprint)
     form = dataset.format
+    if form["type"] is None and form["columns"] == dataset.column_names:
+        return made
     return made.with_format(form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"])
 
 
@@ -274,9 +336,9 @@ def _size(dataset: Any) -> int:
     return int(dataset.data.nbytes) * len(dataset) // max(len(dataset.data), 1)
 
 
-def _write(dataset: Any, path: Path, watched: Progress) -> None:
+def _write(dataset: Any, path: Path, watched: Progress, features: Any = None) -> None:
     """All rows to a file that appears whole or not at all."""
-    schema, size, rows = dataset.features.arrow_schema, _size(dataset), 0
+    schema, size, rows = (features or dataset.features).arrow_schema, _size(dataset), 0
     waiting = path.with_name(f"{_ROWS}.{os.getpid()}.part")
     try:
         with open(waiting, "wb") as file:
@@ -308,18 +370,42 @@ def shuffle(
     dataset: _D,
     seed: int | dict[str, int | None] | None = None,
     generator: Any = None,
+    keep_in_memory: bool = False,
+    load_from_cache_file: bool | None = None,
+    indices_cache_file_name: str | None = None,
+    writer_batch_size: int | None = 1000,
+    new_fingerprint: str | None = None,
     *,
+    seeds: int | dict[str, int | None] | None = None,
+    generators: Mapping[str, Any] | None = None,
+    indices_cache_file_names: Mapping[str, str | None] | None = None,
     cache_dir: CacheDir = None,
     progress: Progress | bool | None = None,
 ) -> _D:
     """`Dataset.shuffle`, with the rows written out in their new order.
 
-    Of a DatasetDict, `seed` and `generator` may be dicts by the names of its splits.
+    Of a DatasetDict, `seeds` and `generators` may be dicts by the names of its splits; so may `seed` and `generator`.
     """
     given = _known(dataset, "brim.shuffle")
-    word = "generators" if isinstance(given, dict) else "generator"
-    ordered = given.shuffle(seed, **{word: generator}, keep_in_memory=True)
-    made: _D = _flattened(ordered, "shuffle", cache_dir, progress)
+    many = isinstance(given, dict)
+    if not many and (seeds is not None or generators is not None):
+        raise ArgumentError("seeds= and generators= are for a DatasetDict.", hint="Give seed= or generator=.")
+    if seed is not None and seeds is not None:
+        raise ArgumentError("Choose one of seed= and seeds=.")
+    if many and generator is not None and not isinstance(generator, Mapping):
+        raise ArgumentError(
+            "A DatasetDict takes one generator for each split.", hint="Give generators={'train': …, 'test': …}."
+        )
+    random = {"generators": generators or generator} if many else {"generator": generator}
+    ordered = given.shuffle(seed if seeds is None else seeds, **random, keep_in_memory=True)
+    useless = {
+        "keep_in_memory": keep_in_memory,
+        "indices_cache_file_name": indices_cache_file_name,
+        "indices_cache_file_names": indices_cache_file_names,
+        "writer_batch_size": writer_batch_size,
+    }
+    caching = _Caching(load_from_cache_file, {"": new_fingerprint}, useless)
+    made: _D = _flattened(ordered, "shuffle", cache_dir, progress, caching)
     return made
 
 
@@ -328,14 +414,34 @@ def sort(
     column_names: str | Sequence[str],
     reverse: bool | Sequence[bool] = False,
     null_placement: str = "at_end",
+    keep_in_memory: bool = False,
+    load_from_cache_file: bool | None = None,
+    indices_cache_file_name: str | None = None,
+    writer_batch_size: int | None = 1000,
+    new_fingerprint: str | None = None,
     *,
+    indices_cache_file_names: Mapping[str, str | None] | None = None,
     cache_dir: CacheDir = None,
     progress: Progress | bool | None = None,
 ) -> _D:
     """`Dataset.sort`, with the rows written out in their new order. Only the columns to sort by are held."""
     given = _known(dataset, "brim.sort")
-    ordered = given.sort(column_names, reverse=reverse, null_placement=null_placement, keep_in_memory=True)
-    made: _D = _flattened(ordered, "sort", cache_dir, progress)
+    useless = {
+        "keep_in_memory": keep_in_memory,
+        "indices_cache_file_name": indices_cache_file_name,
+        "indices_cache_file_names": indices_cache_file_names,
+        "writer_batch_size": writer_batch_size,
+    }
+    # With keep_in_memory=True, `datasets` refuses to sort what is on disk: it gets a file for the numbers of rows.
+    with tempfile.TemporaryDirectory(prefix="brim-order-", dir=scratch_folder()) as folder:
+        order: dict[str, Any] = {"reverse": reverse, "null_placement": null_placement, "load_from_cache_file": False}
+        if isinstance(given, dict):
+            order["indices_cache_file_names"] = {name: f"{folder}/{n}.arrow" for n, name in enumerate(given)}
+        else:
+            order["indices_cache_file_name"] = f"{folder}/0.arrow"
+        ordered = given.sort(column_names, **order)
+        caching = _Caching(load_from_cache_file, {"": new_fingerprint}, useless)
+        made: _D = _flattened(ordered, "sort", cache_dir, progress, caching)
     return made
 
 
@@ -351,7 +457,7 @@ def concatenate_datasets(
     """`datasets.concatenate_datasets`, with the rows written out below (or beside) each other."""
     datasets = import_datasets("brim.concatenate_datasets")
     joined = datasets.concatenate_datasets(list(dsets), info=info, split=split, axis=axis)
-    made: _D = _flattened(joined, "concatenate", cache_dir, progress)
+    made: _D = _flattened(joined, "concatenate", cache_dir, progress, _Caching())
     return made
 
 
@@ -363,6 +469,13 @@ def train_test_split(
     stratify_by_column: str | None = None,
     seed: int | None = None,
     generator: Any = None,
+    keep_in_memory: bool = False,
+    load_from_cache_file: bool | None = None,
+    train_indices_cache_file_name: str | None = None,
+    test_indices_cache_file_name: str | None = None,
+    writer_batch_size: int | None = 1000,
+    train_new_fingerprint: str | None = None,
+    test_new_fingerprint: str | None = None,
     *,
     cache_dir: CacheDir = None,
     progress: Progress | bool | None = None,
@@ -371,14 +484,25 @@ def train_test_split(
     datasets = import_datasets("brim.train_test_split")
     if not isinstance(dataset, datasets.Dataset):
         raise InputError(f"This is a {type(dataset).__name__}, not a datasets.Dataset.")
-    parts = dataset.train_test_split(
-        test_size=test_size,
-        train_size=train_size,
-        shuffle=shuffle,
-        stratify_by_column=stratify_by_column,
-        seed=seed,
-        generator=generator,
-        keep_in_memory=True,
-    )
-    made: DatasetDict = _flattened(parts, "split", cache_dir, progress)
+    useless = {
+        "keep_in_memory": keep_in_memory,
+        "train_indices_cache_file_name": train_indices_cache_file_name,
+        "test_indices_cache_file_name": test_indices_cache_file_name,
+        "writer_batch_size": writer_batch_size,
+    }
+    fingerprints = {"train": train_new_fingerprint, "test": test_new_fingerprint}
+    with tempfile.TemporaryDirectory(prefix="brim-order-", dir=scratch_folder()) as folder:  # as in `sort`
+        parts = dataset.train_test_split(
+            test_size=test_size,
+            train_size=train_size,
+            shuffle=shuffle,
+            stratify_by_column=stratify_by_column,
+            seed=seed,
+            generator=generator,
+            load_from_cache_file=False,
+            train_indices_cache_file_name=f"{folder}/train.arrow",
+            test_indices_cache_file_name=f"{folder}/test.arrow",
+        )
+        caching = _Caching(load_from_cache_file, fingerprints, useless)
+        made: DatasetDict = _flattened(parts, "split", cache_dir, progress, caching)
     return made

@@ -159,7 +159,8 @@ def map(
     the store if it is not Amazon's, `anonymous` reads without credentials. The result is a Dataset that is
     memory-mapped from `cache_dir`. Called again, it is read from there; after a crash, finished units are not done
     again. Called by several processes at once, one computes and the others wait for it. An iterator is known again by
-    `name`. An IterableDataset is computed now, into a Dataset.
+    `name`, together with the code that makes it and the values around that. An IterableDataset is computed now, into a
+    Dataset.
 
     With a `destination` (a folder, hf://datasets/ORG/NAME, s3://BUCKET/PREFIX) the rows go there as shards, as
     `brim map` does it. `function` may be "MODULE:FUNCTION", which workers alone import.
@@ -386,7 +387,7 @@ class _Call:
     ) -> tuple[RowSource, Job]:
         step = step_of(part, split)
         name = self.name if self.name is None or split is None else f"{self.name}/{split}"
-        source = open_rows(part, self.given.row_options(name=name))
+        source = open_rows(part, self.given.row_options(part, name))
         step.options.check(source.schema)
         if not step.digest.stable:
             self.watched.note(
@@ -414,7 +415,8 @@ def _mapped(part: Any, kept: Any, fingerprint: str | None) -> Any:
         return part
     if kept.schema.names == [NO_COLUMNS]:
         kept = replace(kept, files=(), schema=pa.schema([]))
-    info, split = getattr(part, "info", None), getattr(part, "split", None)
+    own = _is_rows(part) or _is_stream(part)  # a pandas table has an `info` too
+    info, split = (part.info, part.split) if own else (None, None)
     made = open_dataset(kept.files, kept.schema, kept.fingerprint, info=info, split=split, name=fingerprint)
     return _with_format_of(part, made)
 
@@ -448,7 +450,7 @@ def _refuse_misplaced(dataset: Any, with_split: bool, input_columns: Any, batche
 
 
 def _is_dict(dataset: Any) -> bool:
-    return hasattr(dataset, "items") and hasattr(dataset, "values")
+    return isinstance(dataset, Mapping)  # a pandas table has `items` and `values` too
 
 
 def _is_rows(part: Any) -> bool:
