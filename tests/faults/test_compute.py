@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -226,9 +227,59 @@ def test_the_line_holds(work: Path, kind: str) -> None:
     assert [row["id"] for row in rows] == list(range(40))
 
 
-def test_too_small_a_limit_is_refused_at_the_start(work: Path) -> None:
-    refused = brim(*command(work)[3:], "--memory", "90MB", cwd=work, check=4)
-    assert "The smallest --memory that would do" in refused.stderr
-    (work / "steps.py").write_text("import numpy\nheld = numpy.ones(30_000_000)\ndef slow(row):\n    return row\n")
-    refused = brim(*command(work)[3:], "--memory", "250MB", "--fresh", cwd=work, check=4)
-    assert "The smallest --memory that would do" in refused.stderr
+HOLDS = "import numpy\nheld = numpy.ones(30_000_000)\ndef slow(row):\n    return row\n"
+
+
+@pytest.mark.parametrize(("function", "limits"), [(SLOW, ["10MB", "90MB"]), (HOLDS, ["10MB", "150MB", "250MB"])])
+def test_a_limit_that_is_refused_names_one_with_which_the_command_runs(
+    work: Path, function: str, limits: list[str]
+) -> None:
+    """Before anything was loaded, and while a function of 240 MB is."""
+    (work / "steps.py").write_text(function)
+    for limit in limits:
+        refused = brim(*command(work)[3:], "--memory", limit, cwd=work, check=4).stderr
+        assert f"{limit[:-2]} MB of memory is too little" in refused.replace(".0 MB", " MB")
+        assert "smallest" not in refused
+        named = re.findall(r"--memory[= ](\d+[MG]B)", refused)
+        assert len(named) == 1, refused
+    brim(*command(work)[3:], "--memory", named[0], cwd=work)
+
+
+LEAKS = """
+import brim
+kept = []
+def f(row):
+    kept.append(b"x" * 16_000_000)
+    return {"n": len(kept)}
+def large(row):
+    return {"n": len(b"x" * 700_000_000)}
+ballast = b"y" * 200_000_000
+for function in (f, large):
+    try:
+        brim.map("rows.jsonl", function, memory="400MB", workers=1, progress=False)
+    except brim.DoesNotFit as error:
+        print(error, "|", error.facts["limit_bytes"])
+try:
+    brim.map("rows.jsonl", large, memory="10MB", workers=1, progress=False)
+except brim.DoesNotFit as error:
+    print(error)
+"""
+
+
+def test_errors_about_memory_in_python_name_the_limit_and_what_keeps_memory(work: Path) -> None:
+    """The limit as it was given, whatever the caller holds; a function that leaks, and a row that is too large."""
+    (work / "program.py").write_text(LEAKS)
+    environment = {**os.environ, "BRIM_CACHE": str(work / "cache")}
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=work, env=environment, capture_output=True, text=True, check=True
+    )
+    leak, row, small = done.stdout.splitlines()
+    assert leak.startswith("The function keeps memory: its worker held ")
+    assert "does not fit" not in leak
+    assert "release what it keeps" in leak
+    assert row.startswith("The row rows.jsonl, row 1 (byte 0) (unit 0) does not fit: ")
+    for said in (leak, row):
+        assert "reached the limit of 400 MB" in said
+        assert said.endswith("| 400000000")
+    assert small.startswith("10.0 MB of memory is too little: brim itself takes ")
+    assert re.search(r"Try memory='?\d+[MG]B", small), small

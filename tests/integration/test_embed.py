@@ -236,6 +236,28 @@ def test_images_as_columns_hold_them(tmp_path: Path) -> None:
         run(options, pa.table({"image": [1, 2]}))
 
 
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("imgs/a.png", "The image 'imgs/a.png' cannot be decoded: No such file or directory. Relative paths begin at"),
+        ("/none/a.png", "The image 'a.png' cannot be decoded: No such file or directory. Leave"),
+        ("text.png", "The image 'text.png' cannot be decoded: it is damaged, or no image."),
+        ("", "The path of the image is empty."),
+        ("imgs", "The image 'imgs' cannot be decoded: Is a directory."),
+    ],
+)
+def test_an_image_path_is_shown_as_the_row_has_it(tmp_path: Path, cell: str, said: str) -> None:
+    """No false absolute path, and no folder of this machine."""
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "imgs").mkdir(exist_ok=True)
+    table = pa.table({"image": pa.array([cell], pa.string())})
+    with pytest.raises(BadRow) as caught:
+        embed("mean_colour", table, column=None, image="image", image_root=str(tmp_path))
+    words = " ".join(caught.value.__cause__.words)  # type: ignore[union-attr]
+    assert words.startswith(said)
+    assert str(tmp_path) not in words
+
+
 def write_units(folder: Path, table: pa.Table, cuts: list[int]) -> list[Path]:
     folder.mkdir()
     units = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -210,6 +211,26 @@ def test_embed_computes_a_unit_again_whose_source_changed_since_the_receipt(work
     (work / "asked.log").unlink()
     forked(*resumed_words("emb.npy"), cwd=work)
     assert rows_asked(work) == ROWS
+
+
+HEAVY = """
+import numpy as np
+def factory():
+    weights = np.ones(25_000_000)
+    return lambda batch: np.ones((len(batch["text"]), 2), "float32") * weights[:2]
+"""
+
+
+def test_a_limit_that_is_refused_names_one_with_which_a_factory_runs(work: Path) -> None:
+    """The model takes 200 MB: at no limit below that a number is named that is refused in turn."""
+    (work / "heavy.py").write_text(HEAVY)
+    command = [word.replace("mine:factory", "heavy.py:factory") for word in words("emb.npy")[:-2]]
+    for limit in ("50MB", "150MB", "220MB", "260MB"):
+        refused = run_brim(*command, "--memory", limit, cwd=work, check=4).stderr
+        assert f"{limit[:-2]} MB of memory is too little" in refused.replace(".0 MB", " MB")
+        (named,) = re.findall(r"--memory[= ](\d+[MG]B)", refused)
+    run_brim(*command, "--memory", named, cwd=work)
+    run_brim(*command, "--memory", "450MB", "--fresh", cwd=work)
 
 
 class Advances:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -219,3 +220,52 @@ def test_the_command_with_a_real_model(minilm: str, tmp_path: Path) -> None:
         assert process.wait() != 0
     subprocess.run([*command, "emb.safetensors", *words[1:]], check=True, **alone)
     assert (tmp_path / "emb.safetensors").read_bytes() == whole
+
+
+def test_max_tokens_above_the_positions_of_a_model_is_refused(minilm: str, bert: str, clip: str) -> None:
+    """Before the first row, with the number of positions; as many as there are work."""
+    for model, positions in ((minilm, 512), (bert, 512), (clip, 16)):
+        table = texts_table(["word " * 2_000, "a dog"])
+        options = EmbedOptions(model, column="caption", loading=ModelOptions(max_tokens=positions + 1, device="cpu"))
+        with pytest.raises(InputError, match=f"is more than the {positions} positions of this model") as caught:
+            run(options, table)
+        assert f"--max-tokens={positions} or less" in caught.value.words[1]
+        fits = EmbedOptions(model, column="caption", loading=ModelOptions(max_tokens=positions, device="cpu"))
+        assert run(fits, table).num_rows == 2
+
+
+def test_positions_of_models_with_and_without_a_table() -> None:
+    """RoBERTa counts from its padding; rotary positions have no end."""
+    from brim.steps.transformers_models import text_positions
+
+    sizes: dict[str, Any] = {"vocab_size": 9, "hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 1}
+    roberta = transformers.RobertaConfig(
+        **sizes, num_attention_heads=2, max_position_embeddings=34, pad_token_id=1, bos_token_id=0, eos_token_id=2
+    )
+    llama = transformers.LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=34)
+    assert text_positions(transformers.RobertaModel(roberta)) == 32
+    assert text_positions(transformers.LlamaModel(llama)) is None
+
+
+def test_a_limit_that_is_refused_names_one_with_which_minilm_runs(minilm: str, tmp_path: Path) -> None:
+    """Whether torch, the library or the model do not fit; where a batch does not, no number is named."""
+    texts = [" ".join(WORDS[n * k % len(WORDS)] for k in range(5 + n % 200)) for n in range(120)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    command = [sys.executable, "-m", "brim", "embed", "texts.jsonl", "v.npy", "--model", minilm, "--column", "text"]
+    alone: dict[str, Any] = {
+        "cwd": tmp_path,
+        "env": {**os.environ, "OMP_NUM_THREADS": "1"},
+        "capture_output": True,
+        "text": True,
+    }
+    named: set[str] = set()
+    for limit in ("100MB", "300MB", "480MB"):
+        refused = subprocess.run([*command, "--memory", limit], **alone)
+        assert refused.returncode == 4
+        numbers = re.findall(r"--memory[= ](\d+[MG]B)", refused.stderr)
+        assert len(numbers) == ("is too little" in refused.stderr)
+        named.update(numbers)
+    assert named
+    for limit in named:
+        done = subprocess.run([*command, "--memory", limit, "--fresh"], **alone)
+        assert done.returncode == 0, done.stderr

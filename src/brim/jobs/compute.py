@@ -310,6 +310,7 @@ class Computing:
             self.step.batch_rows or 1,
             self.spec.label or self.spec.verb,
             whole_node=model,
+            held_bytes=self.how.held_bytes,
         )
         progress, stop = self.books.progress, self.books.stop
         work = UnitWork(self.source, self.step, self.output.writing, units, folder, options, progress, stop, share)

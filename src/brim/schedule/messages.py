@@ -73,14 +73,18 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """The worker begins with these rows of its unit. `seen_bytes` of input are behind it."""
+    """The worker begins with these rows of its unit. `seen_bytes` of input are behind it.
+
+    `held_bytes` is what it holds by then, without the results of its batch; 0 if that was not measured.
+    """
 
     offset: int
     rows: int
     seen_bytes: int
+    held_bytes: int = 0
 
 
-_PLACE = struct.Struct("<qqqq")
+_PLACE = struct.Struct("<qqqqq")
 
 
 class Whereabouts:
@@ -96,10 +100,10 @@ class Whereabouts:
             self._map = mmap.mmap(file.fileno(), 0)
 
     def note(self, slot: int, unit: int, at: At) -> None:
-        _PLACE.pack_into(self._map, slot * _PLACE.size, unit, at.offset, at.rows, at.seen_bytes)
+        _PLACE.pack_into(self._map, slot * _PLACE.size, unit, at.offset, at.rows, at.seen_bytes, at.held_bytes)
 
     def forget(self, slot: int) -> None:
-        _PLACE.pack_into(self._map, slot * _PLACE.size, 0, 0, 0, 0)
+        _PLACE.pack_into(self._map, slot * _PLACE.size, 0, 0, 0, 0, 0)
 
     def find(self, slot: int, unit: int) -> At | None:
         """None if it came to no batch of the unit."""

@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from brim.errors import DoesNotFit
-from brim.memory.limit import usable_cores
+from brim.memory.limit import headrooms, usable_cores
 from brim.memory.meter import oom_kills, process_bytes
 from brim.schedule.memory_line import Gate, HeldLine, WorkerRoom
 from brim.schedule.messages import At, Done, Failed, Order, Probed, Ready, Setup, Whereabouts
@@ -62,7 +62,7 @@ class ProcessBackend:
 
     def __enter__(self) -> ProcessBackend:
         if self._limit < self._room.smallest_bytes:
-            raise too_small(self._room, known=False)
+            raise self._too_small(self._room)
         if self._work.ledger.recall(_DIFFERED):
             self._use_reference()
         self._gate = Gate(self._work.folder / "gate")
@@ -285,14 +285,13 @@ class ProcessBackend:
         return self._take(worker, message)
 
     def _take(self, worker: WorkerProcess, message: Any) -> Event | None:
-        if isinstance(message, Ready):
-            return self._is_ready(worker, message)
-        if isinstance(message, Done):
-            self._is_done(worker, message)
-            return None
         if isinstance(message, Failed):
             return self._failed(worker, message)
-        if isinstance(message, At):
+        if isinstance(message, Ready):
+            self._is_ready(worker, message)
+        elif isinstance(message, Done):
+            self._is_done(worker, message)
+        elif isinstance(message, At):
             self._advance(worker, message.seen_bytes)
         elif isinstance(message, Probed):
             self._types = message.types.hex()
@@ -308,14 +307,11 @@ class ProcessBackend:
             self._progress.advance(max(seen - worker.seen_bytes, 0))
             worker.seen_bytes = max(seen, worker.seen_bytes)
 
-    def _is_ready(self, worker: WorkerProcess, message: Ready) -> Event | None:
+    def _is_ready(self, worker: WorkerProcess, message: Ready) -> None:
         worker.ready, worker.base_bytes = True, message.held_bytes
         parent = max(process_bytes(os.getpid()) + self._room.beside_bytes, self._room.parent_bytes)
         worker_bytes = max(message.held_bytes, self._room.worker_bytes)
         self._room = replace(self._room, parent_bytes=parent, worker_bytes=worker_bytes)
-        if self._room.smallest_bytes > self._limit and self._receipts.computed == 0:
-            return TaskFailed(too_small(self._room, known=True))
-        return None
 
     def _is_done(self, worker: WorkerProcess, done: Done) -> None:
         attempt = worker.attempt
@@ -341,7 +337,7 @@ class ProcessBackend:
         if failed.kind != "memory":
             return TaskFailed(failed.error)
         if not worker.ready:
-            return TaskFailed(too_small(self._room_with(worker), known=False))
+            return TaskFailed(self._too_small(self._room_with(worker)))
         return self._out_of_memory(worker, max(worker.peak_bytes, worker.held_bytes()))
 
     def _leave_fast(self, who: WorkerProcess, differed: str) -> None:
@@ -396,7 +392,7 @@ class ProcessBackend:
     def _did_not_start(self, worker: WorkerProcess, code: int, words: str) -> Event | None:
         """With others beside it, there may only be too many; and whoever kills may do it once."""
         if worker.over_line_bytes and not self._workers:
-            return TaskFailed(too_small(self._room_with(worker), known=False))
+            return TaskFailed(self._too_small(self._room_with(worker)))
         if worker.was_spare:
             return None  # another one is started from the beginning, and tells what is wrong
         self._bad_starts += 1
@@ -405,6 +401,10 @@ class ProcessBackend:
         if worker.over_line_bytes:
             self._most = max(len(self._workers), 1)
         return None
+
+    def _too_small(self, room: WorkerRoom) -> DoesNotFit:
+        free = min((each.bytes for each in headrooms(os.environ)), default=0)
+        return too_small(room, self._work.options.held_bytes, free // 2)
 
     def _room_with(self, worker: WorkerProcess) -> WorkerRoom:
         """The room, now that a worker was seen to need more before its first row."""
@@ -425,5 +425,5 @@ class ProcessBackend:
         if not was_alone and self._shortages > 1 + self._receipts.computed // _RARE:
             self._most = max(self._most - 1, 1)
         what = f"unit {attempt.unit.number} ran out of memory"
-        end = functools.partial(self._work.does_not_fit, attempt, at, held_bytes, by_kernel)
+        end = functools.partial(self._work.does_not_fit, attempt, at, held_bytes, by_kernel, worker.base_bytes)
         return TaskLost(attempt, "memory", what, end, at, held_bytes, was_alone)

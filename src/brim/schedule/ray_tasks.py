@@ -343,7 +343,7 @@ class RayUnits(RayBackend):
         with self._leaving_nothing():
             self._look_at_nodes()
             if self._limit < INTERPRETER_BYTES + _WORK_BYTES:
-                raise too_small(self._room(), known=False)
+                raise too_small(self._room())
             self._put_setup()
         self.ahead = self._most
         return self
@@ -469,7 +469,7 @@ class RayUnits(RayBackend):
         """Its imports took more than its share. One shows with a node to itself what they take; others wait for it."""
         if attempt.alone or answer.whole:
             room = replace(self._room(), worker_bytes=max(answer.peak_bytes - INTERPRETER_BYTES, 0))
-            return TaskFailed(too_small(room, known=False))
+            return TaskFailed(too_small(room))
         self._start_bytes = max(self._start_bytes, answer.peak_bytes)
         self._share_out()
         return TaskAgain(attempt, alone=True)

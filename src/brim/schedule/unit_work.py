@@ -56,7 +56,8 @@ _CRASHES = 3  # a worker may also be killed by somebody who means well
 class ComputeOptions:
     """How to run, apart from what. `align` is the number of rows that unit boundaries are a multiple of.
 
-    `whole_node`: one worker takes all cores by itself, as a model does.
+    `whole_node`: one worker takes all cores by itself, as a model does. `held_bytes` of the limit are what the caller
+    holds: they are added to what it asked for, and are not shown.
     """
 
     limit_bytes: int
@@ -65,6 +66,7 @@ class ComputeOptions:
     align: int = 1
     what: str = "map"
     whole_node: bool = False
+    held_bytes: int = 0
 
     def __post_init__(self) -> None:
         one_of("on-error", self.on_error, get_args(OnError))
@@ -129,11 +131,23 @@ class UnitWork:
         reading = self.source.reading
         return reading if self.step.columns is None else replace(reading, columns=self.step.columns)
 
-    def does_not_fit(self, attempt: Attempt, at: At | None, held_bytes: int, by_kernel: bool = False) -> DoesNotFit:
+    def does_not_fit(
+        self, attempt: Attempt, at: At | None, held_bytes: int, by_kernel: bool = False, base_bytes: int = 0
+    ) -> DoesNotFit:
         from brim.schedule.work_failures import does_not_fit  # reads units, which most who import this do not
 
-        limit, reading = self.options.limit_bytes, self.source.reading
-        return does_not_fit(attempt, at, held_bytes, self.step, reading, limit, by_kernel=by_kernel)
+        options = self.options
+        return does_not_fit(
+            attempt,
+            at,
+            held_bytes,
+            self.step,
+            self.source.reading,
+            options.limit_bytes,
+            by_kernel=by_kernel,
+            base_bytes=base_bytes,
+            caller_bytes=options.held_bytes,
+        )
 
 
 class UnitBackend(Backend, Protocol):

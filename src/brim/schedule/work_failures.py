@@ -232,16 +232,27 @@ def _where_in_code(error: BadRow) -> str:
     return f", in line {last.lineno} of {last.name}{code}"
 
 
-def too_small(room: WorkerRoom, *, known: bool) -> DoesNotFit:
-    """The limit leaves no room for any work. `known`: a worker was seen, so this is no guess."""
-    least = "" if known else "at least "
+def too_small(room: WorkerRoom, held_bytes: int = 0, enough_bytes: int = 0) -> DoesNotFit:
+    """The limit leaves no room for any work.
+
+    How much would do is not known: the worker was stopped before it had loaded everything. `enough_bytes` is what is
+    surely free; `held_bytes` is what the caller held, which is beside the limit that it gave.
+    """
+    limit, own = room.limit_bytes - held_bytes, max(room.parent_bytes - held_bytes, 0)
+    least = f"a worker at least {format_size(room.worker_bytes)} before its first row"
+    hint = "Give it more with --memory."
+    if enough_bytes > room.smallest_bytes:
+        enough = f"{enough_bytes // 10**9}GB" if enough_bytes >= 10**10 else f"{enough_bytes // 10**6}MB"
+        hint = f"Try --memory={enough}, half of what is free here: the summary then says how much the job took."
     return DoesNotFit(
-        f"{format_size(room.limit_bytes)} of memory is too little: brim itself takes {format_size(room.parent_bytes)} "
-        f"and a worker with its imports {least}{format_size(room.worker_bytes)}, before any work.",
-        hint=f"The smallest --memory that would do is {least}{format_size(room.smallest_bytes)}.",
-        limit_bytes=room.limit_bytes,
-        need_bytes=room.smallest_bytes,
+        f"{format_size(limit)} of memory is too little: brim itself takes {format_size(own)} and {least}.",
+        hint=hint,
+        limit_bytes=limit,
+        need_bytes=room.smallest_bytes - held_bytes,
     )
+
+
+_KEPT_BYTES = 64 << 20
 
 
 def does_not_fit(
@@ -253,12 +264,25 @@ def does_not_fit(
     limit_bytes: int,
     *,
     by_kernel: bool = False,
+    base_bytes: int = 0,
+    caller_bytes: int = 0,
 ) -> DoesNotFit:
-    """The end of the road: which rows, what they took, whose limit it was, and what to change."""
+    """The end of the road: which rows, what they took, whose limit it was, and what to change.
+
+    `base_bytes` is what the worker held before its first row. `caller_bytes` is what the caller of the job holds, which
+    is beside the limit that it gave.
+    """
     at = at or attempt.at or At(0, 0, 0)
     place = where(attempt.unit, reading, at.offset)
     rows = f"The batch of {at.rows:,} rows that begins at {place}" if at.rows > 1 else f"The row {place}"
-    held, limit = format_size(held_bytes), format_size(limit_bytes)
+    held, limit = format_size(held_bytes), format_size(limit_bytes - caller_bytes)
+    fault = f"{rows} (unit {attempt.unit.number}) does not fit"
+    more = step.smaller(at.rows)
+    kept = at.held_bytes - base_bytes
+    if base_bytes and at.offset and kept > max(_KEPT_BYTES, held_bytes - at.held_bytes):
+        before = f"{format_size(at.held_bytes)} before {place} (unit {attempt.unit.number})"
+        fault = f"The function keeps memory: its worker held {format_size(base_bytes)} at first and {before}"
+        more = "Let the function release what it keeps of earlier rows, or take smaller units with --unit-size."
     if by_kernel:
         who = gives_less(limit_bytes)
         struck = f"the kernel ended the worker at {held}, not brim at its limit of {limit}: {who or _MACHINE_FULL}."
@@ -267,9 +291,9 @@ def does_not_fit(
         struck = f"the worker held {held} when it reached the limit of {limit}, with nothing else running."
         hint = "Run it again with more --memory: finished units are kept."
     return DoesNotFit(
-        f"{rows} (unit {attempt.unit.number}) does not fit: {struck}",
-        hint=f"{hint} {step.smaller(at.rows)}".strip(),
-        limit_bytes=limit_bytes,
+        f"{fault}: {struck}",
+        hint=f"{hint} {more}".strip(),
+        limit_bytes=limit_bytes - caller_bytes,
         need_bytes=held_bytes,
         unit=attempt.unit.number,
         row=at.offset,

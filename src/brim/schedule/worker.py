@@ -113,7 +113,8 @@ class Worker:
 
     def __init__(self, setup: Any, connection: Connection, job: Path) -> None:
         self.setup, self.connection, self._job = setup, connection, job
-        self._told = self._weighed = 0.0
+        self._told = self._weighed = self._measured_at = 0.0
+        self._measured = 0
         self._source_hash: Any = None  # of the unit under way
         self._begun: tuple[Any, int, _Bad, Iterator[Any]] | None = None  # a unit whose first batch was looked at
         with open(job / setup.gate, "rb") as file:
@@ -256,12 +257,16 @@ class Worker:
                 continue
             self._pause(order.soft_bytes)
             results: list[Any] = []
+            result_bytes = 0
             for part in bad.between_gaps(table, offset) if step.indices else [table]:
                 first = None if unit.first_row is None else unit.first_row + bad.position(offset)
                 for batch in _pieces(Batch(part, offset, first), order.pieces if step.splittable else 1):
-                    self._tell(order, batch, seen, bad)
-                    advance = functools.partial(self._tell_within, order, batch, seen, bad)
-                    results += self._apply(replace(batch, advance=advance), order.pieces != 1, bad, unit)
+                    held = self._held_bytes(order) - result_bytes
+                    self._tell(order, batch, seen, held, bad)
+                    advance = functools.partial(self._tell_within, order, batch, seen, held, bad)
+                    made = self._apply(replace(batch, advance=advance), order.pieces != 1, bad, unit)
+                    results += made
+                    result_bytes += sum(each.nbytes for each in made)
                 offset += part.num_rows
             result = joined(results) if results else None
             seen += table.nbytes
@@ -335,11 +340,20 @@ class Worker:
 
         return explain(error, unit, self.setup.reading, bad.position(batch.offset + error.row) - error.row)
 
-    def _tell(self, order: Any, batch: Any, seen: int, bad: _Bad) -> None:
+    def _held_bytes(self, order: Any) -> int:
+        """What this process holds: measured for every row if a row shall be named, else now and then."""
+        from brim.memory.meter import process_bytes
+
+        now = time.monotonic()
+        if order.pieces != 1 or now - self._measured_at >= _WEIGH_S:
+            self._measured_at, self._measured = now, process_bytes(os.getpid())
+        return self._measured
+
+    def _tell(self, order: Any, batch: Any, seen: int, held: int, bad: _Bad) -> None:
         """Where this worker is. Not more often than is useful, unless a row shall be named and nothing else tells."""
         from brim.schedule.messages import At
 
-        now, at = time.monotonic(), At(bad.position(batch.offset), batch.table.num_rows, seen)
+        now, at = time.monotonic(), At(bad.position(batch.offset), batch.table.num_rows, seen, max(held, 0))
         if self._whereabouts is not None:
             self._whereabouts.note(order.slot, order.unit.number, at)
         exact = self._whereabouts is None and (order.pieces != 1 or self.setup.step.batch_rows != 1)
@@ -347,9 +361,9 @@ class Worker:
             self._told = now
             self.connection.send(at)
 
-    def _tell_within(self, order: Any, batch: Any, seen: int, bad: _Bad, rows: int) -> None:
+    def _tell_within(self, order: Any, batch: Any, seen: int, held: int, bad: _Bad, rows: int) -> None:
         """So many rows of a batch are done."""
-        self._tell(order, batch, seen + batch.table.nbytes * rows // max(batch.table.num_rows, 1), bad)
+        self._tell(order, batch, seen + batch.table.nbytes * rows // max(batch.table.num_rows, 1), held, bad)
 
     def _pause(self, soft_bytes: int) -> None:
         """Between batches: give back what is free, and wait a little while memory is short."""

@@ -10,6 +10,7 @@ What a model gives, as the columns of a table: checked, normalised, in a type th
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import sys
@@ -157,17 +158,24 @@ def decoded(cell: Any, root: str | None) -> Any:
         raise InputError("The image is null.", hint="Leave such rows out of the source.")
     if in_bucket(cell, root):
         raise InputError(f"The image {path!r} is not in the bucket.", hint="Put it there, or use --on-error=skip.")
+    if content is None and not path:
+        raise InputError("The path of the image is empty.", hint="Leave such rows out of the source.")
     source = io.BytesIO(content) if content is not None else Path(root or "", path or "")
     try:
         with pillow.open(source) as image:
             return ImageOps.exif_transpose(image).convert("RGB")
     except (OSError, ValueError, SyntaxError, EOFError, TypeError, pillow.DecompressionBombError) as error:
-        what = f" {Path(path).name!r}" if path else ""
-        reason = str(error) if content is None or not isinstance(error, OSError) else "it is damaged, or no image"
-        raise InputError(
-            f"The image{what} cannot be decoded: {reason.replace(str(root), '') if root else reason}.",
-            hint="Leave it out of the source, or use --on-error=skip.",
-        ) from error
+        # What is said may be published with the rows that are left out: no folder of this machine is named.
+        shown = (Path(path).name if Path(path).is_absolute() else path) if path else ""
+        fault = f"The image {shown!r} cannot be decoded" if shown else "The image cannot be decoded"
+        hint = "Leave it out of the source, or use --on-error=skip."
+        if isinstance(error, OSError):
+            why = "it is damaged, or no image" if error.errno is None else error.strerror
+            if error.errno == errno.ENOENT and path and not Path(path).is_absolute():
+                hint = f"Relative paths begin at the folder of the source. {hint}"
+        else:
+            why = str(error)
+        raise InputError(f"{fault}: {why}.", hint=hint) from error
 
 
 def _content(cell: Any) -> tuple[bytes | None, str | None]:

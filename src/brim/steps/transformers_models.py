@@ -14,6 +14,7 @@ from brim.errors import InputError
 from brim.steps.embed_options import ModelOptions, Pooling
 from brim.steps.models import Model, VectorType, need
 
+_POSITIONS = ("position_embeddings", "position_embedding", "wpe")  # as BERT, CLIP and GPT-2 call the table
 _UNSET_LENGTH = 100_000  # a tokenizer without a limit says 10**30
 
 
@@ -36,7 +37,9 @@ class _Parts:
     def __init__(self, place: str, model: Any, options: ModelOptions, device: str) -> None:
         self.place, self.model, self.options, self.device = place, model, options, device
         config = getattr(model.config, "text_config", None) or model.config
-        self._most_tokens = options.max_tokens or getattr(config, "max_position_embeddings", None)
+        positions = text_positions(getattr(model, "text_model", model))
+        refuse_more_tokens(options.max_tokens, positions)
+        self._most_tokens = options.max_tokens or positions or getattr(config, "max_position_embeddings", None)
 
     def tokenizer(self) -> Any:
         made = transformers.AutoTokenizer.from_pretrained(self.place, revision=self.options.revision)
@@ -60,6 +63,23 @@ class _Parts:
 
     def lengths(self, tokenizer: Any, texts: Sequence[str]) -> list[int]:
         return token_counts(tokenizer, texts, self._most_tokens)
+
+
+def text_positions(model: Any) -> int | None:
+    """The length of the longest text that a model has positions for; None if they are not a table."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in _POSITIONS and isinstance(module, torch.nn.Embedding):
+            unused = 0 if module.padding_idx is None else module.padding_idx + 1  # as in RoBERTa
+            return module.num_embeddings - unused
+    return None
+
+
+def refuse_more_tokens(asked: int | None, positions: int | None) -> None:
+    if asked is not None and positions is not None and asked > positions:
+        raise InputError(
+            f"--max-tokens={asked} is more than the {positions} positions of this model.",
+            hint=f"Use --max-tokens={positions} or less: longer texts are cut.",
+        )
 
 
 def token_counts(tokenizer: Any, texts: Sequence[str], most: int | None) -> list[int]:
@@ -199,6 +219,7 @@ class SentenceModel:
         ).eval()
         self._device = device
         if options.max_tokens is not None:
+            refuse_more_tokens(options.max_tokens, text_positions(self._model) if text else None)
             self._model.max_seq_length = options.max_tokens
         default = self._model.prompts.get(self._model.default_prompt_name) if self._model.default_prompt_name else None
         self._prompt = default if options.prompt is None else options.prompt
