@@ -277,7 +277,7 @@ def test_errors_about_memory_in_python_name_the_limit_and_what_keeps_memory(work
     assert leak.startswith("The function keeps memory: its worker held ")
     assert "does not fit" not in leak
     assert "release what it keeps" in leak
-    assert row.startswith("The row rows.jsonl, row 1 (byte 0) (unit 0) does not fit: ")
+    assert row.startswith("The row rows.jsonl, row 0 (byte 0) (unit 0) does not fit: ")
     for said in (leak, row):
         assert "reached the limit of 400 MB" in said
         assert said.endswith("| 400000000")
