@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -94,7 +95,7 @@ def csv_header(content: Iterable[bytes], delimiter: str, shown: str) -> tuple[li
         raise InputError(f"{shown!r} ends its lines with a bare carriage return.", hint="Save it with line feeds.")
     rows = [row for row in csv.reader(text.lstrip("\r\n").splitlines(keepends=True), delimiter=delimiter) if row]
     names = rows[0] if rows else []
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if not names or twice or "" in names:
         what = "has no header" if not names else f"has several columns named {twice[0]!r}" if twice else ""
         raise InputError(

@@ -6,7 +6,6 @@ widened with those before; the rows that follow keep the wider types. Dates stay
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,10 +21,11 @@ from brim.rows.schemas import TypesDiffer, cast, merged, unify
 from brim.rows.source_hash import SourceHash
 from brim.rows.unit import Kind, Span
 from brim.rows.unreadable import OnUnreadable, UnreadableRow
-from brim.sources.exact_values import CHANGES_AS_NUMBER, load_row, may_differ
+from brim.sources.exact_values import CHANGES_AS_NUMBER, LONG_NUMBER, load_row, may_differ, reaches
 
 _BLANK = b" \t\r\n"
 _COUNTED_BYTES = 1 << 28
+_MOST_COUNTED_BYTES = 1 << 32  # behind so much of a file, each unit would take seconds to count its lines
 _AS_TEXT = "Put such a value into the first rows, so that the column is read as text."
 _OR_LEAVE_OUT = "Or leave such rows out with --on-error=skip or --on-error=quarantine."
 
@@ -145,7 +145,7 @@ class TextReader:
         assert self._on_unreadable is not None
         for number in sorted(reasons):
             start, content = rows[number]
-            line = place.line_number(text, start)
+            line = place.line_number(text, start) if place.place < _MOST_COUNTED_BYTES else None
             byte = None if place.is_copy else place.place + start
             row = UnreadableRow(self.rows + number, place.shown, line, byte, content, reasons[number])
             self._on_unreadable(row)
@@ -225,7 +225,11 @@ class TextReader:
         if objects:
             known = self.schema
             may_leave_out = None if self._on_unreadable is None else refuse
-            table = table_of(objects, lambda row: place.line(text, rows[numbers[row]][0]), known, may_leave_out)
+            try:
+                table = table_of(objects, lambda row: place.line(text, rows[numbers[row]][0]), known, may_leave_out)
+            except InputError as error:
+                message, hint = error.words
+                raise InputError(message, hint=f"{hint} {_OR_LEAVE_OUT}".strip(), **error.facts) from error
         if reasons:
             self._left_out(place, text, rows, reasons)
         return table
@@ -288,15 +292,16 @@ class TextReader:
             known = {name: kind for name, kind in types.items() if kind == pa.string()}
             table = parse_csv(text, names, self.delimiter, known, wanted)
             merged(self.schema, table.schema.with_metadata(self.schema.metadata))
-        self._check_numbers(text, names, table.schema, place)
+        self._check_numbers(text, names, table, place)
         return table
 
-    def _check_numbers(self, text: bytes, names: list[str], schema: pa.Schema, place: Place | None) -> None:
+    def _check_numbers(self, text: bytes, names: list[str], table: pa.Table, place: Place | None) -> None:
         """007 or 0x10 behind the samples of the plan must not become 7 or 16, nor a long id another number."""
-        wide = merged(self.schema, schema.with_metadata(self.schema.metadata))
-        floats = [name for name in schema.names if pa.types.is_floating(wide.field(name).type)]
-        numbers = [name for name in schema.names if name in floats or pa.types.is_integer(wide.field(name).type)]
-        if not numbers or not (_starts_with_zero(text, self.delimiter) or (floats and _LONG_NUMBER.search(text))):
+        wide = merged(self.schema, table.schema.with_metadata(self.schema.metadata))
+        floats = [name for name in table.column_names if pa.types.is_floating(wide.field(name).type)]
+        numbers = [name for name in table.column_names if name in floats or pa.types.is_integer(wide.field(name).type)]
+        is_long = any(reaches(table.column(name), LONG_NUMBER) for name in floats)
+        if not numbers or not (is_long or _starts_with_zero(text, self.delimiter)):
             return
         table = parse_csv(text, names, self.delimiter, dict.fromkeys(numbers, pa.string()), numbers)
         for name in numbers:
@@ -314,7 +319,6 @@ class TextReader:
 
 _DOES_NOT_PARSE = (pa.ArrowInvalid, TypesDiffer, UnicodeDecodeError, InputError)
 Rows = list[tuple[int, bytes]]  # where each row of a block starts in it, and its bytes
-_LONG_NUMBER = re.compile(rb"[0-9]{16}|[0-9][eE]\+?[0-9]{3}")
 
 
 def _rows_of_lines(text: bytes, blank: bytes = _BLANK) -> Rows:

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+LONG_NUMBER = 1e15  # a number below it has at most 15 digits before its point, which a float64 holds
 # CSV values that are other numbers, or other texts, once they are read as numbers: 007, 0x10, more digits than a float
 # holds, and exponents that become infinite. Columns with such values stay text.
 CHANGES_AS_NUMBER = r"^[+-]?(0[0-9xX]|[0-9]{16,}\.?[0-9]*$|[0-9.]+[eE]\+?0*(309|3[1-9][0-9]|[4-9][0-9]{2}|[0-9]{4,})$)"
@@ -103,12 +104,17 @@ def may_differ(text: bytes, table: pa.Table | None) -> bool:
     return any(_has_large_float(chunk) for column in table.columns for chunk in column.chunks)
 
 
+def reaches(array: Any, limit: float) -> bool:
+    """Whether a number is as large as a limit, or as small as its negative."""
+    least, most = pc.min_max(array).as_py().values()
+    return most is not None and (most >= limit or least <= -limit)
+
+
 def _has_large_float(array: Any) -> bool:
     """Whether a value may have been an integer that a float64 does not hold."""
     kind = array.type
     if pa.types.is_floating(kind):
-        least, most = pc.min_max(array).as_py().values()
-        return most is not None and (most >= _EXACT_IN_FLOAT or least <= -_EXACT_IN_FLOAT)
+        return reaches(array, _EXACT_IN_FLOAT)
     if pa.types.is_struct(kind):
         return any(_has_large_float(field) for field in array.flatten())
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _has_large_float(array.flatten())
