@@ -67,5 +67,30 @@ def mean_colour() -> Callable[[Given], Any]:
     return lambda given: {"vision": np.array([np.asarray(image).mean((0, 1)) for image in given["image"]])}
 
 
+class NoRed:
+    """Fails on red images, in `prepare_image` or in `encode`; counts the rows of each batch that worked."""
+
+    worked: list[int] = []  # noqa: RUF012 - shared by everybody, which is the point
+
+    def __init__(self, early: bool = False) -> None:
+        self._early = early
+
+    def _check(self, colour: Any) -> None:
+        if tuple(colour) == (255, 0, 0):
+            raise ValueError("red")
+
+    def prepare_image(self, image: Any) -> Any:
+        colour = np.asarray(image).mean((0, 1))
+        if self._early:
+            self._check(colour)
+        return colour
+
+    def encode(self, given: Given) -> Any:
+        for colour in given["image"]:
+            self._check(colour)
+        NoRed.worked.append(len(given["image"]))
+        return {"vision": np.array(given["image"], np.float32)}
+
+
 def not_a_model() -> int:
     return 3

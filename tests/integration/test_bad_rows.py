@@ -49,13 +49,15 @@ class Model:
     def encode(self, texts):
         if self.kill and any(text.startswith("kill ") for text in texts) and not os.path.exists("killed"):
             open("killed", "w").close()
+            if self.kill == "memory":
+                hungry = [np.ones(20_000_000) for _ in range(10)]
             os.kill(os.getpid(), signal.SIGKILL)
         if not self.prepare_fails:
             self.check(texts)
         longest = max(map(len, texts))
         return np.array([[zlib.crc32(text.encode()) / 2**32 + longest, len(text)] for text in texts], "float32")
 
-def factory(prepare_fails=0, most=10**9, kill=0):
+def factory(prepare_fails=0, most=10**9, kill=""):
     return Model(prepare_fails, most, kill)
 """
 
@@ -179,16 +181,18 @@ def test_embed_stops_where_a_batch_fails_and_none_of_its_rows_alone(work: Path) 
         assert not (work / "out.npy").exists()
 
 
-@pytest.mark.parametrize("unit_size", ["1MB", "4KB"])
-def test_embed_leaves_out_the_same_rows_after_its_worker_was_killed(work: Path, unit_size: str) -> None:
-    """A unit that is done again counts its bad rows once."""
+@pytest.mark.parametrize(("unit_size", "kill"), [("1MB", "crash"), ("4KB", "crash"), ("4KB", "memory")])
+def test_embed_leaves_out_the_same_rows_after_its_worker_was_killed(work: Path, unit_size: str, kill: str) -> None:
+    """A unit that is done again counts its bad rows once, whether its worker died or took too much memory."""
     texts = captions(400)
     for row in (3, 111, 399):
         texts[row] = f"{row} FAIL"
     texts[200] = "kill me"
     write_texts(work / "rows.jsonl", texts)
     options = ("--on-error", "quarantine", "--batch-size", "8", "--unit-size", unit_size)
-    done = result_of(embed_words("out.parquet", *options, "--argument", "kill=1"), work)
+    if kill == "memory":
+        options += ("--workers", "2")  # a worker that runs alone has nothing to be tried again with
+    done = result_of(embed_words("out.parquet", *options, "--argument", f"kill={kill}"), work)
     assert (work / "killed").exists()
     assert (done["bad_rows"], done["retries"]) == (3, 1)
     assert pq.read_table(work / "out.parquet.quarantine.parquet")["id"].to_pylist() == [3, 111, 399]

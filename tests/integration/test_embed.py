@@ -21,7 +21,7 @@ from brim.state.ledger import Receipt
 from brim.steps.embed_options import EmbedOptions, ModelOptions
 from brim.steps.embed_step import EmbedStep
 from brim.steps.step import BadRow, Batch
-from tests.integration.embed_models import Small
+from tests.integration.embed_models import NoRed, Small
 
 MODELS = "tests.integration.embed_models"
 TEXTS = [f"{'word ' * (i * 7 % 23)}{i}" for i in range(300)]
@@ -234,6 +234,35 @@ def test_images_as_columns_hold_them(tmp_path: Path) -> None:
         assert words in str(caught.value.__cause__)
     with pytest.raises(InputError, match="not images"):
         run(options, pa.table({"image": [1, 2]}))
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_images_on_which_the_model_fails_are_left_out_alone(early: bool) -> None:
+    """Damaged ones too; the rest of each batch is computed as one batch."""
+    colours = [(255, 0, 0) if n in (3, 4, 17) else (0, n, 0) for n in range(20)]
+    cells: list[bytes] = [picture(colour) for colour in colours]
+    cells[9] = b"no image"
+    table = pa.table({"id": range(20), "image": pa.array(cells, pa.binary())})
+    options = EmbedOptions(
+        f"{MODELS}:NoRed",
+        image="image",
+        keep=("id",),
+        batch_size=8,
+        loading=ModelOptions(arguments=(("early", early),)),
+    )
+    NoRed.worked = []
+    step = EmbedStep(options)
+    step.open(table.schema)
+    left_out: dict[int, str] = {}
+    batch = Batch(table, 0, None, leave_out=lambda row, error: left_out.update({row: str(error)}))
+    result = pa.concat_tables(step.apply(batch, False))
+    step.close()
+    assert list(left_out) == [3, 4, 9, 17]
+    assert [left_out[row] for row in (3, 4, 17)] == ["red"] * 3
+    assert result["id"].to_pylist() == [n for n in range(20) if n not in left_out]
+    assert vectors(result, "vision")[:, 1].tolist() == [n for n in range(20) if n not in left_out]
+    # Of batches of 8, 8 and 4 rows. Where `encode` fails, parts of the first and the last worked before that.
+    assert NoRed.worked == [6, 7, 3] if early else NoRed.worked[-1] == 3
 
 
 @pytest.mark.parametrize(
