@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import random
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -321,6 +322,12 @@ def test_encrypted_files_are_told(tmp_path: Path) -> None:
     done = brim("select", tmp_path / "column.parquet", tmp_path / "out", check=2)
     assert "The column 'sex' of column.parquet is encrypted" in done.stderr
     assert len(library.dataset(tmp_path / "column.parquet").columns(["age"]).where("age > 22")) == 6
+    (tmp_path / "step.py").write_text("def step(row):\n    return {'k': 1}\n")
+    for name in ("whole", "column"):
+        options = ("--fn", f"{tmp_path}/step.py:step", "--workers", "1")
+        for command, more in (("map", options), ("build", ())):
+            done = brim(command, tmp_path / f"{name}.parquet", tmp_path / "out", *more, check=2)
+            assert re.search(rf"{name}\.parquet'? is encrypted, and brim has no key", done.stderr)
 
 
 def test_unpack_of_somebody_elses_dataset(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from brim.errors import BrimError
 from brim.file_set import Ints
+from brim.formats.parquet_footer import UNREADABLE, damaged, open_parquet
 from brim.formats.parquet_shard import CREATED_BY, LEAF
 from brim.formats.readable import Readable, ReadableFile
 
@@ -22,13 +23,17 @@ _BUFFER_BYTES = 1 << 20  # pages are read as they are wanted, not whole columns
 
 
 class ParquetColumns:
-    """One file. Close the Readable after use."""
+    """One file. Close the Readable after use. DamageFound for one that cannot be read, also inside of its context."""
 
     def __init__(self, shard: Readable) -> None:
-        self.file = pq.ParquetFile(ReadableFile(shard), pre_buffer=False, buffer_size=_BUFFER_BYTES)
-        self.footer = self.file.metadata
-        self.schema: pa.Schema = self.file.schema_arrow
-        self._leaves = [self.footer.schema.column(n).path for n in range(self.footer.num_columns)]
+        self._name = shard.name
+        self.file = open_parquet(shard, buffer_size=_BUFFER_BYTES)
+        try:
+            self.footer = self.file.metadata
+            self.schema: pa.Schema = self.file.schema_arrow
+            self._leaves = [self.footer.schema.column(n).path for n in range(self.footer.num_columns)]
+        except UNREADABLE as error:
+            raise damaged(shard.name, error) from error
 
     @property
     def rows(self) -> int:
@@ -99,8 +104,10 @@ class ParquetColumns:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.file.close()
+        if isinstance(error, UNREADABLE) and not isinstance(error, BrimError):
+            raise damaged(self._name, error) from error
 
 
 def _features(schema: pa.Schema) -> dict[str, Any]:

@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 from brim.errors import DamageFound
 from brim.file_set import Ints
 from brim.formats import thrift
+from brim.formats.parquet_footer import UNREADABLE, check_footer, open_parquet
 from brim.formats.parquet_levels import decode_levels
 from brim.formats.parquet_shard import LEAF
-from brim.formats.readable import Readable, ReadableFile, ShardFile
+from brim.formats.readable import Readable, ShardFile
 from brim.formats.thrift import Struct
 from brim.records import dataclass
 
@@ -38,14 +39,14 @@ def locate_parquet(
     """
     try:
         yield from _locate(shard, footer_of or shard, first_rows, column)
-    except (thrift.ThriftError, ValueError, KeyError, IndexError, pa.ArrowException) as error:
+    except (*UNREADABLE, KeyError, IndexError, TypeError) as error:
         raise DamageFound(f"{shard.name} is not a shard that brim can read: {error}.") from error
 
 
 def _locate(shard: Readable, footer_of: Readable, first_rows: int | None, column: str | None) -> Iterator[ShardFile]:
-    footer = read_footer(footer_of)
+    footer, _ = check_footer(footer_of)
     leaves = _leaves(footer[2][1].items)
-    with pq.ParquetFile(ReadableFile(footer_of), pre_buffer=False) as parquet:
+    with open_parquet(footer_of) as parquet:
         row_before = 0
         for number, group in enumerate(footer[4][1].items):
             paths = [tuple(part.decode() for part in entry[3][1][3][1].items) for entry in group[1][1].items]
@@ -71,17 +72,6 @@ def _locate(shard: Readable, footer_of: Readable, first_rows: int | None, column
             row_before += group[3][1]
             if first_rows is not None:
                 return
-
-
-def read_footer(shard: Readable) -> Struct:
-    size = shard.size
-    tail = shard.read_at(max(size - 8, 0), 8)
-    if size < 12 or tail[4:] != b"PAR1":
-        raise ValueError("it does not end like a Parquet file")
-    length = int.from_bytes(tail[:4], "little")
-    if length > size - 12:
-        raise ValueError("its footer is longer than the file")
-    return thrift.decode(shard.read_at(size - 8 - length, length))[0]
 
 
 @dataclass(frozen=True, slots=True)

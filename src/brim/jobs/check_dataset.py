@@ -23,7 +23,7 @@ import pyarrow as pa
 from brim.buckets.bucket_address import Access, is_bucket_address, parse_bucket_address
 from brim.buckets.listing import list_objects, read_small
 from brim.choices import at_least
-from brim.errors import BrimError, InputError, MissingExtra
+from brim.errors import BrimError, DamageFound, InputError, MissingExtra
 from brim.formats.card import CARD, card_rows, read_card
 from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_type
 from brim.formats.parquet_shard import MAX_CELL_BYTES
@@ -369,13 +369,19 @@ class _DatasetCheck:
         self.progress.start("headers", 0, len(names), effective_limit().bytes)
         try:
             for name in names:
-                with closing(self.published.open(name)) as shard, ParquetColumns(shard) as columns:
-                    for look, path, fault in _faults(shard, columns, each, lacking, self.progress):
-                        line = found.setdefault(look, _Looked())
-                        line.counted += 1
-                        if fault:
-                            line.files.append(f"{name}: {path}")
-                            line.faults.append(fault)
+                try:
+                    with closing(self.published.open(name)) as shard, ParquetColumns(shard) as columns:
+                        for look, path, fault in _faults(shard, columns, each, lacking, self.progress):
+                            line = found.setdefault(look, _Looked())
+                            line.counted += 1
+                            if fault:
+                                line.files.append(f"{name}: {path}")
+                                line.faults.append(fault)
+                except DamageFound as error:
+                    line = found.setdefault("files can be read", _Looked())
+                    line.counted += 1
+                    line.files.append(name)
+                    line.faults.append(error.words[0])
                 self.progress.shard(name, 0, "", "looked at")
         finally:
             self.progress.finish()

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from brim.buckets.bucket_address import Access
 from brim.choices import at_least
-from brim.errors import BrimError, InputError
+from brim.errors import BrimError, DamageFound, InputError
 from brim.formats.card import CARD, read_card
 from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_type
 from brim.formats.parquet_index import locate_parquet
@@ -134,8 +134,12 @@ def info(
         found = _summed(os.fspath(dataset), published)
         first = next((name for name in sorted(published.sizes) if name.endswith(".parquet")), None)
         if head and first is not None:
-            with closing(published.open(first)) as shard:
-                found.head = list(first_rows(shard, head))
+            try:
+                with closing(published.open(first)) as shard:
+                    found.head = list(first_rows(shard, head))
+            except DamageFound as error:
+                found.problems.append(f"{first}: its first rows cannot be read ({error.words[0]})")
+                found.whole = False
         return found
 
 

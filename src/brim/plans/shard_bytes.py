@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.file_set import FileSet, Ints
+from brim.formats.parquet_footer import open_parquet
 from brim.formats.parquet_index import locate_parquet
 from brim.formats.parquet_shard import splice_parquet
 from brim.formats.readable import Readable, ReadableFile, ShardFile
@@ -111,7 +112,10 @@ def count_rows(shard: Readable) -> int | None:
     if shard.name.endswith(".arrow"):
         with pa.ipc.open_stream(ReadableFile(shard)) as stream:
             return sum(int(batch.num_rows) for batch in stream)
-    return int(pq.read_metadata(ReadableFile(shard)).num_rows) if shard.name.endswith(".parquet") else None
+    if not shard.name.endswith(".parquet"):
+        return None
+    with open_parquet(shard) as parquet:
+        return int(parquet.metadata.num_rows)
 
 
 def hollow_in(file: pq.ParquetFile) -> list[str]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from brim.cuts import running
 from brim.errors import InputError
 from brim.file_set import Ints
+from brim.formats.encrypted import encrypted, is_encrypted
 from brim.records import dataclass
 from brim.rows.arrow_rows import ArrowFile
 from brim.rows.open_files import AnyFile
@@ -98,6 +99,8 @@ def _of_parquet(file: AnyFile, shown: str, footer: bytes) -> tuple[pa.Schema, In
             return opened.schema, rows, np.array([group.total_byte_size for group in groups], np.int64)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).replace(str(file), shown).split("\n")[0].rstrip(".")
+        if is_encrypted(error):
+            raise encrypted(repr(shown)) from error
         raise InputError(f"{shown!r} is not a whole Parquet file: {reason}.", hint="Write it again.") from error
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from brim.buckets.bucket_address import is_bucket_address
 from brim.cuts import row_bytes as sizes_of_rows
 from brim.errors import BrimError, InputError
+from brim.formats.encrypted import encrypted, is_encrypted
 from brim.rows.arrow_rows import ArrowFile, rows_between
 from brim.rows.cut_text import count_rows, end_of_row
 from brim.rows.open_files import AnyFile, RemotePlace, Spans, located, streamed
@@ -70,6 +71,8 @@ def read_parquet(
                     hashed.add_row_group(file, opened, number, columns)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).replace(str(file), shown).split("\n")[0].rstrip(".")
+        if is_encrypted(error):
+            raise encrypted(f"A column of {shown!r}") from error
         raise InputError(
             f"{shown!r} cannot be read as Parquet (rows {span.start:,} to {span.end - 1:,}): {reason}.",
             hint="Write it again.",

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from brim.errors import BrimError, DamageFound, SourceError
 from brim.formats import thrift
 from brim.formats.nested_values import byte_leaves
-from brim.formats.parquet_index import read_footer
+from brim.formats.parquet_footer import read_footer
 from brim.formats.parquet_values import Leaf, PageSpan, leaves_of, page_spans
 from brim.formats.readable import Readable, ReadableFile
 from brim.formats.thrift import Struct
@@ -157,7 +157,9 @@ class DatasetShard:
         entry = self.groups[group][1][1].items[leaf]
         if 3 not in entry or 8 in entry:
             raise encrypted(self.file, f"The column {self.leaves[leaf].path[0]!r} of {self.file.shown}")
-        return dict(entry[3][1])
+        if not isinstance(entry[3][1], dict):
+            raise broken(self.file, ValueError("the metadata of a column are broken"))
+        return entry[3][1]
 
     def ranges_of(self, leaves: Sequence[int], groups: Iterable[int] | None = None) -> list[tuple[int, int]]:
         """Where the chunks of some leaves lie, in all row groups or in some."""

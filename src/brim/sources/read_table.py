@@ -13,6 +13,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from brim.errors import SourceError
+from brim.formats.encrypted import encrypted, is_encrypted
 from brim.sources.exact_values import exact, load_row
 from brim.sources.folder_tree import LocalTree, Tree
 from brim.sources.table_batches import read_csv, read_jsonl, read_parquet
@@ -88,6 +89,8 @@ def read_table(path: str, tree: Tree | None = None) -> pa.Table:
             table = _read_jsonl(source)
         return checked(table, shown)
     except OSError as error:
+        if extension == ".parquet" and is_encrypted(error):
+            raise encrypted(f"The table {shown!r}") from error
         raise SourceError(f"The table {shown!r} cannot be read: {reason(error)}.", path=path) from error
     except (pa.ArrowException, UnicodeDecodeError) as error:
         said = str(error).replace(os.path.dirname(path) + os.sep, "").strip().rstrip(".")
