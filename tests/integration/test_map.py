@@ -190,6 +190,71 @@ def _counted(n: int) -> Iterator[dict[str, Any]]:
         yield {"a": number, "late": None if number < 1500 else number / 2}
 
 
+DECORATED = """
+import functools, brim
+
+K, TABLE = 7, {"a": 1}
+
+@functools.lru_cache(maxsize=None)
+def fib(n):
+    return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+@functools.cache
+def plus(x):
+    return x + K
+
+@functools.singledispatch
+def shape(value):
+    return "other"
+
+@shape.register
+def _(value: int):
+    return "int"
+
+@shape.register(list)
+def _(value):
+    return [shape(item) for item in value]
+
+class Words:
+    def __init__(self, text):
+        self.text = text
+    @functools.cached_property
+    def count(self):
+        return len(self.text.split())
+    @functools.lru_cache
+    def longest(self):
+        return max(self.text.split(), key=len)
+
+def closure():
+    @functools.lru_cache(maxsize=3, typed=True)
+    def inner(x):
+        return x * 2
+    return lambda row: {"inner": inner(row["n"]), "size": inner.cache_parameters()["maxsize"]}
+
+def work(row):
+    words = Words(row["text"])
+    return {
+        "fib": fib(row["n"]), "plus": plus(row["n"]), "shape": shape([1, "a"]), "count": words.count,
+        "longest": words.longest(), "text_of_name": globals()["TABLE"]["a"], "eval": eval("K + 1"),
+    }
+
+rows = [{"n": n, "text": "one three"} for n in range(20)]
+made = brim.map(rows, work, memory="600MB", progress=False)
+assert made[19] == {
+    "n": 19, "text": "one three", "fib": 4181, "plus": 26, "shape": ["int", "other"], "count": 2, "longest": "three",
+    "text_of_name": 1, "eval": 8,
+}, made[19]
+assert brim.map(rows, closure(), memory="600MB", progress=False)[3]["inner"] == 6
+print("whole")
+"""
+
+
+def test_functions_of_a_script_may_be_decorated_by_functools(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "script.py").write_text(DECORATED)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
+
+
 def test_any_iterator(cache: Path) -> None:
     """In place of a list and from_list: rows are streamed, and types may appear late."""
     ds = brim.map(lambda: _counted(2000), lambda row: {"b": str(row["a"])}, memory=ROOM, name="numbers")

@@ -215,6 +215,37 @@ def test_digests_follow_what_is_used(old: str, new: str, tmp_path: Path) -> None
     assert function_digest(scope["f"]) != function_digest(other["f"])
 
 
+DECORATED = """
+import functools
+K = 7
+@functools.lru_cache
+def fib(n): return n if n < 2 else fib(n - 1) + 1
+@functools.singledispatch
+def shape(value): return "other"
+@shape.register
+def _(value: int): return "int"
+class Words:
+    @functools.cached_property
+    def count(self): return 3
+def f(row): return fib(3), shape(1), Words().count, globals()["K"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("+ 1", "+ 2"), ('"int"', '"float"'), ("return 3", "return 4"), ("= 7", "= 8")]
+)
+def test_digests_follow_decorators_of_functools(old: str, new: str, tmp_path: Path) -> None:
+    assert old in DECORATED
+    digests = []
+    for text in (DECORATED, DECORATED, DECORATED.replace(old, new)):
+        scope: dict[str, Any] = {"__name__": "__main__"}
+        exec(text, scope)
+        scope["f"](0)  # caches are not part of it
+        digests.append(function_digest(scope["f"]))
+    assert digests[0] == digests[1] != digests[2]
+    assert digests[0].stable
+
+
 def test_digests_reach_into_own_modules(tmp_path: Path) -> None:
     """What a function takes from a module of the user's own counts, what it leaves there does not."""
     body = "import own\ndef f(row): return own.clean(row)"

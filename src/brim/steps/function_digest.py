@@ -26,7 +26,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from brim.records import dataclass
-from brim.steps.module_source import UsedSource, is_installed, own_file, resolve_import
+from brim.steps.module_source import (
+    UsedSource,
+    globals_by_text,
+    is_installed,
+    is_singledispatch,
+    own_file,
+    resolve_import,
+)
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _BUILTIN_CALLS = (
@@ -95,6 +102,9 @@ class _Hasher:
         return found
 
     def _parts(self, value: Any) -> Iterable[bytes]:
+        if is_singledispatch(value):
+            kinds = ((self.digest(kind) + self.digest(function)) for kind, function in value.registry.items())
+            return [b"singledispatch", *sorted(kinds)]
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.CodeType):
@@ -121,6 +131,8 @@ class _Hasher:
             return [b"method", self.digest(value.__func__), self.digest(value.__self__)]
         if isinstance(value, staticmethod | classmethod):
             return [type(value).__name__.encode(), self.digest(value.__func__)]
+        if isinstance(value, functools.cached_property):
+            return [b"cached property", self.digest(value.func)]
         if isinstance(value, property):
             return [b"property", *map(self.digest, (value.fget, value.fset, value.fdel))]
         if isinstance(value, _BUILTIN_CALLS):
@@ -290,7 +302,7 @@ def _values_used(function: types.FunctionType) -> list[tuple[str, Any]]:
     used for something else.
     """
     around = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    found: dict[str, Any] = {}
+    found = globals_by_text(function)
     for code in _codes(function.__code__):
         steps = list(dis.get_instructions(code))
         for number, step in enumerate(steps):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import io
 import os
 import pickle
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 from brim.errors import InputError
 from brim.extras import missing
 from brim.records import dataclass
+from brim.steps.module_source import globals_by_text, is_singledispatch
 
 _FROM_FILE = "_brim_file_"
 
@@ -171,7 +173,7 @@ def pack(value: Any, what: str) -> bytes:
     for module in own:  # nothing can import these under their names
         cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+        return _dumps(value, cloudpickle)
     except Exception as error:
         if isinstance(error, MemoryError):
             raise
@@ -193,6 +195,14 @@ def unpack(blob: bytes, name: str) -> Any:
             f"The workers cannot import {error.name!r}, which {name} needs.",
             hint="Put it where Python finds modules (PYTHONPATH, or an installed package).",
         ) from error
+    except AttributeError as error:
+        if "Can't get attribute" not in str(error):
+            raise
+        missing_name = str(error).partition("'")[2].partition("'")[0]
+        raise InputError(
+            f"{name} uses {missing_name!r} of the script, which cannot be sent to another process.",
+            hint="Move it to a module of its own, and import it.",
+        ) from error
 
 
 def _cloudpickle() -> Any:
@@ -201,6 +211,64 @@ def _cloudpickle() -> Any:
     except ImportError as error:
         raise missing("compute", "Sending a function to workers needs cloudpickle.", "cloudpickle") from error
     return cloudpickle
+
+
+def _dumps(value: Any, cloudpickle: Any) -> bytes:
+    """A pickle by value, also of what `functools` makes of functions of a script, which cloudpickle only names."""
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, functools.cached_property):
+                state = {name: part for name, part in vars(obj).items() if name != "lock"}  # that of Python 3.11
+                return functools.cached_property, (obj.func,), state
+            if isinstance(obj, functools._lru_cache_wrapper) and not _is_importable(obj):
+                options = obj.cache_parameters()
+                return _Cached.empty, (options["maxsize"], options["typed"]), obj.__wrapped__, None, None, _Cached.fill
+            if is_singledispatch(obj) and not _is_importable(obj):
+                return _empty_singledispatch, (), dict(obj.registry), None, None, _fill_singledispatch
+            reduced = super().reducer_override(obj)
+            if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple) and len(reduced) == 6:
+                reduced[2][1]["__globals__"].update(globals_by_text(obj))
+            return reduced
+
+    file = io.BytesIO()
+    Pickler(file, protocol=cloudpickle.DEFAULT_PROTOCOL).dump(value)
+    return file.getvalue()
+
+
+def _is_importable(function: Any) -> bool:
+    reference = _reference(function)
+    return reference is not None and not str(function.__module__).startswith(_FROM_FILE)
+
+
+class _Cached:
+    """A function with a cache, made before the function is known: functions may call themselves."""
+
+    def __init__(self) -> None:
+        self.function: Callable[..., Any] | None = None
+
+    def __call__(self, /, *args: Any, **keywords: Any) -> Any:
+        assert self.function is not None
+        return self.function(*args, **keywords)
+
+    @classmethod
+    def empty(cls, maxsize: int | None, typed: bool) -> Any:
+        return functools.lru_cache(maxsize, typed)(cls())
+
+    @staticmethod
+    def fill(cached: Any, function: Callable[..., Any]) -> None:
+        cached.__wrapped__.function = function
+        functools.update_wrapper(cached, function)
+
+
+def _empty_singledispatch() -> Any:
+    return functools.singledispatch(lambda *args: None)
+
+
+def _fill_singledispatch(function: Any, registry: dict[type, Callable[..., Any]]) -> None:
+    for kind, implementation in registry.items():
+        function.register(kind, implementation)
+    functools.update_wrapper(function, registry[object])
 
 
 def _culprit(value: Any, cloudpickle: Any) -> str:
@@ -244,7 +312,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _travels(value: Any, cloudpickle: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        _dumps(value, cloudpickle)
     except Exception:  # noqa: BLE001  the user's own code decides what this raises
         return False
     return True

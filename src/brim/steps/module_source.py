@@ -10,10 +10,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import sysconfig
 import types
 from collections.abc import Iterator
 from dataclasses import field
+from typing import Any
 
 from brim.records import dataclass
 
@@ -187,3 +189,22 @@ def _is_target(name: ast.Name, statement: ast.stmt) -> bool:
         return True
     targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
     return any(target is not None and name in ast.walk(target) for target in targets)
+
+
+def is_singledispatch(value: object) -> bool:
+    """Whether a function was made by `functools.singledispatch`."""
+    parts = ("registry", "dispatch", "register")
+    return isinstance(value, types.FunctionType) and all(hasattr(value, part) for part in parts)
+
+
+def globals_by_text(function: types.FunctionType) -> dict[str, Any]:
+    """The globals that a function may reach by a text: `globals()["K"]`, `eval("K + 1")`."""
+    codes, found = [function.__code__], dict[str, Any]()
+    for code in codes:
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    if not {"globals", "eval", "exec"} & {name for code in codes for name in code.co_names}:
+        return found
+    for text in (const for code in codes for const in code.co_consts if isinstance(const, str)):
+        names = (name for name in re.findall(r"[^\W\d]\w*", text) if name in function.__globals__)
+        found.update((name, function.__globals__[name]) for name in names)
+    return found
