@@ -190,6 +190,46 @@ def _counted(n: int) -> Iterator[dict[str, Any]]:
         yield {"a": number, "late": None if number < 1500 else number / 2}
 
 
+def test_random_numbers_are_the_same_in_every_run(tmp_path: Path, cache: Path) -> None:
+    """Whatever the workers; a worker that dies changes nothing. Another job has other numbers."""
+
+    def draw(row: dict[str, Any]) -> dict[str, Any]:
+        import random
+
+        import numpy  # loads numpy.random when it is used, in the middle of a batch
+
+        return {"a": random.random(), "b": float(numpy.random.rand()), "c": int(numpy.random.randint(1 << 30))}
+
+    def draw_batch(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        drawn = [draw({"n": n}) for n in rows["n"]]
+        return {name: [row[name] for row in drawn] for name in "abc"}
+
+    def draw_and_die_once(row: dict[str, Any], marker: str) -> dict[str, Any]:
+        import os
+
+        if row["n"] == 250 and not os.path.exists(marker):
+            open(marker, "w").close()
+            os._exit(1)
+        return draw(row)
+
+    source, marker = tmp_path / "rows.jsonl", str(tmp_path / "died")
+    source.write_text("".join(f'{{"n": {n}}}\n' for n in range(400)))
+    how: dict[str, Any] = {"memory": ROOM, "unit_size": "1KB", "batch_size": 10, "fresh": True, "progress": False}
+    kinds: list[dict[str, Any]] = [
+        {"function": draw},
+        {"function": draw_batch, "batched": True},
+        {"function": draw_and_die_once, "fn_kwargs": {"marker": marker}},
+    ]
+    found = []
+    for kind in kinds:
+        first, second = (brim.map(str(source), **kind, **how, workers=workers).to_list() for workers in (2, 1))
+        assert first == second
+        assert all(len({row[column] for row in first}) == 400 for column in "abc")
+        found.append(first)
+    assert Path(marker).exists()
+    assert found[0] != found[1] != found[2] != found[0]
+
+
 DECORATED = """
 import functools, brim
 

@@ -26,7 +26,7 @@ class Setup:
 
     Its path, and that of `folder`, may be relative to where the setup itself is. `lasts`: a unit that is done is on
     disk for good; else whoever hears of it sees to that, while the worker does the next. `whereabouts`: the file in
-    which workers note where they are, if there is one.
+    which workers note where they are, if there is one. `seed` is what random numbers of the user's code start from.
     """
 
     step: Step
@@ -38,6 +38,7 @@ class Setup:
     threads: int = 1
     lasts: bool = True
     whereabouts: str = ""
+    seed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

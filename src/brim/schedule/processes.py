@@ -117,6 +117,7 @@ class ProcessBackend:
             self._threads,
             lasts=False,
             whereabouts=str(self._whereabouts.path),
+            seed=work.seed,
         )
         (work.folder / "setup.pickle").write_bytes(pickle.dumps(setup))
 

@@ -356,7 +356,8 @@ class RayUnits(RayBackend):
         work, self._threads = self._work, self._cpus_at[self._largest.id]
         on_error = work.options.on_error
         folder = str(self._folder) if self._units is None else OWN_UNITS
-        setup = pickle.dumps(Setup(work.step, work.reading, work.writing, folder, "gate", on_error, self._threads))
+        what = (work.step, work.reading, work.writing)
+        setup = pickle.dumps(Setup(*what, folder, "gate", on_error, self._threads, seed=work.seed))
         self._digest = hashlib.sha256(setup + self._gauges.run.encode()).hexdigest()
         self._setup = self._cluster.ray.put(setup)
 

@@ -131,6 +131,11 @@ class UnitWork:
         reading = self.source.reading
         return reading if self.step.columns is None else replace(reading, columns=self.step.columns)
 
+    @property
+    def seed(self) -> str:
+        """What random numbers of the user's code start from: the same in every run of the job, on any machine."""
+        return "" if self.ledger.job is None else self.ledger.job.fingerprint
+
     def does_not_fit(
         self, attempt: Attempt, at: At | None, held_bytes: int, by_kernel: bool = False, base_bytes: int = 0
     ) -> DoesNotFit:

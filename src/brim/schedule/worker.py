@@ -132,6 +132,9 @@ class Worker:
 
         step = self.setup.step
         if self.runs_own_code:
+            from brim.schedule.random_seeds import RandomSeeds
+
+            self._seeds = RandomSeeds()
             postpone_pandas()
         else:
             do_without_pandas()
@@ -256,6 +259,8 @@ class Worker:
                 seen += table.nbytes
                 continue
             self._pause(order.soft_bytes)
+            if self.runs_own_code:
+                self._seeds.start(f"{self.setup.seed} {unit.number} {offset}")  # for all parts of the batch
             results: list[Any] = []
             result_bytes = 0
             for part in bad.between_gaps(table, offset) if step.indices else [table]:
