@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from brim.errors import SourceError
-from brim.sources.exact_values import exact, load_row, may_differ
+from brim.sources.exact_values import exact, is_parseable, load_row, may_differ
 from brim.sources.read_table import read_table
 
 CHANGED_JSON = [
@@ -95,3 +95,19 @@ def test_exact_and_may_differ_agree_at_the_edge_of_a_float() -> None:
     assert exact(2**53 + 1, pa.int64()) == 2**53 + 1
     assert not may_differ(b"", pa.table({"a": [float(2**53 - 1), None]}))
     assert may_differ(b"", pa.table({"a": [[float(2**53)], None]}))
+
+
+@pytest.mark.parametrize(
+    "text", [b"null\n{}\n", b' null\n{"a": 1}\n', b'\n\r\n\tnull\n{"a": null}\n', b"null\n", b"nonsense"]
+)
+def test_is_parseable_refuses_text_on_which_the_reader_of_pyarrow_crashes(text: bytes) -> None:
+    assert not is_parseable(text)
+    assert is_parseable(b'{"a": null}\n' + text)
+
+
+def test_may_differ_finds_null_lines_among_rows() -> None:
+    import pyarrow as pa
+
+    assert may_differ(b'{"a": 1}\n null\n', pa.table({"a": [1, None]}))
+    assert may_differ(b"{}\nnull\n", pa.table({"a": [1, 2]}).select([]))
+    assert not may_differ(b'{"a": 1}\n{"a": null}\n', pa.table({"a": [1, None]}))

@@ -21,7 +21,7 @@ from brim.rows.schemas import TypesDiffer, cast, merged, unify
 from brim.rows.source_hash import SourceHash
 from brim.rows.unit import Kind, Span
 from brim.rows.unreadable import OnUnreadable, UnreadableRow
-from brim.sources.exact_values import CHANGES_AS_NUMBER, LONG_NUMBER, load_row, may_differ, reaches
+from brim.sources.exact_values import CHANGES_AS_NUMBER, LONG_NUMBER, is_parseable, load_row, may_differ, reaches
 
 _BLANK = b" \t\r\n"
 _COUNTED_BYTES = 1 << 28
@@ -178,7 +178,7 @@ class TextReader:
         return b"".join(line + b"\n" for line in kept)
 
     def _json(self, text: bytes, place: Place) -> pa.Table | None:
-        if may_differ(text, None) or b"{" not in text:
+        if not is_parseable(text):
             return self._json_by_line(text, place)
         rows = text.count(b"\n") + (not text.endswith(b"\n"))
         expected = self._expected()
@@ -305,7 +305,7 @@ class TextReader:
             return
         table = parse_csv(text, names, self.delimiter, dict.fromkeys(numbers, pa.string()), numbers)
         for name in numbers:
-            pattern = CHANGES_AS_NUMBER if name in floats else r"^[+-]?0[0-9xX]"
+            pattern = CHANGES_AS_NUMBER if is_long and name in floats else r"^[+-]?0[0-9xX]"
             lost = pc.index(pc.match_substring_regex(table.column(name), pattern), True).as_py()
             if lost >= 0:
                 here = "" if place is None else f"{place.shown}, behind byte {place.place:,}: "
