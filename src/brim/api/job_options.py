@@ -331,6 +331,7 @@ class SourceGiven(_Words):
             root=as_text(self.root),
             recipe_text=recipe_text(as_text(self.recipe)),
             access=access,
+            memory=getattr(self, "memory", None),
             bids=BidsOptions(
                 rows=self.rows,
                 sidecars=self.sidecars,

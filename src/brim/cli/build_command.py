@@ -26,6 +26,7 @@ from brim.cli.flags import (
 from brim.cli.plan_command import PlanOption, need, opened, planned, refuse_given, show
 from brim.cli.show import emit, followed, loading, memory_held, print_lines
 from brim.errors import InputError
+from brim.memory.peak import PeakSampler
 from brim.progress import Progress
 
 HELP = """Package files into shards at DEST: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX.
@@ -103,28 +104,29 @@ def build(
         )
     job: Any
     run: Callable[[Progress], Any]
-    if saved is not None:
-        more = {"fresh": fresh, "update": update, "append": append}
-        refuse_given(source, dest, (reading, bids, cutting, publishing, scaling), more)
-        job = opened(saved, running, storing, reading.root, state=keeping.state, stop_file=stop_file)
-        run = _step(job, part, finish)
-    else:
-        job = planned(
-            need(source), need(dest, "DEST"), reading, bids, cutting, storing, running, runs=not dry_run,
-            **vars(publishing), **vars(scaling), fresh=fresh, update=update, append=append, state=keeping.state,
-            stop_file=stop_file,
-        )  # fmt: skip
-        run = job.run
-    if dry_run:
-        show(job, showing.json)
-        return
-    # A part obeys a file of its own among the plan's; the user's is obeyed by all.
-    ended_by = None if part is not None and stop_file is None else job.stop_file
-    about: dict[str, Any] = {"limit": job.limit, "report": report, "takes": job.takes, "stop_file": ended_by}
-    with followed(showing, watching, live, **about) as progress:
-        for warning in job.plan.table.notes() if part is None else ():
-            progress.note(warning)
-        result = run(progress)
+    with PeakSampler() as sampler:  # reading a table may take more than building it
+        if saved is not None:
+            more = {"fresh": fresh, "update": update, "append": append}
+            refuse_given(source, dest, (reading, bids, cutting, publishing, scaling), more)
+            job = opened(saved, running, storing, reading.root, state=keeping.state, stop_file=stop_file)
+            run = _step(job, part, finish)
+        else:
+            job = planned(
+                need(source), need(dest, "DEST"), reading, bids, cutting, storing, running, runs=not dry_run,
+                **vars(publishing), **vars(scaling), fresh=fresh, update=update, append=append, state=keeping.state,
+                stop_file=stop_file,
+            )  # fmt: skip
+            run = job.run
+        if dry_run:
+            show(job, showing.json)
+            return
+        # A part obeys a file of its own among the plan's; the user's is obeyed by all.
+        ended_by = None if part is not None and stop_file is None else job.stop_file
+        about: dict[str, Any] = {"limit": job.limit, "report": report, "takes": job.takes, "stop_file": ended_by}
+        with followed(showing, watching, live, **about) as progress:
+            for warning in job.plan.table.notes() if part is None else ():
+                progress.note(warning)
+            result = run(progress)
     if showing.json:
         emit("done", **{name: getattr(result, name) for name in result.__slots__})
         return
@@ -132,7 +134,7 @@ def build(
         print_lines(result.lines)
         return
     dest = dest or str(result.destination)
-    lines = [*result.lines, *memory_held(progress, job.limit.bytes)]
+    lines = [*result.lines, *memory_held(progress, job.limit.bytes, sampler.peak_bytes)]
     if job.plan.format == "parquet":
         config = publishing.config if saved is None else job.hub.config
         endpoint = storing.endpoint_url if saved is None else _endpoint(job.destination)

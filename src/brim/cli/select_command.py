@@ -23,6 +23,7 @@ from brim.cli.flags import (
 )
 from brim.cli.plan_command import show
 from brim.cli.show import emit, followed, loading, memory_held, print_lines, waiting_for
+from brim.memory.peak import PeakSampler
 
 HELP = """Filter, sort, shuffle, split, join or re-shard what is a dataset already, without holding it.
 
@@ -85,17 +86,18 @@ def select(
         "fresh": fresh, "update": update, "append": append, "stop_file": stop_file,
     }  # fmt: skip
     given = SelectGiven(**options)
-    with waiting_for(source), heard_while_reading(None if dry_run else dest, given.options):
-        rows = chosen(source, given.source_access, **query)
-        job = brim.plan(rows, dest, **options)
-    if dry_run:
-        show(job, showing.json)
-        return
-    about: dict[str, Any] = {"limit": job.limit, "report": report, "takes": job.takes, "stop_file": job.stop_file}
-    with followed(showing, watching, live, **about) as progress:
-        for warning in job.plan.table.warnings:
-            progress.note(warning)
-        result = job.run(progress)
+    with PeakSampler() as sampler:
+        with waiting_for(source), heard_while_reading(None if dry_run else dest, given.options):
+            rows = chosen(source, given.source_access, **query)
+            job = brim.plan(rows, dest, **options)
+        if dry_run:
+            show(job, showing.json)
+            return
+        about: dict[str, Any] = {"limit": job.limit, "report": report, "takes": job.takes, "stop_file": job.stop_file}
+        with followed(showing, watching, live, **about) as progress:
+            for warning in job.plan.table.warnings:
+                progress.note(warning)
+            result = job.run(progress)
     splits = job.plan.table.splits
     if showing.json:
         told = {split.name: split.stop - split.start for split in splits}
@@ -105,7 +107,7 @@ def select(
     built, holds, *rest = result.lines
     counted = [("splits", ", ".join(f"{s.name} {s.stop - s.start:,}" for s in splits))] if len(splits) > 1 else []
     lines = [("selected", dict(job.plan.table.query)["chosen"]), built, holds, *counted, *rest]
-    lines += memory_held(progress, job.limit.bytes)
+    lines += memory_held(progress, job.limit.bytes, sampler.peak_bytes)
     if job.plan.format == "parquet":
         lines.append(
             ("load", loading(dest, publishing.config, (s.split for s in job.plan.shards), storing.endpoint_url))

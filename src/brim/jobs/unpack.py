@@ -391,11 +391,15 @@ def paths_in(shard: Readable) -> Iterator[str]:
 
 
 def _unpack_chosen(rows: Selection, target: Path, progress: Progress, unproved: int = 0) -> Unpacked:
-    table = rows.table()
-    if rows.steps and not len(table):
+    no_files = InputError("There are no files in these columns.", hint=f"Columns: {', '.join(rows.origin.columns)}.")
+    if not rows.origin.file_columns:
+        raise no_files  # before any row is read
+    has_steps = bool(rows.steps)
+    table = (rows if has_steps else rows.columns(rows.origin.file_columns)).table()
+    if has_steps and not len(table):
         raise nothing_chosen(table, "unpack")
     if not table.columns:
-        raise InputError("There are no files in these columns.", hint=f"Columns: {', '.join(rows.origin.columns)}.")
+        raise no_files
     with failures(target):
         target.mkdir(parents=True, exist_ok=True)
         root = os.path.realpath(target)

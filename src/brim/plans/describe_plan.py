@@ -22,18 +22,23 @@ from brim.sizes import format_size
 from brim.sources.features import SIZED_BY_PATH
 from brim.sources.file_table import FileTable, flat_numbers, is_list
 from brim.sources.folder_tree import datalad_get
+from brim.sources.table_memory import BASE_BYTES, COLUMN_BYTES, ROW_BYTES, SPOOLED_BYTES
+from brim.sources.table_spool import mapped_columns
 
 VIEWER_ROW_BYTES = 300_000_000  # the Hub's viewer refuses larger row groups
-# Measured on Python 3.11 with pyarrow 26 (benchmarks/package.py): the interpreter with what a build
-# imports, the buffers of a worker, and a shard's segments, paths and skeleton for each file in it.
-BASE_BYTES = 48_000_000
+# Measured on Python 3.11 with pyarrow 26 (benchmarks/package.py): the buffers of a worker, and a shard's segments,
+# paths and skeleton for each file in it. What a table takes is in table_memory.py.
 DATASETS_BYTES = 45_000_000  # what `import datasets` adds
 WORKER_BYTES = 4_000_000
 HUB_BYTES = 30_000_000  # huggingface_hub and its connections
 OBJECTS_BYTES = 25_000_000  # obstore and its connections
 OBJECT_READER_BYTES = AHEAD_BYTES + 6_000_000  # what a worker has asked a bucket for, and the piece it reads
 PER_FILE_BYTES = 160
-PER_ROW_BYTES = 48
+# Writing values in memory: how often they are held, and what a column takes besides, by row and at most. The largest
+# part of both are dictionaries, which are given up when they are full.
+VALUE_FACTOR = 7
+WRITER_ROW_BYTES, WRITER_COLUMN_BYTES = 100, 200_000
+FULL_BYTES, FULL_FACTOR = 33_000_000, 2.5  # with all dictionaries full
 PER_TAR_ROW_BYTES = 2_600
 # Writing values by way of the disk: what it takes whatever they are, and how often a row group is held. A
 # row group of few large values is held more often, because a page takes whole values.
@@ -67,10 +72,11 @@ def forecast_build(
         + HUB_BYTES * hub
         + XET_BYTES * xet
         + (DATASETS_BYTES if table.verbatim else 0)
-        + PER_ROW_BYTES * len(table)
+        + ROW_BYTES * len(table)
     )
     base += sum(cuts.arrow_bytes(table.rows.column(n)) for n in table.rows.column_names if n not in table.borrowed)
-    base += paths + 24 * len(table.files)
+    base += paths + 24 * len(table.files) + COLUMN_BYTES * len(table.rows.column_names)
+    base += SPOOLED_BYTES * bool(mapped_columns(table.rows))
     from_bucket = table.files.bucket is not None
     base += OBJECTS_BYTES * (bucket or from_bucket)
     if table.files.ranges is not None:
@@ -111,7 +117,10 @@ def sending_bytes(size: int) -> int:
 
 def _values_bytes(plan: Plan) -> int:
     """What writing the columns that are not of files takes, for the largest shard."""
-    held = 3 * int(plan.shards.value_bytes.max())
+    columns, rows = len(plan.table.rows.column_names), int(plan.shards.rows.max())
+    values = int(plan.shards.value_bytes.max())
+    held = VALUE_FACTOR * values + columns * min(WRITER_COLUMN_BYTES, WRITER_ROW_BYTES * rows)
+    held = min(held, int(FULL_BYTES + FULL_FACTOR * values))
     if plan.format != "parquet" or not on_disk_bytes(plan):
         return held
     largest = int(metadata_bytes(plan.table).max())

@@ -160,7 +160,7 @@ def _with_metadata(
     tables = []
     tree.expect(metadata)
     for path in metadata:
-        tables.append(_prefixed(read_table(path, tree), path.rpartition("/")[0], path))
+        tables.append(_prefixed(read_table(path, tree, options.memory), path.rpartition("/")[0], path))
     try:
         rows = pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:

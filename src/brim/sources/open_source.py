@@ -64,7 +64,7 @@ def _read_dataset(path: str, options: SourceOptions) -> FileTable:
     plain = SourceOptions(
         access=options.access, root=options.root, lenient=options.lenient, dataset=options.dataset,
         from_config=options.from_config, from_split=options.from_split, steps=options.steps,
-        limit=options.limit, drop=options.drop, split=options.split,
+        limit=options.limit, drop=options.drop, split=options.split, memory=options.memory,
     )  # fmt: skip
     if plain != options:
         raise InputError(

@@ -17,11 +17,13 @@ from brim.formats.encrypted import encrypted, is_encrypted
 from brim.sources.exact_values import exact, load_row
 from brim.sources.folder_tree import LocalTree, Tree
 from brim.sources.table_batches import read_csv, read_jsonl, read_parquet
+from brim.sources.table_memory import check_table_fits
 from brim.state.durable import reason
 from brim.state.scratch import Scratch
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _COPY_BYTES = 1 << 20
+_MOST_HEADER_BYTES = 16 << 20
 TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 
 
@@ -62,8 +64,8 @@ class _TableFile:
         return open(self._scratch.descriptor, "rb", closefd=False)
 
 
-def read_table(path: str, tree: Tree | None = None) -> pa.Table:
-    """The table at a path of a tree, which for an absolute path may be any."""
+def read_table(path: str, tree: Tree | None = None, memory: str | int | float | None = None) -> pa.Table:
+    """The table at a path of a tree, which for an absolute path may be any. DoesNotFit if `memory` is not enough."""
     tree = tree or LocalTree("/")
     extension = table_extension(path)
     shown = os.path.basename(path)
@@ -78,15 +80,20 @@ def read_table(path: str, tree: Tree | None = None) -> pa.Table:
             raise SourceError(f"The table {shown!r} is empty.", path=path)
         source = _TableFile(path, tree)
         if extension in DELIMITERS:
+            check_table_fits(shown, memory, _count_csv_columns(source, DELIMITERS[extension]))
             _check_quotes(source, DELIMITERS[extension])
             table = read_csv(source.open, DELIMITERS[extension], lambda names: _check_names(names, shown))
         elif extension == ".parquet":
             import pyarrow.parquet as pq
 
             with source.for_arrow() as file:
-                table = read_parquet(pq.ParquetFile(file))
+                opened = pq.ParquetFile(file)
+                check_table_fits(shown, memory, len(opened.schema_arrow), opened.metadata.num_rows)
+                table = read_parquet(opened)
         else:
+            check_table_fits(shown, memory, _count_json_columns(source))
             table = _read_jsonl(source)
+        check_table_fits(shown, memory, table.num_columns, table.num_rows)
         return checked(table, shown)
     except OSError as error:
         if extension == ".parquet" and is_encrypted(error):
@@ -158,6 +165,21 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
     return kind
+
+
+def _count_csv_columns(source: _TableFile, delimiter: str) -> int:
+    with source.open() as file:
+        header = file.readline(_MOST_HEADER_BYTES).decode(errors="replace")
+    try:
+        return len(next(csv_module.reader([header], delimiter=delimiter), ()))
+    except csv_module.Error:  # the reader of the table tells what is wrong
+        return header.count(delimiter) + 1
+
+
+def _count_json_columns(source: _TableFile) -> int:
+    """About how many keys the first row has."""
+    with source.open() as file:
+        return file.readline(_MOST_HEADER_BYTES).count(b'":')
 
 
 def _check_quotes(source: _TableFile, delimiter: str) -> None:

@@ -56,7 +56,7 @@ def _wanted(folder: str, names: tuple[str, ...], prefix: str) -> bool:
     return not names or folder in {name if name.startswith(prefix) else prefix + name for name in names}
 
 
-_OF_THE_RUN = ("root", "bids", "lenient", "tolerance", "access")  # decide no row, or are recorded elsewhere
+_OF_THE_RUN = ("root", "bids", "lenient", "tolerance", "access", "memory")  # decide no row, or are recorded elsewhere
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # what `datasets` accepts as the name of a split
 
 
@@ -82,6 +82,7 @@ class SourceOptions:
     from_config: str | None = None  # of a dataset
     from_split: str | None = None
     steps: tuple[Any, ...] = ()  # how the rows of a dataset are chosen: see selection.py
+    memory: str | int | float | None = None  # the limit of the job, against which a table is compared
 
     def __post_init__(self) -> None:
         at_least("limit", self.limit, 1)

@@ -210,9 +210,9 @@ def _read(source: Any, options: SourceOptions) -> tuple[pa.Table, Base]:
     if is_bucket_address(text):
         name, folder = table_at(parse_bucket_address(text, options.access))
         assert folder.bucket is not None
-        return read_table(name, folder), Base(folder.bucket)
+        return read_table(name, folder, options.memory), Base(folder.bucket)
     path = os.path.abspath(text)
-    return read_table(path), Base(os.path.dirname(path))
+    return read_table(path, memory=options.memory), Base(os.path.dirname(path))
 
 
 def make_file_table(

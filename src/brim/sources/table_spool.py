@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from brim.cuts import arrow_bytes
 from brim.file_set import Bools, Ints
+from brim.memory.release import give_back_heap
 from brim.state.durable import failures
 from brim.state.scratch import scratch_folder
 
@@ -46,6 +47,9 @@ class TableSpool:
             with pa.ipc.new_stream(self._file, schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
+                    del batch
+                    pa.default_memory_pool().release_unused()  # which would keep several times as much
+                    give_back_heap()
 
     def tables(self) -> list[pa.Table]:
         """What was written. The mapping lives as long as one of the tables does."""
@@ -79,8 +83,10 @@ def collect_batches(batches: Iterable[pa.RecordBatch]) -> pa.Table:
         held.append(batch)
         size += arrow_bytes(batch)
         if size > SMALL_TABLE_BYTES:
+            schema = batch.schema
+            del batch
             spool = TableSpool()
-            spool.write(batch.schema, itertools.chain(_emptied(held), rest))
+            spool.write(schema, itertools.chain(_emptied(held), rest))
             return spool.tables()[0]
     return pa.Table.from_batches(held)
 

@@ -1,0 +1,38 @@
+"""Compare what a table takes besides its values with the memory limit, before it is read."""
+
+from __future__ import annotations
+
+from brim.errors import DoesNotFit
+from brim.memory.limit import effective_limit
+from brim.sizes import format_size
+
+# Measured on Python 3.11 with pyarrow 26: the interpreter with what a build imports, and what a column and a row take,
+# whatever they hold (types, readers, writers and the footer; running sums and numbers of files).
+BASE_BYTES = 48_000_000
+COLUMN_BYTES = 26_000
+ROW_BYTES = 48
+SPOOLED_BYTES = 25_000_000  # what reading a table that lies on disk took, and the allocator keeps
+_WRITER_BYTES = 130_000_000  # at most, for writing the values of a shard
+_MANY_COLUMNS, _MANY_ROWS = 1_000, 500_000
+
+
+def check_table_fits(shown: str, memory: str | int | float | None, columns: int, rows: int = 0, held: int = 0) -> None:
+    """Raise DoesNotFit if a table of this shape, and `held` bytes of it, cannot stay within the limit of a job.
+
+    The number that is named is enough for the whole job, not only for what is known of the table so far.
+    """
+    if columns < _MANY_COLUMNS and rows < _MANY_ROWS and not held:
+        return
+    limit = effective_limit(memory)
+    least = BASE_BYTES + COLUMN_BYTES * columns + ROW_BYTES * rows + held
+    if least <= limit.bytes:
+        return
+    need = least + SPOOLED_BYTES + _WRITER_BYTES
+    shape = f"{columns:,} columns" + (f" and {rows:,} rows" if rows else "")
+    raise DoesNotFit(
+        f"The table {shown!r} has {shape}: it needs about {format_size(need)} of memory and may take {limit}.",
+        hint=f"Raise it with --memory={-(-need // 1_000_000)}MB"
+        + (", or leave columns out of the table." if COLUMN_BYTES * columns > least // 2 else "."),
+        need_bytes=need,
+        limit_bytes=limit.bytes,
+    )
