@@ -83,6 +83,51 @@ def test_processes_that_a_function_left_are_ended(work: Path) -> None:
     assert left(work) == []
 
 
+FORKS = """
+import os
+
+def note(row):
+    with open("rows", "a") as file:
+        file.write(f"{os.getpid()} {row}\\n")
+
+def fork():
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    return child
+
+def returns(row):
+    note(row["n"])
+    if row["n"] == 3:
+        fork()
+    return {"n": row["n"]}
+
+def raises(row):
+    if row["n"] == 3 and not fork():
+        raise ValueError("in the child")
+    note(row["n"])
+    return {"n": row["n"]}
+
+def batched(rows):
+    if fork():
+        note(rows["n"][0])
+    return {"n": rows["n"]}
+"""
+
+
+@pytest.mark.parametrize("function", ["returns", "raises", "batched"])
+def test_forked_child_that_comes_back_is_ended_and_the_rows_are_right(function: str, work: Path) -> None:
+    """It does no row a second time, and the message says what to do."""
+    (work / "steps.py").write_text(FORKS)
+    (work / "rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(20)))
+    said = run(work, function, *(["--batched"] if function == "batched" else []))
+    assert "end it with os._exit()" in said
+    (made,) = (work / "out" / "data").iterdir()
+    assert pq.read_table(made)["n"].to_pylist() == list(range(20))
+    workers = {line.split()[0] for line in (work / "rows").read_text().splitlines()}
+    assert len(workers) == 1
+
+
 def test_much_printed_without_a_newline(work: Path) -> None:
     """It is shown in pieces that are cut, and what comes after it is shown too."""
     said = run(work, "prints")

@@ -313,15 +313,19 @@ class Worker:
 
         Where a batch fails that may be done in parts, it is halved until the rows are found that fail alone.
         """
-        from brim.steps.step import BadBatch, BadRow
+        from brim.steps.step import BadBatch, BadRow, end_forked_child
 
         step, stops = self.setup.step, self.setup.on_error == "stop"
         if not stops:
             batch = replace(batch, leave_out=lambda row, cause: bad.add(batch, row, 1, cause))
+        pid = os.getpid()
         try:
             return list(step.apply(batch, small))
         except BadRow as error:
             failed = error
+        finally:
+            if os.getpid() != pid:
+                end_forked_child()
         start, stop, rows = failed.row, failed.row + failed.rows, batch.table.num_rows
         if isinstance(failed, BadBatch) or isinstance(failed.__cause__, KeyboardInterrupt):
             raise self._explained(failed, batch, unit, bad) from failed

@@ -10,6 +10,7 @@ import collections
 import functools
 import inspect
 import json
+import os
 import pickle
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from brim.steps.map_inputs import Call, Inputs
 from brim.steps.map_options import ALL_ROWS, NO_COLUMNS, MapOptions
 from brim.steps.map_results import Results, kept, reconciled
 from brim.steps.row_features import as_schema, features_of, metadata
-from brim.steps.step import BadRow, Batch
+from brim.steps.step import BadRow, Batch, end_forked_child
 
 _CHUNK_ROWS = 100
 _CHUNK_ROWS_DECODED = 10  # images and the like are large as Python objects
@@ -166,6 +167,14 @@ class MapStep:
         return self.__dict__ | {"_open": None}
 
 
+_FORKED: list[bool] = []  # not empty in a process that the function has forked
+
+
+@functools.cache
+def _notice_forks() -> None:
+    os.register_at_fork(after_in_child=lambda: _FORKED.append(True))
+
+
 class _Open:
     """A map at work: the function, and the way in and out of it."""
 
@@ -178,6 +187,7 @@ class _Open:
         self._function = function
         self.keep: Callable[[Any], Any] = kept  # of what a call for a row gives
         self._before = _small_state(function)
+        _notice_forks()
         self._is_async = inspect.iscoroutinefunction(function)
 
     def settle(self, schema: pa.Schema) -> None:
@@ -300,6 +310,8 @@ class _Open:
             for call in self._inputs.rows(chunk, first_row):
                 results.append(keep(function(*call.args, **kwargs)))
                 calls.append(call)
+                if _FORKED:
+                    end_forked_child()
         except (MemoryError, BrimError):
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:

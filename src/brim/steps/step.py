@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -115,3 +116,12 @@ class Changes(Protocol):
 
 class Redo(Exception):
     """The step goes another way from now on: the unit is to be done again from its start."""
+
+
+def end_forked_child() -> NoReturn:
+    """End a process that the user's function has forked and that came back from it: the worker itself goes on.
+
+    It has the worker's connection and files, and must not do the worker's work a second time.
+    """
+    os.write(2, b"The function forked a process that returned from it, and brim ended it: end it with os._exit().\n")
+    os._exit(1)
