@@ -318,6 +318,57 @@ def test_long_documents_without_spaces(work: Path, tmp_path: Path) -> None:
     assert ids(tmp_path / "out")[0] == raw.encode(texts[0]).ids
 
 
+@pytest.fixture(scope="module")
+def huge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of 50 MB without a space in the first row, in three formats."""
+    folder = tmp_path_factory.mktemp("huge")
+    draw = np.random.default_rng(1)
+    text = draw.integers(97, 123, 50_000_000, np.uint8).tobytes().decode()
+    source = write_jsonl(folder / "huge.jsonl", [text, "short"])
+    (folder / "huge.jsonl.gz").write_bytes(gzip.compress(source.read_bytes(), 1))
+    pq.write_table(pa.table({"text": [text, "short"]}), folder / "huge.parquet", compression="zstd")
+    return folder
+
+
+def peak_of(words: list[str]) -> tuple[int, int, str]:
+    """The exit code of a command, the most that its processes held together, and what it said."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "brim", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, tree_bytes(process.pid))
+            time.sleep(0.004)
+        assert process.stdout is not None
+        return process.returncode, peak, process.stdout.read()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["huge.jsonl", "huge.jsonl.gz", "huge.parquet"])
+def test_a_text_that_does_not_fit_is_refused_within_the_limit(
+    work: Path, huge: Path, tmp_path: Path, name: str
+) -> None:
+    """50 MB in 200 MB: neither the look at the source nor a worker passes the limit before it is refused."""
+    words = ["tokenize", str(huge / name), str(tmp_path / "out"), "--tokenizer", str(work / "tokenizer.json")]
+    code, peak, said = peak_of([*words, "--memory", "200MB", "--quiet"])
+    assert code == 4, said
+    assert peak <= 200_000_000
+    assert "--long-chars" not in said
+
+
+@pytest.mark.long
+def test_a_text_of_50_mb_fits_in_1_gb(work: Path, huge: Path, tmp_path: Path) -> None:
+    """With a token for nearly every byte. Everything but writing the row takes at most 12 bytes for each byte of it."""
+    pytest.importorskip("gigatoken")  # the reference takes minutes
+    words = ["tokenize", str(huge / "huge.jsonl"), "--tokenizer", str(work / "tokenizer.json")]
+    code, peak, said = peak_of([*words, str(tmp_path / "out"), "--memory", "1GB", "--quiet"])
+    assert code == 0, said
+    assert peak <= 1_000_000_000
+    code, peak, said = peak_of([*words, str(tmp_path / "bin"), "--format", "bin", "--memory", "1GB", "--quiet"])
+    assert code == 0, said
+    assert peak <= 120_000_000 + 12 * 50_000_000
+
+
 @pytest.mark.long
 def test_killed_and_continued(work: Path, tmp_path: Path) -> None:
     """kill -9 of the parent in every part of the job: the output is that of an undisturbed run, bit for bit."""

@@ -66,6 +66,41 @@ def test_long_prose_is_cut_without_a_trace(made: dict[str, Path], kind: str) -> 
     assert ids == [raw.encode(each).ids for each in ("short", text, "short")]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"eos": "</s>"}, {"add_special_tokens": False}, {"max_length": 50}])
+def test_a_long_document_by_itself_has_the_ids_of_one_among_others(
+    made: dict[str, Path], kind: str, options: dict[str, Any]
+) -> None:
+    """A document of more than 256 KB is encoded without a copy of its ids; with all that is put around it."""
+    text = prose(45_000)
+    assert len(text) > 1 << 18
+    alone = run(opened(made[kind], long_chars=5000, **options), [text])
+    step = opened(made[kind], long_chars=5000, **options)
+    step.threads = 100  # a hundred times as much is encoded at once
+    among = run(step, ["short", text, ""])
+    assert alone[0] == among[0][1:2]
+    assert alone[1] == [CUT]
+    if not options:
+        raw = tokenizers.Tokenizer.from_file(str(made[kind]))
+        assert alone[0] == [raw.encode(text).ids]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_end_where_characters_do(made: dict[str, Path], kind: str) -> None:
+    """Characters of one to four bytes, cut anywhere: the pieces are the text but for spaces at cuts."""
+    draw = random.Random(kind)
+    text = "".join(draw.choice("aé你🙂 \n") for _ in range(20_000))
+    loaded = LoadedTokenizer(made[kind].read_bytes(), kind)
+    parts = [piece for piece, _ in pieces(loaded, memoryview(text.encode()), 1000)]
+    assert max(map(len, parts)) <= 1000
+    at = 0
+    for part in parts:
+        at += text[at] == " " and not text.startswith(part, at)
+        assert text.startswith(part, at)
+        at += len(part)
+    assert at == len(text)
+
+
 def test_long_text_without_spaces(made: dict[str, Path]) -> None:
     """BPE finds the ends of tokens; where even that fails, the document is counted as cut roughly."""
     draw = random.Random(1)
@@ -84,7 +119,9 @@ def test_pieces_are_the_text() -> None:
     """Nothing is lost, whatever the pieces, except a space where the tokenizer adds one."""
     raw = tokenizers.Tokenizer(tokenizers.models.BPE())
     text = prose(5000)
-    parts = [piece for piece, _ in pieces(LoadedTokenizer(raw.to_str().encode(), "empty"), text, 3000)]
+    parts = [
+        piece for piece, _ in pieces(LoadedTokenizer(raw.to_str().encode(), "empty"), memoryview(text.encode()), 3000)
+    ]
     assert "".join(parts) == text
     assert max(map(len, parts)) <= 3000
 

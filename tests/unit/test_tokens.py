@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.errors import BrimError, InputError
+from brim.errors import BrimError, DoesNotFit, InputError
 from brim.outputs import token_files, token_output
 from brim.outputs.token_documents import SEQ_LENGTHS, Packer, TokenSplit, hashed
 from brim.outputs.token_files import MAGIC, JoinedFooter
@@ -236,6 +236,20 @@ def test_shards_are_cut_at_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert groups.num_row_groups > 1
     exact = finish(units, tmp_path / "exact", rows_per_shard=500)
     assert [made.rows for made in exact.made] == [500, 500]
+
+
+def test_a_document_that_no_row_of_parquet_can_hold_is_refused_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what writing takes beside all that is held; the memory that it names is enough."""
+    monkeypatch.setattr(token_output, "GROUP_TOKENS", 1000)
+    monkeypatch.setattr(token_output, "tree_bytes", lambda: 50_000_000)
+    units = units_of(tmp_path / "u", [[1, 2], [3] * 200_000, [4]])
+    with pytest.raises(DoesNotFit, match=r"A document of 200,000 tokens does not fit a limit of 52\.0 MB") as caught:
+        finish(units, tmp_path / "out", 52_000_000)
+    assert "60MB" in caught.value.hint
+    for limit, format in ((60_000_000, "parquet"), (52_000_000, "arrow"), (52_000_000, "bin")):
+        assert finish(units, tmp_path / format, limit, format=format).counts.tokens == 200_003
 
 
 @pytest.mark.parametrize("format", ["parquet", "arrow", "bin"])

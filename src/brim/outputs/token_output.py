@@ -27,6 +27,7 @@ from brim.outputs.token_documents import (
     SPLIT,
     Packer,
     TokenSplit,
+    ends_of,
     in_key_order,
     open_unit,
     unit_batches,
@@ -44,6 +45,7 @@ WHOLE = (TokenSplit("train", 1.0),)
 _WORK = ".finish"
 _COPIES = 6  # of a packed row, or a group: held, joined, its group, encoded and compressed
 _LEFT_BYTES = 64 << 20  # for reading
+_ROW_BYTES = 19  # that pyarrow takes for each token while it writes a list as one row of Parquet
 _NAMES = {2: ("train", "validation"), 3: ("train", "validation", "test")}
 
 
@@ -146,6 +148,7 @@ def finish_tokens(
         outputs = [_output(work, split.name, schema, options, beside) for split in options.splits]
         try:
             for batch in documents:
+                _check_row_room(batch, options, limit_bytes)
                 for number, part in _by_split(batch, len(outputs)):
                     outputs[number].write(part)
                 advance(batch.num_rows)
@@ -236,6 +239,22 @@ def _refuse_kept(schema: pa.Schema) -> None:
     if kept:
         raise InputError(
             f"--keep={' '.join(kept)} needs rows that are documents.", hint="Leave out --keep, or --pack and bin."
+        )
+
+
+def _check_row_room(batch: pa.RecordBatch, options: FinishOptions, limit_bytes: int) -> None:
+    """DoesNotFit if a document is so long that writing it as one row would pass the limit."""
+    tokens = int(np.diff(ends_of(batch), prepend=0).max(initial=0))
+    if tokens <= GROUP_TOKENS or options.format != "parquet" or options.pack is not None:
+        return
+    need_bytes = _ROW_BYTES * tokens + tree_bytes()
+    if need_bytes > limit_bytes:
+        raise DoesNotFit(
+            f"A document of {tokens:,} tokens does not fit a limit of {format_size(limit_bytes)}: writing it as a row "
+            f"of Parquet takes {format_size(_ROW_BYTES * tokens)}.",
+            hint=f"Give --memory={-(-need_bytes // 10**7) * 10}MB: finished units are kept.",
+            limit_bytes=limit_bytes,
+            need_bytes=need_bytes,
         )
 
 

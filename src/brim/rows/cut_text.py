@@ -54,6 +54,49 @@ def end_of_row(file: AnyFile, kind: Kind, start: int, end: int, rows: int, delim
     return end
 
 
+_LONG_STRING = 1 << 16
+_STAND_IN = b"a long text"
+
+
+def shortened_row(blocks: Iterable[bytes]) -> bytes:
+    """The first line of JSON, with another text for each string of more than 64 KB.
+
+    It has the types of the line without its bytes: a text of 50 MB would take several times that to look at.
+    """
+    row, string, is_escaped = bytearray(), bytearray(), False
+    in_string = False
+    for whole in blocks:
+        end = whole.find(b"\n") + 1
+        block, at = whole[:end] if end else whole, 0
+        while at < len(block):
+            quote = block.find(b'"', at)
+            stop = len(block) if quote < 0 else quote
+            if not in_string:
+                row += block[at:stop]
+            else:
+                before = block[at:stop]
+                slashes = len(before) - len(before.rstrip(b"\\"))
+                if slashes < len(before):
+                    is_escaped = False
+                is_escaped ^= bool(slashes % 2)
+                if len(string) <= _LONG_STRING:
+                    string += before
+            if quote >= 0 and in_string and is_escaped:
+                string += b'"'
+                is_escaped = False
+            elif quote >= 0 and in_string:
+                row += (_STAND_IN if len(string) > _LONG_STRING else string) + b'"'
+                in_string = False
+            elif quote >= 0:
+                row += b'"'
+                string.clear()
+                in_string, is_escaped = True, False
+            at = stop + 1
+        if end:
+            break
+    return bytes(row + string) if in_string else bytes(row)
+
+
 def next_line(file: AnyFile, place: int, size: int) -> int:
     """The start of the first line at or behind a place: a line that starts exactly there counts."""
     if place <= 0:

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder
 from brim.records import dataclass
 from brim.rows.cut_tables import TableLayout, lay_out, of_arrow, row_units
-from brim.rows.cut_text import BOM, RowScanner, csv_header, next_line, text_units
+from brim.rows.cut_text import BOM, RowScanner, blocks, csv_header, next_line, shortened_row, text_units
 from brim.rows.open_files import decompressed, head_of, looked_into
 from brim.rows.python_rows import tables_of, vote
 from brim.rows.read_text import Place, TextReader, parse_csv, row_blocks, well_formed_csv
@@ -82,19 +83,24 @@ def _rows_at(found: RowFiles, number: int, start: int, end: int) -> tuple[int, b
     """The first block of whole rows of a part of a file, and where it starts."""
     span = Span(found.full(number), found.kind, start, end)
     with looked_into(found.file(number)) as content:
+        if found.kind == "jsonl" and end - start > SAMPLE_BYTES and b"\n" not in content.read_at(start, SAMPLE_BYTES):
+            return start, shortened_row(blocks(found.file(number), start, end))
         return next(row_blocks(content, span, found.shown(number), SAMPLE_BYTES, found.delimiter))
 
 
 def _first_rows(found: RowFiles, number: int) -> bytes:
     content = b""
     scanner, end = RowScanner(found.kind, found.delimiter), 0
-    for block in decompressed(found.file(number), str(found.codec), found.shown(number)):
+    stream = decompressed(found.file(number), str(found.codec), found.shown(number))
+    for block in stream:
         ends = scanner.feed(block)
         if len(ends):
             end = len(content) + int(ends[-1])
         content += block
         if len(content) >= SAMPLE_BYTES and end:
             return content[:end]
+        if len(content) >= SAMPLE_BYTES and found.kind == "jsonl":
+            return shortened_row(chain([content], stream))
     return content
 
 

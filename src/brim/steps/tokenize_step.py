@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import sys
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import field
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -39,27 +41,36 @@ class Cut:
     exact: bool
 
 
-def pieces(loaded: LoadedTokenizer, text: str, limit: int = PIECE_CHARS) -> Iterator[tuple[str, bool]]:
-    """Each piece, and whether the cut before it passed the test."""
+def pieces(loaded: LoadedTokenizer, text: memoryview, limit: int = PIECE_CHARS) -> Iterator[tuple[str, bool]]:
+    """Each piece of a text in UTF-8, and whether the cut before it passed the test.
+
+    Only a window of the text is a Python string at a time: as a whole it can take four times its bytes.
+    """
     at, exact = 0, True
-    while len(text) - at > limit:
-        cut = _best(loaded, text, at, at + limit)
-        yield text[at : cut.end], exact
-        at, exact = cut.start, cut.exact
-    yield text[at:], exact
+    while True:
+        stop = min(at + 4 * (limit + _WINDOW + 2), len(text))  # a character has four bytes at most
+        # A character that the window cuts lies behind everything that is looked at.
+        window = str(text[at:stop], "utf-8", "strict" if stop == len(text) else "ignore")
+        if len(window) <= limit:
+            yield window, exact
+            return
+        cut = _best(loaded, window, limit)
+        yield window[: cut.end], exact
+        at, exact = at + len(window[: cut.start].encode()), cut.exact
 
 
-def _best(loaded: LoadedTokenizer, text: str, begin: int, limit: int) -> Cut:
-    low = max(begin + 1, limit - _SEARCH)
+def _best(loaded: LoadedTokenizer, text: str, limit: int) -> Cut:
+    """Where to cut `text` so that its first piece has at most `limit` characters."""
+    low = max(1, limit - _SEARCH)
     for pattern in (_BETWEEN_WORDS, _BEFORE_WHITE):
         places = [found.start() for found in pattern.finditer(text, low, limit)]
         for place in reversed(places[-_TRIES:]):
             # Sentencepiece tokenizers of the older kind put a space before every piece: leave ours out.
             for start in (place, place + 1):
-                if _passes(loaded, text, begin, place, start):
+                if _passes(loaded, text, place, start):
                     return Cut(place, start, True)
-    for place in _token_ends(loaded, text, begin, limit):
-        if _passes(loaded, text, begin, place, place):
+    for place in _token_ends(loaded, text, limit):
+        if _passes(loaded, text, place, place):
             return Cut(place, place, True)
     place = limit
     while place > low and unicodedata.combining(text[place]):
@@ -67,19 +78,19 @@ def _best(loaded: LoadedTokenizer, text: str, begin: int, limit: int) -> Cut:
     return Cut(place, place, False)
 
 
-def _passes(loaded: LoadedTokenizer, text: str, begin: int, end: int, start: int) -> bool:
-    left, right = text[max(begin, end - _WINDOW) : end], text[start : start + _WINDOW]
-    whole = text[max(begin, end - _WINDOW) : start + _WINDOW]
+def _passes(loaded: LoadedTokenizer, text: str, end: int, start: int) -> bool:
+    left, right = text[max(0, end - _WINDOW) : end], text[start : start + _WINDOW]
+    whole = text[max(0, end - _WINDOW) : start + _WINDOW]
     ids = loaded.ids([whole, left, right])
     return np.array_equal(ids[0], np.concatenate(ids[1:]))
 
 
-def _token_ends(loaded: LoadedTokenizer, text: str, begin: int, limit: int) -> list[int]:
+def _token_ends(loaded: LoadedTokenizer, text: str, limit: int) -> list[int]:
     """The last places before the limit where a token ends in its surroundings: ends of words first."""
-    low = max(begin, limit - _WINDOW)
+    low = max(0, limit - _WINDOW)
     words, others = loaded.token_ends(text[low : limit + _WINDOW])
     tries = _BLIND_TRIES if loaded.generation else _TRIES
-    found = [[low + end for end in ends if begin < low + end <= limit] for ends in (words, others)]
+    found = [[low + end for end in ends if 0 < low + end <= limit] for ends in (words, others)]
     return [*reversed(found[0][-_TRIES:]), *reversed(found[1][-tries:])]
 
 
@@ -242,7 +253,7 @@ class TokenizeStep:
             yield self._encoded(texts, batch.table.slice(start, stop - start), start)
 
     def smaller(self, rows: int) -> str:
-        return "Or encode long texts in smaller pieces: --long-chars."
+        return ""
 
     def close(self) -> None:
         self._loaded = self._proved = None
@@ -269,6 +280,9 @@ class TokenizeStep:
         wide = np.flatnonzero(sizes > self.options.long_chars)  # in bytes; in characters they may be short
         if len(wide):
             wide = wide[pc.utf8_length(texts.take(pa.array(wide))).to_numpy() > self.options.long_chars]
+        if len(wide) == len(texts) == 1:
+            ids, notes[0] = self._long(texts, 0, offset, framed=True)
+            return self._table(np.array([0, len(ids)]), ids, notes, table)
         plain = sizes > 0
         plain[wide] = False
         found = self._encoder.encode(texts if plain.all() else texts.filter(pa.array(plain)))
@@ -277,15 +291,20 @@ class TokenizeStep:
         if len(wide):
             bodies = []
             for row in wide.tolist():
-                body, notes[row] = self._long(texts[row].as_py(), offset + row)
+                body, notes[row] = self._long(texts, row, offset, framed=False)
                 bodies.append(body)
             found = found.with_others(wide, Encoded.of(bodies))
         if self._room is not None:
             found = found.cut(self._room)
         found = found.framed(*self._frame, sizes > 0)
-        values = found.values.view(np.int32) if self.options.dtype == "int32" else found.values
+        return self._table(found.offsets, found.values, notes, table)
+
+    def _table(
+        self, offsets: npt.NDArray[np.int64], values: Ids, notes: npt.NDArray[np.uint8], table: pa.Table
+    ) -> pa.Table:
+        values = values.view(np.int32) if self.options.dtype == "int32" else values
         ids = pa.ListArray.from_arrays(
-            pa.array(found.offsets.astype(np.int32)), pa.array(values.astype(self.options.dtype, copy=False))
+            pa.array(offsets.astype(np.int32)), pa.array(values.astype(self.options.dtype, copy=False))
         )
         return pa.table({IDS: ids, NOTE: pa.array(notes)} | {name: table.column(name) for name in self.options.keep})
 
@@ -297,22 +316,45 @@ class TokenizeStep:
             return None
         return self.options.max_length - len(self._frame[0]) - len(self._frame[1])
 
-    def _long(self, text: str, row: int) -> tuple[Ids, int]:
-        """The ids of a long document, and its note."""
+    def _long(self, texts: pa.Array, row: int, offset: int, *, framed: bool) -> tuple[Ids, int]:
+        """The ids of a long document, with what is put around every document if `framed`, and its note.
+
+        They are written to one array as they come, so that there is never a second copy of them.
+        """
         assert self._loaded is not None
+        assert self._frame is not None
+        text = _bytes_of(texts, row)
         if self.options.long_documents == "refuse":
-            raise BadRow(row, 1) from InputError(
-                f"A text of {len(text):,} characters is longer than {self.options.long_chars:,}.",
+            length = pc.utf8_length(texts[row]).as_py()
+            raise BadRow(offset + row, 1) from InputError(
+                f"A text of {length:,} characters is longer than {self.options.long_chars:,}.",
                 hint="Let it be cut with --long-documents=cut, or raise --long-chars.",
             )
-        note, count, parts = CUT, 0, []
+        before, after = self._frame if framed else ([], [])
+        # Hardly a tokenizer has more than one id for a byte. Pages that are not written take no memory.
+        ids, count = np.empty(len(before) + len(text) + len(after), np.uint32), len(before)
+        ids[:count] = before
+        most = sys.maxsize if self._room is None else self._room + len(before)
+        note = CUT
         for piece, exact in pieces(self._loaded, text, self.options.long_chars):
-            parts.append(self._encoder.encode(pa.array([piece])).values)
-            count += len(parts[-1])
+            found = self._encoder.encode(pa.array([piece])).values[: most - count]
+            if count + len(found) + len(after) > len(ids):
+                ids = np.concatenate([ids[:count], np.empty(max(count, len(found) + len(after)), np.uint32)])
+            ids[count : count + len(found)] = found
+            count += len(found)
             note = note if exact else ROUGH
-            if self._room is not None and count >= self._room:
+            if count >= most:
                 break
-        return np.concatenate(parts), note
+        ids[count : count + len(after)] = after
+        return ids[: count + len(after)], note
+
+
+def _bytes_of(texts: pa.Array, row: int) -> memoryview:
+    """The UTF-8 of one text; no copy."""
+    _, places, data = texts.buffers()
+    kind = np.int32 if pa.types.is_string(texts.type) else np.int64
+    start, end = np.frombuffer(places, kind, 2, (texts.offset + row) * kind().itemsize).tolist()
+    return memoryview(data)[start:end]
 
 
 def _check_utf8(texts: pa.Array, offset: int) -> None:
