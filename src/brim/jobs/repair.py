@@ -13,16 +13,24 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from brim.errors import BrimError, DestinationError, InputError
+from brim.errors import BrimError, DamageFound, DestinationError, InputError
 from brim.formats.card import CARD
-from brim.jobs.published import SHARD_NAME, DatasetRecord, PublishedPart, is_computed, is_foreign, parts_of
+from brim.jobs.published import (
+    SHARD_NAME,
+    DatasetRecord,
+    PublishedPart,
+    is_computed,
+    is_foreign,
+    ledger_fault,
+    parts_of,
+)
 from brim.plans.cut_shards import CutOptions, Shard
 from brim.plans.plan import EXTENSIONS, Plan, make_plan
 from brim.plans.shard_bytes import PlanSlice, slice_of
 from brim.progress import Progress
 from brim.sources.file_table import FileTable
 from brim.state.durable import sha256_of
-from brim.state.ledger import Ledger, Receipt
+from brim.state.ledger import JobRecord, Ledger, Receipt
 from brim.state.lock import locked
 from brim.stores.destination import Destination, make_state, state_folder
 from brim.stores.folder_store import FolderCarrier
@@ -127,8 +135,19 @@ def plan_of_part(table: FileTable, part: PublishedPart) -> Plan | None:
     job = part.job
     if is_computed(job) or is_foreign(job) or table.refused:
         return None
-    plan = make_plan(table, job.facts["format"].split()[0], CutOptions(**job.facts["cut"]))
+    plan = plan_like(table, job)
     return plan if plan.facts["content"] == job.facts["content"] else None
+
+
+def plan_like(table: FileTable, job: JobRecord, folder: str = "data") -> Plan:
+    """A plan of this source, cut as that of a job was."""
+    try:
+        format, cut = job.facts["format"].split()[0], CutOptions(**job.facts["cut"])
+        if format not in EXTENSIONS:
+            raise ValueError(format)
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        raise DamageFound("The ledger does not say how rows were cut into shards.") from error
+    return make_plan(table, format, cut, folder)
 
 
 def _from_names(
@@ -191,6 +210,12 @@ def _has_size(plan: Plan, shard: Shard, path: Path | None) -> bool:
 
 def refuse_append_to_damaged(ledger: Ledger, destination: str) -> None:
     """Rows do not come behind shards that are known to be damaged: these can only be written from their own source."""
+    fault = ledger_fault(ledger)
+    if fault is not None:
+        raise DestinationError(
+            f"The ledger of {destination} is damaged: {fault}. Nothing is appended.",
+            hint=f"See what else is wrong: brim verify {destination}",
+        )
     if ledger.damaged:
         raise DestinationError(
             f"{destination} holds {len(ledger.damaged)} damaged file(s), such as {min(ledger.damaged)}: nothing is "

@@ -44,10 +44,10 @@ from brim.jobs.published import (
     opened,
     parts_of,
 )
-from brim.jobs.repair import record_damage, repair_shards
+from brim.jobs.repair import plan_like, record_damage, repair_shards
 from brim.memory.limit import effective_limit, usable_cores
-from brim.plans.cut_shards import CutOptions, shard_name
-from brim.plans.plan import Plan, make_plan
+from brim.plans.cut_shards import shard_name
+from brim.plans.plan import Plan
 from brim.plans.shard_bytes import count_rows, hollow_in, locate, splice_of
 from brim.progress import Advance, Progress, Silent, tell_begin, tell_rows
 from brim.records import dataclass
@@ -554,7 +554,7 @@ class _Verification:
 
     def _plan(self, table: FileTable, job: JobRecord, folder: str = "data") -> Plan:
         """What a build of this source would be, done as that one was."""
-        return make_plan(table, job.facts["format"].split()[0], CutOptions(**job.facts["cut"]), folder)
+        return plan_like(table, job, folder)
 
     def _by_hash(self, table: FileTable, job: JobRecord | None, part: PublishedPart | None) -> None:
         """Without a download: the shards that this source gives must have the SHA-256 that the Hub lists."""
@@ -605,7 +605,11 @@ class _Verification:
             table = source.table()
         else:
             recipe: dict[str, Any] = job.facts["recipe"] if job else {}
-            table = read_source(source, SourceOptions.from_recipe(recipe, root, access))
+            try:
+                options = SourceOptions.from_recipe(recipe, root, access)
+            except (TypeError, ValueError, AttributeError) as error:
+                raise DamageFound("The ledger does not say how the source was read.") from error
+            table = read_source(source, options)
         self.tables["" if job is None else job.fingerprint] = table
         return table
 

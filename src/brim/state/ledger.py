@@ -300,7 +300,9 @@ class Ledger:
     def _take(self, record: dict[str, Any]) -> None:
         kind = record.pop("type", None)
         if kind == "job":
-            self.job = JobRecord(**{**record, "left_out": tuple(record.get("left_out", ()))})
+            job = JobRecord(**{**record, "left_out": tuple(record.get("left_out", ()))})
+            _check_job(job)
+            self.job = job
             self.done = self.for_now = False
             self._notes, self.source = {}, None
         elif kind == "source":
@@ -308,7 +310,7 @@ class Ledger:
             self.source = SourceRecord(str(record["stamp"]), tuple(key_dates_hash))
         elif kind == "shard":
             receipt = Receipt(**record)
-            if not _stays_inside(receipt):
+            if not _stays_inside(receipt) or not _has_its_types(receipt):
                 raise ValueError(receipt.name)
             before = self.receipts.get(receipt.name)
             if before is not None:
@@ -434,6 +436,39 @@ class Ledger:
 def _stays_inside(receipt: Receipt) -> bool:
     """A folder may come from a stranger with its ledger: no line of it reaches a file outside."""
     return stays_below(receipt.name) and (receipt.sha256 == "" or is_file_name(receipt.sha256))
+
+
+def _has_its_types(receipt: Receipt) -> bool:
+    """A checksum may be right over values of other types than a receipt has."""
+    for one in fields(Receipt):
+        value = getattr(receipt, one.name)
+        if one.type == "int" and (type(value) is not int or value < 0):
+            return False
+        if one.type == "str" and not isinstance(value, str):
+            return False
+    return True
+
+
+def _check_job(job: JobRecord) -> None:
+    """ValueError if what a job says of itself has other types than brim writes, in its parts too."""
+    sound = isinstance(job.fingerprint, str) and _is_dict(job.facts, object) and _is_dict(job.versions, str)
+    sound = sound and all(isinstance(path, str) for path in job.left_out)
+    facts = job.facts if sound else {}
+    sound = sound and all(isinstance(facts.get(name, {}), dict) for name in ("recipe", "cut", "columns"))
+    sound = sound and isinstance(facts.get("format", ""), str)
+    parts = facts.get("parts", [])
+    if not sound or not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise ValueError("a job of another kind")
+    for part in parts:
+        if not _is_dict(part["shards"], int) or min(part["shards"].values(), default=0) < 0:
+            raise ValueError("a part of another kind")
+        if not isinstance(part["left_out"], list):
+            raise TypeError("a part of another kind")
+        _check_job(JobRecord(part["fingerprint"], part["facts"], part["versions"], tuple(part["left_out"])))
+
+
+def _is_dict(value: Any, of: type) -> bool:
+    return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, of) for k, v in value.items())
 
 
 def finished_ledger(job: JobRecord, receipts: Iterable[Receipt], more: Iterable[dict[str, Any]] = ()) -> bytes:
