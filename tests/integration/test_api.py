@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -109,6 +109,34 @@ def test_tokens_without_a_destination(corpus: Path, tmp_path: Path) -> None:
     assert {one.rows for one in kept} == {300, 150}
     assert all(one.removed for one in brim.clean(remove=True, cache_dir=cache))
     assert brim.caches(cache) == []
+
+
+TEXT_LISTS = [["a", "b"], ("How are you?", "[fine] * thanks"), ["x" * 5000, "a\0b"]]
+
+
+@pytest.mark.parametrize("texts", TEXT_LISTS)
+def test_a_list_of_texts_is_refused_with_the_rows_to_give(tmp_path: Path, texts: Any) -> None:
+    """In every function that takes rows; what the hint says works."""
+    tokenizer = tokenizer_file(tmp_path)
+    words: dict[str, Any] = {"cache_dir": tmp_path / "cache", "memory": "1GB"}
+    calls = (
+        lambda rows: brim.tokenize(rows, tokenizer, **words),
+        lambda rows: brim.map(rows, len, cache_dir=tmp_path / "cache", memory="1GB"),
+        lambda rows: brim.embed(rows, hashing, column="text", **words),
+    )
+    for call in calls:
+        with pytest.raises(brim.InputError, match="A list of strings names files") as caught:
+            call(texts)
+        assert '[{"text": text} for text in texts]' in caught.value.hint
+    assert len(brim.tokenize([{"text": text} for text in texts], tokenizer, **words)) == 2
+
+
+def test_a_list_of_paths_and_globs_names_files(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = tokenizer_file(tmp_path)
+    for given in ([str(corpus)], [corpus], [str(corpus.parent / "*.jsonl")]):
+        assert len(brim.tokenize(given, tokenizer, cache_dir=tmp_path / "cache", memory="1GB")) == 300
+    with pytest.raises(brim.InputError, match=r"'missing\.jsonl' does not exist"):
+        brim.tokenize([str(corpus), "missing.jsonl"], tokenizer, cache_dir=tmp_path / "cache", memory="1GB")
 
 
 def test_vectors_without_a_destination(corpus: Path, tmp_path: Path) -> None:

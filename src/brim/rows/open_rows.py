@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -27,7 +28,7 @@ from brim.rows.open_files import decompressed, head_of, looked_into
 from brim.rows.python_rows import tables_of, vote
 from brim.rows.read_text import Place, TextReader, parse_csv, row_blocks, well_formed_csv
 from brim.rows.read_unit import read_unit
-from brim.rows.row_files import RowFiles, find
+from brim.rows.row_files import WILD, RowFiles, find
 from brim.rows.row_options import RowOptions, Skip, never
 from brim.rows.schemas import TypesDiffer, merged, told_features, unify
 from brim.rows.selected_rows import SelectedRows
@@ -343,6 +344,7 @@ def _opened(source: Any, options: RowOptions) -> RowSource:
     if isinstance(source, str | os.PathLike):
         return _open_files([os.fspath(source)], options)
     if isinstance(source, list | tuple) and all(isinstance(one, str | os.PathLike) for one in source):
+        _refuse_texts(source)
         return _open_files([os.fspath(one) for one in source], options)
     _refuse_options_of_files(options)
     if isinstance(source, Selection | FileTable):
@@ -368,6 +370,19 @@ def _opened(source: Any, options: RowOptions) -> RowSource:
     if isinstance(source, Iterator):
         return _open_stream(lambda: source, options, once=True)
     return _open_stream(lambda: _iterated(source), options, in_memory=isinstance(source, list | tuple))
+
+
+def _refuse_texts(source: Sequence[Any]) -> None:
+    """InputError for a list of strings of which none is a path, a glob or an address: they are texts, or mistyped."""
+    if not source or any(not isinstance(one, str) or "://" in one or one == "-" for one in source):
+        return
+    if any(os.path.exists(one) or (WILD.search(one) and next(glob.iglob(one), None)) for one in source):
+        return
+    first = source[0] if len(source[0]) <= 60 else f"{source[0][:60]}…"
+    raise InputError(
+        f"A list of strings names files, and none of these {len(source):,} is one (the first is {first!r}).",
+        hint='Give texts as rows: [{"text": text} for text in texts].',
+    )
 
 
 def _refuse_options_of_files(options: RowOptions) -> None:
