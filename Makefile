@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: test-types test-long test-slow mutate test-browser test-notebooks test-spark test-embed test-ray test-slurm test-stores
 .PHONY: test-matrix
 .PHONY: test-lowest test-newest test-pythons test-wheel test-docs docs benchmarks pictures
-.PHONY: bench-arc bench-package bench-publish bench-watch bench-stop bench-map bench-upstream bench-limits bench-tokenize
+.PHONY: bench-arc bench-package bench-publish bench-reupload bench-watch bench-stop bench-map bench-upstream bench-limits bench-tokenize
 .PHONY: bench-embed bench-objects bench-scale bench-ray bench-parts bench-walks smoke-real
 
 demo: .venv/demo
@@ -171,6 +171,9 @@ bench-package: .venv/dev
 
 bench-publish: .venv/dev
 	$(BIN)/python benchmarks/publish.py
+
+bench-reupload: .venv/dev
+	$(BIN)/python benchmarks/reupload.py
 
 # The live Hub, with a token: see docs/publish.md.
 smoke-real: .venv/dev

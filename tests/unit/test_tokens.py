@@ -309,7 +309,7 @@ def test_kept_types_may_differ_between_units(tmp_path: Path) -> None:
         assert sorted(map(str, expected)) == sorted(str((row[IDS], row["v"])) for row in rows)
 
 
-def parquet_by_one_writer(table: pa.Table, groups: Sequence[int]) -> bytes:
+def parquet_by_one_writer(table: pa.Table, groups: Sequence[int], index: bool) -> bytes:
     """The groups of a table, as pyarrow itself writes them to one file."""
     others = [name for name in table.schema.names if name != IDS]
     sink = pa.BufferOutputStream()
@@ -320,6 +320,7 @@ def parquet_by_one_writer(table: pa.Table, groups: Sequence[int]) -> bytes:
         compression_level=1,
         use_dictionary=others or False,
         write_statistics=others or False,
+        write_page_index=index,
     ) as writer:
         start = 0
         for rows in groups:
@@ -328,9 +329,9 @@ def parquet_by_one_writer(table: pa.Table, groups: Sequence[int]) -> bytes:
     return bytes(sink.getvalue())
 
 
-@given(rows=st.lists(st.integers(0, 9), min_size=1, max_size=6), kept=st.booleans())
-@settings(max_examples=40, deadline=None)
-def test_groups_that_are_encoded_apart(rows: list[int], kept: bool) -> None:
+@given(rows=st.lists(st.integers(0, 9), min_size=1, max_size=6), kept=st.booleans(), index=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_groups_that_are_encoded_apart(rows: list[int], kept: bool, index: bool) -> None:
     """They are put together to the very bytes that one writer gives: empty groups, nulls and nested columns too."""
     count = sum(rows)
     columns = {IDS: pa.array([list(range(number % 5)) for number in range(count)], pa.list_(pa.int32()))}
@@ -340,11 +341,11 @@ def test_groups_that_are_encoded_apart(rows: list[int], kept: bool) -> None:
     table = pa.table(columns)
     footer, made, start = JoinedFooter(), bytearray(MAGIC), 0
     for each in rows:
-        one = parquet_by_one_writer(table.slice(start, each), [each])
+        one = parquet_by_one_writer(table.slice(start, each), [each], index)
         made += footer.add(memoryview(one), len(made))
         start += each
-    made += footer.end()
-    assert bytes(made) == parquet_by_one_writer(table, rows)
+    made += footer.end(len(made))
+    assert bytes(made) == parquet_by_one_writer(table, rows, index)
 
 
 @pytest.mark.parametrize(

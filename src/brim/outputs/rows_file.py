@@ -6,6 +6,7 @@ one is begun, and at the end all are written again as one, with the type that ho
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -36,6 +37,16 @@ class Writing:
     hashed: bool = True
     flows: bool = True
 
+
+# Pages end where the content says, so that the Hub's storage (Xet) finds those that it has, wherever rows were
+# inserted; an index says where they lie, for the Hub's viewer. Chunks are a quarter of pyarrow's, because the file of a
+# unit has a few MB. A dictionary is not cut by content: one of values that hardly repeat is given up early.
+PAGES: dict[str, Any] = {
+    "write_page_index": True,
+    "use_content_defined_chunking": {"min_chunk_size": 64 << 10, "max_chunk_size": 256 << 10},
+    "dictionary_pagesize_limit": 64 << 10,
+}
+MOST_GROUP_BYTES = 100_000_000  # readers hold a row group, and the Hub's viewer refuses large ones
 
 EXTENSIONS = {"arrow": ".arrow", "parquet": ".parquet"}
 _SMALL_BYTES, _HELD_BYTES = 32 << 10, 256 << 10
@@ -124,8 +135,9 @@ class RowsFile:
         if writing.format == "arrow":
             self._writer: Any = pa.ipc.new_stream(sink, schema)
         else:
+            dictionary = sorted(path for path, is_ids in parquet_leaves(schema).items() if not is_ids)
             self._writer = pq.ParquetWriter(
-                sink, schema, compression="zstd", compression_level=1, write_page_index=True, use_dictionary=True
+                sink, schema, compression="zstd", compression_level=1, use_dictionary=dictionary or False, **PAGES
             )
 
     def write(self, table: pa.Table) -> None:
@@ -149,8 +161,7 @@ class RowsFile:
         parts = -(-self._held_bytes // (2 * self._writing.batch_bytes)) or 1
         step = -(-rows // parts)
         self._held_rows = self._held_bytes = 0
-        for start in range(0, rows, step):
-            piece = table.slice(start, step)
+        for piece in _small_enough(table.slice(start, step) for start in range(0, rows, step)):
             if self._writing.format == "arrow":
                 for batch in _no_empty(piece.to_batches()):
                     self._writer.write_batch(batch)
@@ -170,6 +181,32 @@ class RowsFile:
             self.file._file.close()
         finally:
             self.file.path.unlink(missing_ok=True)
+
+
+def _small_enough(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Halve what would be too large as a row group; one row is never cut."""
+    for piece in pieces:
+        if piece.num_rows > 1 and arrow_bytes(piece) > MOST_GROUP_BYTES:
+            half = piece.num_rows // 2
+            yield from _small_enough([piece.slice(0, half), piece.slice(half)])
+        else:
+            yield piece
+
+
+@functools.lru_cache(64)
+def parquet_leaves(schema: pa.Schema) -> dict[str, bool]:
+    """Columns as Parquet names them (`text.list.element`), and whether each is numbers in lists: ids or vectors.
+
+    A dictionary of those takes time and makes them no smaller, and a dictionary changes with every inserted row.
+    """
+    sink = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), sink)
+    found = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
+    leaves = (found.column(number) for number in range(len(found.names)))
+    return {leaf.path: leaf.max_repetition_level > 0 and leaf.physical_type in _NUMBERS for leaf in leaves}
+
+
+_NUMBERS = ("INT32", "INT64", "FLOAT", "DOUBLE", "FIXED_LEN_BYTE_ARRAY")
 
 
 def _no_empty(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

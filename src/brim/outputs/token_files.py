@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.formats import thrift
-from brim.formats.thrift import LIST, STRUCT, Struct
+from brim.formats.thrift import I32, I64, LIST, STRUCT, Struct
 from brim.outputs.output import Beside
-from brim.outputs.rows_file import HashedFile
+from brim.outputs.rows_file import PAGES, HashedFile, parquet_leaves
 from brim.outputs.token_documents import ends_of, tokens_of
 from brim.plans.cut_shards import shard_name
 from brim.records import dataclass
@@ -37,36 +37,60 @@ MAGIC = b"PAR1"
 _ROWS, _GROUPS = 3, 4  # of the footer
 _COLUMNS, _GROUP_OFFSET, _ORDINAL = 1, 5, 7  # of a row group
 _CHUNK_OFFSET, _CHUNK_META = 2, 3  # of a column chunk
+_OFFSET_INDEX, _COLUMN_INDEX = (4, 5), (6, 7)  # of a column chunk: where it is, and its size
 _PAGE_OFFSETS = (9, 10, 11)  # of its metadata: data, index, dictionary
 
 
 class JoinedFooter:
-    """The footer of a file to which row groups are added. The file begins with MAGIC."""
+    """The page indexes and the footer of a file to which row groups are added. The file begins with MAGIC."""
 
     def __init__(self) -> None:
         self._footer: Struct | None = None
         self._groups: list[Struct] = []
+        self._indexes: list[tuple[Struct, tuple[int, int], bytes]] = []  # a chunk, its fields for the index, the index
         self._rows = 0
 
     def add(self, encoded: memoryview, at: int) -> memoryview:
-        """What is to be written at `at` of the small file `encoded`."""
+        """What is to be written at `at` of the small file `encoded`: its pages."""
         length = int.from_bytes(encoded[-8:-4], "little")
         end = len(encoded) - 8 - length
         footer, _ = thrift.decode(encoded, end)
+        by = at - len(MAGIC)
         for group in footer[_GROUPS][1].items:
-            self._groups.append(_moved(group, at - len(MAGIC), len(self._groups)))
+            for chunk in group[_COLUMNS][1].items:
+                for fields in (_COLUMN_INDEX, _OFFSET_INDEX):
+                    if fields[0] in chunk:
+                        start, size = chunk[fields[0]][1], chunk[fields[1]][1]
+                        end = min(end, start)
+                        index = bytes(encoded[start : start + size])
+                        self._indexes.append((chunk, fields, index if fields == _COLUMN_INDEX else _shifted(index, by)))
+            self._groups.append(_moved(group, by, len(self._groups)))
         self._rows += footer[_ROWS][1]
         self._footer = footer
         return encoded[len(MAGIC) : end]
 
-    def end(self) -> bytes:
-        """What comes after the last row group."""
+    def end(self, at: int) -> bytes:
+        """What comes after the last row group, which ends at `at`."""
         assert self._footer is not None, "a file has one row group at least, if need be an empty one"
-        footer = self._footer
+        footer, parts = self._footer, []
+        for wanted in (_COLUMN_INDEX, _OFFSET_INDEX):
+            for chunk, fields, index in self._indexes:
+                if fields == wanted:
+                    chunk[fields[0]], chunk[fields[1]] = (I64, at), (I32, len(index))
+                    parts.append(index)
+                    at += len(index)
         footer[_GROUPS] = (LIST, thrift.List(STRUCT, self._groups))
         footer[_ROWS] = (footer[_ROWS][0], self._rows)
         data = thrift.encode(footer)
-        return data + len(data).to_bytes(4, "little") + MAGIC
+        return b"".join([*parts, data, len(data).to_bytes(4, "little"), MAGIC])
+
+
+def _shifted(index: bytes, by: int) -> bytes:
+    """An OffsetIndex whose pages have moved: its offsets count from the start of the file."""
+    found, _ = thrift.decode(index)
+    for location in found[1][1].items:
+        location[1] = (I64, location[1][1] + by)
+    return thrift.encode(found)
 
 
 def _moved(group: Struct, by: int, number: int) -> Struct:
@@ -231,7 +255,7 @@ class ParquetShard(_OpenShard):
 
     def encoded(self, table: pa.Table) -> pa.Buffer:
         sink = pa.BufferOutputStream()
-        others = [name for name in self._schema.names if name != IDS]
+        others = sorted(path for path, is_ids in parquet_leaves(self._schema).items() if not is_ids)
         # Plain ids under zstd are smaller and faster than a dictionary of them: see docs/tokenize.md.
         with pq.ParquetWriter(
             sink,
@@ -240,6 +264,7 @@ class ParquetShard(_OpenShard):
             compression_level=1,
             use_dictionary=others or False,
             write_statistics=others or False,
+            **PAGES,
         ) as writer:
             writer.write_table(table.combine_chunks(), row_group_size=max(len(table), 1))
         return sink.getvalue()
@@ -249,7 +274,7 @@ class ParquetShard(_OpenShard):
         file.write(self._footer.add(memoryview(encoded).cast("B"), file.size))
 
     def _close(self, file: HashedFile) -> None:
-        file.write(self._footer.end())
+        file.write(self._footer.end(file.size))
 
 
 class ArrowShard(_OpenShard):

@@ -22,7 +22,7 @@ from brim.cuts import arrow_bytes
 from brim.errors import DamageFound, InputError
 from brim.formats.card import CardFacts
 from brim.outputs.output import Beside, Finished, MadeShard, Units
-from brim.outputs.rows_file import HashedFile, Writing
+from brim.outputs.rows_file import PAGES, HashedFile, Writing, parquet_leaves
 from brim.progress import Advance
 from brim.records import dataclass
 from brim.state.durable import rename
@@ -193,7 +193,7 @@ def _write_parquet(
 ) -> str:
     """In row groups of whole tables up to a size. Vectors are plain: they do not compress. The SHA-256 of the file."""
     whole = schema.with_metadata(dict(metadata)) if metadata else schema.remove_metadata()
-    leaves = _leaf_names(whole)
+    leaves = parquet_leaves(whole).keys()
     plain = {leaf for leaf in leaves if leaf.partition(".")[0] in outputs}
     file = HashedFile(made, hashed=True)
     with (
@@ -202,8 +202,9 @@ def _write_parquet(
             pa.PythonFile(file, mode="w"),
             whole,
             compression={leaf: "none" if leaf in plain else "zstd" for leaf in leaves},
-            use_dictionary=sorted(leaves - plain),
-            write_statistics=sorted(leaves - plain),
+            use_dictionary=sorted(leaves - plain) or False,
+            write_statistics=sorted(leaves - plain) or False,
+            **PAGES,
         ) as writer,
     ):
         held: list[pa.Table] = []
@@ -221,14 +222,6 @@ def _write_parquet(
 def _write_group(writer: Any, tables: Sequence[pa.Table], schema: pa.Schema) -> None:
     table = pa.concat_tables([table.cast(schema) for table in tables])
     writer.write_table(table, row_group_size=max(table.num_rows, 1))
-
-
-def _leaf_names(schema: pa.Schema) -> set[str]:
-    """The columns as Parquet calls them: `text.list.element`."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(schema.empty_table(), sink)
-    parquet = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
-    return {parquet.column(number).path for number in range(len(parquet.names))}
 
 
 def _schema_of(units: Sequence[Path]) -> tuple[pa.Schema, Mapping[str, VectorType]]:
