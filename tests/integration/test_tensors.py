@@ -18,6 +18,7 @@ import pytest
 import brim
 from brim.errors import DamageFound, DestinationError, InputError, MissingExtra, PlanChanged, SourceError
 from brim.tensors import tensor_writer
+from brim.tensors.tensor_reader import ShardedRows
 
 numpy_safetensors = pytest.importorskip(
     "safetensors.numpy", reason="byte identity with safetensors is not proved here: not installed"
@@ -252,6 +253,63 @@ def test_a_file_of_others_is_read(tmp_path: Path) -> None:
     for name, array in brim.open_tensors(tmp_path / "a.safetensors").items():
         np.testing.assert_array_equal(array, theirs[name])
         assert array.shape == theirs[name].shape
+
+
+INDEXES: list[Any] = [
+    (12, slice(None, 4)),
+    (-1, 3),
+    (np.int64(7), slice(None), 2),
+    (slice(5, 31), 1),
+    (slice(None, None, 3), slice(1, None), 0),
+    ([3, 88, 3, -1], 2),
+    ([3, 88, 20], [0, 2, 1]),
+    ([3, 88], slice(None), [0, 2]),
+    (Ellipsis, 2),
+    (Ellipsis,),
+    Ellipsis,
+    (12,),
+    (),
+    (slice(8, 12), Ellipsis, 0),
+    (np.arange(95) % 2 == 0, 1),
+    (4, None, slice(None)),
+]
+
+
+@pytest.mark.parametrize("index", INDEXES, ids=str)
+def test_sharded_rows_take_indexes_as_numpy_does(tmp_path: Path, index: Any) -> None:
+    whole = {"t": numbers(95, 4, 3)}
+    write(tmp_path / "a.safetensors", whole, {"t": (4, 3, "float32")}, shard_size=10 * 48)
+    rows = brim.open_tensors(tmp_path / "a.safetensors")["t"]
+    assert isinstance(rows, ShardedRows)
+    assert np.array_equal(rows[index], whole["t"][index])
+    for wrong in ((95,), (0, 9), (0, 0, 0, 0)):
+        with pytest.raises(IndexError):
+            rows[wrong]
+
+
+def test_sharded_rows_become_an_array(tmp_path: Path) -> None:
+    whole = {"t": numbers(30, 2, dtype="float16")}
+    write(tmp_path / "a.safetensors", whole, {"t": (2, "float16")}, shard_size=40)
+    rows = brim.open_tensors(tmp_path / "a.safetensors")["t"]
+    assert np.array_equal(np.asarray(rows), whole["t"])
+    assert np.asarray(rows).dtype == np.float16
+    assert np.asarray(rows, np.float32).dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+def test_sharded_rows_of_torch_are_tensors_where_torch_asks(tmp_path: Path, torch: Any, dtype: str) -> None:
+    whole = torch.randn(95, 7).to(getattr(torch, dtype))
+    path = tmp_path / "a.safetensors"
+    write(path, {"text": whole}, {"text": (7, dtype)}, shard_size=10 * whole.element_size() * 7)
+    rows = brim.open_tensors(path, "torch")["text"]
+    assert isinstance(rows, ShardedRows)
+    assert torch.equal(rows[12, :4], whole[12, :4])
+    assert torch.equal(rows[5:31, 1], whole[5:31, 1])
+    assert torch.equal(rows[[3, 88, 20], [0, 2, 1]], whole[[3, 88, 20], [0, 2, 1]])
+    assert torch.equal(torch.as_tensor(rows), whole)
+    assert torch.equal(torch.cat([whole[:1], torch.as_tensor(rows)])[1:], whole)
+    if dtype != "bfloat16":  # which NumPy has not
+        assert np.array_equal(np.asarray(rows), whole.numpy())
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "a.npy", "a.parquet"])

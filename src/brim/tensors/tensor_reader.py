@@ -28,7 +28,8 @@ Array = np.ndarray[Any, Any]
 class ShardedRows:
     """The rows of a tensor that lies in several files. `parts` are its arrays, one a file.
 
-    A row or a slice inside of one file is a view; what crosses files is copied together.
+    A row or a slice inside of one file is a view; what crosses files is copied together. Indexing follows NumPy: rows
+    first, then what is taken of them (`rows[12, :4]`). `np.asarray` and `torch.as_tensor` copy everything.
     """
 
     def __init__(self, parts: Sequence[Any]) -> None:
@@ -51,6 +52,10 @@ class ShardedRows:
             yield from part
 
     def __getitem__(self, rows: Any) -> Any:
+        if isinstance(rows, tuple):
+            return self._take(rows)
+        if rows is Ellipsis:
+            rows = slice(None)
         if isinstance(rows, int | np.integer):
             row = int(rows) + len(self) * (rows < 0)
             if not 0 <= row < len(self):
@@ -63,6 +68,22 @@ class ShardedRows:
                 return self._range(start, max(start, stop))
             rows = range(start, stop, step)
         return self._gather(np.asarray(rows))
+
+    def _take(self, index: tuple[Any, ...]) -> Any:
+        """Rows, and a part of each: `rows[5, :4]`, `rows[[3, 1], 0]`, `rows[..., -1]`."""
+        if not index or index[0] is Ellipsis:
+            missing_axes = len(self.shape) - len(index) + 1 if index else 0
+            index = (slice(None),) * max(missing_axes, 1) + index[1:]
+        rows, *rest = index
+        if rows is None:
+            raise IndexError("rows in several files get no new axis before them; index them, then add one")
+        found = self[rows]
+        if isinstance(rows, int | np.integer):
+            return found[tuple(rest)] if rest else found
+        lists = not isinstance(rows, slice) and any(not isinstance(each, slice | int | np.integer) for each in rest)
+        if lists:  # NumPy pairs lists of rows with lists of columns, each row with its own
+            return found[(np.arange(len(found)), *rest)]
+        return found[(slice(None), *rest)]
 
     def _gather(self, rows: np.ndarray[Any, Any]) -> Any:
         """Rows in any order: file by file, and then put in order."""
@@ -83,7 +104,15 @@ class ShardedRows:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
             raise ValueError("rows in several files become one array by a copy")
-        return np.concatenate([np.asarray(part) for part in self.parts]).astype(dtype or self.parts[0].dtype)
+        whole = np.concatenate([np.asarray(part) for part in self.parts])
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """All rows as one array, copied: what `torch.as_tensor` asks for."""
+        return _joined(self.parts).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.parts[0].__dlpack_device__()
 
     def _start(self, part: int) -> int:
         return int(self._ends[part - 1]) if part else 0
