@@ -126,6 +126,27 @@ def test_pieces_are_the_text() -> None:
     assert max(map(len, parts)) <= 3000
 
 
+@OLD
+@pytest.mark.parametrize("splitter", ["ByteLevel", "Whitespace", "Metaspace"])
+@pytest.mark.parametrize("sides", [{}, {"right": False}, {"left": False}])
+def test_long_texts_that_a_strip_normalizer_changes_at_cuts_are_counted_as_rough(
+    made: dict[str, Path], splitter: str, sides: dict[str, bool]
+) -> None:
+    """A document whose ids are not those of the whole text is never counted as cut exactly."""
+    raw = tokenizers.Tokenizer.from_file(str(made["bpe"]))
+    raw.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.NFKC(), tokenizers.normalizers.Strip(**sides)]
+    )
+    raw.pre_tokenizer = getattr(tokenizers.pre_tokenizers, splitter)()
+    texts = ["café " * 4000, prose(4000), f"  {prose(3000)}  ", "a\n\n b  " * 3000]
+    step = TokenizeStep(find_tokenizer(raw), TokenizeOptions(long_chars=5000))
+    step.open(SCHEMA)
+    ids, notes = run(step, [*texts])
+    for text, found, note in zip(texts, ids, notes, strict=True):
+        assert note in (CUT, ROUGH)
+        assert note == ROUGH or found == raw.encode(text).ids
+
+
 def test_refused_by_row(made: dict[str, Path]) -> None:
     """A long document can be refused; the error tells the row."""
     step = opened(made["bpe"], long_chars=1000, long_documents="refuse")
