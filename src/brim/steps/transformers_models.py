@@ -70,7 +70,8 @@ def text_positions(model: Any) -> int | None:
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in _POSITIONS and isinstance(module, torch.nn.Embedding):
             unused = 0 if module.padding_idx is None else module.padding_idx + 1  # as in RoBERTa
-            return module.num_embeddings - unused
+            positions: int = module.num_embeddings - unused
+            return positions
     return None
 
 
