@@ -128,7 +128,8 @@ class Run:
     def _check(self, new: bool, received: Sequence[Receipt]) -> set[str]:
         """Refuse what can be refused before anything changes at the destination; returns the foreign files there."""
         previous = self.ledger.job
-        if previous is not None and not self.options.fresh and not self.options.update:
+        removed = self.ledger.done and not self.sink.staged and not any(self.sink.shards())
+        if previous is not None and not self.options.fresh and not self.options.update and not removed:
             refuse_another(
                 self.content,
                 previous,

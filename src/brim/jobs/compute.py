@@ -83,13 +83,15 @@ def agree_with_published(there: PublishedThere, wanted: Wanted, finished: Ledger
         refuse_strangers(there.shards, staged)
 
 
-def open_units(folder: Path, wanted: Wanted, finished: Ledger) -> Ledger:
-    """The receipts of the units that are done. `finished` is the ledger of what the destination holds."""
+def open_units(folder: Path, wanted: Wanted, finished: Ledger, removed: bool = False) -> Ledger:
+    """The receipts of the units that are done. `finished` is the ledger of what the destination holds; `removed`: all
+    of its files are gone, so that another job may take its place."""
     if wanted.fresh:
         shutil.rmtree(folder, ignore_errors=True)
     units = Ledger(folder)
     if units.job is None:
-        if finished.job is not None and finished.job.fingerprint != wanted.fingerprint and not wanted.fresh:
+        another = finished.job is not None and finished.job.fingerprint != wanted.fingerprint
+        if finished.job is not None and another and not wanted.fresh and not removed:
             raise _another(finished.job, wanted)
         folder.mkdir(exist_ok=True)
         units.begin(JobRecord(wanted.fingerprint, wanted.facts, versions()))
@@ -151,7 +153,7 @@ class Computing:
 
     def part(self, folder: Path, share: UnitShare, types: str) -> Outcome:
         """Do a share of the units, in a folder of its own; nothing is put together and nothing is brought."""
-        units = open_units(folder, self._wanted, self.books.ledger)
+        units = open_units(folder, self._wanted, self.books.ledger, self._is_removed())
         try:
             if types and units.recall("types") is None:
                 units.remember("types", types)
@@ -167,7 +169,7 @@ class Computing:
             return Computed(self._as_it_is(self.books.ledger), kept=self._kept(self.books.ledger))
         self.layout.refuse_strangers(self.books.ledger, self.how.fresh)
         executor, carrier = self._way_there()
-        units = open_units(self.layout.units, wanted, self.books.ledger)
+        units = open_units(self.layout.units, wanted, self.books.ledger, self._is_removed())
         work = self.layout.work(wanted.fingerprint, wanted.fresh)
         try:
             if share.units is not None:
@@ -271,6 +273,13 @@ class Computing:
                     units.forget(receipts[number].name)
                 units.add_all(receipt for receipt in kept if units.receipts[receipt.name] != receipt)
         units.read_from(SourceRecord(stamp))
+
+    def _is_removed(self) -> bool:
+        """Whether somebody has removed all files of a finished result on this machine."""
+        ledger, place = self.books.ledger, self.layout.place
+        if not ledger.done or not isinstance(place, Path) or isinstance(self.layout, CacheLayout):
+            return False
+        return not any((place / name).exists() for name in ledger.receipts)
 
     def _is_whole(self) -> bool:
         """Whether the destination says that it holds what its own receipts say."""
