@@ -164,7 +164,7 @@ def connected(address: str | None) -> Iterator[Cluster]:
     if ray.is_initialized():
         yield Cluster(ray)
         return
-    _need_reachable(ray, address or "auto")
+    head = _need_reachable(ray, address or "auto")
     handlers = _handlers()
     try:
         try:
@@ -176,6 +176,11 @@ def connected(address: str | None) -> Iterator[Cluster]:
         if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # Ray's own handler
             raise Stopped("Stopped by SIGTERM.", hint="Run the same command to continue.") from error
         said = str(error).strip().split("\n")[0] or "none of its nodes is on this machine"
+        if head is not None and _unreachable(head) is not None:
+            raise SinkFailed(
+                f"The Ray cluster at {head} ended while brim connected to it.",
+                hint="Start it again, then run the same command to continue.",
+            ) from error
         raise InputError(
             f"The Ray cluster at {address or 'auto'} cannot be used from here: {said.rstrip('.')}.",
             hint="Run brim on one of its nodes, with the same versions of Ray and Python as there.",
@@ -193,19 +198,23 @@ def _handlers() -> dict[int, Any]:
     return {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
 
-def _need_reachable(ray: Any, address: str) -> None:
-    """Ray itself tries for minutes, and then ends the process."""
+def _need_reachable(ray: Any, address: str) -> str | None:
+    """Check that the head answers, and return its HOST:PORT, if the address names one.
+
+    Ray itself tries for minutes, and then ends the process.
+    """
     if address == "auto":
         try:
             address = address_here(ray)
         except (ConnectionError, ValueError) as error:
             raise InputError("There is no running Ray cluster on this machine.", hint=_HINT) from error
     if not address.rpartition(":")[2].isdigit():
-        return
+        return None
     if (failure := _unreachable(address)) is not None:
         raise InputError(
             f"There is no Ray cluster at {address}: {failure.strerror or failure}.", hint=f"Check --address. {_HINT}"
         ) from failure
+    return address
 
 
 _ANSWER_S = 60.0

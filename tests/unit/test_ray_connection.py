@@ -1,0 +1,59 @@
+"""Connecting to a Ray cluster that ends meanwhile. Ray itself is not needed: a server stands for its head."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from brim.errors import BrimError, InputError, SinkFailed
+from brim.schedule import ray_cluster
+
+
+class Head:
+    """Answers as a gRPC server does, with its settings, until it is closed."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                connection, _ = self._server.accept()
+                with connection:
+                    connection.sendall(b"\0\0\0\4\0\0\0\0\0")
+        except OSError:
+            return
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join()
+
+
+@pytest.mark.parametrize(
+    ("killed", "expected", "exit_code"), [(True, SinkFailed, 5), (False, InputError, 2)], ids=["killed", "unusable"]
+)
+def test_head_that_is_killed_while_connecting_is_worth_another_run(
+    monkeypatch: pytest.MonkeyPatch, killed: bool, expected: type[BrimError], exit_code: int
+) -> None:
+    """Exit code 5 where the head is gone, and 2 where it answers and cannot be used from here."""
+    head = Head()
+
+    def init(**_: object) -> None:
+        if killed:
+            head.close()
+        raise ConnectionError("Could not read the node information from GCS")
+
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setattr(ray_cluster, "need_ray", lambda: ray)
+    with pytest.raises(expected) as found, ray_cluster.connected(head.address):
+        pass
+    assert found.value.exit_code == exit_code
+    if not killed:
+        head.close()
