@@ -18,6 +18,7 @@ from typing import TextIO, cast
 SWITCHES = {
     "act": "act=True",
     "all": "everything=True",
+    "allow-duplicate-paths": "allow_duplicate_paths=True",
     "allow-empty": "allow_empty=True",
     "anonymous": "anonymous=True",
     "create-pr": "create_pr=True",

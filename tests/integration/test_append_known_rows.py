@@ -39,7 +39,6 @@ def unpacked(place: Place, back: Path) -> dict[str, bytes]:
     return {str(path.relative_to(back)): path.read_bytes() for path in back.rglob("*") if path.is_file()}
 
 
-@pytest.mark.xfail(strict=True, reason="--append writes rows again that the dataset holds")
 @pytest.mark.parametrize("format", ["parquet", "webdataset"])
 def test_append_of_a_grown_folder_adds_only_the_new_rows(place: Place, tmp_path: Path, format: str) -> None:
     source = files(tmp_path / "in", 0, 3)
@@ -58,7 +57,6 @@ def test_append_of_a_grown_folder_adds_only_the_new_rows(place: Place, tmp_path:
         assert "4 files are inside" in run(place, "verify", place.address, source).stdout
 
 
-@pytest.mark.xfail(strict=True, reason="--append writes rows again that the dataset holds")
 @pytest.mark.parametrize("change", ["size", "content"])
 def test_append_refuses_a_path_with_other_content(place: Place, tmp_path: Path, change: str) -> None:
     source = files(tmp_path / "in", 0, 3)
@@ -83,7 +81,6 @@ def test_append_compares_files_of_one_split_only(tmp_path: Path) -> None:
     assert api.build(source, out, split="test", append=True).rows == 4
 
 
-@pytest.mark.xfail(strict=True, reason="--append writes rows again that the dataset holds")
 def test_append_keeps_rows_of_a_table_that_name_a_known_file_with_other_values(tmp_path: Path) -> None:
     """As annotations of images do: only a row that is there as a whole is skipped."""
     source, out = files(tmp_path / "in", 0, 2), tmp_path / "out"
@@ -95,7 +92,6 @@ def test_append_keeps_rows_of_a_table_that_name_a_known_file_with_other_values(t
     assert [row["note"] for row in rows] == ["a", "b", "c"]
 
 
-@pytest.mark.xfail(strict=True, reason="--append writes rows again that the dataset holds")
 def test_append_of_lists_of_files_skips_rows_that_are_there(tmp_path: Path) -> None:
     source, out = files(tmp_path / "in", 0, 4), tmp_path / "out"
     rows = [{"f": ["d0/0.bin", "d1/1.bin"]}, {"f": []}, {"f": ["d0/2.bin"]}]
@@ -105,7 +101,6 @@ def test_append_of_lists_of_files_skips_rows_that_are_there(tmp_path: Path) -> N
     assert api.build(api.table(more, files="f:file", root=source), out, append=True).rows == 6
 
 
-@pytest.mark.xfail(strict=True, reason="--append writes rows again that the dataset holds")
 def test_append_of_a_killed_append_continues_with_the_same_rows(tmp_path: Path) -> None:
     source, out = files(tmp_path / "in", 0, 4), tmp_path / "out"
     api.build(source, out, rows_per_shard=2)
@@ -116,7 +111,6 @@ def test_append_of_a_killed_append_continues_with_the_same_rows(tmp_path: Path) 
     api.verify(out)
 
 
-@pytest.mark.xfail(strict=True, reason="--append writes rows again that the dataset holds")
 def test_append_to_webdataset_of_others_is_refused(tmp_path: Path) -> None:
     import tarfile
 
@@ -129,13 +123,11 @@ def test_append_to_webdataset_of_others_is_refused(tmp_path: Path) -> None:
     assert "bug" not in done.stderr
 
 
-@pytest.mark.xfail(strict=True, reason="--append writes rows again that the dataset holds")
 def test_allow_duplicate_paths_needs_append(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="append"):
         api.build(files(tmp_path / "in", 0, 1), tmp_path / "out", allow_duplicate_paths=True)
 
 
-@pytest.mark.xfail(strict=True, reason="--append writes rows again that the dataset holds")
 def test_append_maps_labels_onto_the_classes_of_the_dataset(tmp_path: Path) -> None:
     """New files show some of the classes only."""
     old = write_files(tmp_path / "old", {f"{name}/{i}.bin": random_bytes(50, i) for i, name in enumerate("abc")})
@@ -149,7 +141,6 @@ def test_append_maps_labels_onto_the_classes_of_the_dataset(tmp_path: Path) -> N
     brim("verify", tmp_path / "out", old)
 
 
-@pytest.mark.xfail(strict=True, reason="--append writes rows again that the dataset holds")
 def test_append_to_webdataset_refuses_other_classes(tmp_path: Path) -> None:
     """Its shards hold numbers, and nothing says which names they stand for."""
     old = write_files(tmp_path / "old", {f"{name}/{i}.bin": b"1" for i, name in enumerate("ab")})
@@ -162,7 +153,6 @@ def test_append_to_webdataset_refuses_other_classes(tmp_path: Path) -> None:
     brim("verify", tmp_path / "out", new)
 
 
-@pytest.mark.xfail(strict=True, reason="--append writes rows again that the dataset holds")
 def test_append_refuses_a_new_class(tmp_path: Path) -> None:
     old = write_files(tmp_path / "old", {f"{name}/{i}.bin": b"1" for i, name in enumerate("ab")})
     new = write_files(tmp_path / "new", {"a/9.bin": b"9", "z/8.bin": b"8"})

@@ -90,6 +90,7 @@ class SelectKeywords(PlaceKeywords, total=False):
     strict: bool
     update: bool
     append: bool
+    allow_duplicate_paths: bool
 
 
 class SourceKeywords(TypedDict, total=False):
@@ -274,6 +275,7 @@ class SelectGiven(PlaceGiven):
     strict: bool = False
     update: bool = False
     append: bool = False
+    allow_duplicate_paths: bool = False
 
     @property
     def options(self) -> BuildOptions:
@@ -283,6 +285,7 @@ class SelectGiven(PlaceGiven):
             **self.placed,
             update=self.update,
             append=self.append,
+            allow_duplicate_paths=self.allow_duplicate_paths,
             format=self.format,
             cut=CutOptions(size, self.num_shards, self.rows_per_shard, self.shard_by),
             checks=CheckOptions(self.allow_empty, self.oversize == "skip", self.strict),

@@ -81,7 +81,13 @@ def build(
     update: Annotated[bool, typer.Option("--update", help="Bring DEST up to date; keep unchanged shards.")] = False,
     append: Annotated[
         bool,
-        typer.Option("--append", help="Add the rows behind those at DEST, as new shards; nothing else is read there."),
+        typer.Option("--append", help="Add the rows that DEST does not hold yet, as new shards behind its own."),
+    ] = False,
+    allow_duplicate_paths: Annotated[
+        bool,
+        typer.Option(
+            "--allow-duplicate-paths", help="With --append: add files whose paths DEST has with other content, too."
+        ),
     ] = False,
     stop_file: Annotated[
         str | None, typer.Option("--stop-file", metavar="FILE", help="Stop cleanly when this file appears.")
@@ -106,15 +112,15 @@ def build(
     run: Callable[[Progress], Any]
     with PeakSampler() as sampler:  # reading a table may take more than building it
         if saved is not None:
-            more = {"fresh": fresh, "update": update, "append": append}
+            more = {"fresh": fresh, "update": update, "append": append, "allow_duplicate_paths": allow_duplicate_paths}
             refuse_given(source, dest, (reading, bids, cutting, publishing, scaling), more)
             job = opened(saved, running, storing, reading.root, state=keeping.state, stop_file=stop_file)
             run = _step(job, part, finish)
         else:
             job = planned(
                 need(source), need(dest, "DEST"), reading, bids, cutting, storing, running, runs=not dry_run,
-                **vars(publishing), **vars(scaling), fresh=fresh, update=update, append=append, state=keeping.state,
-                stop_file=stop_file,
+                **vars(publishing), **vars(scaling), fresh=fresh, update=update, append=append,
+                allow_duplicate_paths=allow_duplicate_paths, state=keeping.state, stop_file=stop_file,
             )  # fmt: skip
             run = job.run
         if dry_run:

@@ -1,15 +1,15 @@
 """New rows for a dataset that is there: they become new shards of its splits, and what is there is kept as it is.
 
 What is there is known from its manifest, or for a dataset of others from its listing and the footers, and never from
-the source that it was made of. What was appended is written down part by part, so that each source proves its own rows
-and the same command again appends nothing twice.
+the source that it was made of. Rows that it holds already are taken out of the plan (known_rows.py). What was appended
+is written down part by part, so that each source proves its own rows and the same command again appends nothing twice.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -22,6 +22,7 @@ from brim.errors import DamageFound, DestinationError, InputError
 from brim.formats.card import CardFacts, SplitFacts
 from brim.formats.parquet_columns import ParquetColumns
 from brim.jobs.content import PlanContent
+from brim.jobs.known_rows import planned_again, with_known_classes
 from brim.jobs.published import SHARD_NAME, Published, PublishedPart, Subset, parts_of, told_by, told_of
 from brim.plans.cut_shards import Shard, shard_name
 from brim.plans.fingerprint import changes_between, digest_items, digest_json
@@ -40,7 +41,8 @@ class AppendBase:
     columns: Mapping[str, str]
     features: Mapping[str, Any]
     jobs: frozenset[str]  # what the manifests there are of
-    types: Mapping[str, str]  # of the columns, as Parquet keeps them
+    types: Mapping[str, str]  # of the columns, as Parquet keeps them; of tars, as they were planned
+    features_digest: str = ""  # of tars, which do not say their features themselves
 
     @property
     def names(self) -> list[str]:
@@ -89,9 +91,13 @@ def base_of(
     first = next((of[0] for of in receipts.values() if of), None)
     if first is None:
         return None
+    jobs = frozenset(job.fingerprint for job in told.jobs)
+    if first.name.endswith(".tar"):
+        facts = parts[0]["facts"]
+        columns_of = dict(facts["columns"])
+        return AppendBase(parts, receipts, columns_of, {}, jobs, columns_of, str(facts["features"]))
     with closing(published.open(first.name)) as shard, ParquetColumns(shard) as columns:
         types = {name: str(columns.schema.field(name).type) for name in columns.schema.names}
-        jobs = frozenset(job.fingerprint for job in told.jobs)
         return AppendBase(parts, receipts, types, columns.features(), jobs, _stored(columns.schema))
 
 
@@ -136,6 +142,11 @@ def _found(published: Published, subset: Subset) -> list[Receipt]:
     """Receipts of shards that others wrote: what the listing and the footers tell."""
     found = []
     for name in sorted(subset.names, key=_number):
+        if name.endswith(".tar"):
+            raise DestinationError(
+                f"{name} was not written by brim, and a tar does not say the types of its columns.",
+                hint="`brim select` writes the same rows as shards of brim's own.",
+            )
         if SHARD_NAME.fullmatch(name) is None:
             raise DestinationError(
                 f"{name} is not called as shards are (SPLIT-00000-of-00001.parquet): nothing can come behind it.",
@@ -225,7 +236,7 @@ class AppendedContent:
             "files": sum(int(facts.get("files", 0)) for facts in told),
             "bytes": sum(int(facts.get("bytes", 0)) for facts in told),
             "columns": dict(self.base.columns),
-            "features": digest_json(dict(self.base.features)),
+            "features": self.base.features_digest or digest_json(dict(self.base.features)),
             "cut": dict(last.get("cut", {})),
             "shards": digest_items([shard.name, shard.rows] for shard in self.shards),
             "content": digest_json([part["fingerprint"] for part in parts]),
@@ -325,11 +336,14 @@ def _stored(schema: pa.Schema) -> dict[str, str]:
 
 def check_agrees(base: AppendBase, plan: Plan) -> None:
     """InputError with the difference if new rows have other columns or types than those that are there."""
-    wanted, found = dict(base.types), _stored(plan.schema)
+    wanted = dict(base.types)
+    found = dict(plan.facts["columns"]) if base.features_digest else _stored(plan.schema)
     said = [f"{name!r} is missing" for name in wanted if name not in found]
     said += [f"{name!r} is new" for name in found if name not in wanted]
     said += [f"{n!r} is {found[n]} instead of {wanted[n]}" for n in wanted if n in found and found[n] != wanted[n]]
     features = dict(plan.table.features or {})
+    if not said and base.features_digest not in ("", plan.facts["features"]):
+        said.append("the features of the columns, such as the names of classes, are others")
     if not said and base.features:
         for name, feature in base.features.items():
             if digest_json(features.get(name)) != digest_json(feature):
@@ -350,8 +364,12 @@ def appended_content(
     folder: str,
     ledger: Ledger | None,
     splits: Sequence[str] | None,
+    without_known: Callable[[Plan, AppendBase], Plan | None] = lambda plan, base: plan,
 ) -> AppendedContent | PlanContent:
-    """What a destination shall hold: what is there, and the rows of the plan behind it, once."""
+    """What a destination shall hold: what is there, and the rows of the plan behind it, once.
+
+    `without_known` takes the rows out of a plan that the dataset holds, and gives None if that are all of them.
+    """
     base = None if published is None else base_of(published, config, ledger, splits)
     if base is None:
         return PlanContent(plan)
@@ -361,10 +379,14 @@ def appended_content(
             f"What is there are {extension} files, and the new shards would be {EXTENSIONS[plan.format]} files.",
             hint="Choose the same --format.",
         )
+    plan = planned_again(plan, with_known_classes(plan.table, base.features))
     check_agrees(base, plan)
     renamed = ledger is None and published is not None and published.renames
     if base.jobs == {plan.fingerprint}:
         return PlanContent(plan)  # these rows are all there is
     nothing = not any(shard.rows for shard in plan.shards)
     is_there = plan.fingerprint in base.fingerprints or nothing
+    if not is_there:
+        new = without_known(plan, base)
+        plan, is_there = new or plan, new is None or new.fingerprint in base.fingerprints
     return AppendedContent(base, plan, is_there, renamed, folder, extension)

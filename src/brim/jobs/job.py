@@ -8,6 +8,7 @@ missing and nothing else: a file is on disk before its receipt, and a receipt be
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
@@ -19,11 +20,13 @@ from brim.formats.card import write_waiting_card
 from brim.jobs.appended import AppendBase, AppendedContent, appended_content
 from brim.jobs.bring import Run, RunOptions, Share
 from brim.jobs.content import Content, PlanContent
+from brim.jobs.known_rows import planned_again, without_known_rows
 from brim.jobs.open_store import Books, carrying_bytes, dataset_there, open_books, open_store
 from brim.jobs.repair import refuse_append_to_damaged
 from brim.jobs.spec import Spec, check_hub_limits, limits_of, preflight, stop_files
 from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
+from brim.plans.plan import Plan
 from brim.progress import Progress, Silent
 from brim.records import dataclass
 from brim.schedule.scheduler import Scaling
@@ -195,12 +198,13 @@ class Job:
         folder = isinstance(layout.destination, Path)
         splits = None if hub.split is None or not isinstance(layout.destination, HubAddress) else [hub.split]
         for _ in range(_LOOKS):
-            with dataset_there(layout, self.spec.how, books) as there:
-                ledger = books.ledger if folder and books.ledger.job is not None else None
-                content = appended_content(there, new.plan, hub.config, hub.folder, ledger, splits)
-            if isinstance(content, AppendedContent) and content.is_there:
-                books.progress.note("these rows are there already: nothing is appended")
             try:
+                with dataset_there(layout, self.spec.how, books) as (there, address):
+                    ledger = books.ledger if folder and books.ledger.job is not None else None
+                    without_known = functools.partial(self._without_known, books, address)
+                    content = appended_content(there, new.plan, hub.config, hub.folder, ledger, splits, without_known)
+                if isinstance(content, AppendedContent) and content.is_there:
+                    books.progress.note("these rows are there already: nothing is appended")
                 return self.bring(content, books, ALONE, executor)
             except Moved:
                 books.progress.note("somebody else has changed what is there: looking again")
@@ -208,6 +212,25 @@ class Job:
             "Others change the destination all the time, so that nothing could be appended.",
             hint="Run the same command to continue; nothing that was sent is lost.",
         )
+
+    def _without_known(self, books: Books, address: str, plan: Plan, base: AppendBase) -> Plan | None:
+        """The plan without the rows that the dataset already holds; None if it holds all of them."""
+        from brim.sources.dataset_files import named_files  # other builds have no use for it
+
+        if plan.table.files.ranges is not None:
+            return plan  # values of another dataset, whose names may be the same for all
+        how = self.spec.how
+        names = {split: [receipt.name for receipt in of] for split, of in base.receipts.items()}
+        try:
+            shards = named_files(address, names, how.hub.config, how.access)
+        except KeyError as error:  # a shard has another name since
+            raise Moved from error
+        note, check = books.progress.note, books.stop.check
+        table, known = without_known_rows(plan, shards, how.allow_duplicate_paths, note, check)
+        if not known:
+            return plan
+        note(f"{plural(known, 'row')} of {len(plan.table):,} already in the dataset: skipped")
+        return planned_again(plan, table) if len(table) else None
 
     def _brought_by(self, cluster: Cluster | None) -> RayBringing | None:
         """What brings the shards of a build, if that is not this process."""

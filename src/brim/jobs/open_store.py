@@ -14,7 +14,7 @@ from brim.formats.card import CardFacts
 from brim.jobs.appended import AppendedContent
 from brim.jobs.bring import Share, refuse_another
 from brim.jobs.content import Content
-from brim.jobs.published import Published
+from brim.jobs.published import Published, PublishedRepository
 from brim.jobs.published import opened as dataset_at
 from brim.jobs.spec import How, Layout, stop_files
 from brim.plans.describe_plan import HUB_BYTES, OBJECTS_BYTES
@@ -217,21 +217,21 @@ def _hub_card(facts: CardFacts, destination: HubAddress, hub: HubOptions) -> Car
 
 
 @contextmanager
-def dataset_there(layout: Layout, how: How, books: Books) -> Iterator[Published | None]:
-    """What is at a destination already, to be read; None if that is nothing yet."""
+def dataset_there(layout: Layout, how: How, books: Books) -> Iterator[tuple[Published | None, str]]:
+    """What is at a destination already, to be read, and its address; None if that is nothing yet."""
     to = layout.destination
     if isinstance(to, HubAddress | BucketAddress):
         there = published(to, how.hub, books)
     else:
         there = PublishedThere((), list(FolderStore(to).shards()), unfinished=False)
     if there is None or not (there.shards or there.manifests or there.unfinished):
-        yield None
+        yield None, ""
         return
     if isinstance(to, HubAddress):
         with hub_session(books.progress.note, books.stop.check), explained(to.repo, begun=False):
             to = HubClient(to, how.hub.token).beginning()
     with dataset_at(str(to), how.state, books.progress.note, how.access, token=how.hub.token) as found:
-        yield found
+        yield found, found.address if isinstance(found, PublishedRepository) else str(to)
 
 
 @contextmanager

@@ -333,6 +333,7 @@ class PublishedRepository:
 
     def __init__(self, client: HubClient, snapshot: Snapshot) -> None:
         self._client, self._at = client, snapshot
+        self.address = str(replace(client.address, revision=snapshot.commit))  # of what was read, whatever comes later
         self.names: Collection[str] | None = snapshot.tree.keys()
         self._card: list[bytes | None] = []
         manifests = [name for name in snapshot.tree if name.startswith(f"{MANIFESTS}/")]

@@ -72,6 +72,7 @@ class How:
     fresh: bool = False
     update: bool = False  # what is unchanged of another dataset is kept
     append: bool = False  # rows come behind those that are there
+    allow_duplicate_paths: bool = False  # append files also if the dataset has their paths with other content
     keep_done: bool = False  # a changed function continues where the earlier one ended
     state: str | None = None
     stop_file: str | None = None
@@ -91,6 +92,8 @@ class How:
         for name, other in (("fresh", self.fresh), ("update", self.update)):
             if self.append and other:
                 raise InputError(f"Choose one of --append (rows come behind those that are there) and --{name}.")
+        if self.allow_duplicate_paths and not self.append:
+            raise InputError("--allow-duplicate-paths can only be used with --append.")
         if self.append and self.hub.direct:
             raise InputError("--append is published in one step, so that --direct has no place with it.")
         if self.fresh and self.keep_done:

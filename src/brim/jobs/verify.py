@@ -30,9 +30,9 @@ from brim.formats.card import (
 )
 from brim.formats.card_configs import card_entries, config_faults, fits, names_nothing, patterns_of, resolved_files
 from brim.formats.parquet_columns import ParquetColumns, features_of_arrow, is_list_type
-from brim.formats.readable import Readable, ShardFile
-from brim.formats.splice import SpliceBuilder
+from brim.formats.readable import Readable
 from brim.jobs.bring import versions
+from brim.jobs.known_rows import holds_bytes_of, with_known_classes
 from brim.jobs.published import (
     SHARD_NAME,
     Published,
@@ -49,7 +49,7 @@ from brim.memory.limit import effective_limit, usable_cores
 from brim.plans.cut_shards import shard_name
 from brim.plans.plan import Plan
 from brim.plans.shard_bytes import count_rows, hollow_in, locate, splice_of
-from brim.progress import Advance, Progress, Silent, tell_begin, tell_rows
+from brim.progress import Progress, Silent, tell_begin, tell_rows
 from brim.records import dataclass
 from brim.sizes import format_size, plural
 from brim.sources.features import as_yaml
@@ -489,19 +489,24 @@ class _Verification:
             self._with_source(self._table(source, root, job, access), job, part)
             return
         # Several configs, splits or rows that were appended, each from a source of its own: prove what this one gives.
-        given = False
+        given, whole = False, None
+        every = sum(int(part.job.facts.get("files", 0)) for part in parts)
         for part in parts:
             if is_computed(part.job) or is_foreign(part.job):
                 continue
             try:
                 table = self._table(source, root, part.job, access)
+                whole = table if table.file_count() == every and not table.refused else whole
                 same = not table.refused and self._plan(table, part.job).facts["content"] == part.job.facts["content"]
             except BrimError:
                 continue  # read as another part was, it may be no source at all
             if same:
                 self._with_source(table, part.job, part)
             given |= same
-        if not given and any(part.job.left_out for part in parts):
+        if not given and whole is not None:
+            # A source that grew: it has the files of all parts, of which --append added only the new ones each time.
+            self._with_source(whole, None, None)
+        elif not given and any(part.job.left_out for part in parts):
             self.result.unproved.append("source: it was not compared, because a part was published with files left out")
         elif not given:
             self.found(f"the source is not what any of the {len(parts)} parts here was published from")
@@ -610,6 +615,9 @@ class _Verification:
             except (TypeError, ValueError, AttributeError) as error:
                 raise DamageFound("The ledger does not say how the source was read.") from error
             table = read_source(source, options)
+            if self.told.job is not None and "parts" in self.told.job.facts:  # appended rows have the classes of all
+                features = next((found for found in self.types_of.values() if found), {})
+                table = with_known_classes(table, features)
         self.tables["" if job is None else job.fingerprint] = table
         return table
 
@@ -624,22 +632,9 @@ class _Verification:
                     self.found(f"{found.path}: has {size:,} bytes in the source and {found.size:,} in {name}")
                     seen[number] += 1
                 else:
-                    if not _same(shard, found, table, number, self.progress.advance):
+                    if not holds_bytes_of(shard, found, table, number, self.progress.advance):
                         self.found(f"{found.path}: differs between the source and {name}", name)
                     seen[number] += 1
-
-
-def _same(shard: Readable, found: ShardFile, table: FileTable, number: int, advance: Advance) -> bool:
-    """Whether the range of the shard and the source's value hold the same bytes."""
-    value = SpliceBuilder(table.files)
-    value.value(number)
-    at = found.offset
-    for chunk in value.finish().chunks():
-        if shard.read_at(at, len(chunk)) != chunk:
-            return False
-        at += len(chunk)
-        advance(len(chunk))
-    return True
 
 
 def _holds_list(columns: ParquetColumns, name: str) -> bool:

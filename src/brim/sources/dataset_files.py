@@ -205,6 +205,30 @@ def find_files(
     return _listed(_of_split(_of_config(found, config, text), split, text))
 
 
+def named_files(
+    source: str, splits: Mapping[str, Sequence[str]], config: str, access: Access | None = None
+) -> tuple[DatasetFile, ...]:
+    """The shards of a dataset with these names, by split, whatever its card says."""
+    names = [(split, name) for split, of in splits.items() for name in of]
+    if not (is_web_address(source) or is_bucket_address(source)):
+        paths = [os.path.join(source, name) for _, name in names]
+        return tuple(
+            DatasetFile(path, name, os.stat(path), split) for path, (split, name) in zip(paths, names, strict=True)
+        )
+    root = parse_web_address(source) if is_web_address(source) else parse_bucket_address(source, access or Access())
+    there = dict(list_objects(root))
+    files = tuple(
+        DatasetFile(f"{root}/{name}", name, there[name], split, RemoteObject(root, root.key(name), there[name].etag))
+        for split, name in names
+    )
+    manifests = tuple((root, n) for n, s in there.items() if _is_manifest(n, s))
+    return _listed(DatasetFiles(source, files, config=config, manifests=manifests)).files
+
+
+def _is_manifest(name: str, stat: ObjectStat) -> bool:
+    return name.startswith(f"{STATE}/") and name.endswith(".jsonl") and stat.st_size <= _MOST_MANIFEST_BYTES
+
+
 def _instead(text: str) -> str:
     if os.path.isfile(os.path.join(text, "dataset_dict.json")) or os.path.isfile(os.path.join(text, "state.json")):
         return "save_to_disk wrote it: in Python, give what datasets.load_from_disk() makes of it."
@@ -313,11 +337,7 @@ def _remote_files(text: str, access: Access) -> DatasetFiles:
         found = list(list_objects(root))
         listed = [(name, stat) for name, stat in found if _is_shard(name.rpartition("/")[2])]
         listed = [one for one in listed if fnmatch.fnmatch(one[0], pattern) and "/." not in f"/{one[0]}"]
-        manifests = tuple(
-            (root, name)
-            for name, stat in found
-            if name.startswith(f"{STATE}/") and name.endswith(".jsonl") and stat.st_size <= _MOST_MANIFEST_BYTES
-        )
+        manifests = tuple((root, name) for name, stat in found if _is_manifest(name, stat))
         if any(name == CARD for name, _ in found):
             card = _card((read_small(root, CARD) or b"").decode("utf-8", "replace"))
     files = []
