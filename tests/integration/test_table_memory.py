@@ -138,3 +138,52 @@ def test_unpack_of_rows_without_files_is_refused_before_they_are_read(tmp_path: 
     assert code == 2, said
     assert "no files in these columns" in said
     assert peak < 100 * MB
+
+
+RECIPE = """
+name = "small"
+rows = "sub-*"
+key = ["subject_id"]
+
+[[columns]]
+name = "scan"
+pattern = "{subject_id}/*.bin"
+type = "file"
+
+[[tables]]
+pattern = "people.csv"
+key = { subject_id = "who" }
+
+[tables.columns]
+c1 = { name = "c1", type = "int64" }
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["bids", "recipe"])
+def test_joined_table_is_refused_before_it_is_read_and_the_named_memory_is_enough(tmp_path: Path, kind: str) -> None:
+    """participants.tsv, or the table of a recipe: 5 MB of cells take 90 MB."""
+    if kind == "bids":
+        (tmp_path / "d/sub-1/anat").mkdir(parents=True)
+        (tmp_path / "d/sub-1/anat/sub-1_T1w.nii.gz").write_bytes(b"x" * 100)
+        (tmp_path / "d/dataset_description.json").write_text('{"Name": "d", "BIDSVersion": "1.8.0"}')
+        table, key, delimiter = tmp_path / "d/participants.tsv", "participant_id", "\t"
+    else:
+        (tmp_path / "d/sub-1").mkdir(parents=True)
+        (tmp_path / "d/sub-1/a.bin").write_bytes(b"x" * 100)
+        (tmp_path / "r.toml").write_text(RECIPE)
+        table, key, delimiter = tmp_path / "d/people.csv", "who", ","
+    with table.open("w") as file:
+        file.write(delimiter.join([key, *(f"c{number}" for number in range(1, 20))]) + "\n")
+        for row in range(1, 40_000):
+            file.write(delimiter.join([f"sub-{row}", *(str(row * number) for number in range(1, 20))]) + "\n")
+    options = ["--recipe", tmp_path / "r.toml"] if kind == "recipe" else []
+    code, peak, said = run("plan", tmp_path / "d", "--memory", "100MB", *options)
+    named = re.search(r"--memory (\d+)MB", said)
+    assert code == 4, said
+    assert f"The table '{table.name}' is held in memory" in said
+    assert peak < 100 * MB
+    assert named is not None
+    code, peak, said = run("plan", tmp_path / "d", "--memory", f"{named[1]}MB", *options)
+    assert code == 0, said
+    assert peak < int(named[1]) * MB

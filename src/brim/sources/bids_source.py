@@ -28,6 +28,7 @@ from brim.sources.features import KINDS
 from brim.sources.file_table import FileColumn, FileTable, Split, Unmatched, collect_unmatched
 from brim.sources.folder_tree import Tree, every_file
 from brim.sources.source_options import BidsOptions, SourceOptions
+from brim.sources.table_memory import check_joined_table_fits
 from brim.sources.table_source import describe
 
 SCHEMA_KIND = "bids"
@@ -228,6 +229,10 @@ def bids_source(folder: str | Tree, options: SourceOptions, schema: Schema | Non
             "No file of the subjects has a BIDS name, or none was selected.",
             hint="--recipe=files packages every file of a folder as it is.",
         )
+    phenotypes = [f"phenotype/{name}" for name in tree.names("phenotype")] if bids.phenotype else []
+    for path in ["participants.tsv", *phenotypes]:
+        if path.endswith(".tsv") and tree.is_file(path):
+            check_joined_table_fits(path, options.memory, tree.size(path))
     reader = _Reader(layout, items, bids, schema)
     rows = reader.rows(options.limit)
     for name in options.drop:

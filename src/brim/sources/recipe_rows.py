@@ -67,7 +67,7 @@ def recipe_source(folder: str | Tree, recipe: Recipe, options: SourceOptions) ->
         raise _broken_rows(cells.faults)
     partly = [f"--{name}" for name in ("include", "exclude", "limit") if getattr(options, name)]
     warnings = () if partly else _strays(finder, cells)
-    small = SmallFiles(finder.tree)
+    small = SmallFiles(finder.tree, options.memory)
     columns: dict[str, pa.Array] = {
         name: pa.array([key[i] for key in cells.kept], pa.string()) for i, name in enumerate(recipe.key)
     }

@@ -20,6 +20,7 @@ from brim.extras import missing
 from brim.sources.file_table import Refused
 from brim.sources.folder_tree import MAX_POINTER_BYTES, Folder, Tree, Walk, pointer_kind
 from brim.sources.recipe import Key, Recipe, RecipeTable, TableColumn
+from brim.sources.table_memory import check_joined_table_fits
 
 _MAX_TEXT_BYTES = 16 << 20
 _MAX_TEXTS_BYTES = 256 << 20
@@ -32,8 +33,8 @@ Lines = Iterator[tuple[int, Sequence[Any]]]
 class SmallFiles:
     """Files that are read here and now. What cannot be read is refused, not fatal: see `walk.refused`."""
 
-    def __init__(self, tree: Tree) -> None:
-        self.tree, self.walk = tree, Walk.through(tree)
+    def __init__(self, tree: Tree, memory: str | int | float | None = None) -> None:
+        self.tree, self.walk, self.memory = tree, Walk.through(tree), memory
         self._text_bytes = 0
 
     def is_data(self, path: str, may_be_empty: bool = True) -> bool:
@@ -122,6 +123,7 @@ class Join:
         return tuple(names[name] for name in self.table.key)
 
     def _load(self, path: str) -> dict[Key, list[Any]]:
+        check_joined_table_fits(path, self.small.memory, self.small.tree.size(path))
         lines = _read_lines(self.small.tree, path)
         _, header = next(lines, (0, ()))
         places = _places(header, self.table, path)

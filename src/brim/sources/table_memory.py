@@ -14,6 +14,8 @@ ROW_BYTES = 48
 SPOOLED_BYTES = 25_000_000  # what reading a table that lies on disk took, and the allocator keeps
 _WRITER_BYTES = 130_000_000  # at most, for writing the values of a shard
 _MANY_COLUMNS, _MANY_ROWS = 1_000, 500_000
+_CELLS_FACTOR = 20  # a table whose cells are Python objects takes that many times its size
+_SMALL_BYTES = 1_000_000
 
 
 def check_table_fits(shown: str, memory: str | int | float | None, columns: int, rows: int = 0, held: int = 0) -> None:
@@ -28,11 +30,17 @@ def check_table_fits(shown: str, memory: str | int | float | None, columns: int,
     if least <= limit.bytes:
         return
     need = least + SPOOLED_BYTES + _WRITER_BYTES
-    shape = f"{columns:,} columns" + (f" and {rows:,} rows" if rows else "")
+    shape = f"has {columns:,} columns" + (f" and {rows:,} rows" if rows else "") if columns else "is held in memory"
     raise DoesNotFit(
-        f"The table {shown!r} has {shape}: it needs about {format_size(need)} of memory and may take {limit}.",
+        f"The table {shown!r} {shape}: it needs about {format_size(need)} and may take {limit}.",
         hint=f"Raise it with --memory={-(-need // 1_000_000)}MB"
         + (", or leave columns out of the table." if COLUMN_BYTES * columns > least // 2 else "."),
         need_bytes=need,
         limit_bytes=limit.bytes,
     )
+
+
+def check_joined_table_fits(shown: str, memory: str | int | float | None, size: int) -> None:
+    """Raise DoesNotFit if a table of `size` bytes cannot be held cell by cell, as those that are joined to rows are."""
+    if size > _SMALL_BYTES:
+        check_table_fits(shown, memory, 0, held=_CELLS_FACTOR * size)
