@@ -167,6 +167,20 @@ def test_where_reads_a_rewritten_source_again(work: Path) -> None:
     assert set(texts(library.map(source, None, where='text != "zzz"', progress=False))) == {"two"}
 
 
+def test_map_reads_a_rewritten_folder_of_files_again(work: Path) -> None:
+    """Rows that hold whole files, of which a job knows names and sizes."""
+
+    def read() -> set[bytes]:
+        made = library.map(library.files(work), lambda row: {"word": row["file"]["bytes"]}, progress=False)
+        return set(made["word"])
+
+    write_files(work, {f"{number}.bin": b"one" for number in range(3)})
+    assert read() == {b"one"}
+    write_files(work, {f"{number}.bin": b"two" for number in range(3)})
+    touch(work)
+    assert read() == {b"two"}
+
+
 def test_map_with_indices_counts_the_rows_of_a_rewritten_source(work: Path) -> None:
     """A line more in the first unit moves the numbers of all rows behind it."""
     source = work / "x.jsonl"
