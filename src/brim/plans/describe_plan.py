@@ -134,6 +134,11 @@ def on_disk_bytes(plan: Plan) -> int:
     return most if plan.format == "parquet" and most > cuts.HELD_VALUE_BYTES else 0
 
 
+def _spooled_bytes(table: FileTable) -> int:
+    """What of the table lies in a temporary file."""
+    return sum(cuts.arrow_bytes(table.rows.column(name)) for name in mapped_columns(table.rows))
+
+
 @dataclass(frozen=True, slots=True)
 class Trap:
     """The metadata trap: what a library that sizes files by their paths would do with this dataset."""
@@ -197,7 +202,7 @@ def plan_facts(plan: Plan, forecast: BuildForecast, limit: Limit) -> dict[str, A
             "limit_bytes": limit.bytes,
             "limit_reason": limit.reason,
         },
-        "temporary_disk_bytes": forecast.workers * on_disk_bytes(plan),
+        "temporary_disk_bytes": forecast.workers * on_disk_bytes(plan) + _spooled_bytes(table),
         "embedding_in_one_go": {
             "low_bytes": trap.embed_bytes[0],
             "high_bytes": trap.embed_bytes[1],
