@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -54,13 +55,26 @@ class ParquetColumns:
         return total
 
     def _owner(self, path: str) -> str:
-        """The column that a leaf belongs to. Names may hold dots."""
-        fitting = [name for name in self.schema.names if path == name or path.startswith(f"{name}.")]
-        return str(max(fitting, key=len))
+        """The column that a leaf belongs to: the longest name that its path begins with. Names may hold dots."""
+        end = len(path)
+        while end > 0 and path[:end] not in self._names:
+            end = path.rfind(".", 0, end)
+        return path[: max(end, 0)]
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.schema.names)
+
+    @cached_property
+    def _numbers(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for number, path in enumerate(self._leaves):
+            found.setdefault(self._owner(path), []).append(number)
+        return found
 
     def leaves_of(self, name: str) -> list[int]:
         """The numbers of a column's leaves."""
-        return [number for number, path in enumerate(self._leaves) if self._owner(path) == name]
+        return self._numbers.get(name, [])
 
     @property
     def is_spliced(self) -> bool:

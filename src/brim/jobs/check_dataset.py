@@ -38,6 +38,7 @@ from brim.plans.file_checks import Oversize
 from brim.plans.shard_bytes import hollow_in
 from brim.progress import Progress, Silent
 from brim.records import dataclass
+from brim.sizes import format_size
 from brim.sources.features import kind_of_feature
 from brim.sources.file_table import FileTable
 from brim.sources.open_dataset import is_dataset
@@ -47,6 +48,8 @@ from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 
 _REQUESTS = 8  # at a time, to the Hub or a bucket
+# Limits of the Hub's dataset viewer: "Scan size limit exceeded: ..., limit is 300000000 bytes" (TooBigContentError).
+_VIEWER_BYTES, _VIEWER_ROWS, _VIEWER_COLUMNS = 300_000_000, 100, 1_000
 _SHOWN = 100  # findings of one kind that are kept
 
 
@@ -61,6 +64,8 @@ class _Look:
     keys: set[tuple[Any, ...]] = field(default_factory=set)
     hollow: list[str] = field(default_factory=list)
     crooked: list[str] = field(default_factory=list)
+    scan_bytes: int = 0  # what the Hub's viewer has to read for one page of rows
+    leaves: int = 0
     fault: str = ""
 
 
@@ -212,6 +217,7 @@ class _DatasetCheck:
             detail = "not looked at: only Parquet shards tell their rows and columns"
             return [*checks, Check("columns", True, 0, detail=detail, skipped=True)]
         checks += [self._one_schema(), *self._as_recipe(), self._card(), self._content(), self._aligned()]
+        checks += self._viewer()
         if self.recipe is not None:
             checks += [finding_check(f) for f in expectation_findings(self.recipe, self._counted(), tolerance)]
             required = self.recipe.expect.required
@@ -224,7 +230,8 @@ class _DatasetCheck:
         look = _Look()
         try:
             with closing(self.published.open(name)) as shard, ParquetColumns(shard) as columns:
-                look.rows = columns.rows
+                look.rows, look.leaves = columns.rows, columns.footer.num_columns
+                look.scan_bytes = viewer_scan_bytes(columns.footer)
                 features = columns.features()
                 look.types = {c.name: type_words(c.type, features.get(c.name)) for c in columns.schema}
                 look.hollow = hollow_in(columns.file)
@@ -325,6 +332,22 @@ class _DatasetCheck:
         said = sum(rows.values())
         return Check("card", not wrong, len(rows), [CARD] if wrong else [], "; ".join(wrong) or f"{said:,} rows")
 
+    def _viewer(self) -> list[Check]:
+        """A note if the Hub's dataset viewer would refuse to show the dataset."""
+        large = {name: look.scan_bytes for name, look in self._good.items() if look.scan_bytes > _VIEWER_BYTES}
+        wide = [name for name, look in self._good.items() if look.leaves > _VIEWER_COLUMNS]
+        detail = []
+        if large:
+            most, limit = format_size(max(large.values())), format_size(_VIEWER_BYTES)
+            detail.append(
+                f"a page of rows takes {most} to read, of {limit} allowed: write smaller row groups, or a page index"
+            )
+        if wide:
+            columns = max(look.leaves for look in self._good.values())
+            detail.append(f"{columns:,} columns, and {_VIEWER_COLUMNS:,} are shown")
+        name, failed = "the Hub's viewer would refuse it", sorted({*large, *wide})
+        return [Check(name, True, len(failed), failed[:_SHOWN], "; ".join(detail), note=True)] if failed else []
+
     def _content(self) -> Check:
         """No column of files that holds paths alone."""
         hollow = {f"{name}: {column}": "" for name, look in self._good.items() for column in look.hollow}
@@ -397,6 +420,20 @@ class _DatasetCheck:
         if not found:
             checks.append(Check("headers of files", True, 0, detail="no file was looked at", skipped=True))
         return checks
+
+
+def viewer_scan_bytes(footer: Any) -> int:
+    """The most that the Hub's viewer reads to show a page of rows: whole row groups, or with a page index about the
+    bytes of the rows themselves."""
+    most = 0
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        chunks = [group.column(leaf) for leaf in range(group.num_columns)]
+        size = sum(chunk.total_uncompressed_size for chunk in chunks)
+        if chunks and all(chunk.has_offset_index for chunk in chunks):
+            size = size * min(_VIEWER_ROWS, group.num_rows) // max(group.num_rows, 1)
+        most = max(most, size)
+    return most
 
 
 def _faults(
