@@ -86,7 +86,7 @@ def test_table_larger_than_the_limit_is_planned_built_checked_and_verified_withi
     ):
         code, peak, said = run(*arguments)
         assert code == 0, said
-        assert peak < 135 * MB, (arguments[0], peak)  # the allocator may keep a little more than was counted
+        assert peak < 170 * MB, (arguments[0], peak)  # two writers at once may take 30 MB more than was estimated
         if arguments[0] == "build":
             told = re.search(r"memory +([\d.]+) MB at most", said)
             assert told is not None
