@@ -15,7 +15,7 @@ import os
 import sys
 import tarfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 HOME = Path(__file__).parent
 INPUTS = HOME / "inputs"
-FACTS = HOME / "goldens.json"
+VERSION = 2  # of computed jobs; builds and tensors are as in version 1
 
 # Names on disk that users' folders have today.
 LEDGER = "ledger.jsonl"
@@ -48,10 +48,24 @@ class Case:
     words: tuple[str, ...]
     kills: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     script: bool = False
+    version: int = 1
 
     @property
     def verb(self) -> str:
         return self.words[0]
+
+    @property
+    def archive(self) -> Path:
+        return home(self.version) / f"{self.name}.tar.xz"
+
+
+def home(version: int) -> Path:
+    """The folder with the goldens that jobs of this format version left."""
+    return HOME if version == 1 else HOME / f"v{version}"
+
+
+def facts_path(version: int) -> Path:
+    return home(version) / "goldens.json"
 
 
 def _build(name: str, *words: str, kill_at: int = 4) -> Case:
@@ -92,6 +106,28 @@ CASES = (
         for name in ("plain.safetensors", "sharded.safetensors", "vectors.parquet")
     ),
 )
+
+
+COMPUTED = tuple(case for case in CASES if case.verb in ("map", "tokenize", "embed", "cached.py"))
+UNCHANGED = tuple(case for case in CASES if case not in COMPUTED)
+# What version 2 changed, beside the bytes of Parquet and the identity of every computed job.
+NEW = (
+    _computed("map-hive", "map", "--fn", "steps.py:keep"),
+    _computed("map-unreadable", "map", "--fn", "steps.py:keep", "--on-error", "quarantine"),
+    _computed("map-exact-numbers", "map", "--fn", "steps.py:keep"),
+    _computed("map-random", "map", "--fn", "steps.py:draw"),
+    _computed("tokenize-default-eos", "tokenize", "--tokenizer", "tokenizer", "--pack", "32"),
+    _computed("embed-bad-row", "embed", "--model", "steps:picky", *MODEL[2:], "--on-error", "skip"),
+)
+SOURCES = {"map-hive": "hive", "map-unreadable": "unreadable.jsonl", "map-exact-numbers": "numbers.csv"}
+
+
+def _of_version_2(case: Case) -> Case:
+    words = tuple(SOURCES.get(case.name, word) if word == "rows.jsonl" else word for word in case.words)
+    return replace(case, words=words, version=VERSION)
+
+
+CURRENT = (*UNCHANGED, *map(_of_version_2, (*COMPUTED, *NEW)))
 
 
 def records(ledger: Path | bytes) -> Iterator[dict[str, Any]]:
@@ -174,6 +210,8 @@ def unpack(archive: Path, folder: Path) -> Path:
 def inputs(folder: Path) -> Path:
     """A folder with all sources, as the goldens were made from them."""
     unpack(HOME / "inputs.tar.xz", folder)
+    if (home(VERSION) / "inputs.tar.xz").exists():
+        unpack(home(VERSION) / "inputs.tar.xz", folder)
     for path in INPUTS.glob("*.py"):
         (folder / path.name).write_bytes(path.read_bytes())
     return folder

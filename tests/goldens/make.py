@@ -1,17 +1,16 @@
-"""Make the goldens: run every case with one version of brim, whole and killed, and keep what it left.
+"""Make the goldens of a format version: run every case with it, whole and killed, and keep what it left.
 
-    cd CHECKOUT_OF_0.1.0 && PYTHONPATH=$PWD/src python -m tests.goldens.make
+    PYTHONPATH=$PWD/src python -m tests.goldens.make VERSION
 
-That version is the one whose users have state on their disks; a checkout without this folder gets a copy of it first.
-Made again by a later version the goldens would prove nothing, so it is not done when something changes: a format that
-changes on purpose gets goldens beside these, and cases that are in goldens.json are left as they are. Kills are real:
-SIGKILL to the whole session of the process when its ledger has so many receipts; a run that was too quick is done
-again. What is kept:
+Version 1 is that of brim 0.1.0, which wrote the goldens in this folder; later versions have a folder each, with the
+cases that changed. Goldens made again by later code would prove nothing, so existing ones are left as they are: a
+format that changes on purpose gets a new version. Kills are real: SIGKILL to the whole session of a process when its
+ledger has so many receipts; a run that was too quick is done again. Kept in the folder of a version:
 
     inputs.tar.xz     the sources, with their dates
     CASE.tar.xz       `finished`, and a folder for each kill: `out` as it was left
     goldens.json      facts, fingerprints, names, receipts and SHA-256 of all that, to be compared and to be read
-    hub.tar.xz        what the test Hub and a machine held after a publish, and after one that was killed
+    hub.tar.xz        version 1: what the test Hub and a machine held after a publish, and after one that was killed
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import brim
 from tests.conftest import started as brim_command
 from tests.generators import bids
 from tests.goldens import cases, hub_state
-from tests.goldens.cases import CASES, Case
+from tests.goldens.cases import CASES, CURRENT, Case
 from tests.hub import TestHub
 from tests.publishing import DEST, REPO, Machine
 
@@ -59,6 +58,26 @@ def make_inputs(folder: Path) -> None:
     _save_tokenizer(folder / "tokenizer.json", words)
     _save_dataset(folder / "saved", texts)
     _brim(folder, "plan", "bids", "--save-recipe", "columns.toml")
+    for number, path in enumerate(sorted(folder.rglob("*"))):
+        os.utime(path, ns=(0, DATE_NS + number * 1_000_000_007))
+
+
+def make_new_inputs(folder: Path) -> None:
+    """Write the sources of what version 2 changed."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"id": range(40), "part": [number % 2 for number in range(40)]})
+    pq.write_to_dataset(table, folder / "hive", partition_cols=["part"], basename_template="{i}.parquet")
+    lines = [json.dumps({"id": number, "text": f"row {number}"}).encode() for number in range(60)]
+    lines[7], lines[21], lines[33] = lines[7][:-4], b'{"id": 21, "text": "\\ud83d"}', b'{"id": 33, "text": "\xff"}'
+    (folder / "unreadable.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    numbers = [f"{number},0x{number:x},{number:03d},{10**25 + number}" for number in range(30)]
+    (folder / "numbers.csv").write_text("\n".join(["id,hex,padded,large", *numbers]) + "\n")
+    words = [f"w{n}" for n in range(60)]
+    (folder / "tokenizer").mkdir()
+    _save_tokenizer(folder / "tokenizer" / "tokenizer.json", words)
+    (folder / "tokenizer" / "special_tokens_map.json").write_text(json.dumps({"eos_token": "[end]"}))
     for number, path in enumerate(sorted(folder.rglob("*"))):
         os.utime(path, ns=(0, DATE_NS + number * 1_000_000_007))
 
@@ -135,7 +154,7 @@ def make_case(case: Case, work: Path) -> dict[str, Any]:
         path.write_bytes(b"")  # the paths of this machine; every run writes its own
     for path in kept.rglob("*"):
         os.utime(path, ns=(0, DATE_NS))
-    cases.pack(kept, cases.HOME / f"{case.name}.tar.xz")
+    cases.pack(kept, case.archive)
     return facts
 
 
@@ -176,27 +195,31 @@ def _kill_sending(hub: TestHub, machine: Machine, source: Path) -> None:
 
 
 def main() -> None:
-    assert brim.__version__ == "0.1.0", "goldens are made by the version whose state they are"
+    version = int(sys.argv[1])
+    facts_path, make = cases.facts_path(version), {1: make_inputs, cases.VERSION: make_new_inputs}[version]
+    if version == 1:
+        assert brim.__version__ == "0.1.0", "goldens are made by the version whose state they are"
     with tempfile.TemporaryDirectory(prefix="goldens-") as scratch:
         work = Path(scratch)
         os.environ |= {"HF_HOME": str(work / "hf"), "XDG_STATE_HOME": str(work / "state"), "HF_HUB_OFFLINE": "1"}
-        if not (cases.HOME / "inputs.tar.xz").exists():
+        inputs = cases.home(version) / "inputs.tar.xz"
+        if not inputs.exists():
+            inputs.parent.mkdir(exist_ok=True)
             (work / "inputs").mkdir()
-            make_inputs(work / "inputs")
-            cases.pack(work / "inputs", cases.HOME / "inputs.tar.xz")
-        facts = json.loads(cases.FACTS.read_text()) if cases.FACTS.exists() else {}
+            make(work / "inputs")
+            cases.pack(work / "inputs", inputs)
+        facts = json.loads(facts_path.read_text()) if facts_path.exists() else {}
         facts |= {"brim": brim.__version__, "versions": cases.versions(), "cases": facts.get("cases", {})}
-        for case in CASES:
+        for case in CASES if version == 1 else [case for case in CURRENT if case.version == version]:
             if case.name in facts["cases"]:
                 continue
             began = time.monotonic()
             facts["cases"][case.name] = made = make_case(case, work)
             print(f"{case.name}: {made['killed']}, {time.monotonic() - began:.1f} s", flush=True)  # noqa: T201
-            cases.FACTS.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
-
-        if "hub" not in facts:
+            facts_path.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+        if version == 1 and "hub" not in facts:
             facts["hub"] = make_hub(work)
-            cases.FACTS.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
+            facts_path.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

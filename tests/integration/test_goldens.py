@@ -1,9 +1,10 @@
-"""What version 0.1.0 has left behind continues: the same names and fingerprints, nothing done twice, the same bytes.
+"""Jobs of earlier versions resume: the same names and fingerprints, nothing done twice, the same bytes.
 
 tests/goldens holds, for each case, a destination that was finished and one that was killed with -9, and what they were
-made from. Bytes of Parquet and Arrow belong to a release of pyarrow: with another one than made the goldens their rows
-are compared in place of their bytes. A function's fingerprint belongs to a version of Python (its bytecode): with
-another one, cases with a function of the user's are skipped.
+made from. Computed jobs of format version 1 are refused, and their finished results still load and verify. Bytes of
+Parquet and Arrow belong to a release of pyarrow: with another one than made the goldens, rows are compared in place
+of their bytes. A function's fingerprint belongs to a version of Python (its bytecode): with another one, cases with a
+function of the user's are skipped.
 """
 
 from __future__ import annotations
@@ -20,27 +21,34 @@ import pytest
 from tests.conftest import started as interpreted
 from tests.forked import brim
 from tests.goldens import cases, hub_state
-from tests.goldens.cases import CASES, Case
+from tests.goldens.cases import CASES, CURRENT, Case
 from tests.hub import TestHub
 from tests.publishing import DEST, REPO, Machine
 
-GOLDENS = json.loads(cases.FACTS.read_text())
-SAME_ARROW = GOLDENS["versions"]["pyarrow"] == cases.versions()["pyarrow"]
-SAME_PYTHON = GOLDENS["versions"]["python"] == cases.versions()["python"]
+GOLDENS = {version: json.loads(cases.facts_path(version).read_text()) for version in (1, cases.VERSION)}
+HUB = GOLDENS[1]["hub"]
+
+
+def is_same(version: int, library: str) -> bool:
+    """Whether the goldens of a version were made with the installed release of a library, or of Python."""
+    same: bool = GOLDENS[version]["versions"][library] == cases.versions()[library]
+    return same
+
+
 IN_BYTES = ("size", "sha256")  # of a receipt: what depends on the bytes of its file
 BY_CODE = ("map", "cached.py")  # known by the bytecode of a function
 NEEDS = {"tokenize": "tokenizers", "cached.py": "datasets", "tensors.py": "safetensors"}
-COMPUTED = [case for case in CASES if case.verb in ("map", "tokenize", "embed")]  # of format version 1, and now of 2
-UNCHANGED = [case for case in CASES if case.verb in ("build", "tensors.py")]  # the same since version 0.1.0
-KILLED = [(case, name) for case in UNCHANGED for name in case.kills]
-every_case = pytest.mark.parametrize("case", UNCHANGED, ids=lambda case: case.name)
+COMPUTED = [case for case in CASES if case.verb in ("map", "tokenize", "embed")]
+KILLED = [(case, name) for case in CURRENT for name in case.kills]
+every_case = pytest.mark.parametrize("case", CURRENT, ids=lambda case: case.name)
 
 
 @pytest.fixture
 def work(case: Case, tmp_path: Path) -> Path:
     """The sources of the goldens, at another place than they were."""
-    if case.verb in BY_CODE and not SAME_PYTHON:
-        pytest.skip(f"goldens of functions are not compared: they are of Python {GOLDENS['versions']['python']}")
+    if case.verb in BY_CODE and not is_same(case.version, "python"):
+        made_by = GOLDENS[case.version]["versions"]["python"]
+        pytest.skip(f"goldens of functions are not compared: they are of Python {made_by}")
     if case.verb in NEEDS:
         pytest.importorskip(NEEDS[case.verb])
     return cases.inputs(tmp_path / "elsewhere")
@@ -66,20 +74,20 @@ class Run:
 
 
 def golden(case: Case) -> dict[str, Any]:
-    found: dict[str, Any] = GOLDENS["cases"][case.name]
+    found: dict[str, Any] = GOLDENS[case.version]["cases"][case.name]
     assert tuple(found["words"]) == case.words, "the case is not the one that the golden was made by"
     return found
 
 
 def left_by(case: Case, which: str, work: Path) -> None:
     """Put there what the old version had left: `finished`, or one of the kills."""
-    cases.unpack(cases.HOME / f"{case.name}.tar.xz", work / "left")
+    cases.unpack(case.archive, work / "left")
     (work / "left" / which).rename(work / "out")
 
 
-def comparable(told: dict[str, Any]) -> dict[str, Any]:
+def comparable(told: dict[str, Any], version: int) -> dict[str, Any]:
     """What must be the same: everything, or what does not depend on the release of pyarrow."""
-    if SAME_ARROW:
+    if is_same(version, "pyarrow"):
         return told
     files = {name: None if name in told["rows"] else digest for name, digest in told["files"].items()}
     lines = {
@@ -90,7 +98,7 @@ def comparable(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_is_golden(case: Case, out: Path) -> None:
-    expected, found = comparable(golden(case)["finished"]), comparable(cases.told(out))
+    expected, found = (comparable(told, case.version) for told in (golden(case)["finished"], cases.told(out)))
     assert sorted(found["files"]) == sorted(expected["files"])
     assert found["ledgers"] == expected["ledgers"]
     assert found["rows"] == expected["rows"]
@@ -122,7 +130,13 @@ def test_finished(case: Case, work: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if not case.script and case.words[2] == "out"], ids=lambda case: case.name
+    "case",
+    [
+        case
+        for case in (*CASES, *(case for case in CURRENT if case.version > 1))
+        if not case.script and case.words[2] == "out"
+    ],
+    ids=lambda case: f"{case.name}-{case.version}",
 )
 def test_verified(case: Case, work: Path) -> None:
     """`verify` finds whole what was finished; of a build, with its source too, and `unpack` gives its files back."""
@@ -220,9 +234,9 @@ def manifests(hub: TestHub) -> dict[str, Any]:
 def assert_is_published(hub: TestHub, left: Path) -> None:
     """The names, receipts, card and, unless pyarrow differs, bytes of the golden publication."""
     whole = left.parent / "finished" / "main"
-    expected = GOLDENS["hub"]["finished"]["main"]
+    expected = HUB["finished"]["main"]
     assert sorted(hub.files(REPO)) == sorted(expected)
-    if SAME_ARROW:
+    if is_same(1, "pyarrow"):
         assert published(hub) == {name: sha256 for name, sha256 in expected.items() if not name.startswith(".brim/")}
         for name, found in manifests(hub).items():
             # What is told of shards beside their receipts came later, and is passed over by who does not know it.
@@ -249,7 +263,7 @@ def test_killed_while_publishing(tmp_path: Path) -> None:
     """A publication that was killed goes on: what the Hub has is not sent again, and the result is the same."""
     with TestHub(tmp_path / "hub") as hub:
         machine, source, left = hub_as_left(hub, tmp_path, "killed")
-        objects = GOLDENS["hub"]["killed"]["objects"]
+        objects = HUB["killed"]["objects"]
         machine.publish(source, *hub_state.WORDS)
         assert [ledger.name for ledger in machine.ledgers] == [hub_state.state_name(hub)]
         assert not set(objects) & hub.counters.bytes_by_oid.keys()
@@ -261,7 +275,7 @@ def test_saved_plan(tmp_path: Path) -> None:
     """A saved plan with one part done is read; the other parts and its end give the same publication."""
     with TestHub(tmp_path / "hub") as hub:
         machine, source, left = hub_as_left(hub, tmp_path, "plan")
-        plan, objects = left / "a.plan", GOLDENS["hub"]["plan"]["objects"]
+        plan, objects = left / "a.plan", HUB["plan"]["objects"]
         for part in ("1/3", "2/3", "3/3"):
             brim("build", "--plan", plan, "--root", source, "--part", part, "--quiet", env=machine.environment)
             if part == "1/3":

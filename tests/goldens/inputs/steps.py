@@ -20,6 +20,32 @@ def often(row):
     return twice(row)
 
 
+def keep(row):
+    """The row as it is, so that the result shows how it was read."""
+    return {"read": repr(sorted(row.items()))}
+
+
+def draw(row):
+    """Random numbers, which are the same in every run."""
+    import random
+
+    import numpy as np
+
+    return {"drawn": [random.random(), float(np.random.random())]}
+
+
+def picky():
+    """As `model`, and fails for one row."""
+    encode = model()
+
+    def encode_most(batch):
+        if any(text.startswith("row 77 ") for text in batch["text"]):
+            raise RuntimeError("not this text")
+        return encode(batch)
+
+    return encode_most
+
+
 def model():
     """Vectors of the lengths of texts; a line in $GOLDEN_CALLS for every batch."""
     import os
