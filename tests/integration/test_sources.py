@@ -243,7 +243,7 @@ def test_webdataset_of_odd_values(tmp_path: Path) -> None:
 
 
 def test_cards_in_other_forms(tmp_path: Path) -> None:
-    """verify and build take cards as people and the Hub write them."""
+    """verify finds cards with which `load_dataset` fails, and the same build writes them again."""
     source, out = write_files(tmp_path / "source", {"a.bin": b"a"}), tmp_path / "out"
     brim("build", source, out)
     card = out / "README.md"
@@ -254,7 +254,7 @@ def test_cards_in_other_forms(tmp_path: Path) -> None:
         "[1, 2]\n",
     ):
         card.write_text(f"---\n{front}---\ntext\n")
-        brim("verify", out)
+        assert "README.md" in brim("verify", out, check=3).stderr
         brim("build", source, out)
         brim("verify", out)
     card.write_bytes(b"\xef\xbb\xbf---\nlicense: mit\n---\nMine\n")

@@ -105,6 +105,9 @@ def _broken(name: str, error: BaseException) -> InputError:
     return InputError(f"{name} cannot be imported: {last}" + (f" ({where})." if where else "."))
 
 
+_LRU_CACHE = type(functools.cache(len))  # the class has no public name
+
+
 @dataclass(frozen=True, slots=True)
 class Shipped:
     """A function on its way to a worker: a name to import, or a pickle, and where the caller's modules are."""
@@ -221,7 +224,7 @@ def _dumps(value: Any, cloudpickle: Any) -> bytes:
             if isinstance(obj, functools.cached_property):
                 state = {name: part for name, part in vars(obj).items() if name != "lock"}  # that of Python 3.11
                 return functools.cached_property, (obj.func,), state
-            if isinstance(obj, functools._lru_cache_wrapper) and not _is_importable(obj):
+            if isinstance(obj, _LRU_CACHE) and not _is_importable(obj):
                 options = obj.cache_parameters()
                 return _Cached.empty, (options["maxsize"], options["typed"]), obj.__wrapped__, None, None, _Cached.fill
             if is_singledispatch(obj) and not _is_importable(obj):
