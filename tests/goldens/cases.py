@@ -124,7 +124,7 @@ SOURCES = {"map-hive": "hive", "map-unreadable": "unreadable.jsonl", "map-exact-
 
 def _of_version_2(case: Case) -> Case:
     words = tuple(SOURCES.get(case.name, word) if word == "rows.jsonl" else word for word in case.words)
-    return replace(case, words=words, version=VERSION)
+    return replace(case, words=words, version=VERSION, kills={} if case in NEW else case.kills)
 
 
 CURRENT = (*UNCHANGED, *map(_of_version_2, (*COMPUTED, *NEW)))
@@ -144,7 +144,7 @@ def records(ledger: Path | bytes) -> Iterator[dict[str, Any]]:
 
 def receipts(folder: Path, pattern: str) -> list[str]:
     """The names that the ledgers of that pattern have receipts for."""
-    found = [record for path in folder.glob(pattern) for record in records(path)]
+    found = [record for path in folder.glob(pattern) if path.exists() for record in records(path)]
     return sorted({record["name"] for record in found if record["type"] == "shard"})
 
 
