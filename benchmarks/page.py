@@ -91,7 +91,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row of the README's table: brim, and the next best tool in the same run of the benchmark."""
+    """A row of the README's table: brim, and the best other tool in the same run of the benchmark."""
 
     task: str
     brim: Figure
@@ -106,7 +106,7 @@ LINES = (
     Line(
         "12 files of 300 MB to Parquet",
         Figure("package", "speed", "brim build"),
-        "`datasets`, one shard at a time",
+        "`datasets`, as `push_to_hub` makes shards",
         Figure("package", "speed", "datasets, as push_to_hub"),
     ),
     Line(
@@ -124,14 +124,14 @@ LINES = (
     Line(
         "a Python function over 5 GB of Parquet",
         Figure("map", "5 GB, python", "brim"),
-        "`Dataset.map`, two processes, Arrow cache made before",
+        "`Dataset.map`, two processes, without the time for its Arrow cache",
         Figure("map", "5 GB, python", "datasets, 2 processes"),
     ),
 )
 
 
 def readme_table(results: dict[str, Any]) -> str:
-    header = "| task | brim | memory | next best tool | its time | its memory |\n|---|---:|---:|---|---:|---:|"
+    header = "| task | brim | memory | another tool | its time | its memory |\n|---|---:|---:|---|---:|---:|"
     return "\n".join([header, *(line.text(results) for line in LINES)]) + "\n"
 
 

@@ -222,7 +222,7 @@ def test_commands_of_the_readme_table_run(place: Machine, group: Any) -> None:
     assert typed(place, "brim build photos out --label-from parent").returncode == 0
     for command in commands:
         check_command(command, group, "README.md")
-        if command.split()[1] not in NOT_RUN:
+        if command.split()[1] not in NOT_RUN and "s3://" not in command:
             done = typed(place, command)
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
