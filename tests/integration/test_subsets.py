@@ -98,7 +98,7 @@ def test_states_of_all_parts(hub: TestHub, machine: Machine, source: Path) -> No
     splits = json.loads(machine.run("info", DEST, "--json").stdout)["splits"]
     assert {(s["config"], s["state"]) for s in splits} == {("default", "whole"), ("other", "not brim's")}
     put_by_hand(hub, {"other/train-00000-of-00001.parquet": b"PAR1"})
-    assert "other/train-00000-of-00001.parquet: cannot be read" in machine.run("verify", DEST).stderr
+    assert "other/train-00000-of-00001.parquet: is not a Parquet file" in machine.run("verify", DEST).stderr
 
 
 COUNT, LARGE = 58, 200_000

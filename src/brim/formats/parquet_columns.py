@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from brim.errors import BrimError
 from brim.file_set import Ints
-from brim.formats.parquet_footer import UNREADABLE, damaged, open_parquet
+from brim.formats.parquet_footer import UNREADABLE, damaged, is_damage, open_parquet
 from brim.formats.parquet_shard import CREATED_BY, LEAF
 from brim.formats.readable import Readable, ReadableFile
 
@@ -34,6 +34,8 @@ class ParquetColumns:
             self.schema: pa.Schema = self.file.schema_arrow
             self._leaves = [self.footer.schema.column(n).path for n in range(self.footer.num_columns)]
         except UNREADABLE as error:
+            if not is_damage(error):
+                raise
             raise damaged(shard.name, error) from error
 
     @property
@@ -120,7 +122,7 @@ class ParquetColumns:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.file.close()
-        if isinstance(error, UNREADABLE) and not isinstance(error, BrimError):
+        if isinstance(error, UNREADABLE) and not isinstance(error, BrimError) and is_damage(error):
             raise damaged(self._name, error) from error
 
 

@@ -20,8 +20,13 @@ from brim.formats.thrift import Struct
 _TYPES, _CODECS, _FIXED = range(8), range(8), 7
 _MOST_DEPTH = 64
 _TAIL_BYTES = 64 * 1024
-# What pyarrow raises for a file that is damaged.
+# What pyarrow raises for a file that is damaged; see `is_damage`.
 UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether an error is about the content of a file, and not about the disk or the server that it is read from."""
+    return not isinstance(error, OSError) or (type(error) is OSError and error.errno is None)
 
 
 def read_footer(shard: Readable) -> Struct:
@@ -52,6 +57,8 @@ def open_parquet(shard: Readable, **options: Any) -> pq.ParquetFile:
         metadata = pq.read_metadata(pa.BufferReader(ends[0] + data + ends[1]))
         return pq.ParquetFile(ReadableFile(shard), metadata=metadata, pre_buffer=False, **options)
     except UNREADABLE as error:
+        if not is_damage(error):
+            raise
         raise damaged(shard.name, error) from error
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from brim.errors import DamageFound
 from brim.file_set import Ints
 from brim.formats import thrift
-from brim.formats.parquet_footer import UNREADABLE, check_footer, open_parquet
+from brim.formats.parquet_footer import UNREADABLE, check_footer, is_damage, open_parquet
 from brim.formats.parquet_levels import decode_levels
 from brim.formats.parquet_shard import LEAF
 from brim.formats.readable import Readable, ShardFile
@@ -40,6 +40,8 @@ def locate_parquet(
     try:
         yield from _locate(shard, footer_of or shard, first_rows, column)
     except (*UNREADABLE, KeyError, IndexError, TypeError) as error:
+        if not is_damage(error):
+            raise
         raise DamageFound(f"{shard.name} is not a shard that brim can read: {error}.") from error
 
 
