@@ -86,12 +86,28 @@ def test_table_larger_than_the_limit_is_planned_built_checked_and_verified_withi
     ):
         code, peak, said = run(*arguments)
         assert code == 0, said
-        assert peak < 170 * MB, (arguments[0], peak)  # two writers at once may take 30 MB more than was estimated
+        assert peak < 110 * MB, (arguments[0], peak)
         if arguments[0] == "build":
             told = re.search(r"memory +([\d.]+) MB at most", said)
             assert told is not None
-            assert float(told[1]) * MB > 0.75 * peak  # it samples at other moments
+            assert float(told[1]) * MB > 0.85 * peak  # it samples at other moments
     assert sum(pq.read_metadata(shard).num_rows for shard in dest.glob("data/*.parquet")) == rows
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [2, 3])
+def test_large_table_written_by_several_workers_stays_within_what_its_plan_names(folder: Path, workers: int) -> None:
+    """Shards written by a thread each took up to 30 MB more: Arrow's allocator kept what ended threads had used."""
+    source, dest = folder / "t.jsonl", folder / "out"
+    write_jsonl(table_of(60_000), source)
+    options = ("--rows-per-shard", 2000, "--workers", workers)
+    code, _, said = run("plan", source, "--memory", "1GB", *options, "--json")
+    assert code == 0, said
+    memory = json.loads(said)["memory"]
+    assert memory["workers"] == workers
+    code, peak, said = run("build", source, dest, "--memory", memory["need_bytes"], *options)
+    assert code == 0, said
+    assert peak < memory["need_bytes"]
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl", "t.parquet"])

@@ -129,10 +129,12 @@ def splice_parquet(
     values_before, huge = _weigh(table, plain)
     limits = [(files_before, ROW_GROUP_BYTES), (values_before, cuts.GROUP_VALUE_BYTES)]
     groups = cuts.fill_all(limits, ROW_GROUP_ROWS)
-    with ThreadPoolExecutor(1, "skeleton") as beside:  # pyarrow's work and ours
-        writing = beside.submit(write_skeleton, table, groups, int(values_before[-1]), scratch_folder, huge)
-        pages = {id(column): _pages_of(column, files, groups) for column in every}
-        skeleton = writing.result()
+    # pyarrow's work and ours at once. A worker writes all its shards in its own thread: Arrow's allocator keeps tens of
+    # megabytes for each thread that has written, also after that thread has ended.
+    with ThreadPoolExecutor(1, "pages") as beside:
+        making = beside.submit(lambda: {id(column): _pages_of(column, files, groups) for column in every})
+        skeleton = write_skeleton(table, groups, int(values_before[-1]), scratch_folder, huge)
+        pages = making.result()
     length = int.from_bytes(skeleton.read(skeleton.size - 8, 4), "little")
     footer, _ = thrift.decode(skeleton.read(skeleton.size - 8 - length, length))
 

@@ -22,7 +22,7 @@ from brim.sizes import format_size
 from brim.sources.features import SIZED_BY_PATH
 from brim.sources.file_table import FileTable, flat_numbers, is_list
 from brim.sources.folder_tree import datalad_get
-from brim.sources.table_memory import BASE_BYTES, COLUMN_BYTES, ROW_BYTES, SPOOLED_BYTES
+from brim.sources.table_memory import BASE_BYTES, COLUMN_BYTES, ROW_BYTES, SPOOLED_BYTES, SPOOLED_WORKER_BYTES
 from brim.sources.table_spool import mapped_columns
 
 VIEWER_ROW_BYTES = 300_000_000  # the Hub's viewer refuses larger row groups
@@ -76,7 +76,8 @@ def forecast_build(
     )
     base += sum(cuts.arrow_bytes(table.rows.column(n)) for n in table.rows.column_names if n not in table.borrowed)
     base += paths + 24 * len(table.files) + COLUMN_BYTES * len(table.rows.column_names)
-    base += SPOOLED_BYTES * bool(mapped_columns(table.rows))
+    spooled = bool(mapped_columns(table.rows))
+    base += SPOOLED_BYTES * spooled
     from_bucket = table.files.bucket is not None
     base += OBJECTS_BYTES * (bucket or from_bucket)
     if table.files.ranges is not None:
@@ -97,6 +98,7 @@ def forecast_build(
     in_shard = table.file_count() * PER_FILE_BYTES + 3 * paths + 3 * numbers
     parts = sending_bytes(int(plan.shards.file_bytes.max())) * bucket
     worker = WORKER_BYTES + reader + parts + int(share * in_shard) + per_row * most_rows + _values_bytes(plan)
+    worker += SPOOLED_WORKER_BYTES * spooled
     fit = max((limit.bytes - base) // worker, 0)
     if fit < 1:
         need = base + worker

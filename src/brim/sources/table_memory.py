@@ -11,7 +11,8 @@ from brim.sizes import format_size
 BASE_BYTES = 48_000_000
 COLUMN_BYTES = 26_000
 ROW_BYTES = 48
-SPOOLED_BYTES = 25_000_000  # what reading a table that lies on disk took, and the allocator keeps
+SPOOLED_BYTES = 17_000_000  # what reading a table that lies on disk took, and the allocator keeps
+SPOOLED_WORKER_BYTES = 8_000_000  # what Arrow's allocator keeps for each thread that writes shards of such a table
 _WRITER_BYTES = 130_000_000  # at most, for writing the values of a shard
 _MANY_COLUMNS, _MANY_ROWS = 1_000, 500_000
 _CELLS_FACTOR = 20  # a table whose cells are Python objects takes that many times its size
@@ -29,7 +30,7 @@ def check_table_fits(shown: str, memory: str | int | float | None, columns: int,
     least = BASE_BYTES + COLUMN_BYTES * columns + ROW_BYTES * rows + held
     if least <= limit.bytes:
         return
-    need = least + SPOOLED_BYTES + _WRITER_BYTES
+    need = least + SPOOLED_BYTES + SPOOLED_WORKER_BYTES + _WRITER_BYTES
     shape = f"has {columns:,} columns" + (f" and {rows:,} rows" if rows else "") if columns else "is held in memory"
     raise DoesNotFit(
         f"The table {shown!r} {shape}: it needs about {format_size(need)} and may take {limit}.",
