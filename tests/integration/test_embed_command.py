@@ -68,11 +68,26 @@ def test_a_model_that_changed_is_noticed(work: Path) -> None:
     run_brim(*words("v.npy"), cwd=work)  # by `python -m`
     (work / "mine.py").write_text(MODEL.replace("len(t) *", "2 * len(t) *"))
     refused = forked(*words("v.npy"), check=2, cwd=work)
-    assert "model files was" in refused.stderr
+    assert "the model changed" in refused.stderr
     by_file = [f"{work / 'mine.py'}:factory" if word == "mine:factory" else word for word in words("w.npy")]
     forked(*by_file, cwd=work)
     (work / "mine.py").write_text(MODEL)
-    assert "model files was" in forked(*by_file, check=2, cwd=work).stderr
+    assert "the model changed" in forked(*by_file, check=2, cwd=work).stderr
+
+
+@pytest.mark.parametrize("model", ["mine:factory", "mine.py:factory"])
+def test_a_module_that_the_model_imports_is_noticed_when_it_changes(work: Path, model: str) -> None:
+    (work / "pack").mkdir()
+    (work / "pack" / "__init__.py").write_text("")
+    (work / "pack" / "deep.py").write_text("FACTOR = 1\n")
+    (work / "helper.py").write_text("from pack import deep\n")
+    (work / "mine.py").write_text(f"import helper\n{MODEL}")
+    (work / "rows.jsonl").write_text("".join((work / "rows.jsonl").read_text().splitlines(keepends=True)[:20]))
+    command = [model if word == "mine:factory" else word for word in words("v.npy")]
+    forked(*command, cwd=work)
+    assert "nothing to do" in forked(*command, cwd=work).stdout
+    (work / "pack" / "deep.py").write_text("FACTOR = 2\n")
+    assert "the model changed" in forked(*command, check=2, cwd=work).stderr
 
 
 def expected(dim: int = 6) -> np.ndarray:  # type: ignore[type-arg]

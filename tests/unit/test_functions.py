@@ -184,7 +184,7 @@ def test_digests_are_the_same_in_other_processes(tmp_path: Path) -> None:
     first = digest_of(tmp_path, BASE)
     assert first.endswith("True")
     moved = BASE.replace("def helper", "\n# a comment\n\n\ndef helper")
-    moved = moved.replace('{"b": {"x", "y", "z"}, "a": [1, 2.5, None]}', '{"a": [1, 2.5, None], "b": {"z", "x", "y"}}')
+    moved = moved.replace('{"b": {"x", "y", "z"}, "a": [1, 2.5, None]}', '{"b": {"z", "x", "y"}, "a": [1, 2.5, None]}')
     assert digest_of(tmp_path, moved, "other.py") == first
     (tmp_path / "module.py").write_text(BASE)
     assert digest_of(tmp_path, "from module import f") == first
@@ -312,3 +312,25 @@ def test_arrays_count_by_content() -> None:
     assert function_digest(array) != function_digest(array.reshape(3, 4))
     assert function_digest(Adder(1)) != function_digest(Adder(2))
     assert function_digest(Adder(1).method) == function_digest(Adder(1).method)
+
+
+def test_digest_covers_order_masks_attributes_and_metaclasses() -> None:
+    import numpy as np
+
+    def digest(value: object) -> str:
+        return function_digest(value).value
+
+    assert digest({"a": 1, "b": 2}) != digest({"b": 2, "a": 1})
+    assert digest({1, 2}) == digest({2, 1}) != digest(frozenset({1, 2}))
+    assert digest(np.ma.array([1, 2], mask=[0, 1])) != digest(np.ma.array([1, 2], mask=[1, 0]))
+
+    def marked() -> None: ...
+
+    before = digest(marked)
+    marked.limit = 5  # type: ignore[attr-defined]
+    assert digest(marked) != before
+
+    def kind(step: int) -> type:
+        return type(type)("Meta", (type,), {"add": lambda cls, x: x + step})("Made", (), {})
+
+    assert digest(kind(1)) != digest(kind(2))

@@ -153,7 +153,8 @@ def build(
     )
     options = [word for option, value in places if value for word in (option, value)]
     options += ["--anonymous"] if storing.anonymous else []
-    lines.append(("prove", shlex.join(["brim", "verify", dest, *([source] if source else []), *options])))
+    compared = [source] if source and not append else []  # rows of a part need not be all that the source holds
+    lines.append(("prove", shlex.join(["brim", "verify", dest, *compared, *options])))
     print_lines(lines)
 
 

@@ -240,7 +240,8 @@ def read_card(text: str) -> dict[str, Any]:
         fields = yaml.safe_load(match["yaml"]) if match else {}
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that no calendar has
         raise DestinationError(
-            f"The YAML at the top of {CARD} is broken: {' '.join(str(error).split())}.", hint="Mend it and run again."
+            f"The YAML at the top of {CARD} is broken: {' '.join(str(error).split())}.",
+            hint=f"Correct the YAML; or move {CARD} away and run again, which writes a new one.",
         ) from error
     return fields if isinstance(fields, dict) else {}
 

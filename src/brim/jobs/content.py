@@ -24,6 +24,7 @@ _WORDS = {
     "function": "the function changed",
     "tokenizer": "the tokenizer changed",
     "model": "the model changed",
+    "model files": "the model changed",
 }
 
 

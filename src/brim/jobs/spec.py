@@ -405,7 +405,8 @@ class DatasetLayout:
         if not isinstance(self.destination, Path):
             return
         there = list(FolderStore(self.destination).shards())
-        if ledger.job is None or ledger.done:  # in between, names may be those of shards yet to be written
+        # In between, names may be those of shards yet to be written; a damaged line may have been that of a shard.
+        if ledger.job is None or (ledger.done and not ledger.broken):
             known = ledger.names
             refuse_strangers([name for name in there if name not in known], staged=False)
 

@@ -490,7 +490,7 @@ class _Verification:
             return
         # Several configs, splits or rows that were appended, each from a source of its own: prove what this one gives.
         given, whole = False, None
-        every = sum(int(part.job.facts.get("files", 0)) for part in parts)
+        every = sum(count for part in parts if isinstance(count := part.job.facts.get("files"), int))
         for part in parts:
             if is_computed(part.job) or is_foreign(part.job):
                 continue

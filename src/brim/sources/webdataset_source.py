@@ -136,6 +136,10 @@ def _groups(opened: Readable, others: list[str]) -> Iterator[tuple[dict[str, Any
     with tarfile.open(fileobj=io.BufferedReader(ReadableFile(opened), 1 << 16), mode="r:") as archive:
         while (member := archive.next()) is not None:
             archive.members = []  # type: ignore[attr-defined]  # it would keep every header
+            if member.islnk() or member.issym():
+                raise ValueError(
+                    f"its member {member.name!r} is a link; pack the files themselves (tar --hard-dereference -h)"
+                )
             if not member.isfile():
                 continue
             if member.offset_data + member.size > opened.size:

@@ -118,9 +118,9 @@ class _Hasher:
                 return [type(value).__name__.encode(), repr(value).encode("utf-8", "surrogatepass")]
             return [type(value).__name__.encode(), *map(self.digest, value)]
         if type(value) in (set, frozenset):
-            return [b"set", *sorted(map(self.digest, value))]
-        if type(value) is dict:
-            return [b"dict", *sorted(self.digest(key) + self.digest(item) for key, item in value.items())]
+            return [type(value).__name__.encode(), *sorted(map(self.digest, value))]
+        if type(value) is dict:  # in its order, which a function may go by
+            return [b"dict", *(self.digest(key) + self.digest(item) for key, item in value.items())]
         return self._known(value) or self._object(value)
 
     def _known(self, value: Any) -> list[bytes] | None:
@@ -164,10 +164,17 @@ class _Hasher:
             return [b"dtype", str(value).encode()]
         if not isinstance(value, np.ndarray | np.generic):
             return None
+        kind = (
+            []
+            if type(value).__module__ == "numpy" and type(value) is not np.matrix
+            else [type(value).__name__.encode()]
+        )
+        if isinstance(value, np.ma.MaskedArray):
+            return [b"array", *kind, *map(self.digest, (value.data, np.ma.getmaskarray(value), value.fill_value))]
         if value.dtype.hasobject:
-            return [b"array", str(value.shape).encode(), self.digest(value.tolist())]
+            return [b"array", *kind, str(value.shape).encode(), self.digest(value.tolist())]
         array = np.ascontiguousarray(value)
-        return [b"array", str(array.dtype).encode(), str(value.shape).encode(), array.tobytes()]
+        return [b"array", *kind, str(array.dtype).encode(), str(value.shape).encode(), array.tobytes()]
 
     def _tokenizer(self, value: Any) -> list[bytes] | None:
         """Tokenizers keep state between calls (truncation, padding, caches) that their pickles show."""
@@ -191,6 +198,8 @@ class _Hasher:
         yield self.digest(function.__code__)
         yield self.digest(function.__defaults__)
         yield self.digest(function.__kwdefaults__)
+        if attributes := {name: value for name, value in vars(function).items() if name != "__wrapped__"}:
+            yield self.digest(attributes)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             yield name.encode()
             try:
@@ -239,13 +248,15 @@ class _Hasher:
             yield _library(cls.__module__)
             return
         yield from (self.digest(base) for base in cls.__bases__)
+        if not _is_library(type(cls).__module__):
+            yield self.digest(type(cls))
         for name in sorted(vars(cls)):
             if name not in _NOT_CONTENT and not isinstance(vars(cls)[name], types.MemberDescriptorType):
                 yield name.encode()
                 yield self.digest(vars(cls)[name])
 
     def _object(self, value: Any) -> list[bytes]:
-        """An object by what its pickle would be made of, part by part, so that sets and dicts have no order."""
+        """An object by what its pickle would be made of, part by part, so that sets have no order."""
         try:
             reduced = value.__reduce_ex__(4)
         except Exception:  # noqa: BLE001  the object's own code

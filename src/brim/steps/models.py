@@ -10,13 +10,14 @@ they are sorted into batches; characters count if there is none.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import os
 import re
 import reprlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,7 @@ from brim.extras import EXTRAS, missing
 from brim.records import dataclass
 from brim.steps.embed_options import ModelOptions
 from brim.steps.functions import load_function, look_here
+from brim.steps.module_source import own_file, resolve_import
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,25 +90,67 @@ _IGNORED = (".md", ".lock", ".png")
 
 
 def model_facts(spec: str) -> dict[str, str]:
-    """A folder by its files, a function by the source of its module, a model of the Hub by its name."""
+    """A folder by its files, a function by the source of its module and of those that this imports, a model of the Hub
+    by its name."""
     if is_factory(spec):
         module, _, name = spec.rpartition(":")
         if module.endswith(".py"):  # loaded as a file, wherever that lies
             file = Path(module)
-            return {"model": f"{file.name}:{name}", "model files": _digest([file]) if file.is_file() else ""}
+            return {
+                "model": f"{file.name}:{name}",
+                "model files": _digest(_own_files(file, "")) if file.is_file() else "",
+            }
         look_here()
         try:
             found = find_spec(module)
         except ModuleNotFoundError:
             found = None
         source = Path(found.origin) if found is not None and found.origin is not None else None
-        digest = _digest([source]) if source is not None and source.is_file() else ""
-        return {"model": spec, "model files": digest}
+        if source is None or not source.is_file():
+            return {"model": spec, "model files": ""}
+        package = module if source.name == "__init__.py" else module.rpartition(".")[0]
+        return {"model": spec, "model files": _digest(_own_files(source, package))}
     folder = Path(spec).expanduser()
     if not folder.is_dir():
         return {"model": spec, "model files": ""}
     files = sorted(path for path in folder.rglob("*") if path.is_file() and _counts(path.relative_to(folder)))
     return {"model": folder.resolve().name, "model files": _digest(files, folder)}
+
+
+def _own_files(file: Path, package: str) -> list[Path]:
+    """The source file of a model, and of every module of the user's that it imports, in any depth."""
+    found = {os.path.realpath(file): package}
+    sys.path.insert(0, str(file.parent))
+    try:
+        for path in (queue := [*found]):
+            try:
+                tree = ast.parse(Path(path).read_bytes())
+            except (SyntaxError, ValueError, OSError):
+                continue  # the worker says what is wrong with it
+            for module in _imported(tree, found[path]):
+                own = own_file(module)
+                if own is not None and os.path.realpath(own) not in found:
+                    is_package = os.path.basename(own) == "__init__.py"
+                    found[os.path.realpath(own)] = module if is_package else module.rpartition(".")[0]
+                    queue.append(os.path.realpath(own))
+    finally:
+        sys.path.remove(str(file.parent))
+    return [file, *map(Path, sorted([*found][1:]))]
+
+
+def _imported(tree: ast.Module, package: str) -> Iterator[str]:
+    """Every module that a source may import, and the packages that it is in."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_import(node.module or "", node.level, package)
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
 
 
 def _counts(path: Path) -> bool:

@@ -225,7 +225,8 @@ class FolderStore:
             return None
         except UnicodeDecodeError as error:
             raise DestinationError(
-                f"The {CARD} at the destination cannot be read: {error}.", hint="Mend or move it."
+                f"The {CARD} at the destination cannot be read: {error}.",
+                hint="Correct it; or move it away and run again, which writes a new one.",
             ) from error
 
     def close(self) -> None:
