@@ -11,8 +11,8 @@ from brim.sizes import format_size
 BASE_BYTES = 48_000_000
 COLUMN_BYTES = 26_000
 ROW_BYTES = 48
-SPOOLED_BYTES = 17_000_000  # what reading a table that lies on disk took, and the allocator keeps
-SPOOLED_WORKER_BYTES = 8_000_000  # what Arrow's allocator keeps for each thread that writes shards of such a table
+SPOOLED_BYTES = 5_000_000  # what reading a table that lies on disk took, and the allocator keeps
+SPOOLED_WORKER_BYTES = 24_000_000  # what Arrow's allocator keeps for each thread that writes shards of such a table
 _WRITER_BYTES = 130_000_000  # at most, for writing the values of a shard
 _MANY_COLUMNS, _MANY_ROWS = 1_000, 500_000
 _CELLS_FACTOR = 20  # a table whose cells are Python objects takes that many times its size
