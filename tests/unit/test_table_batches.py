@@ -166,7 +166,7 @@ NESTED = pa.table(
         "when": pa.array([1, 2, None] * 40, pa.timestamp("us", "UTC")),
         "dec": pa.array([1, 2, None] * 40, pa.decimal128(10, 2)),
         "fixed": pa.array([b"ab", b"cd", None] * 40, pa.binary(2)),
-        "vector": pa.array([[1, 2], None, [3, 4]] * 40, pa.list_(pa.float32(), 2)),
+        "vector": pa.array([[1, 2], [5, 6], [3, 4]] * 40, pa.list_(pa.float32(), 2)),
         "dict": pa.array(["u", "v", None] * 40).dictionary_encode(),
         "map": pa.array([[("k", 1)], [], None] * 40, pa.map_(pa.string(), pa.int64())),
         "nothing": pa.nulls(120),

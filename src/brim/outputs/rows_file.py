@@ -193,12 +193,16 @@ def _small_enough(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
             yield piece
 
 
-@functools.lru_cache(64)
 def parquet_leaves(schema: pa.Schema) -> dict[str, bool]:
     """Columns as Parquet names them (`text.list.element`), and whether each is numbers in lists: ids or vectors.
 
     A dictionary of those takes time and makes them no smaller, and a dictionary changes with every inserted row.
     """
+    return _parquet_leaves(schema.remove_metadata())  # with metadata, pyarrow before 22 cannot hash it
+
+
+@functools.lru_cache(64)
+def _parquet_leaves(schema: pa.Schema) -> dict[str, bool]:
     sink = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), sink)
     found = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
