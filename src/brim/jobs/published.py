@@ -311,12 +311,18 @@ class PublishedFolder:
         return "", ""
 
 
+def _raise(error: OSError) -> None:
+    """Let a folder that cannot be listed be an error: os.walk would leave it out."""
+    raise error
+
+
 def files_below(folder: Path) -> list[str]:
     """The files anywhere below a folder, without those in hidden folders."""
     found = []
-    for top, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [os.path.relpath(os.path.join(top, name), folder) for name in names]
+    with reading(str(folder)):
+        for top, folders, names in os.walk(folder, onerror=_raise):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            found += [os.path.relpath(os.path.join(top, name), folder) for name in names]
     return sorted(found)
 
 
