@@ -30,7 +30,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tables import Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
+from tables import (
+    Part,
+    at_least,
+    at_most,
+    comma_list,
+    machine,
+    print_goals,
+    print_machine,
+    print_part,
+    progress,
+    write_json,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -52,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shards", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--parts", default="shards,workers,nodes")
+    parser.add_argument("--parts", type=comma_list("shards", "workers", "nodes"), default="shards,workers,nodes")
     parser.add_argument("--data", type=Path, default=Path("bench-data"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

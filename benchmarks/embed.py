@@ -34,7 +34,19 @@ from typing import Any
 import numpy as np
 from embed_model import model_part
 from peak import measure
-from tables import GB, MB, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
+from tables import (
+    GB,
+    MB,
+    Part,
+    at_most,
+    comma_list,
+    machine,
+    print_goals,
+    print_machine,
+    print_part,
+    progress,
+    write_json,
+)
 
 DIMS = {"text": 768, "vision": 1024}
 BATCH_ROWS = 512
@@ -63,7 +75,7 @@ class Runs:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="0.3,3", help="GB of vectors, smallest first")
-    parser.add_argument("--parts", default="writer,model")
+    parser.add_argument("--parts", type=comma_list("writer", "model"), default="writer,model")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--texts", type=int, default=20_000)
     parser.add_argument("--model-repeats", type=int, default=3)

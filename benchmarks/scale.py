@@ -46,10 +46,10 @@ from brim.file_set import FileSet
 from brim.jobs.bring import Run, RunOptions, versions
 from brim.jobs.content import PlanContent
 from brim.memory.limit import Limit
-from brim.plans.cut_shards import CutOptions
+from brim.options.groups import ShardOptions
 from brim.plans.describe_plan import forecast_build, plan_facts
 from brim.plans.plan import Plan, make_plan
-from brim.progress import Silent
+from brim.progress import Progress
 from brim.sources.file_table import FileColumn, FileTable, Split
 from brim.state.durable import record_line
 from brim.state.ledger import JobRecord, Ledger, Receipt
@@ -113,7 +113,7 @@ def sessions(rows: int, files: int) -> FileTable:
 def planned(arguments: argparse.Namespace) -> Plan:
     # A cell of a Parquet file holds 2 GiB, so 5 GB in one file are a tar's.
     kind = "parquet" if arguments.files > 2 else "webdataset"
-    return make_plan(sessions(arguments.shards, arguments.files), kind, CutOptions(rows_per_shard=1))
+    return make_plan(sessions(arguments.shards, arguments.files), kind, ShardOptions(rows_per_shard=1))
 
 
 def saved_plans() -> Any:
@@ -151,7 +151,7 @@ def plan(arguments: argparse.Namespace) -> None:
     table = sessions(arguments.shards, arguments.files)
     kind = "parquet" if arguments.files > 2 else "webdataset"
     with timed("cut into shards"):
-        plan = make_plan(table, kind, CutOptions(rows_per_shard=1))
+        plan = make_plan(table, kind, ShardOptions(rows_per_shard=1))
     with timed("fingerprint"):
         assert plan.fingerprint
     with timed("forecast and facts"):
@@ -230,7 +230,7 @@ def resumed(arguments: argparse.Namespace) -> Iterator[Run]:
     sink = FolderStore(root)
     sink.free_bytes = lambda: None  # type: ignore[method-assign]  # nobody has room for these shards
     with stoppable(root / ".brim" / "stop") as stop:
-        yield Run(PlanContent(plan), sink, ledger, RunOptions(2, 8 * GB), Silent(), stop)
+        yield Run(PlanContent(plan), sink, ledger, RunOptions(2, 8 * GB), Progress(), stop)
 
 
 @step

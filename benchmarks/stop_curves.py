@@ -21,12 +21,15 @@ class Curve:
     kind: str
     seed: int
     values: list[float]
+    stepped: bool = False  # values are held until the next one; otherwise they are interpolated
 
     def at(self, t: float) -> float:
         place = t / STEP_S
         number = int(place)
         if number + 1 >= len(self.values):
             return self.values[-1]
+        if self.stepped:
+            return self.values[number]
         part = place - number
         return self.values[number] * (1 - part) + self.values[number + 1] * part
 
@@ -274,18 +277,45 @@ def ramp_to_below_the_stop(random: Random) -> list[float]:
     return _jitter(random, _flat(random, random.uniform(0.8, 0.895), lambda part: part, climb_s), 0.0005)
 
 
-def flat_dwelling_noise(random: Random) -> list[float]:
-    """No growth: another value between 60 and 80 % every 0 to 20 seconds."""
+def blocks_above_the_stop(random: Random) -> list[float]:
+    """A model of two to eight shards that ends between 90 and 95 %, above the stop threshold."""
+    count, top, base = random.randint(2, 8), random.uniform(0.9, 0.95), random.uniform(0.01, 0.05)
+    pause = math.exp(random.uniform(math.log(0.5), math.log(20)))
+    values = [base] * 8
+    for number in range(1, count + 1):
+        values += [base + (top - base) * number / count] * max(int(pause / STEP_S), 1)
+    return values + [top] * int(300 / STEP_S)
+
+
+def _dwelling_noise(random: Random, low: float, high: float, longest_s: float) -> list[float]:
+    """No growth: another value between `low` and `high`, each held for up to `longest_s`."""
     values: list[float] = []
     while len(values) * STEP_S < 1800:
-        values += [random.uniform(0.6, 0.8)] * max(int(random.uniform(0, 20) / STEP_S), 1)
+        values += [random.uniform(low, high)] * max(int(random.uniform(0, longest_s) / STEP_S), 1)
     return values
+
+
+def flat_noise_60_to_80(random: Random) -> list[float]:
+    return _dwelling_noise(random, 0.6, 0.8, 20)
+
+
+def flat_noise_65_to_80(random: Random) -> list[float]:
+    return _dwelling_noise(random, 0.65, 0.8, 10)
+
+
+def flat_noise_70_to_80(random: Random) -> list[float]:
+    return _dwelling_noise(random, 0.7, 0.8, 10)
+
+
+def flat_noise_50_to_85(random: Random) -> list[float]:
+    """300 MB and 0 to 200 MB more under 600 MB, another value every 0 to 1.5 s."""
+    return _dwelling_noise(random, 0.5, 0.85, 1.5)
 
 
 def stepped_climb(step_s: float, seconds: float) -> Shape:
     """From 60 % to the kill line in that many seconds, in jumps with level ground between them."""
 
-    def climb(random: Random) -> list[float]:
+    def stepped(random: Random) -> list[float]:
         base, begin = random.uniform(0.1, 0.5), random.uniform(3, 20)
         size, number, values = 0.37 / seconds * step_s, 0, []
         while not values or values[-1] < 1.03:
@@ -294,7 +324,16 @@ def stepped_climb(step_s: float, seconds: float) -> Shape:
             number += 1
         return values
 
-    return climb
+    return stepped
+
+
+def large_steps(random: Random) -> list[float]:
+    """A quarter of the limit every 3 to 10 s."""
+    pause, values, level = random.uniform(3, 10), [], random.uniform(0.02, 0.25)
+    while not values or values[-1] < 1.03:
+        values += [level] * int(pause / STEP_S)
+        level += 0.25
+    return values
 
 
 def exponential_steps(random: Random) -> list[float]:
@@ -319,8 +358,13 @@ REACHING: list[Shape] = [
 ]  # fmt: skip
 LEVELLING: list[Shape] = [
     load_then_flat, cache_levels_off, s_curve, steps_then_flat, flat_short_teeth, flat_long_teeth, flat_bursts,
-    flat_batches_with_gc, flat_noise, page_cache, blocks_then_flat, ramp_to_below_the_stop, flat_dwelling_noise,
+    flat_batches_with_gc, flat_noise, page_cache, blocks_then_flat, ramp_to_below_the_stop, flat_noise_60_to_80,
+    flat_noise_65_to_80, flat_noise_70_to_80, flat_noise_50_to_85,
 ]  # fmt: skip
+STEPPED = (
+    "stepped", "large_steps", "exponential_steps", "child_by_child", "blocks_then_flat", "blocks_above_the_stop",
+    "flat_noise_60_to_80", "flat_noise_65_to_80", "flat_noise_70_to_80", "flat_noise_50_to_85",
+)  # fmt: skip
 
 
 def fast_climb(seconds: float) -> Shape:
@@ -332,5 +376,6 @@ def fast_climb(seconds: float) -> Shape:
     return climb
 
 
-def curve(shape: Shape, seed: int) -> Curve:
-    return Curve(shape.__name__, seed, shape(Random(f"{shape.__name__} {seed}")))
+def curve(shape: Shape, seed: int, name: str | None = None) -> Curve:
+    values = shape(Random(f"{name or shape.__name__} {seed}"))
+    return Curve(name or shape.__name__, seed, values, shape.__name__ in STEPPED)

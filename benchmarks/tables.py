@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 
 MB, GB = 10**6, 10**9
+
+
+def comma_list(*allowed: str) -> Callable[[str], str]:
+    """Return an argparse type for values separated by commas that refuses unknown ones."""
+
+    def check(text: str) -> str:
+        unknown = sorted(set(text.split(",")) - {*allowed})
+        if unknown:
+            raise argparse.ArgumentTypeError(f"unknown value {unknown[0]!r}, choose from {', '.join(allowed)}")
+        return text
+
+    return check
 
 
 @dataclass(frozen=True, slots=True)

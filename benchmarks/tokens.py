@@ -29,7 +29,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peak import Measured, measure
-from tables import MB, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
+from tables import (
+    MB,
+    Part,
+    at_least,
+    at_most,
+    comma_list,
+    machine,
+    print_goals,
+    print_machine,
+    print_part,
+    progress,
+    write_json,
+)
 from tokens_texts import read_texts, write_bpe, write_hard, write_texts, write_wordpiece
 
 LIMIT_MB = 400
@@ -47,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--texts", type=int, default=60_000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--parts", default="prose,hard")
+    parser.add_argument("--parts", type=comma_list("prose", "hard"), default="prose,hard")
     parser.add_argument("--data", type=Path, default=Path("bench-data"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=4, metavar=("KIND", "SOURCE", "TOKENIZER", "CACHE"), help=argparse.SUPPRESS)

@@ -36,7 +36,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from peak import as_installed, tree_bytes
-from tables import MB, Part, at_least, at_most, machine, print_goals, print_machine, print_part, progress, write_json
+from tables import (
+    MB,
+    Part,
+    at_least,
+    at_most,
+    comma_list,
+    machine,
+    print_goals,
+    print_machine,
+    print_part,
+    progress,
+    write_json,
+)
 from tokens_texts import _files, _pieces, read_texts
 
 LIMIT_MB = 600
@@ -72,15 +84,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mb", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--corpora", default="code,languages")
-    parser.add_argument("--kinds", default="bpe,metaspace")
-    parser.add_argument("--inputs", default="jsonl,parquet")
-    parser.add_argument("--outputs", default="parquet,packed,bin")
+    parser.add_argument("--corpora", type=comma_list("code", "languages", "words"), default="code,languages")
+    parser.add_argument("--kinds", type=comma_list(*sorted({kind for kind, _ in LEAST})), default="bpe,metaspace")
+    parser.add_argument("--inputs", type=comma_list("jsonl", "parquet"), default="jsonl,parquet")
+    parser.add_argument("--outputs", type=comma_list("parquet", "packed", "bin"), default="parquet,packed,bin")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--data", type=Path, default=Path("bench-data"))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--encoder", default="auto")
+    parser.add_argument("--encoder", choices=("auto", "reference", "fast"), default="auto")
     parser.add_argument("--datatrove", metavar="PYTHON")
     parser.add_argument("--straight", metavar="PYTHON", default=sys.executable)
     parser.add_argument("--raw", nargs=2, help=argparse.SUPPRESS)

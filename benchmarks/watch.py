@@ -303,7 +303,7 @@ def soak(minutes: float) -> Part:
 
 def watcher_of(pid: int) -> int:
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        if "brim.watching.watcher" in Path(f"/proc/{child}/cmdline").read_text():
+        if "brim.monitor.watching.watcher" in Path(f"/proc/{child}/cmdline").read_text():
             return int(child)
     raise SystemExit("no watcher found")
 

@@ -29,7 +29,7 @@ from typing import ClassVar
 _HEADER = 16
 # What libraries import when they are first used.
 _FOREIGN = (
-    *("numpy.ma", "typer._adapters", "rich.progress", "yaml", "filelock", "tqdm.auto"),
+    *("numpy.ma", "rich.progress", "yaml", "filelock", "tqdm.auto"),
     *("httpx", "httpx2", "httpcore", "httpcore2", "truststore", "psutil"),
 )
 _IMPORTS = re.compile(

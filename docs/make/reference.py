@@ -1,20 +1,21 @@
-"""Pages that are made, not written: verbs from their help, functions from their docstrings, changelog, decisions."""
+"""Write the pages that are generated: commands and functions from the declared options, changelog, decisions."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import typer
-
 import brim
-import brim.cli
+from brim.cli.commands import COMMANDS, GROUPS
+from brim.options.declare import declared_options, options_table
+from brim.options.monitor_options import FORECASTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
-GROUPS = {
+FUNCTIONS = {
     "Sources": ["files", "table", "bids", "dataset", "recipes"],
     "Package and publish": ["plan", "build", "select", "open_plan", "push_to_hub", "verify", "unpack", "check", "info"],
     "Compute": ["map", "tokenize", "embed", "caches", "clean", "TensorWriter", "save_file", "open_tensors"],
@@ -22,64 +23,73 @@ GROUPS = {
 }
 
 
-def cell(text: str) -> str:
-    return re.sub(r"\\\[", "[", text).replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
-
-
-def described(help_text: str) -> str:
-    """The help of a verb: paragraphs, and its examples as a block."""
-    text, _, examples = help_text.partition("[bold]Examples[/bold]")
-    block = "\n".join(
-        f"$ {line[2:]}" if line.startswith("  brim") else line for line in examples.strip("\n").splitlines()
+def command_section(heading: str, name: str, command: Any, summary: str) -> str:
+    """Return summary, examples, details and the table of options of a command."""
+    examples = "\n".join(f"$ {line}" for line in command.examples.strip().splitlines())
+    kinds = [command.options, *([command.saved] if command.saved else [])]
+    kind = (
+        FORECASTS.get(name.removeprefix("forecast "))
+        if " " in name
+        else getattr(getattr(brim, name, None), "options", None)
     )
-    shown = f"\n```console\n{block}\n```\n" if examples.strip() else ""
-    return f"{text.strip().replace('<', '&lt;')}\n{shown}"
+    known = declared_options(kind) if kind else ()
+    tables = ["\n".join(options_table(kind, known)).replace("<", "&lt;") for kind in kinds]
+    if len(tables) > 1:
+        tables.insert(1, "With `--plan`, in place of these:")
+    parts = [heading, summary, f"```console\n{examples}\n```", command.details.strip().replace("<", "&lt;"), *tables]
+    return "\n\n".join(part for part in parts if part)
 
 
-def options(command: Any) -> str:
-    panels: dict[str, list[str]] = defaultdict(list)
-    for parameter in command.params:
-        if getattr(parameter, "hidden", False) or not getattr(parameter, "help", None):
-            continue
-        names = ", ".join(f"`{name}`" for name in parameter.opts if name.startswith("-")) or f"`{parameter.metavar}`"
-        metavar = f" `{parameter.metavar}`" if parameter.metavar and names.startswith("`-") else ""
-        panel = getattr(parameter, "rich_help_panel", None) or "Options"
-        panels[panel if names.startswith("`-") else "Arguments"].append(
-            f"| {names}{metavar.replace('|', chr(92) + '|')} | {cell(parameter.help)} |"
-        )
-    parts = [
-        f"\n**{panel}**\n\n| name | what it is |\n|---|---|\n" + "\n".join(lines) for panel, lines in panels.items()
-    ]
-    return "\n".join(parts)
+def commands() -> str:
+    parts = ["# Commands", "`brim COMMAND --help` shows the common options, `brim COMMAND --help-all` all of them."]
+    for names in GROUPS.values():
+        for name in names:
+            if name == "help":
+                continue
+            module = importlib.import_module(f"brim.cli.{name}_command")
+            title = f"## brim {name} {{ #{name} }}"
+            if not hasattr(module, "SUBCOMMANDS"):
+                parts.append(command_section(title, name, module.COMMAND, COMMANDS[name]))
+                continue
+            parts += [title, COMMANDS[name]]
+            for below, command in module.SUBCOMMANDS.items():
+                parts.append(command_section(f"### brim {name} {below}", f"{name} {below}", command, command.summary))
+    return "\n\n".join(parts) + "\n"
 
 
-def verbs() -> str:
-    app: typer.Typer = brim.cli.app
-    group: Any = typer.main.get_command(app)
-    parts = ["# Verbs\n\nEach with its help, as `brim help VERB` shows it in the terminal.\n"]
-    for name, command in group.commands.items():
-        if name == "help":
-            continue
-        parts.append(f"## brim {name} {{ #{name} }}\n\n{described(command.help or '')}\n{options(command)}\n")
-        for below, subcommand in getattr(command, "commands", {}).items():
-            parts.append(f"### brim {name} {below}\n\n{described(subcommand.help or '')}\n{options(subcommand)}\n")
-    return "\n".join(parts)
+def function_section(name: str) -> str:
+    """Return the docstring of a function that takes declared options, with its options as a table."""
+    function = getattr(brim, name)
+    text = inspect.getdoc(function) or ""
+    about, _, rest = text.partition("Args:")
+    _, heading, after = rest.partition("Returns:")
+    sections = re.sub(r"^(Returns|Raises|Examples):$", r"**\1**\n", heading + after, flags=re.M)
+    sections = re.sub(r"^    (\w+Error): ", r"- `\1`: ", sections, flags=re.M)
+    before, marker, examples = inspect.cleandoc(sections).partition("**Examples**")
+    block = f"\n\n```python\n{inspect.cleandoc(examples)}\n```" if marker else ""
+    table = "\n".join(options_table(function.options)).replace("<", "&lt;")
+    plain = "\n".join(line.strip() for line in before.splitlines())
+    return f"### brim.{name} {{ #{name} }}\n\n{about.strip()}\n\n{table}\n\n{plain}{block}"
 
 
 def functions() -> str:
-    homes: dict[str, str] = brim._HOMES
-    parts = ["# Python\n\nEvery verb is a function, with the words of the command line as keywords.\n"]
-    named = {name for names in GROUPS.values() for name in names}
+    homes = brim._public_modules()
+    parts = ["# Python\n\nEvery command is a function, with the options of the command line as keyword arguments.\n"]
+    named = {name for names in FUNCTIONS.values() for name in names}
     rest = [name for name in brim.__all__ if name in homes and name not in named]
     groups = {
-        **GROUPS,
+        **FUNCTIONS,
         "Rows of a datasets.Dataset": [name for name in rest if name.islower()],
         "Results": [name for name in rest if not name.islower() and homes[name] != "brim.errors"],
         "Errors": [name for name in rest if homes[name] == "brim.errors"],
     }
     for title, names in groups.items():
-        blocks = "\n\n".join(f"::: {homes[name]}.{name}" for name in names if name in homes)
-        parts.append(f"## {title}\n\n{blocks}\n")
+        blocks = [
+            function_section(name) if hasattr(getattr(brim, name), "options") else f"::: {homes[name]}.{name}"
+            for name in names
+            if name in homes
+        ]
+        parts.append(f"## {title}\n\n" + "\n\n".join(blocks) + "\n")
     return "\n".join(parts)
 
 
@@ -91,7 +101,7 @@ def decisions() -> str:
 def main() -> None:
     PAGES.mkdir(exist_ok=True)
     made = {
-        "verbs.md": verbs(),
+        "commands.md": commands(),
         "python.md": functions(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
         "decisions.md": decisions(),

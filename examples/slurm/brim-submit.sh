@@ -13,7 +13,7 @@ export PLAN=${1:?which PLAN?} PARTS=${2:?in how many parts?} VERB=${3:-build} RO
 here=$(cd "$(dirname "$0")" && pwd)
 export SUBMIT=$here/brim-submit.sh
 
-missing=$(brim plan --plan "$PLAN" --missing "$PARTS")
+missing=$(brim plan --plan "$PLAN" --list-missing "$PARTS")
 after=()
 if [ -n "$missing" ]; then
     array=$(sbatch --parsable --export=ALL --array="$missing" "$here/brim-array.sbatch")

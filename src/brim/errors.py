@@ -1,23 +1,24 @@
-"""Every error brim raises, by what the caller can do about it.
+"""The errors that brim raises, grouped by how the caller can react.
 
-BrimError                      1  a bug in brim, or a base for `except`
-├── InputError                 2  the command or its input is wrong: change it
-│   ├── ArgumentError             an option has a value that cannot be; a ValueError too
-│   ├── SourceError               the source cannot be read as rows
-│   ├── FilesRefused              files are missing, empty, pointers, unreadable or too large
-│   ├── SourceChanged             a source file is not what it was when the job was planned
-│   ├── DestinationError          the destination is busy, or holds what brim did not write
-│   │   └── PlanChanged           the destination holds another job: --fresh or --update
-│   ├── MissingExtra              an optional library is not installed
-│   ├── FunctionFailed            the user's function raised; in Python it is of the type that was raised, too
-│   └── CommandNotStarted  127/126  brim run: the command was not found, or cannot be executed
-├── DamageFound                3  a check or verification found damage
-├── DoesNotFit                 4  the work does not fit the memory limit
-├── SinkFailed                 5  the destination failed: run again to continue
-└── Stopped                    6  stopped on request: run again to continue
+BrimError                            1  a bug in brim, or a base for `except`
+├── InputError                       2  the command or its input is wrong: change it
+│   ├── ArgumentError                   an option has an invalid value; also a ValueError
+│   ├── SourceError                     the source cannot be read as rows
+│   ├── InvalidFilesError               files are missing, empty, pointers, unreadable or too large
+│   ├── SourceChangedError              a source file changed after the job was planned
+│   ├── DestinationError                the destination is in use, or contains foreign files
+│   │   └── PlanMismatchError           the destination contains another job: --fresh or --update
+│   ├── MissingDependencyError          an optional library is not installed
+│   ├── UserFunctionError               the user's function raised; in Python also of the type that it raised
+│   └── CommandStartError      127/126  brim run: the command was not found, or cannot be executed
+├── VerificationError                3  a check or verification found damage
+├── MemoryLimitError                 4  the work does not fit the memory limit
+├── DestinationUnavailableError      5  the destination failed: run the command again to resume
+└── StoppedError                     6  stopped on request: run the command again to resume
 
-An error says what is wrong and where (`message`) and what to do next (`hint`); what a program may want
-to know is in `facts`. Both name options in the words of the reader (`wording`): flags in the terminal, else keywords.
+An error has a description of the problem (`message`), a next step (`hint`), and details for programs (`facts`).
+Both texts name options as flags in the terminal and as keyword arguments in Python (`wording`). `json_name` is the
+value of "error" in the output of `--json`, which does not change when a class gets a better name.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ class BrimError(Exception):
     """The root of brim's errors."""
 
     exit_code = 1
+    json_name = "BrimError"
+
+    def __init_subclass__(cls, json_name: str | None = None) -> None:
+        super().__init_subclass__()
+        cls.json_name = json_name or cls.__name__
 
     def __init__(self, message: str, *, hint: str = "", **facts: object) -> None:
         super().__init__(message)
@@ -49,15 +55,15 @@ class BrimError(Exception):
 
     @property
     def words(self) -> tuple[str, str]:
-        """Message and hint as they were written: for another error, which may be read elsewhere."""
+        """Return message and hint without option names translated, to build another error from them."""
         return self._message, self._hint
 
     def with_names(self, names: Mapping[str, str]) -> None:
-        """Name options as a function does that has other names for some."""
+        """Replace option names by those of the function that was called, such as num-proc for workers."""
         self._message, self._hint = renamed(self._message, names), renamed(self._hint, names)
 
     def with_hint(self, hint: str) -> None:
-        """Say what to do next where it happened, which may be another thing than where it was found."""
+        """Replace the hint, because the caller knows the next step better than the code that raised."""
         self._hint = hint
 
     def __str__(self) -> str:
@@ -73,7 +79,7 @@ def _rebuild(kind: type[BrimError], message: str, hint: str, facts: dict[str, An
 
 @contextmanager
 def named(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors from here have the caller's names for some options: `{"workers": "num-proc"}`."""
+    """Replace option names in errors raised inside this context: `{"workers": "num-proc"}`."""
     try:
         yield
     except BrimError as error:
@@ -88,38 +94,38 @@ class InputError(BrimError):
 
 
 class ArgumentError(InputError, ValueError):
-    """An option has a value that cannot be."""
+    """An option has an invalid value."""
 
 
 class SourceError(InputError):
     """The source cannot be read as rows. `path` names it."""
 
 
-class FilesRefused(InputError):
-    """Files that would ruin the build, found before the first byte. `problems` lists them by kind."""
+class InvalidFilesError(InputError, json_name="FilesRefused"):
+    """Files cannot be built; raised before anything is written. `problems` lists them by kind."""
 
 
-class SourceChanged(InputError):
-    """A source file is no longer what was planned. `path` names it."""
+class SourceChangedError(InputError, json_name="SourceChanged"):
+    """A source file changed after the job was planned. `path` names it."""
 
 
 class DestinationError(InputError):
-    """The destination is in use, or holds something brim did not write."""
+    """The destination is in use, or contains foreign files."""
 
 
-class PlanChanged(DestinationError):
-    """The destination holds another job. `changes` says how it differs."""
+class PlanMismatchError(DestinationError, json_name="PlanChanged"):
+    """The destination contains another job. `changes` lists the differences."""
 
 
-class MissingExtra(InputError):
+class MissingDependencyError(InputError, json_name="MissingExtra"):
     """An optional library is needed. `extra` names the one to install."""
 
 
-class FunctionFailed(InputError):
-    """The user's function failed. `unit`, `row` and `rows` tell where, `traceback` what it looked like there.
+class UserFunctionError(InputError, json_name="FunctionFailed"):
+    """The user's function failed. `unit`, `row` and `rows` locate the row, and `traceback` is that of the worker.
 
-    What travels from a worker holds the exception itself (`parts`, pickled) and where it came from (`frames`):
-    schedule/work_failures.py makes of it what Python's callers get, which is of the user's own type too.
+    The error that a worker sends contains the pickled exception (`parts`) and its stack (`frames`).
+    schedule/work_failures.py turns it into the error for callers in Python, which also has the type of the exception.
     """
 
     def __init__(
@@ -136,36 +142,60 @@ class FunctionFailed(InputError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         facts = {**self.facts, "parts": self.parts, "frames": self.frames}
-        return _rebuild, (FunctionFailed, self._message, self._hint, facts)
+        return _rebuild, (UserFunctionError, self._message, self._hint, facts)
 
 
-class CommandNotStarted(InputError):
-    """A command that cannot be run at all. Exits with the shells' `code`: 127 not found, 126 not executable."""
+class CommandStartError(InputError, json_name="CommandNotStarted"):
+    """The command cannot be started. `code` is the exit code of a shell: 127 not found, 126 not executable."""
 
     def __init__(self, message: str, *, hint: str = "", **facts: object) -> None:
         super().__init__(message, hint=hint, **facts)
         self.exit_code = self.facts.get("code", 127)
 
 
-class DamageFound(BrimError):
+class VerificationError(BrimError, json_name="DamageFound"):
     """A check or verification found damage. `findings` lists it."""
 
     exit_code = 3
 
 
-class DoesNotFit(BrimError):
+class MemoryLimitError(BrimError, json_name="DoesNotFit"):
     """The work needs more memory than the limit. `need_bytes`, `limit_bytes`."""
 
     exit_code = 4
 
 
-class SinkFailed(BrimError):
-    """The destination failed (disk full, connection lost). What is finished stays finished."""
+class DestinationUnavailableError(BrimError, json_name="SinkFailed"):
+    """The destination failed (disk full, connection lost). Finished work is kept."""
 
     exit_code = 5
 
 
-class Stopped(BrimError):
-    """Stopped by a signal or a stop file. What is finished stays finished."""
+class StoppedError(BrimError, json_name="Stopped"):
+    """Stopped by a signal or a stop file. Finished work is kept."""
 
     exit_code = 6
+
+
+# Names of an earlier version, which still work.
+RENAMED = {
+    "CommandNotStarted": "CommandStartError",
+    "DamageFound": "VerificationError",
+    "DoesNotFit": "MemoryLimitError",
+    "FilesRefused": "InvalidFilesError",
+    "FunctionFailed": "UserFunctionError",
+    "MissingExtra": "MissingDependencyError",
+    "PlanChanged": "PlanMismatchError",
+    "SinkFailed": "DestinationUnavailableError",
+    "SourceChanged": "SourceChangedError",
+    "Stopped": "StoppedError",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import warnings
+
+    warnings.warn(f"brim.errors.{name} is now {RENAMED[name]}.", DeprecationWarning, stacklevel=2)
+    return globals()[RENAMED[name]]

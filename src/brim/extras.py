@@ -1,7 +1,7 @@
 """Optional libraries: which there are, what each is for, and what to type to have it.
 
-Hints name the libraries themselves, with the versions that brim's own metadata asks for: those can be installed
-wherever brim itself came from.
+Hints name the extra (`pip install 'brim[embed]'`), and the missing libraries with the versions that brim's own metadata
+asks for: those can be installed where brim itself did not come from a package index.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from brim.errors import MissingExtra
+from brim.errors import MissingDependencyError
 from brim.records import dataclass
 
 if TYPE_CHECKING:  # workers import this module, and have no use for those
@@ -98,15 +98,17 @@ def _bounds() -> dict[str, str]:
     return {one.name.lower(): str(one.specifier) for one in _requirements() if one.marker is not None and one.specifier}
 
 
-def missing(extra: str, why: str, *modules: str, instead: str = "") -> MissingExtra:
+def missing(extra: str, why: str, *modules: str, instead: str = "") -> MissingDependencyError:
     """The error to raise where a library is not there. `instead`: what else would do."""
     packages = EXTRAS[extra].packages if extra in EXTRAS else {extra: extra}
     command = install_command(packages[name] for name in modules or packages)
-    return MissingExtra(why, hint=f"Install it with: {command}{instead}", extra=extra)
+    if extra in EXTRAS:
+        command = f"pip install 'brim[{extra}]' (or only what is missing: {command})"
+    return MissingDependencyError(why, hint=f"Install it with: {command}{instead}", extra=extra)
 
 
 def need_extra(extra: str, why: str, *modules: str) -> None:
-    """MissingExtra unless the libraries are there, which is found out without importing them."""
+    """MissingDependencyError unless the libraries are there, which is found out without importing them."""
     lacking = [name for name in modules or EXTRAS[extra].packages if find_spec(name) is None]
     if lacking:
         raise missing(extra, why, *lacking)

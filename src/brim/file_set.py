@@ -18,10 +18,10 @@ from dataclasses import field, replace
 import numpy as np
 import pyarrow as pa
 
-from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.listing import ObjectStat
-from brim.errors import SourceChanged, SourceError
+from brim.errors import SourceChangedError, SourceError
 from brim.records import dataclass
+from brim.storage.location import Location
+from brim.storage.storage import ObjectStat
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -92,7 +92,7 @@ class FileSet:
     inodes: Ints
     bundles: Mapping[int, Bundle] = field(default_factory=dict)  # folders packed as one value, by number
     ranges: Ranges | None = None
-    bucket: BucketAddress | None = None
+    bucket: Location | None = None
     etags: pa.Array | None = None
     holding: bool = False  # whether these are files that hold many values
     remotes: Mapping[int, RemoteObject] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class FileSet:
         return [self.ranges.mtimes_ns[self.ranges.holders[numbers]], self.ranges.first_bytes(numbers)]
 
     def check(self, number: int, now: os.stat_result) -> None:
-        """Raise SourceChanged unless the file is still what was planned."""
+        """Raise SourceChangedError unless the file is still what was planned."""
         if now.st_size != self.sizes[number]:
             what = f"was {self.sizes[number]} bytes when planned and is {now.st_size} now"
         elif now.st_mtime_ns != self.mtimes_ns[number]:
@@ -161,11 +161,11 @@ class FileSet:
             return
         raise self.changed(number, what)
 
-    def changed(self, number: int, what: str) -> SourceChanged:
+    def changed(self, number: int, what: str) -> SourceChangedError:
         path = self.path(number)
-        return SourceChanged(
+        return SourceChangedError(
             f"The source file {path!r} {what}; its shard was not written.",
-            hint="Let the source come to rest, then run the same command again.",
+            hint="Make sure nothing is modifying the source, then run the same command again.",
             path=path,
             what=what,
         )
@@ -208,7 +208,7 @@ class FileSet:
 class RemoteObject:
     """A file that holds values and is an object of a store: `key` in the bucket of `address`, as it was listed."""
 
-    address: BucketAddress
+    address: Location
     key: str
     etag: str
 
@@ -286,7 +286,7 @@ class FileSetBuilder:
 
     _BLOCK = 65536
 
-    def __init__(self, root: str, bucket: BucketAddress | None = None) -> None:
+    def __init__(self, root: str, bucket: Location | None = None) -> None:
         self.root = root
         self._bucket = bucket
         self._etags: list[str] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from brim.errors import DamageFound, InputError
+from brim.errors import InputError, VerificationError
 
 _MOST_NAME_BYTES = 255
 
@@ -30,11 +30,11 @@ def path_below(root: str, name: str, where: str) -> str:
     """Join `name` to `root`, which has no symbolic links in it.
 
     Raises:
-        DamageFound: If the path would lead out of `root`, also through a symbolic link that exists there.
+        VerificationError: If the path would lead out of `root`, also through a symbolic link that exists there.
         InputError: If a component is longer than file systems accept.
     """
     if not stays_below(name):
-        raise DamageFound(
+        raise VerificationError(
             f"{where} names {name!r}, which would leave the folder.",
             hint="Nothing was written there; do not trust this dataset.",
         )
@@ -44,5 +44,5 @@ def path_below(root: str, name: str, where: str) -> str:
     path = os.path.join(root, *parts)
     parent = os.path.realpath(os.path.dirname(path))
     if parent != root and not parent.startswith(root.rstrip(os.sep) + os.sep):
-        raise DamageFound(f"{name!r} would be written outside of the folder, through a link.")
+        raise VerificationError(f"{name!r} would be written outside of the folder, through a link.")
     return path

@@ -30,6 +30,32 @@ def parse_size(text: str | int | float) -> int:
     return size
 
 
+_COUNT = re.compile(r"(\d{1,3}(?:[,_ ]\d{3})+|\d+(?:_\d+)*)?(\.\d+)?(?:[eE]\+?(\d{1,2}))?\s*([kKMGBT]?)")
+_COUNT_UNITS = {"": 0, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}
+
+
+def parse_count(text: str | int) -> int:
+    """Parse a whole number as people write it: 2857545, "2,857,545", "3M", "1.5k", "1e6".
+
+    Raises:
+        InputError: It is not a whole number, is negative, or has more than 18 digits.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        count = text
+    else:
+        match = _COUNT.fullmatch(text.strip()) if isinstance(text, str) else None
+        if match is None or not (match[1] or match[2]):
+            raise InputError(f"{text!r} is not a number.", hint="Write it like 3000000, 3,000,000, 3M or 3e6.")
+        digits, decimals = re.sub("[,_ ]", "", match[1] or ""), (match[2] or "")[1:].rstrip("0")
+        power = int(match[3] or 0) + _COUNT_UNITS[match[4].upper()] - len(decimals)
+        if power < 0:
+            raise InputError(f"{text!r} is not a whole number.", hint="Write it like 3000000, 3,000,000, 3M or 3e6.")
+        count = int(f"{digits}{decimals}") * 10**power if len(digits) + power < 40 else 10**18
+    if not 0 <= count < 10**18:
+        raise InputError(f"{text!r} is not a number between 0 and 10¹⁸.")
+    return count
+
+
 def format_size(size: int | float) -> str:
     """Three significant digits with a decimal unit: "58.3 MB"."""
     return _scaled(size, 1000, ("B", "KB", "MB", "GB", "TB", "PB"))
@@ -66,3 +92,16 @@ def _scaled(size: int | float, step: int, units: tuple[str, ...]) -> str:
 def plural(number: int, what: str) -> str:
     """1 row, 1,234 rows."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration with at most two units: "45 s", "12 min", "3 h 20 min", "2 d 4 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} d {hours % 24} h"

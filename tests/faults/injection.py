@@ -62,7 +62,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class UnitStats:
     """How a run ended. `hit` is the file whose call failed, None if the run made no such call."""
 
     code: int
@@ -108,7 +108,7 @@ class Shim:
             board.seek(_RELEASED * 8)
             board.write((1).to_bytes(8, sys.byteorder))
 
-    def run(self, job: Job, fault: Fault | None = None) -> Outcome:
+    def run(self, job: Job, fault: Fault | None = None) -> UnitStats:
         """A job's command from beginning to end, with at most one fault. Calls are told of a run without."""
         log = self._board.with_name("log")
         log.write_bytes(b"")
@@ -116,7 +116,7 @@ class Shim:
         code, said = job.run({**os.environ, **job.variables, **variables}, str(self.library))
         *_, fired, path = _BOARD.unpack(self._board.read_bytes())
         hit = Path(os.fsdecode(path.rstrip(b"\0")).removesuffix(" (deleted)")) if fired else None
-        return Outcome(code, said, hit, Counter(map(job.call_of, log.read_text().splitlines())))
+        return UnitStats(code, said, hit, Counter(map(job.call_of, log.read_text().splitlines())))
 
 
 @dataclass

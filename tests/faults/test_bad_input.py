@@ -24,7 +24,8 @@ def refused(source: Path, *options: str, code: int = 2) -> str:
     text = brim("build", source, out, *options, check=code).stderr
     assert text.startswith("brim: ")
     assert not out.exists() or not list(out.glob("data/*"))
-    assert brim("plan", source, *options, check=code).stderr == text
+    planned = brim("plan", source, *options, check=code).stderr
+    assert planned.replace("brim plan --help", "brim build --help") == text
     return text
 
 
@@ -112,10 +113,10 @@ def test_a_link_loop_in_a_folder_is_reported_and_not_followed(tmp_path: Path) ->
         ("t.csv", b"\xff\xfe\x00bad,f\n\x80,a.bin\n", "t.csv"),
         ("t.csv", b"f\nhttps://example.org/a.png\na.bin\n", "address"),
         ("t.jsonl", b'{"f": "a.bin"}\n{"f": \n', "not a row of JSON"),
-        ("t.jsonl", b'{"f": "a.bin"}\n{"f": 3}\n', "broken"),
-        ("t.parquet", b"PAR1 nothing else PAR1", "broken"),
-        ("t.xlsx", b"PK", "not a table that brim reads"),
-        ("t.csv", b"f\n/etc/hostname\na.bin\n", "nothing in common"),
+        ("t.jsonl", b'{"f": "a.bin"}\n{"f": 3}\n', "not valid"),
+        ("t.parquet", b"PAR1 nothing else PAR1", "not valid"),
+        ("t.xlsx", b"PK", "not a table that brim can read"),
+        ("t.csv", b"f\n/etc/hostname\na.bin\n", "in common"),
     ],
 )
 def test_broken_tables(tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -139,8 +140,8 @@ def test_broken_tables(tmp_path: Path, name: str, content: bytes, says: str) -> 
         (["--limit", "-1"], "above zero"),
         (["--split-by", "nope"], "does not have"),
         (["--split", "a b"], "not the name of a split"),
-        (["--label-from", "parent"], "folders of files"),
-        (["--label-from", "aunt"], "takes parent"),
+        (["--label-from", "parent"], "'parent', which the table does not have"),
+        (["--label-from", "aunt"], "'aunt', which the table does not have"),
         (["--format", "zip"], "--format takes"),
         (["--oversize", "maybe"], "--oversize takes"),
         (["--memory", "much"], "500MB"),
@@ -171,7 +172,7 @@ def test_destinations_that_make_no_sense(tmp_path: Path, many_files: Callable[..
     assert "brim did not write" in brim("build", source, tmp_path / "foreign", check=2).stderr
     assert (tmp_path / "foreign/data/train-old.parquet").exists()
     assert "ftp://" in brim("build", source, "ftp://host/x", check=2).stderr
-    assert "no folder" in brim("verify", tmp_path / "nothing", check=2).stderr
+    assert "does not exist" in brim("verify", tmp_path / "nothing", check=2).stderr
     assert "no dataset" in brim("unpack", source, tmp_path / "x", check=2).stderr
 
 
@@ -185,7 +186,7 @@ def test_absurd_sizes(tmp_path: Path) -> None:
     assert "--format webdataset" in text
     assert "--oversize skip" in text
     done = brim("build", source, tmp_path / "out", "--oversize", "skip").stdout
-    assert "left out" in done
+    assert "skipped  1 file too large" in done
     assert "big.bin" in (tmp_path / "out" / "README.md").read_text()
     brim("verify", tmp_path / "out", source)
     with open(source / "big.bin", "wb") as file:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import brim as library
-from brim.errors import Stopped
+from brim.errors import StoppedError
 from tests import forked
 from tests.conftest import brim, random_bytes, write_files
 from tests.places import BucketPlace, listing, run, start
@@ -255,7 +255,7 @@ def test_stopped_while_workers_wait_for_a_store(
 
     thread = threading.Thread(target=ask)
     thread.start()
-    with pytest.raises(Stopped, match="a test"):
+    with pytest.raises(StoppedError, match="a test"):
         library.map(rows, function, destination=tmp_path / "other", stop=stop)
     thread.join()
     assert time.monotonic() - heard[0] < 6
@@ -330,7 +330,7 @@ def test_source_object_changes(place: BucketPlace, source: Path, tmp_path: Path)
         "import brim, sys\n"
         "plan = brim.plan(sys.argv[1], sys.argv[2], shard_size='30MB')\n"
         "print('planned', flush=True)\ninput()\n"
-        "try:\n    plan.run()\nexcept brim.errors.SourceChanged as error:\n    sys.exit(error.facts['path'])\n"
+        "try:\n    plan.run()\nexcept brim.errors.SourceChangedError as error:\n    sys.exit(error.facts['path'])\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, f"{place.address}/in", str(tmp_path / "out")],

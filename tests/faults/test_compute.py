@@ -91,7 +91,7 @@ def test_finished_units_are_not_done_again(work: Path) -> None:
     told = brim(*command(work)[3:], "--json", cwd=work).stdout.splitlines()
     done = next(json.loads(line) for line in told if '"done"' in line)
     assert done["units"] - done["computed"] == len(receipts)
-    assert brim("verify", work / "out").stdout.startswith("whole")
+    assert brim("verify", work / "out").stdout.startswith("complete")
 
 
 def test_a_receipt_waits_for_the_disk(work: Path) -> None:
@@ -257,11 +257,11 @@ ballast = b"y" * 200_000_000
 for function in (f, large):
     try:
         brim.map("rows.jsonl", function, memory="400MB", workers=1, progress=False)
-    except brim.DoesNotFit as error:
+    except brim.MemoryLimitError as error:
         print(error, "|", error.facts["limit_bytes"])
 try:
     brim.map("rows.jsonl", large, memory="10MB", workers=1, progress=False)
-except brim.DoesNotFit as error:
+except brim.MemoryLimitError as error:
     print(error)
 """
 

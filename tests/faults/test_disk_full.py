@@ -21,7 +21,7 @@ def test_too_small_from_the_start(many_files: Callable[..., Path], small_disk: P
     source = many_files(12, size=1_000_000)
     failed = brim("build", source, small_disk / "out", check=5).stderr
     assert "free disk" in failed
-    assert "Make room" in failed
+    assert "Free disk space" in failed
     assert not (small_disk / "out").exists()
     grow(small_disk, 40)
     brim("build", source, small_disk / "out")

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from brim.errors import Stopped
+from brim.errors import StoppedError
 from brim.state.retry import MOST_ASKED_S, capped_wait, interrupted_by, interruptible
 from brim.state.stop import Stop
-from brim.stores.hub_session import wait_after
+from brim.storage.hub_session import wait_after
 from tests.conftest import random_bytes, write_files
 from tests.forked import Process, start
 from tests.hub import Fault, TestHub
@@ -166,13 +166,13 @@ stop, began = brim.Stop(), []
 threading.Thread(target=ask, daemon=True).start()
 try:
     brim.build(sys.argv[2], sys.argv[3], rows_per_shard=1, stop=stop)
-except (brim.Stopped, KeyboardInterrupt) as error:
+except (brim.StoppedError, KeyboardInterrupt) as error:
     print(type(error).__name__, time.monotonic() - began[0])
 """
 
 
 @pytest.mark.parametrize("route", ["info", "put", "commit"])
-@pytest.mark.parametrize(("by", "error"), [("stop", "Stopped"), ("sigint", "KeyboardInterrupt")])
+@pytest.mark.parametrize(("by", "error"), [("stop", "StoppedError"), ("sigint", "KeyboardInterrupt")])
 def test_python_build_stops_while_the_hub_does_not_answer(
     hub: TestHub, machine: Machine, source: Path, route: str, by: str, error: str
 ) -> None:
@@ -192,7 +192,7 @@ def test_python_build_stops_while_the_hub_does_not_answer(
 def test_interruptible_leaves_a_call_that_does_not_return() -> None:
     stop, silent, began = Stop(), threading.Event(), time.monotonic()
     threading.Timer(0.2, stop.request).start()
-    with interrupted_by(stop.check), pytest.raises(Stopped):
+    with interrupted_by(stop.check), pytest.raises(StoppedError):
         interruptible(lambda: silent.wait(30))
     silent.set()
     assert time.monotonic() - began < 10
@@ -213,7 +213,7 @@ def test_wait_that_the_hub_asks_for_is_capped_and_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("brim.stores.hub_session._wait", waited.append)
+    monkeypatch.setattr("brim.storage.hub_session._wait", waited.append)
     error = OSError()
     error.response = SimpleNamespace(status_code=429, headers={"Retry-After": "99999"})  # type: ignore[attr-defined]
     wait_after(error, 1.0)

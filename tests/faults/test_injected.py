@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import random_bytes, write_files
-from tests.faults.injection import Fault, Job, Outcome, Shim, every_fault
+from tests.faults.injection import Fault, Job, Shim, UnitStats, every_fault
 from tests.forked import brim
 from tests.generators.small_jobs import MODEL, STEPS, TOKENIZER
 
@@ -170,7 +170,7 @@ def complaints(shim: Shim, job: Job, fault: Fault, wanted: dict[str, str]) -> li
     return [f"{what}\n    ({broken.hit}: exit {broken.code}, {broken.said.strip()!r})" for what in found]
 
 
-def blamed_wrongly(job: Job, fault: Fault, outcome: Outcome) -> list[str]:
+def blamed_wrongly(job: Job, fault: Fault, outcome: UnitStats) -> list[str]:
     """What is wrong with the words and the exit code of a run that failed."""
     said, hit = outcome.said, outcome.hit
     if hit is None:

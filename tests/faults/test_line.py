@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from brim.memory.cgroup import Cgroup, open_group
-from brim.watching.run_log import read_log
+from brim.monitor.watching.run_log import read_log
 from tests.conftest import brim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -233,7 +233,7 @@ def test_a_killed_watcher_is_said_and_the_command_goes_on(tmp_path: Path) -> Non
 
     def watcher() -> list[int]:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        found = [int(c) for c in children if "brim.watching.watcher" in Path(f"/proc/{c}/cmdline").read_text()]
+        found = [int(c) for c in children if "brim.monitor.watching.watcher" in Path(f"/proc/{c}/cmdline").read_text()]
         return found if len(children) > 1 else []
 
     os.kill(eventually(watcher)[0], signal.SIGKILL)

@@ -160,7 +160,7 @@ def test_server_that_stays_down(hub: TestHub, machine: Machine, source: Path, ex
     hub.faults.add("put", nth=4, times=None, action="cut")
     done = machine.publish(source, *EACH, "--workers", "1", check=5)
     assert "The connection to the Hub failed: Server disconnected" in done.stderr
-    assert "Run the same command to continue; nothing that was sent is lost." in done.stderr
+    assert "Run the same command to continue; uploads that finished are kept." in done.stderr
     assert not shards(hub)
     sent = hub.counters.bytes_by_oid.copy()
     hub.faults.clear()
@@ -357,10 +357,10 @@ def test_xet_fails(tmp_path: Path, source: Path, status: int) -> None:
     with TestHub(tmp_path / "hub", xet=True) as hub:
         machine = Machine(hub, tmp_path / "machine", more={"HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1"})
         rule = hub.faults.add("xorb", times=None, status=status)
-        done = machine.publish(source, *EACH, "--via", "xet", check=None)
+        done = machine.publish(source, *EACH, "--upload-with", "xet", check=None)
         assert rule.fired
         assert done.returncode == (5 if status == 500 else 2)
         assert re.search(
             rf"Sending data/train-\S+ by Xet failed: .*\b{status}\b.*, domain: http://[\d.:]+\.\n", done.stderr
         )
-        assert "--via lfs" in done.stderr
+        assert "--upload-with lfs" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from brim.state.ledger import Ledger
-from tests.conftest import tree_digest
+from tests.conftest import started, tree_digest
 from tests.faults.test_disk_full import grow
 from tests.forked import brim, start
 
@@ -63,7 +64,7 @@ def test_killed_and_stopped(source: Iterator[Path], tmp_path: Path) -> None:
 def test_full_disk(source: Iterator[Path], tmp_path: Path, small_disk: Path) -> None:
     """What cannot fit is said before the first byte; with room it goes on."""
     path = next(source)
-    assert "Make room" in brim("select", path, small_disk / "out", *OPTIONS, check=5).stderr
+    assert "Free disk space" in brim("select", path, small_disk / "out", *OPTIONS, check=5).stderr
     grow(small_disk, 40)
     brim("select", path, small_disk / "out", *OPTIONS)
     brim("verify", small_disk / "out", path)
@@ -77,9 +78,19 @@ def test_no_room_for_the_spool(tmp_path: Path, small_disk: Path, monkeypatch: py
     monkeypatch.setenv("TMPDIR", str(small_disk))
     monkeypatch.setattr("brim.state.scratch.is_in_memory", lambda folder: False)
     from brim import dataset
-    from brim.errors import SinkFailed
+    from brim.errors import DestinationUnavailableError
     from brim.sources import value_places
 
     monkeypatch.setattr(value_places, "scratch_folder", lambda: str(small_disk))
-    with pytest.raises(SinkFailed, match="cannot take more"):
+    with pytest.raises(DestinationUnavailableError, match="cannot be written to"):
         dataset(tmp_path / "in.parquet").table()
+
+
+def test_unreachable_hub_is_named_with_its_cause(tmp_path: Path) -> None:
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
+    done = started("select", "hf://datasets/me/x", tmp_path / "out", check=2, env=environment)
+    assert "Unset HF_HUB_OFFLINE" in done.stderr
+    environment["HF_HUB_OFFLINE"] = "0"
+    done = started("select", "hf://datasets/me/x", tmp_path / "out", check=5, env=environment)
+    assert "The connection to 127.0.0.1:9 failed" in done.stderr
+    assert "Connection refused" in done.stderr

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 import brim as api
-from brim.errors import SourceChanged
-from brim.progress import Silent
+from brim.errors import SourceChangedError
+from brim.progress import Progress
 from tests.conftest import random_bytes, tree_digest, write_files
 from tests.forked import brim
 
 
-class Meddler(Silent):
+class Meddler(Progress):
     """Does something to the source when the first shard is done."""
 
     def __init__(self, act: Callable[[], None]) -> None:
@@ -56,7 +56,7 @@ def test_a_file_that_changes_during_the_build(
     victim = source / "f004.bin"
     original, times = victim.read_bytes(), victim.stat()
     plan = api.plan(source, out, rows_per_shard=1, workers=1)
-    with pytest.raises(SourceChanged, match=r"f004\.bin") as caught:
+    with pytest.raises(SourceChangedError, match=r"f004\.bin") as caught:
         plan.run(Meddler(lambda: change(victim)))
     assert caught.value.facts["path"] == "f004.bin"
     names = sorted(p.name for p in (out / "data").iterdir())

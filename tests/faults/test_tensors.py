@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim
-from brim.errors import InputError, SinkFailed, SourceError
+from brim.errors import DestinationUnavailableError, InputError, SourceError
 from brim.tensors import tensor_writer
 from tests.conftest import tree_digest
 from tests.faults.test_disk_full import grow
@@ -225,12 +225,12 @@ def _crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
 
         return run
 
-    from brim.tensors import unfinished
+    from brim.tensors import partial_file
 
     for name in ("rename", "sync_folder"):
-        patch.setattr(unfinished, name, counted(getattr(unfinished, name)))
-    patch.setattr(unfinished.CheckpointLog, "finish", counted(unfinished.CheckpointLog.finish))
-    patch.setattr(unfinished.shutil, "rmtree", counted(shutil.rmtree))
+        patch.setattr(partial_file, name, counted(getattr(partial_file, name)))
+    patch.setattr(partial_file.CheckpointLog, "finish", counted(partial_file.CheckpointLog.finish))
+    patch.setattr(partial_file.shutil, "rmtree", counted(shutil.rmtree))
     return lambda: acts > step
 
 
@@ -292,10 +292,10 @@ def test_a_disk_that_fails_while_syncing(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
         writer.append(text=text[20:40])
-        with pytest.raises(SinkFailed, match="resume=True"):
+        with pytest.raises(DestinationUnavailableError, match="resume=True"):
             writer.checkpoint()
     for act in (writer.checkpoint, writer.close, lambda: writer.append(text=text[40:60])):
-        with pytest.raises((SinkFailed, InputError)):
+        with pytest.raises((DestinationUnavailableError, InputError)):
             act()
     with brim.TensorWriter(path, 100, text=(4, "float32"), resume=True) as again:
         assert again.rows_done == 20
@@ -335,7 +335,9 @@ def test_an_interrupt_between_two_tensors(tmp_path: Path, at: int, monkeypatch: 
 def test_too_small_from_the_start(small_disk: Path) -> None:
     """What cannot fit is said before the first byte, with both numbers."""
     path = small_disk / "a.safetensors"
-    with pytest.raises(SinkFailed, match=r"10\.0 MB of disk, and 8\.\d+ MB are left.*Make room") as caught:
+    with pytest.raises(
+        DestinationUnavailableError, match=r"10\.0 MB of disk, and 8\.\d+ MB are left.*Make room"
+    ) as caught:
         brim.TensorWriter(path, 10_000, text=(250, "float32"))
     assert caught.value.exit_code == 5
     assert not list(small_disk.iterdir())
@@ -357,7 +359,9 @@ def test_full_in_the_middle(small_disk: Path, kind: str) -> None:
                     (small_disk / "ballast").write_bytes(bytes(4_000_000))
         return done
 
-    with pytest.raises(SinkFailed, match=r"destination is full.*Make room, then open it again with resume"):
+    with pytest.raises(
+        DestinationUnavailableError, match=r"destination is full.*Make room, then open it again with resume"
+    ):
         go_on(resume=False)
     assert not path.exists()
     grow(small_disk, 40)
@@ -371,7 +375,7 @@ def test_full_while_it_is_put_together(small_disk: Path) -> None:
     path = small_disk / "a.safetensors"
     writer = brim.TensorWriter(path, text=(250, "float32"))
     writer.append(text=text)
-    with pytest.raises(SinkFailed, match="full"):
+    with pytest.raises(DestinationUnavailableError, match="full"):
         writer.close()
     grow(small_disk, 40)
     with brim.TensorWriter(path, text=(250, "float32"), resume=True) as again:
@@ -390,8 +394,8 @@ def test_save_file_goes_on_after_a_full_disk(small_disk: Path, kind: str, monkey
     given["more"] = np.array_split(text[:1000], 7)
     path = small_disk / "a.safetensors"
     (small_disk / "ballast").write_bytes(bytes(4_000_000))
-    monkeypatch.setattr("brim.tensors.unfinished.free_bytes", lambda folder: None)  # as where nobody says
-    with pytest.raises(SinkFailed, match="call save_file again with the same lists"):
+    monkeypatch.setattr("brim.tensors.partial_file.free_bytes", lambda folder: None)  # as where nobody says
+    with pytest.raises(DestinationUnavailableError, match="call save_file again with the same lists"):
         brim.save_file(given, path)
     if kind == "list":
         assert 0 < len(batches) < 50

@@ -94,10 +94,10 @@ def leaking() -> list[Entry]:
     events = [
         event(300, "exhaustion", "memory runs out: 3.05 GB of 4.00 GB, growing by 210 MB a minute: full in 4 min"),
         event(352, "alert", "memory is at 3.21 GB of 4.00 GB (80 %)", used_bytes=3_210_000_000),
-        event(455, "stop", "over the stop line: 3.62 GB of 4.00 GB (90 %)"),
+        event(455, "stop", "above the stop threshold: 3.62 GB of 4.00 GB (90 %)"),
         event(455.2, "stop", "made the stop file run/stop"),
         event(485, "term", "sent SIGTERM to 4242"),
-        event(499, "kill", "killed it: 3.90 GB of 4.00 GB (97 %), over the kill line"),
+        event(499, "kill", "killed it: 3.90 GB of 4.00 GB (97 %), above the kill threshold"),
     ]
     ended = end(500, run, None, signal=9, stopped="kill", why="3.90 GB of 4.00 GB (97 %)")
     return [head(), *_in_order([*run, *events]), ended]

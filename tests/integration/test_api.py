@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import json
@@ -13,60 +12,21 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
 
 import brim
-from brim.api import job_options
-from brim.cli.flags import flat
+from brim.options.compute_options import SaveOptions
+from brim.options.declare import declared_options
+from brim.options.groups import ShowOptions
+from tests.conftest import write_files
 from tests.integration.embed_models import hashing
 
-WORDS = ["Build", "Compute", "Embed", "Map", "Place", "Select", "Source", "Tokenize"]
-# What is only for a terminal, and what has another form there.
-TERMINAL = {
-    "json",
-    "quiet",
-    "live",
-    "live_port",
-    "open_page",
-    "dry_run",
-    "save",
-    "save_recipe",
-    "saved",
-    "part",
-    "finish",
-    "missing",
-    "plan",  # in Python a plan is saved by save_job and opened by open_job
-    "context",
-}
-RENAMED = {"no_bidsignore": "bidsignore", "no_projection": "projection", "fn": "function"}
-POSITIONAL = {"source", "dest", "tokenizer", "model"}
 DOCS = Path(__file__).parents[2] / "docs" / "python.md"
-
-
-@pytest.mark.parametrize("name", WORDS)
-def test_what_editors_show_is_what_is_taken(name: str) -> None:
-    """The TypedDict and the dataclass of a verb have the same words of the same types."""
-    typed = get_type_hints(getattr(job_options, f"{name}Keywords"))
-    given = getattr(job_options, f"{name}Given")
-    assert typed == {field.name: get_type_hints(given)[field.name] for field in dataclasses.fields(given)}
-
-
-@pytest.mark.parametrize("verb", ["build", "plan", "select", "map", "tokenize", "embed"])
-def test_the_words_are_those_of_the_terminal(verb: str) -> None:
-    """Every option of a command is a keyword of its function, with the same default where it has one."""
-    command = flat(getattr(importlib.import_module(f"brim.cli.{verb}_command"), verb))
-    flags = {RENAMED.get(name, name): p for name, p in inspect.signature(command).parameters.items()}
-    words = inspect.signature(getattr(brim, verb)).parameters
-    missing = flags.keys() - words.keys() - TERMINAL - POSITIONAL
-    assert not missing
-    for name in (flags.keys() & words.keys()) - set(RENAMED.values()) - POSITIONAL - {"function"}:
-        said, taken = flags[name].default, words[name].default
-        empty = (None, (), False)
-        assert said == taken or (said in empty and taken in empty), name
 
 
 def test_help_shows_the_words() -> None:
@@ -74,6 +34,43 @@ def test_help_shows_the_words() -> None:
     assert "rows_per_shard: int | None = None" in str(inspect.signature(brim.tokenize))
     with pytest.raises(TypeError, match=r"^build\(\) got .* 'worker'. Did you mean 'workers'\?"):
         brim.build("a", "b", worker=2)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("command", ["map", "tokenize", "embed"])
+def test_command_and_function_take_options_of_one_class(command: str) -> None:
+    """Every option of a command is a keyword of the function, declared once, but for those of the terminal."""
+    options = importlib.import_module(f"brim.cli.{command}_command").COMMAND.options
+    function = getattr(brim, command).options
+    shared = next(kind for kind in options.__mro__ if kind in function.__mro__ and kind is not options)
+    assert shared.__name__ == f"{command.title()}Options"
+    terminal = {name for kind in (SaveOptions, ShowOptions) for name in declared_options(kind)}
+    parameters = inspect.signature(getattr(brim, command)).parameters
+    for name, item in declared_options(options).items():
+        if name in terminal or name == "destination":
+            continue
+        assert declared_options(shared)[name].option is item.option
+        default = parameters[name].default
+        assert default is inspect.Parameter.empty if item.default is MISSING else default == item.default
+
+
+def test_deprecated_keywords_warn_at_the_callers_line(corpus: Path, tmp_path: Path) -> None:
+    """Names and shares of earlier versions give the same result, and one warning each."""
+    words: dict[str, Any] = {"cache_dir": tmp_path / "cache", "memory": "1GB", "progress": False}
+    tokenizer = tokenizer_file(tmp_path)
+    with pytest.warns(DeprecationWarning, match="is now") as caught:
+        old = brim.tokenize(corpus, tokenizer, keep="n", split="0.9/0.1", **words)
+    assert [str(one.message) for one in caught] == [
+        "keep= is now keep_columns=.",
+        "split='0.9/0.1' is now split_into='train=0.9,validation=0.1'.",
+    ]
+    assert {one.filename for one in caught} == {__file__}
+    shares = {"train": 0.9, "validation": 0.1}
+    new = brim.tokenize(corpus, tokenizer, keep_columns="n", split_into=shares, **words)
+    assert list(new) == ["train", "validation"]
+    assert new["train"]["n"][:] == old["train"]["n"][:]
+    dev = brim.tokenize(corpus, tokenizer, split="dev", destination=tmp_path / "dev", memory="1GB", progress=False)
+    assert [path.name for path in (tmp_path / "dev" / "data").iterdir()] == ["dev-00000-of-00001.parquet"]
+    assert [label for label, _ in dev.next_steps()] == ["load", "verify with"]
 
 
 @pytest.fixture
@@ -97,7 +94,7 @@ def test_tokens_without_a_destination(corpus: Path, tmp_path: Path) -> None:
     """Ids are a Dataset of the cache, packed if wanted, and found again without being computed."""
     tokenizer = tokenizer_file(tmp_path)
     cache = tmp_path / "cache"
-    made = brim.tokenize(corpus, tokenizer, keep="n", cache_dir=cache, memory="1GB")
+    made = brim.tokenize(corpus, tokenizer, keep_columns="n", cache_dir=cache, memory="1GB")
     assert made["input_ids"][7] == [1, 2, 4 + 7, 3]
     assert made["n"][7] == 7
     packed = brim.tokenize(corpus, tokenizer, pack=8, no_eos=True, cache_dir=cache, memory="1GB")
@@ -125,7 +122,7 @@ def test_a_list_of_texts_is_refused_with_the_rows_to_give(tmp_path: Path, texts:
         lambda rows: brim.embed(rows, hashing, column="text", **words),
     )
     for call in calls:
-        with pytest.raises(brim.InputError, match="A list of strings names files") as caught:
+        with pytest.raises(brim.InputError, match="A list of strings must name files") as caught:
             call(texts)
         assert '[{"text": text} for text in texts]' in caught.value.hint
     assert len(brim.tokenize([{"text": text} for text in texts], tokenizer, **words)) == 2
@@ -142,14 +139,14 @@ def test_a_list_of_paths_and_globs_names_files(corpus: Path, tmp_path: Path) -> 
 def test_vectors_without_a_destination(corpus: Path, tmp_path: Path) -> None:
     """Vectors are arrays by name, the same as in a file, and found again without being computed."""
     model = "tests.integration.embed_models:hashing"
-    words = {"column": "text", "keep": "n", "argument": {"dim": 5}, "memory": "2GB"}
+    words = {"column": "text", "keep_columns": "n", "model_arg": {"dim": 5}, "memory": "2GB"}
     made = brim.embed(corpus, model, cache_dir=tmp_path / "cache", **words)  # type: ignore[call-overload]
     (name,) = made
     assert made[name].shape == (300, 5)
     assert made.rows == 300
     assert made.kept is not None
     again = brim.embed(corpus, hashing, cache_dir=tmp_path / "cache", **words)  # type: ignore[call-overload]
-    assert again.computed.outcome.computed == 0
+    assert again.computed.computed == 0
     assert again.path == made.path
     brim.embed(corpus, model, destination=tmp_path / "v.npy", **words)  # type: ignore[call-overload]
     assert (np.load(tmp_path / "v.npy") == again[name]).all()
@@ -169,16 +166,16 @@ def test_a_destination_is_what_the_command_makes(corpus: Path, tmp_path: Path) -
     """map and tokenize with a destination give the shards of the command line, byte for byte."""
     tokenizer = tokenizer_file(tmp_path)
     computed = brim.tokenize(corpus, tokenizer, destination=tmp_path / "python", memory="1GB")
-    assert isinstance(computed, brim.Computed)
+    assert isinstance(computed, brim.MapResult)
     words = ["tokenize", corpus, tmp_path / "terminal", "--tokenizer", tokenizer, "--memory", "1GB", "--quiet"]
     subprocess.run([sys.executable, "-m", "brim", *map(str, words)], check=True, capture_output=True)
     ours, theirs = (sorted((tmp_path / way / "data").iterdir()) for way in ("python", "terminal"))
     assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]
     mapped = brim.map(corpus, lambda row: {"n": row["n"] + 1}, destination=tmp_path / "mapped", memory="1GB")
-    assert mapped.built.rows == 300
+    assert mapped.rows == 300
 
 
-@pytest.mark.parametrize("word", [{"public": True}, {"state": "x"}, {"engine": "ray"}, {"format": "arrow"}])
+@pytest.mark.parametrize("word", [{"public": True}, {"state": "x"}, {"commit_message": "x"}, {"format": "arrow"}])
 def test_words_of_a_destination_need_one(corpus: Path, tmp_path: Path, word: dict[str, object]) -> None:
     """What says how a result is published is refused where it stays in the cache."""
     with pytest.raises(brim.InputError, match="needs a destination"):
@@ -203,7 +200,7 @@ def test_a_plan_in_parts(tmp_path: Path) -> None:
 def test_how_a_path_is_read_is_not_said_of_a_table(tmp_path: Path) -> None:
     """Words for reading are refused for a source that is read already."""
     (tmp_path / "a.bin").write_bytes(b"a")
-    with pytest.raises(brim.InputError, match="read already"):
+    with pytest.raises(brim.InputError, match=r"has been read already"):
         brim.plan(brim.files(tmp_path), None, include="*.bin")
 
 
@@ -214,7 +211,7 @@ def test_another_thread_may_stop_a_job(corpus: Path, tmp_path: Path) -> None:
     def work() -> None:
         try:
             brim.map(corpus, _slow, cache_dir=tmp_path / "cache", unit_size=1000, workers=1, memory="1GB", stop=stop)
-        except brim.Stopped as stopped:
+        except brim.StoppedError as stopped:
             caught.append(stopped)
 
     thread = threading.Thread(target=work)
@@ -242,7 +239,7 @@ def slow(row):
     return row
 
 signal.signal(signal.SIGUSR1, lambda *_: print("heard", flush=True))
-class Said(brim.progress.Silent):
+class Said(brim.progress.Progress):
     def start(self, *_):
         print("begun", flush=True)
 
@@ -280,3 +277,18 @@ def test_the_examples_of_the_documentation_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     named = set(re.findall(r"brim\.(\w+)", DOCS.read_text()))
     assert {name for name in brim.__all__ if name[0].islower()} <= named
+
+
+def test_plan_has_its_numbers_as_attributes_and_build_reports_the_same_size(tmp_path: Path) -> None:
+    """The plan and the result print the size of the files under one label."""
+    source = write_files(tmp_path / "source", {f"{i}.bin": bytes(1000 + i) for i in range(6)})
+    plan = brim.plan(source, tmp_path / "out", rows_per_shard=2)
+    assert (plan.rows, plan.bytes, plan.shards) == (6, 6015, 3)
+    assert plan.bytes == plan.facts["file_bytes"]
+    done = plan.run()
+    assert done.file_bytes == plan.bytes < done.bytes
+    size = ("size of the files", "6.01 KB")
+    assert size in plan.lines
+    assert size in done.lines
+    added = write_files(tmp_path / "more", {"more.bin": bytes(500)})
+    assert brim.build(added, tmp_path / "out", append=True).file_bytes == 6515

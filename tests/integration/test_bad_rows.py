@@ -255,7 +255,7 @@ def test_map_says_that_a_batch_is_left_out_where_not_splittable(map_work: Path, 
     write_texts(map_work / "rows.jsonl", [f"{n} FAIL" if n == 1_234 else f"{n}" for n in range(2_500)])
     done = forked(*map_words("--fn", "steps.py:halve", "--on-error", on_error), cwd=map_work)
     said = " ".join(done.stdout.split())
-    assert "left out 1 batch of 1,000 rows that failed" in said
+    assert "skipped 1 batch of 1,000 rows that failed" in said
     assert "--splittable" in said
     assert pq.read_table(map_work / "out" / "data").num_rows == 1_500
 
@@ -270,7 +270,7 @@ def test_map_says_how_many_batches_are_left_out_after_a_resume(map_work: Path) -
     said = " ".join(forked(*command, cwd=map_work).stdout.split())
     lost = 2_500 - pq.read_table(map_work / "out" / "data").num_rows
     assert 1_000 < lost < 2_000
-    assert f"left out 2 batches, {lost:,} rows together, that failed" in said
+    assert f"skipped 2 batches, {lost:,} rows together, that failed" in said
     assert "units 0 done" in said
 
 

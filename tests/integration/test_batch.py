@@ -18,14 +18,14 @@ import pyarrow as pa
 import pytest
 
 import brim as library
-from brim.errors import DestinationError, InputError, PlanChanged, SourceChanged, SourceError
-from brim.jobs.parts import SavedBuild, SavedOptions, job_facts
+from brim.errors import DestinationError, InputError, PlanMismatchError, SourceChangedError, SourceError
+from brim.jobs.parts import SavedBuild, SavedSettings, job_facts
 from brim.jobs.plan_place import Part, PartReceipts, divide
 from brim.plans.plan import Plan
 from brim.plans.saved_plan import load_plan, save_plan
 from brim.plans.shard_bytes import splice_of
 from brim.state.ledger import Ledger
-from brim.stores.destination import HubOptions
+from brim.stores.destination import PublishOptions
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.hub import TestHub
 from tests.places import BucketPlace, FolderPlace, listing, run
@@ -176,7 +176,7 @@ def test_one_at_a_time(plan: Path, source: Path) -> None:
         build.part(Part(3, 3))
         with pytest.raises(DestinationError, match="Parts of this plan are being done"):
             build.run()
-    with pytest.raises(InputError, match=r"in 3 parts.*another division"):
+    with pytest.raises(InputError, match=r"into 3 parts.*another division"):
         build.part(Part(1, 4))
     assert not (plan.parent / "a.plan.parts" / "00001-of-00004").exists()
 
@@ -190,7 +190,7 @@ def test_another_dataset_is_not_written_over(plan: Path, source: Path, tmp_path:
     SavedBuild(plan).run()
     other.save(tmp_path / "b.plan")
     before = tree_digest(tmp_path / "out")
-    with pytest.raises(PlanChanged, match="holds another dataset"):
+    with pytest.raises(PlanMismatchError, match="has another dataset"):
         SavedBuild(tmp_path / "b.plan").part(Part(1, 2))
     assert tree_digest(tmp_path / "out") == before
 
@@ -199,13 +199,13 @@ def test_the_source_changed(plan: Path, source: Path, undisturbed: dict[str, str
     """A file that is not what was planned stops its part. At another place files are known by path and size."""
     copy = tmp_path / "copy"
     shutil.copytree(source, copy, copy_function=shutil.copy)
-    there = SavedBuild(plan, SavedOptions(root=str(copy)))
+    there = SavedBuild(plan, SavedSettings(root=str(copy)))
     there.part(Part(2, 2))
     (copy / "train" / "f000.bin").unlink()
     with pytest.raises(SourceError, match=r"f000\.bin.*is not in"):
         there.part(Part(1, 2))
     (copy / "train" / "f000.bin").write_bytes(b"shorter")
-    with pytest.raises(SourceChanged, match=r"f000\.bin"):
+    with pytest.raises(SourceChangedError, match=r"f000\.bin"):
         there.part(Part(1, 2))
     SavedBuild(plan).part(Part(1, 2))
     SavedBuild(plan).finish()
@@ -221,7 +221,7 @@ def test_planned_again(source: Path, tmp_path: Path) -> None:
     SavedBuild(path).part(Part(1, 2))
     for name in ("train/f000.bin", "test/f011.bin"):
         os.utime(copy / name, (1, 1))
-    with pytest.raises(SourceChanged, match=r"f\d\d\d\.bin.*plan again"):
+    with pytest.raises(SourceChangedError, match=r"f\d\d\d\.bin.*plan again"):
         SavedBuild(path).part(Part(2, 2))
     library.plan(copy, tmp_path / "out", rows_per_shard=1).save(path)
     build = SavedBuild(path)
@@ -275,9 +275,9 @@ def test_a_plan_of_another_version(plan: Path, tmp_path: Path) -> None:
 def test_words_that_do_not_go_together(plan: Path, source: Path) -> None:
     """What the plan says already is not said again; parts are written I/N."""
     for words, expected in {
-        (str(source), "--plan", str(plan), "--shard-size", "1MB"): "SOURCE, --shard-size cannot go with --plan",
-        ("--plan", str(plan), "--part", "4/3"): "--part takes I/N",
-        (str(source), "out", "--part", "1/3"): "needs a plan that was saved",
+        (str(source), "--plan", str(plan), "--shard-size", "1MB"): "SOURCE, --shard-size cannot be used with --plan",
+        ("--plan", str(plan), "--part", "4/3"): "--part must be I/N",
+        (str(source), "out", "--part", "1/3"): "can only be used with --plan",
     }.items():
         assert expected in brim("build", *words, check=2, cwd=plan.parent).stderr
 
@@ -315,9 +315,9 @@ def test_plans_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_no_token_in_a_plan(tmp_path: Path) -> None:
     """How it is published travels with the plan; who may do it does not."""
-    told = job_facts(tmp_path, HubOptions(config="one", token="hf_secret"), update=True)
+    told = job_facts(tmp_path, PublishOptions(config="one", token="hf_secret"), update=True)
     assert "hf_secret" not in json.dumps(told)
-    assert HubOptions(**told["hub"]) == HubOptions(config="one")
+    assert PublishOptions.from_record(told["hub"]) == PublishOptions(config="one")
 
 
 @pytest.mark.parametrize("count", [1, 3, 12, 40])
@@ -381,7 +381,7 @@ def test_which_parts_are_missing(plan: Path, tmp_path: Path) -> None:
     for number in (2, 4):
         SavedBuild(plan).part(Part(number, 5))
     assert missing(5) == "1,3,5"
-    assert "in 5 parts, not in 6" in missing(6, check=2)
+    assert "into 5 parts, not into 6" in missing(6, check=2)
     assert "--plan PLAN" in brim("plan", plan.parent, "--missing", "5", check=2).stderr
     SavedBuild(plan).run()
     assert missing(5) == ""

@@ -161,7 +161,7 @@ def test_what_lies_aside(tmp_path: Path) -> None:
     assert len(rows[0]["t1w"]) == 2
     assert rows[0]["iq_score"] == 120
     source = tmp_path / "second" / "source"
-    assert "no derivatives/nope" in brim("plan", source, "--derivatives", "nope", check=2).stderr
+    assert "no folder derivatives/nope" in brim("plan", source, "--derivatives", "nope", check=2).stderr
 
 
 def test_selection(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_saved_columns_with_mistakes(tmp_path: Path, change: tuple[str, str]) ->
     brim("plan", source, "--save-recipe", recipe)
     assert change[0] in recipe.read_text()
     recipe.write_text(recipe.read_text().replace(*change))
-    assert "is broken" in brim("plan", source, "--recipe", recipe, check=2).stderr
+    assert "is not valid" in brim("plan", source, "--recipe", recipe, check=2).stderr
     brim("plan", source, "--save-recipe", tmp_path / "no" / "folder.toml", check=2)
 
 

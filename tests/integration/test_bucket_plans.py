@@ -11,11 +11,11 @@ from threading import Barrier
 import pytest
 
 import brim as library
-from brim.buckets.bucket_address import Access
-from brim.errors import DamageFound, DestinationError, InputError
+from brim.errors import DestinationError, InputError, VerificationError
 from brim.formats.card import write_unfinished_card
-from brim.jobs.parts import SavedBuild, SavedOptions
+from brim.jobs.parts import SavedBuild, SavedSettings
 from brim.jobs.plan_place import Part, open_place
+from brim.storage.location import Access
 from tests.conftest import brim, random_bytes, write_files
 from tests.places import BucketPlace, run, start
 from tests.s3 import FaultProxy, S3Server
@@ -75,16 +75,16 @@ def test_messages_about_a_plan_in_a_bucket(
     plan, dest = f"s3://private/{s3_prefix}a.plan", f"s3://private/{s3_prefix}out"
     library.plan(source, dest, rows_per_shard=1, endpoint_url=server.endpoint).save(plan)
     access = Access(server.endpoint)
-    saved = SavedBuild(plan, SavedOptions(access=access))
+    saved = SavedBuild(plan, SavedSettings(access=access))
     assert saved.part(Part(1, 2)).next == f"brim build --plan {plan} --finish --endpoint-url {server.endpoint}"
     with pytest.raises(InputError) as refused:
         saved.part(Part(1, 3))
     assert f"'{plan}.parts'" in refused.value.hint
     server.write(PRIVATE, f"{s3_prefix}b.plan", b"no plan")
     with pytest.raises(InputError, match=f"'s3://private/{s3_prefix}b.plan' is not a plan"):
-        SavedBuild(f"s3://private/{s3_prefix}b.plan", SavedOptions(access=access))
+        SavedBuild(f"s3://private/{s3_prefix}b.plan", SavedSettings(access=access))
     words = ("--plan", plan, "--finish", "--endpoint-url", server.endpoint, "--anonymous")
-    assert "--anonymous cannot go with --plan" in brim("build", *words, check=2).stderr
+    assert "--anonymous cannot be used with --plan" in brim("build", *words, check=2).stderr
 
 
 def test_parts_that_were_taken_away(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:
@@ -125,13 +125,13 @@ def test_stopped_while_the_store_is_silent(
 
 
 def test_root_is_for_folders(server: S3Server, s3_prefix: str, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="root= is a folder of this machine"):
-        SavedOptions(root="s3://private/elsewhere")
+    with pytest.raises(InputError, match="root= must be a folder of this machine"):
+        SavedSettings(root="s3://private/elsewhere")
     for name, data in FILES.items():
         server.write(PRIVATE, f"{s3_prefix}raw/{name}", data)
     library.plan(f"s3://private/{s3_prefix}raw", tmp_path / "out").save(tmp_path / "a.plan")
     with pytest.raises(InputError, match="source of this plan is in a bucket"):
-        SavedBuild(tmp_path / "a.plan", SavedOptions(root=str(source))).run()
+        SavedBuild(tmp_path / "a.plan", SavedSettings(root=str(source))).run()
 
 
 def test_public_source_and_private_destination(server: S3Server, s3_prefix: str) -> None:
@@ -151,7 +151,7 @@ def test_unfinished_place(server: S3Server, s3_prefix: str, source: Path, tmp_pa
     library.build(source, dest)
     server.write(PRIVATE, f"{s3_prefix}out/README.md", write_unfinished_card(None).encode())
     server.delete(PRIVATE, f"{s3_prefix}out/.brim/default/train.jsonl")
-    with pytest.raises(DamageFound, match="unfinished") as found:
+    with pytest.raises(VerificationError, match="unfinished") as found:
         library.verify(dest)
     assert "Run the command that built it again" in found.value.hint
     assert "unfinished" in brim("unpack", dest, tmp_path / "files", check=3).stderr
@@ -190,7 +190,7 @@ def test_large_shards_have_large_parts(
     server: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An upload never has more parts than S3 allows, whatever the size of the shard; the forecast knows their size."""
-    monkeypatch.setattr("brim.buckets.send_object._MOST_PARTS", 2)
+    monkeypatch.setattr("brim.storage.storage._MOST_PARTS", 2)
     source = write_files(tmp_path / "large", {"a.bin": random_bytes(20_000_000, 1)})
     job = library.plan(source, f"s3://private/{s3_prefix}out")
     assert job.forecast.worker > 3 * (10 << 20)
@@ -200,5 +200,5 @@ def test_large_shards_have_large_parts(
 
 
 def test_options_of_the_hub(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="via= is for the Hub"):
+    with pytest.raises(InputError, match="upload_with= can only be used with the Hub"):
         library.plan(source, tmp_path / "out", via="xet")

@@ -53,7 +53,7 @@ for name, call in CALLS.items():
     try:
         exec(call)
         print(name)
-    except brim.DoesNotFit as error:
+    except brim.MemoryLimitError as error:
         print(name, "does not fit:", error)
 """
 STEPS = b"""

@@ -63,7 +63,7 @@ def test_broken_card(hub: TestHub, machine: Machine, source: Path) -> None:
     """A card whose YAML cannot be read is said before the first byte, and stays as it is."""
     hub.create(REPO)
     put_by_hand(hub, {"README.md": b"---\na: [1\n---\n"})
-    assert "YAML at the top of README.md is broken" in machine.publish(source, check=2).stderr
+    assert "YAML at the top of README.md is not valid" in machine.publish(source, check=2).stderr
     assert hub.counters.puts == hub.counters.commits == 0
 
 
@@ -177,7 +177,7 @@ def test_a_split_beside_data_without_a_card(hub: TestHub, machine: Machine) -> N
         ("{config_name: default, data_dir: csv}", ("--split", "test"), "written by hand (it says data_dir)"),
         ("{config_name: default, data_files: csv/*.csv, sep: ;}", ("--split", "test"), "(it says sep)"),
         ("{config_name: default, data_files: csv/*.csv}", ("--split", "test"), "(its files are .csv)"),
-        ("{config_name: all, data_files: '**/*.parquet'}", (), "so that it would take in the new shards too"),
+        ("{config_name: all, data_files: '**/*.parquet'}", (), "so it would also load the new shards"),
     ],
 )
 def test_configs_by_hand_are_not_broken(
@@ -199,7 +199,7 @@ def test_files_with_the_names_of_shards_are_somebodys(hub: TestHub, machine: Mac
     hub.create(REPO)
     put_by_hand(hub, {"data/train-00000-of-00001.parquet": table_of(3, "x")})
     head = hub.head(REPO)
-    assert "1 file(s) that brim did not write there" in machine.publish(source, check=2).stderr
+    assert "1 foreign file(s) that brim did not write" in machine.publish(source, check=2).stderr
     assert (hub.head(REPO), hub.counters.puts) == (head, 0)
     machine.publish(source, "--fresh")
 
@@ -217,7 +217,9 @@ def test_files_that_two_configs_share(hub: TestHub, machine: Machine, source: Pa
     add_files(source, 5, 7)
     head, puts = hub.head(REPO), hub.counters.puts
     done = machine.publish(source, "--config", "x", *ROWS, *again, check=2)
-    assert "The config 'some' of the card loads x/train-00000-of-00003.parquet, which would no longer be" in done.stderr
+    assert (
+        "The config 'some' of the card loads x/train-00000-of-00003.parquet, which would no longer exist" in done.stderr
+    )
     assert (hub.head(REPO), hub.counters.puts) == (head, puts)
     front["configs"] = [entry for entry in front["configs"] if entry["config_name"] != "some"]
     put_by_hand(hub, {"README.md": f"---\n{yaml.safe_dump(front)}---\n".encode()})

@@ -229,7 +229,7 @@ def test_commands_read_a_rewritten_source_again(command: str, work: Path, tmp_pa
     assert "nothing to do" in run(out)
     assert "nothing to do" in run(out)
     if out.is_dir():
-        assert brim("verify", out).stdout.startswith("whole")
+        assert brim("verify", out).stdout.startswith("complete")
     rewrite(write_jsonl, work, "two")
     assert "nothing to do" not in run(out)
     fresh = tmp_path / "fresh" / target
@@ -237,7 +237,7 @@ def test_commands_read_a_rewritten_source_again(command: str, work: Path, tmp_pa
     assert read(out) == read(fresh) != first
     assert "nothing to do" in run(out)
     if out.is_dir():
-        assert brim("verify", out).stdout.startswith("whole")
+        assert brim("verify", out).stdout.startswith("complete")
 
 
 def test_a_run_that_was_interrupted_starts_over_with_a_rewritten_source(work: Path, tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_map_reads_an_object_with_another_etag_again(
 @pytest.mark.parametrize("columns", [None, ("text",)])
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "glob", "save_to_disk", "text", "documents"])
 def test_hash_while_reading_is_the_hash_of_the_files(kind: str, columns: tuple[str, ...] | None, work: Path) -> None:
-    options = RowOptions(unit_bytes=100, columns=columns)
+    options = RowOptions(unit_size=100, columns=columns)
     if kind == "documents":
         source = write_text(work, "one")
         options = RowOptions(text="document", columns=columns)

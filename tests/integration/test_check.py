@@ -16,9 +16,10 @@ import pytest
 from PIL import Image
 
 import brim as library
-from brim.errors import InputError, MissingExtra
-from brim.jobs.check_files import Check, CheckReport, anatomical_reminder, bids_validator, check
-from brim.progress import Silent
+from brim.api.check_api import check
+from brim.errors import InputError, MissingDependencyError
+from brim.jobs.check_files import Check, CheckReport, anatomical_reminder, bids_validator
+from brim.progress import Progress
 from tests.conftest import random_bytes, write_files
 from tests.forked import brim
 
@@ -45,7 +46,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-class Counting(Silent):
+class Counting(Progress):
     """Adds up what it is told."""
 
     def __init__(self) -> None:
@@ -264,8 +265,8 @@ def test_the_table_is_aligned(tmp_path: Path) -> None:
     root = scans(tmp_path / "a", 4)
     (root / "bad.nii.gz").write_bytes(b"text")
     lines = brim("check", root, check=3).stdout.splitlines()
-    assert lines[-2].startswith("proved: exists and can be read, ")
-    assert lines[-1] == "not proved: nothing was left out"
+    assert lines[-2].startswith("checked: exists and can be read, ")
+    assert lines[-1] == "not checked: nothing was left out"
     lines = lines[:-2]
     assert {line[:6] for line in lines} == {"  ok  ", "FAIL  ", "note  "}
     assert any("bad.nii.gz (is not gzip)" in line for line in lines)
@@ -291,7 +292,7 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
             for _ in range(40):
                 file.write(bytes(10_000_000))
     code = (
-        "import resource, sys, brim; from brim.jobs.check_files import check\n"
+        "import resource, sys, brim; from brim import check\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "table = brim.files(sys.argv[1]); check(table); before = peak()\n"
         "report = check(table, everything=True); print(report.ok, peak() - before)"
@@ -337,7 +338,7 @@ def test_bids_validator_that_is_missing(tmp_path: Path, monkeypatch: pytest.Monk
     """Not installed: the error says what to install. Not a folder: it says so."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingExtra, match="pip install bids-validator-deno"):
+    with pytest.raises(MissingDependencyError, match="pip install bids-validator-deno"):
         bids_validator(tmp_path)
     fake_validator(tmp_path / "bin", "exit 0", monkeypatch)
     with pytest.raises(InputError, match="is not a folder"):

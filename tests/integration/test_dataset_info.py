@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim
-from brim.errors import DamageFound
+from brim.errors import VerificationError
 from brim.state.durable import record_line
 from brim.state.ledger import Ledger
 from tests.generators import Layout
@@ -198,7 +198,7 @@ def test_verify_finds_lists_out_of_line(tmp_path: Path) -> None:
     shutil.copy(shard, again)
     ledger = next((tmp_path / "again/.brim").rglob("*.jsonl"))
     _rewrite_receipt(ledger, again)
-    with pytest.raises(DamageFound, match="row 0: 'dwi_bvals' holds 1 and 'dwi', which it is beside, 2"):
+    with pytest.raises(VerificationError, match="row 0: 'dwi_bvals' holds 1 and 'dwi', which it is beside, 2"):
         brim.verify(tmp_path / "again")
 
 

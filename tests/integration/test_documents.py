@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-import typer
 
 from tests.hub.server import TestHub
 from tests.publishing import Machine
@@ -104,9 +104,12 @@ ALL = [block for page in pages() for block in blocks_of(page)]
 
 @pytest.fixture(scope="module")
 def group() -> Any:
-    import brim.cli
+    from brim.cli.commands import COMMANDS
+    from brim.cli.parser import BrimGroup
 
-    return typer.main.get_command(brim.cli.app)
+    made = BrimGroup("brim")
+    context = click.Context(made)
+    return click.Group("brim", commands={name: made.get_command(context, name) for name in COMMANDS})  # type: ignore[misc]
 
 
 def test_every_page_says_whether_it_is_run() -> None:
@@ -150,7 +153,7 @@ def check_command(command: str, group: Any, where: str) -> None:
     while words and hasattr(node, "commands") and words[0] in node.commands:
         node, words = node.commands[words[0]], words[1:]
     known = {name for parameter in node.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    known |= {"-h", "--help", "--debug", "--install-completion", "--show-completion"}
+    known |= {"-h", "--help", "--help-all", "--debug", "--install-completion", "--show-completion"}
     asked = words[: words.index("--")] if "--" in words else words
     unknown = [word for word in asked if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known]
     assert not unknown, f"{where}: {command}: {unknown}"

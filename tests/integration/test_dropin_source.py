@@ -20,7 +20,7 @@ from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
 
 import brim
 from benchmarks.peak import measure
-from brim.errors import SourceChanged
+from brim.errors import SourceChangedError
 from brim.sources.dataset_source import dataset_source
 from tests.conftest import made_once, tree_digest
 from tests.hub import TestHub
@@ -282,12 +282,12 @@ def test_two_builds_give_the_same_bytes(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_container_that_changed_is_noticed(source: Path, tmp_path: Path) -> None:
-    """An Arrow file that was written to after planning is SourceChanged, and names it."""
+    """An Arrow file that was written to after planning is SourceChangedError, and names it."""
     shutil.copytree(source / "images", tmp_path / "images")
     table = dataset_source(datasets.load_from_disk(tmp_path / "images"), spill=tmp_path / "spill")
     plan = brim.plan(table, tmp_path / "ours", allow_empty=True)
     os.utime(tmp_path / "images" / "data-00001-of-00003.arrow", ns=(1, 1))
-    with pytest.raises(SourceChanged, match=r"data-00001-of-00003\.arrow"):
+    with pytest.raises(SourceChangedError, match=r"data-00001-of-00003\.arrow"):
         plan.run()
 
 
@@ -305,7 +305,7 @@ def test_num_shards_of_each_split(source: Path, tmp_path: Path) -> None:
         *(f"train-0000{n}-of-00003.parquet" for n in range(3)),
     ]
     table = dataset_source(dataset, spill=tmp_path / "spill")
-    with pytest.raises(brim.BrimError, match="'dev', which is not there"):
+    with pytest.raises(brim.BrimError, match="'dev', which does not exist"):
         brim.plan(table, tmp_path / "other", num_shards={"dev": 1})
     with pytest.raises(brim.BrimError, match="above zero"):
         brim.plan(table, tmp_path / "other", num_shards={"train": 0})
@@ -317,7 +317,7 @@ def test_num_shards_of_each_split(source: Path, tmp_path: Path) -> None:
         (Dataset.from_dict({"a": [1]}, split="train+test"), {}, "'train\\+test' is not the name of a split"),
         (Dataset.from_dict({"a": [1]}, split="train[:10%]"), {}, "is not the name of a split"),
         (Dataset.from_dict({"a": [1]}), {"split": "a b"}, "is not the name of a split"),
-        (DatasetDict({"train": Dataset.from_dict({"a": [1]})}), {"split": "test"}, "names its splits itself"),
+        (DatasetDict({"train": Dataset.from_dict({"a": [1]})}), {"split": "test"}, "can only be used with one dataset"),
         (DatasetDict(), {}, "is empty"),
         ({"train": Dataset.from_dict({"a": [1]})}, {}, "This is a dict"),
         (pa.table({"a": [1]}), {}, "This is a Table"),
@@ -326,16 +326,16 @@ def test_num_shards_of_each_split(source: Path, tmp_path: Path) -> None:
             {},
             "differ in the column 'a'",
         ),
-        (IterableDataset.from_generator(lambda: iter(())), {}, "no rows to tell its columns from"),
+        (IterableDataset.from_generator(lambda: iter(())), {}, "has no rows, so its columns are unknown"),
         (
             IterableDataset.from_generator(lambda: iter([{"a": "x"}]), features=Features({"a": Value("int64")})),
             {},
-            "do not fit its features",
+            "do not match its features",
         ),
         (
             IterableDataset.from_generator(lambda: iter([{"a": None}] * 2000 + [{"a": "x"}])),
             {},
-            "do not fit its features",
+            "do not match its features",
         ),
     ],
 )

@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim
-from brim.errors import BrimError, DoesNotFit, InputError
+from brim.errors import BrimError, InputError, MemoryLimitError
+from brim.options.compute_options import ModelOptions
 from brim.outputs.output import Units
 from brim.outputs.vector_output import FinishedVectors, VectorOutput, finish_vectors, rows_path
 from brim.state.ledger import Receipt
-from brim.steps.embed_options import EmbedOptions, ModelOptions
+from brim.steps.embed_options import EmbedStepOptions
 from brim.steps.embed_step import EmbedStep
 from brim.steps.step import BadRow, Batch
 from tests.integration.embed_models import NoRed, Small
@@ -27,7 +28,7 @@ MODELS = "tests.integration.embed_models"
 TEXTS = [f"{'word ' * (i * 7 % 23)}{i}" for i in range(300)]
 
 
-def run(options: EmbedOptions, table: pa.Table, small: bool = False) -> pa.Table:
+def run(options: EmbedStepOptions, table: pa.Table, small: bool = False) -> pa.Table:
     """As a worker does it: the step travels, and is given its batches."""
     step = pickle.loads(pickle.dumps(EmbedStep(options)))
     step.open(table.schema)
@@ -47,7 +48,7 @@ def texts_table(texts: list[Any] = TEXTS) -> pa.Table:
 
 def embed(model: str, table: pa.Table | None = None, small: bool = False, **options: Any) -> pa.Table:
     options = {"column": "caption", **options}
-    return run(EmbedOptions(f"{MODELS}:{model}", **options), texts_table() if table is None else table, small)
+    return run(EmbedStepOptions(f"{MODELS}:{model}", **options), texts_table() if table is None else table, small)
 
 
 def vectors(table: pa.Table, name: str = "embedding") -> Any:
@@ -57,7 +58,7 @@ def vectors(table: pa.Table, name: str = "embedding") -> Any:
 
 def test_rows_stay_in_order_and_batches_are_sorted_in_a_window() -> None:
     """Batches hold texts of like length; the rows come out as they went in, with what is kept beside them."""
-    table = embed("hashing", keep=("id",), batch_size=8, window=5)
+    table = embed("hashing", keep_columns=("id",), batch_size=8, window=5)
     assert table["id"].to_pylist() == [f"k{i}" for i in range(300)]
     expected = np.zeros((300, 4), np.float32)
     for start in range(0, 300, 40):
@@ -75,16 +76,16 @@ def test_short_of_memory_gives_the_same() -> None:
 
 
 def test_the_batch_plan_is_part_of_the_facts() -> None:
-    """What changes vectors changes the facts; the device and the threads do not."""
+    """What changes vectors changes the facts; the device does not."""
 
     def facts(**options: Any) -> dict[str, Any]:
-        loading = ModelOptions(**{k: options.pop(k) for k in list(options) if k in ModelOptions.__slots__})
-        return EmbedStep(EmbedOptions(f"{MODELS}:hashing", column="caption", loading=loading, **options)).facts
+        loading = ModelOptions(**{k: options.pop(k) for k in list(options) if k in ModelOptions.__dataclass_fields__})
+        return EmbedStep(EmbedStepOptions(f"{MODELS}:hashing", column="caption", loading=loading, **options)).facts
 
     assert facts()["model files"]
     for change in ({"batch_size": 16}, {"window": 4}, {"normalize": True}, {"dtype": "float16"}, {"prompt": "q: "}):
         assert facts(**change) != facts()
-    for same in ({"device": "cuda"}, {"threads": 1}, {"window": 32}):
+    for same in ({"device": "cuda"}, {"window": 32}):
         assert facts(**same) == facts()
 
 
@@ -95,7 +96,7 @@ def test_a_model_folder_is_known_by_its_content(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(bytes(5_000_000) + last)
-        return str(EmbedStep(EmbedOptions(str(folder), column="t")).facts["model files"])
+        return str(EmbedStep(EmbedStepOptions(str(folder), column="t")).facts["model files"])
 
     first = files(tmp_path / ".a" / "m", b"1")
     assert first == files(tmp_path / "b" / "m", b"1")
@@ -106,7 +107,7 @@ def test_a_model_folder_is_known_by_its_content(tmp_path: Path) -> None:
 def test_a_device_without_room_gets_halves(batch_size: int) -> None:
     """Every batch is tried whole, then in halves, and the rows are right."""
     Small.asked = []
-    table = embed("Small", batch_size=batch_size, keep=("id",))
+    table = embed("Small", batch_size=batch_size, keep_columns=("id",))
     assert vectors(table, "a")[:, 0].tolist() == [len(text) for text in TEXTS]
     assert table.column_names == ["id", "a", "b"]
     assert max(Small.asked) == batch_size
@@ -116,9 +117,9 @@ def test_a_device_without_room_gets_halves(batch_size: int) -> None:
 def test_a_row_that_never_fits_is_named() -> None:
     """One row alone on the device: nothing more can be done."""
     with pytest.raises(BadRow) as caught:
-        embed("Small", loading=ModelOptions(arguments=(("room", 0),)), batch_size=4)
+        embed("Small", loading=ModelOptions(model_arg={"room": 0}), batch_size=4)
     assert caught.value.rows == 1
-    assert isinstance(caught.value.__cause__, DoesNotFit)
+    assert isinstance(caught.value.__cause__, MemoryLimitError)
 
 
 def test_values_that_are_no_numbers() -> None:
@@ -158,9 +159,9 @@ def test_a_text_of_white_space_is_not_empty(text: str) -> None:
         ("wrong_shape", {}, r"\(301, 3\) for 300 rows"),
         ("growing", {"batch_size": 256}, "44 values of float32, and 256"),
         ("hashing", {"column": "text"}, "no column 'text'. It has id, caption"),
-        ("hashing", {"keep": ("id",), "names": (("embedding", "id"),)}, "called 'id'"),
-        ("hashing", {"names": (("text", "t"),)}, "gives no 'text'"),
-        ("hashing", {"loading": ModelOptions(arguments=(("size", 3),))}, "takes no argument 'size'"),
+        ("hashing", {"keep_columns": ("id",), "name": {"embedding": "id"}}, "called 'id'"),
+        ("hashing", {"name": {"text": "t"}}, "gives no 'text'"),
+        ("hashing", {"loading": ModelOptions(model_arg={"size": 3})}, "takes no argument 'size'"),
         ("hashing", {"image": "id"}, "."),
         ("nothing", {}, "has no 'nothing'"),
         ("not_a_model", {}, "encode"),
@@ -183,7 +184,7 @@ def test_models_and_columns_that_are_wrong(model: str, options: dict[str, Any], 
         {"column": None},
         {"batch_size": 0},
         {"nan": "skip"},
-        {"keep": ("id", "id")},
+        {"keep_columns": ("id", "id")},
         {"loading": {"dtype": "int8"}},
         {"loading": {"device": "tpu"}},
         {"loading": {"pooling": "max"}},
@@ -192,14 +193,14 @@ def test_models_and_columns_that_are_wrong(model: str, options: dict[str, Any], 
 def test_options_that_cannot_be(options: dict[str, Any]) -> None:
     loading = options.pop("loading", {})
     with pytest.raises(InputError):
-        EmbedOptions("m", **{"column": "a", "loading": ModelOptions(**loading), **options})
+        EmbedStepOptions("m", **{"column": "a", "loading": ModelOptions(**loading), **options})
 
 
 def test_models_that_are_not_there(tmp_path: Path) -> None:
     """A folder that is missing, and a module."""
     for spec in (str(tmp_path / "nowhere"), "no_such_module_here:f"):
-        with pytest.raises(InputError, match="There is no"):
-            run(EmbedOptions(spec, column="caption"), texts_table())
+        with pytest.raises(InputError, match=r"No module named|There is no"):
+            run(EmbedStepOptions(spec, column="caption"), texts_table())
 
 
 def test_normalize() -> None:
@@ -224,7 +225,7 @@ def test_images_as_columns_hold_them(tmp_path: Path) -> None:
     paths = pa.array([{"bytes": None, "path": f"{number}.png"} for number in range(50)])
     names = pa.array([f"{number}.png" for number in range(50)])
     for column in (both, pa.array(files, pa.binary()), paths, names):
-        options = EmbedOptions(f"{MODELS}:mean_colour", image="image", batch_size=8, image_root=str(tmp_path))
+        options = EmbedStepOptions(f"{MODELS}:mean_colour", image="image", batch_size=8, image_root=str(tmp_path))
         np.testing.assert_array_equal(vectors(run(options, pa.table({"image": column})), "vision"), colours)
     broken = [*files[:20], files[20][:40], *files[21:]]
     for cells, words in ((broken, "cannot be decoded"), ([*files[:20], None], "null")):
@@ -243,12 +244,12 @@ def test_images_on_which_the_model_fails_are_left_out_alone(early: bool) -> None
     cells: list[bytes] = [picture(colour) for colour in colours]
     cells[9] = b"no image"
     table = pa.table({"id": range(20), "image": pa.array(cells, pa.binary())})
-    options = EmbedOptions(
+    options = EmbedStepOptions(
         f"{MODELS}:NoRed",
         image="image",
-        keep=("id",),
+        keep_columns=("id",),
         batch_size=8,
-        loading=ModelOptions(arguments=(("early", early),)),
+        loading=ModelOptions(model_arg={"early": early}),
     )
     NoRed.worked = []
     step = EmbedStep(options)
@@ -302,7 +303,7 @@ def test_finish(tmp_path: Path, suffix: str) -> None:
     """The file of all units, twice the same; what is kept lies in it, or beside it."""
     if suffix == ".safetensors":
         pytest.importorskip("safetensors", reason="finishing .safetensors is not proved here: not installed")
-    table = embed("Small", keep=("id",))
+    table = embed("Small", keep_columns=("id",))
     units = write_units(tmp_path / "units", table, [100, 100, 170])
     target = tmp_path / f"emb{suffix}"
     made = finish_vectors(units, target, tmp_path / "work", metadata={"model": "small"})
@@ -368,7 +369,7 @@ def test_finish_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("name", ["emb.npy", "emb.parquet"])
 def test_finish_is_stopped(tmp_path: Path, name: str) -> None:
     """Whoever watches may stop it at any table; done again it gives the same files, hashed, the vectors last."""
-    table = embed("Small", keep=("id",))
+    table = embed("Small", keep_columns=("id",))
     paths = write_units(tmp_path / "units", table, [100, 170])
     rows = [100, 70, 130]
     receipts = [Receipt(p.name, "", n, p.stat().st_size, "", "", "", "") for p, n in zip(paths, rows, strict=True)]

@@ -321,7 +321,7 @@ def test_texts_and_images_to_the_hub(work: Path) -> None:
         machine = Machine(hub, work / "machine", more={"PYTHONPATH": str(work)})
         common = ["--model", "mine:factory", "--column", "caption", "--image", "path", "--keep", "caption"]
         done = machine.run("embed", str(work / "pairs.jsonl"), DEST, *common, "--memory", "600MB")
-        assert (done.returncode, "proved" in done.stdout) == (0, True), done.stderr
+        assert (done.returncode, "verified" in done.stdout) == (0, True), done.stderr
         code = f"""
             import datasets
             rows = datasets.load_dataset('{DEST.split("datasets/")[1]}')['train']
@@ -330,12 +330,27 @@ def test_texts_and_images_to_the_hub(work: Path) -> None:
         assert machine.python(code).stdout.strip() == "word word word ! [3.0, 13.0] 16.0"
 
 
+def test_unknown_suffix_is_refused_with_the_known_ones(work: Path) -> None:
+    before = sorted(work.iterdir())
+    refused = run_brim(*words("vec3.foo"), cwd=work, check=2)
+    assert ".safetensors, .npy or .parquet" in refused.stderr
+    assert sorted(work.iterdir()) == before
+    run_brim(*words("vec3.foo/"), cwd=work)
+    assert (work / "vec3.foo" / "data").is_dir()
+    run_brim(*words("vec3.foo"), cwd=work)  # a folder that exists is one
+
+
+def test_kept_columns_are_not_counted_as_a_shard(work: Path) -> None:
+    assert "in 1 shard" in run_brim(*words("one.safetensors", "--keep", "id"), cwd=work).stdout
+    assert "in 1 shard" in run_brim(*words("one.safetensors", "--keep", "id"), cwd=work).stdout
+
+
 @pytest.mark.parametrize("name", ["emb.npy", "emb.npy.rows.parquet"])
 def test_another_file_of_that_name_is_not_replaced(work: Path, name: str) -> None:
     """Neither that of the vectors nor that of the kept columns, unless it shall be; a refused job leaves nothing."""
     (work / name).write_bytes(b"mine")
     before = sorted(work.iterdir())
-    assert f"{name} exists, and brim did not write it" in run_brim(*words("emb.npy"), cwd=work, check=2).stderr
+    assert f"{name} already exists, and brim did not write it" in run_brim(*words("emb.npy"), cwd=work, check=2).stderr
     assert (work / name).read_bytes() == b"mine"
     assert sorted(work.iterdir()) == before
     run_brim(*words("emb.npy", "--fresh"), cwd=work)
@@ -420,7 +435,7 @@ def test_half_a_file_of_another_job_is_not_gone_on_with(work: Path) -> None:
 
 def test_bad_commands(work: Path) -> None:
     for more, says in [
-        (["--model", "nowhere:factory"], "no module 'nowhere'"),
+        (["--model", "nowhere:factory"], "No module named 'nowhere'"),
         (["--model", "mine:nothing"], "mine has no 'nothing'"),
         (["--column", "texts"], "no column 'texts'"),
         (["--argument", "dim"], "takes NAME=VALUE"),

@@ -19,8 +19,9 @@ import pytest
 
 import brim
 from brim.errors import InputError
+from brim.options.compute_options import ModelOptions
 from brim.outputs.vector_output import finish_vectors
-from brim.steps.embed_options import EmbedOptions, ModelOptions
+from brim.steps.embed_options import EmbedStepOptions
 from tests.integration.test_embed import run, texts_table, vectors, write_units
 
 torch = pytest.importorskip("torch", reason="embedding with torch is not proved here: no torch")
@@ -120,7 +121,7 @@ def test_minilm_is_what_encode_gives(minilm: str, tmp_path: Path) -> None:
 
     texts = [caption * (1 + i % 3) for i, caption in enumerate(CAPTIONS)]
     theirs = SentenceTransformer(minilm, device="cpu").encode(texts, batch_size=8, show_progress_bar=False)
-    options = EmbedOptions(minilm, column="caption", keep=("id",), batch_size=8, window=3)
+    options = EmbedStepOptions(minilm, column="caption", keep_columns=("id",), batch_size=8, window=3)
     table = run(options, texts_table(texts))
     ours = vectors(table, "text")
     assert np.abs(ours - theirs).max() < 1e-6
@@ -134,16 +135,16 @@ def test_minilm_is_what_encode_gives(minilm: str, tmp_path: Path) -> None:
 def test_minilm_in_other_types(minilm: str, tmp_path: Path) -> None:
     """bfloat16 stays itself where the file has it, and is float32 elsewhere."""
     loading = ModelOptions(dtype="bfloat16", device="cpu")
-    options = EmbedOptions(minilm, column="caption", normalize=True, loading=loading, keep_bfloat16=True)
+    options = EmbedStepOptions(minilm, column="caption", normalize=True, loading=loading, keep_bfloat16=True)
     bits = run(options, texts_table(CAPTIONS[:5]))
-    wide = run(EmbedOptions(minilm, column="caption", normalize=True, loading=loading), texts_table(CAPTIONS[:5]))
+    wide = run(EmbedStepOptions(minilm, column="caption", normalize=True, loading=loading), texts_table(CAPTIONS[:5]))
     assert vectors(wide, "text").dtype == np.float32
     finish_vectors(write_units(tmp_path / "units", bits, [2]), tmp_path / "emb.safetensors", tmp_path / "work")
     tensor = brim.open_tensors(tmp_path / "emb.safetensors", "torch")["text"]
     assert tensor.dtype == torch.bfloat16
     np.testing.assert_array_equal(tensor.float().numpy(), vectors(wide, "text"))
     with pytest.raises(InputError, match="pooling"):
-        run(EmbedOptions(minilm, column="caption", loading=ModelOptions(pooling="cls")), texts_table())
+        run(EmbedStepOptions(minilm, column="caption", loading=ModelOptions(pooling="cls")), texts_table())
 
 
 @pytest.mark.parametrize("projection", [True, False])
@@ -151,13 +152,13 @@ def test_clip_gives_text_and_vision_in_one_pass(clip: str, projection: bool) -> 
     """Both halves, projected into one space or with the sizes that they have."""
     table = pa.table({"caption": CAPTIONS, "image": pictures()})
     loading = ModelOptions(projection=projection, device="cpu")
-    options = EmbedOptions(clip, column="caption", image="image", batch_size=8, loading=loading)
+    options = EmbedStepOptions(clip, column="caption", image="image", batch_size=8, loading=loading)
     made = run(options, table)
     assert made.column_names == ["text", "vision"]
     sizes = (20, 20) if projection else (24, 32)
     assert (vectors(made, "text").shape, vectors(made, "vision").shape) == ((50, sizes[0]), (50, sizes[1]))
     assert run(options, table, small=True).equals(made)
-    alone = run(EmbedOptions(clip, image="image", batch_size=16, loading=loading), table)
+    alone = run(EmbedStepOptions(clip, image="image", batch_size=16, loading=loading), table)
     np.testing.assert_allclose(vectors(alone, "vision"), vectors(made, "vision"), atol=1e-5)
     if projection:
         from PIL import Image
@@ -174,7 +175,9 @@ def test_clip_gives_text_and_vision_in_one_pass(clip: str, projection: bool) -> 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
 def test_text_models_of_transformers(bert: str, words: Any, pooling: Any) -> None:
     """Padding has no part in the vectors: one by one they are the same."""
-    options = EmbedOptions(bert, column="caption", batch_size=16, loading=ModelOptions(pooling=pooling, device="cpu"))
+    options = EmbedStepOptions(
+        bert, column="caption", batch_size=16, loading=ModelOptions(pooling=pooling, device="cpu")
+    )
     ours = vectors(run(options, texts_table(CAPTIONS)), "text")
     model = transformers.AutoModel.from_pretrained(bert).eval()
     for row in (0, 7, 49):
@@ -184,14 +187,14 @@ def test_text_models_of_transformers(bert: str, words: Any, pooling: Any) -> Non
         np.testing.assert_allclose(ours[row], expected.numpy(), atol=1e-5)
     table = pa.table({"caption": CAPTIONS, "image": pictures()})
     with pytest.raises(InputError, match="together"):
-        run(EmbedOptions(bert, column="caption", image="image"), table)
+        run(EmbedStepOptions(bert, column="caption", image="image"), table)
 
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
     """An error that says what --model takes."""
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError):
-        run(EmbedOptions(str(tmp_path), column="caption"), texts_table())
+        run(EmbedStepOptions(str(tmp_path), column="caption"), texts_table())
 
 
 def test_the_command_with_a_real_model(minilm: str, tmp_path: Path) -> None:
@@ -226,11 +229,13 @@ def test_max_tokens_above_the_positions_of_a_model_is_refused(minilm: str, bert:
     """Before the first row, with the number of positions; as many as there are work."""
     for model, positions in ((minilm, 512), (bert, 512), (clip, 16)):
         table = texts_table(["word " * 2_000, "a dog"])
-        options = EmbedOptions(model, column="caption", loading=ModelOptions(max_tokens=positions + 1, device="cpu"))
+        options = EmbedStepOptions(
+            model, column="caption", loading=ModelOptions(max_tokens=positions + 1, device="cpu")
+        )
         with pytest.raises(InputError, match=f"is more than the {positions} positions of this model") as caught:
             run(options, table)
         assert f"--max-tokens={positions} or less" in caught.value.words[1]
-        fits = EmbedOptions(model, column="caption", loading=ModelOptions(max_tokens=positions, device="cpu"))
+        fits = EmbedStepOptions(model, column="caption", loading=ModelOptions(max_tokens=positions, device="cpu"))
         assert run(fits, table).num_rows == 2
 
 

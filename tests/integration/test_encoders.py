@@ -18,11 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from brim.errors import InputError, MissingExtra
+from brim.errors import InputError, MissingDependencyError
 from brim.memory.meter import process_bytes
+from brim.options.compute_options import EncoderOptions
 from brim.steps.fast_encoder import FastEncoder, FastKind, ProvedEncoder, choose, doubtful, kind_of
 from brim.steps.step import BadRow, Batch, Redo
-from brim.steps.tokenize_step import IDS, TokenizeOptions, TokenizeStep
+from brim.steps.tokenize_step import IDS, TokenizeStep, TokenizeStepOptions
 from brim.steps.tokenizers import Encoded, LoadedTokenizer, find_tokenizer, generation, reference_name
 from tests.conftest import brim
 from tests.generators.code_points import differing as differing_points
@@ -113,7 +114,7 @@ def test_a_word_of_megabytes(made: dict[str, Path], kind: str) -> None:
 def run(path: Path, texts: list[str | None], fast: bool, **options: Any) -> list[list[int]]:
     loaded(path)
     kind = kind_of(path.read_bytes()) if fast else None
-    step = TokenizeStep(find_tokenizer(path), TokenizeOptions(**options), fast=kind)
+    step = TokenizeStep(find_tokenizer(path), TokenizeStepOptions(**options), fast=kind)
     step.open(SCHEMA)
     table = pa.table({"text": texts}, schema=SCHEMA)
     rows: list[list[int]] = pa.concat_tables(step.apply(Batch(table, 0, None), False))[IDS].to_pylist()
@@ -365,10 +366,10 @@ def test_choices(made: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None
     data = made["bpe"].read_bytes()
     assert choose("reference", data) is None
     with pytest.raises(InputError, match=r"encoder.* takes auto, reference or fast"):
-        choose("quick", data)  # type: ignore[arg-type]
+        EncoderOptions(encoder="quick")  # type: ignore[arg-type]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert choose("auto", data) is None
-    with pytest.raises(MissingExtra, match="not installed"):
+    with pytest.raises(MissingDependencyError, match="not installed"):
         choose("fast", data)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     with pytest.raises(InputError, match="not known to give the same ids"):

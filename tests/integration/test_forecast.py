@@ -22,7 +22,8 @@ def test_the_whole_table() -> None:
     assert re.search(r"pieces in lists +20\.5 GB \(19\.1 GiB\)", text)
     assert re.search(r"at the concatenation +41\.0 GB \(38\.2 GiB\)", text)
     assert re.search(r"limit +40\.0 GB \(37\.3 GiB\) +--memory", text)
-    assert "HIGH: 102 % of the limit" in text
+    assert "does not fit: needs" in text
+    assert "(102 %, risk HIGH)" in text
     assert "for a crash" in text
     assert "against" in text
 
@@ -119,7 +120,7 @@ def test_samples_from_logs_and_points(tmp_path: Path) -> None:
     [
         (("sampled", "--point", "1/8=1GB"), "two different fractions"),
         (("sampled", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
-        (("pid", "99999999"), "no process 99999999"),
+        (("pid", "99999999"), "Process 99999999 does not exist"),
         (("concat", "--rows", "0", "--dims", "3"), "--rows"),
         (("concat", "--rows", "3"), "--dims"),
         (("embed-files",), "--shard-bytes"),

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peak import measure
-from brim.buckets.bucket_address import is_bucket_address, is_web_address, parse_bucket_address, parse_object_address
-from brim.buckets.xet import PIECE_BYTES
 from brim.errors import InputError
+from brim.storage.location import is_bucket_address, is_web_address, parse_bucket_address, parse_object_address
+from brim.storage.xet import PIECE_BYTES
 from tests.conftest import random_bytes, tree_digest, write_files
 from tests.forked import Process, brim
 from tests.generators.small_jobs import MODEL, TOKENIZER

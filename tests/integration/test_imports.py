@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
 
 import pyarrow.parquet as pq
 import pytest
-import typer
 
 pytest.importorskip("tokenizers")
 # Each of these costs a worker 10 to 300 ms and up to 85 MB.
@@ -22,7 +19,7 @@ HEAVY = (
     "datasets",
     "torch",
     "huggingface_hub",
-    "typer",
+    "click",
     "rich",
     "pydantic",
     "yaml",
@@ -160,68 +157,40 @@ def command_modules(*arguments: str) -> set[str]:
 
 
 def test_a_small_build(tmp_path: Path) -> None:
-    """What a folder of files has nothing to do with is not loaded: pages, recipes, BIDS, HTTP, what typer checks."""
+    """What a folder of files has nothing to do with is not loaded: pages, recipes, BIDS, HTTP."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "one.bin").write_bytes(b"1")
     modules = command_modules("build", str(tmp_path / "files"), str(tmp_path / "out"), "--quiet", "--workers", "1")
     assert (tmp_path / "out" / "data").is_dir()
-    pages = ("brim.report.live_server", "brim.report.page", "http.client", "http.server", "xml.etree.ElementTree")
+    pages = tuple(f"brim.monitor.report.{name}" for name in ("live_server", "page"))
+    pages += ("http.client", "http.server", "xml.etree.ElementTree")
     others = ("brim.sources.recipe", "brim.sources.bids_source", "brim.sources.parquet_source", "brim.rows.read_unit")
     assert not [
-        name for name in (*HEAVY, *pages, *others, "psutil") if name in modules and name not in ("typer", "yaml")
+        name for name in (*HEAVY, *pages, *others, "psutil") if name in modules and name not in ("click", "yaml")
     ]
 
 
-def test_the_help_lists_what_verbs_say_of_themselves() -> None:
-    """The list is written down once more, so that showing it loads no verb: the words are those of each verb."""
-    from brim.cli.verbs import VERBS
-
-    for verb, words in VERBS.items():
-        told = importlib.import_module(f"brim.cli.{verb}_command").HELP
-        assert " ".join(told.split("\n\n")[0].split()) == words
-
-
-def test_values_of_the_command_line() -> None:
-    """What is no number is refused in typer's own words, and what looks like one is one."""
-    from brim.cli.parser import take_plain_values
-
-    take_plain_values()
-    app, seen = typer.Typer(), []
-
-    @app.command()
-    def verb(
-        name: str,
-        count: int = 1,
-        share: float | None = None,
-        many: list[str] | None = None,
-        on: bool = False,
-        bounded: Annotated[int, typer.Option(min=3)] = 5,
-    ) -> None:
-        seen.append((name, count, share, many, on, bounded))
-
-    app(["é", "--count", "7", "--share", "0.5", "--many", "a", "--many", "b", "--on"], standalone_mode=False)
-    app(["x", "--bounded", "4"], standalone_mode=False)
-    assert seen == [("é", 7, 0.5, ["a", "b"], True, 5), ("x", 1, None, None, False, 4)]
-    for wrong in (["x", "--count", "seven"], ["x", "--share", "much"], ["x", "--bounded", "2"]):
-        with pytest.raises(Exception, match="Input should be"):
-            app(wrong, standalone_mode=False)
-
-
 def test_the_command_imports_only_its_verb() -> None:
-    """The help needs neither pyarrow nor rich; a verb's help imports no other verb and nothing that it would run."""
-    from brim.cli.verbs import VERBS
+    """The list needs no parser; the help of a command imports no other command and nothing that it would run."""
+    from brim.cli.commands import COMMANDS
 
+    names = [name for name in COMMANDS if name != "help"]
     with ThreadPoolExecutor(2) as pool:
         bare, *found = pool.map(
-            lambda verb: command_modules(*verb), [["--help"], *([verb, "--help"] for verb in VERBS)]
+            lambda words: command_modules(*words), [["--help"], *([name, "--help"] for name in names)]
         )
-    assert not {"rich", "pydantic", "typer", "numpy", "pyarrow"} & bare
-    others = {"build": {"plan"}, "select": {"plan"}}  # both are plans that are run
+    assert not {"rich", "pydantic", "click", "numpy", "pyarrow"} & bare
+    others = {
+        "build": {"plan"},
+        "select": {"plan"},
+        "watch": {"run"},
+        **{key: {"compute"} for key in ("map", "tokenize", "embed")},
+    }
     running = ("brim.jobs", "brim.rows", "brim.schedule.worker", "numpy", "pyarrow", "psutil", "tokenizers")
-    for verb, modules in zip(VERBS, found, strict=True):
-        assert not [name for name in (*HEAVY, *running) if name in modules and name not in ("typer", "rich")]
-        commands = {name for name in modules if name.startswith("brim.cli.") and name.endswith("_command")}
-        assert commands == {f"brim.cli.{name}_command" for name in {verb} | others.get(verb, set())}
+    for name, modules in zip(names, found, strict=True):
+        assert not [heavy for heavy in (*HEAVY, *running) if heavy in modules and heavy != "click"]
+        commands = {module for module in modules if module.startswith("brim.cli.") and module.endswith("_command")}
+        assert commands == {f"brim.cli.{each}_command" for each in {name} | others.get(name, set())}
 
 
 @pytest.mark.parametrize("words", ["select nothing out", "build nothing out", "verify nothing", "unpack nothing out"])
@@ -231,11 +200,11 @@ def test_numpy_is_loaded_before_the_parser(words: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     loaded = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")]
-    assert loaded.index("numpy") < loaded.index("typer")
+    assert loaded.index("numpy") < loaded.index("click")
 
 
 def test_verbs_that_look_at_a_dataset(tmp_path: Path) -> None:
-    """Nothing of the Hub, of HTTP, of models, of what typer checks values with: each would cost 0.1 s and more."""
+    """Nothing of the Hub, of HTTP, of models: each would cost 0.1 s and more."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "one.txt").write_bytes(b"1")
     source, out = str(tmp_path / "files"), str(tmp_path / "out")
@@ -249,7 +218,7 @@ def test_verbs_that_look_at_a_dataset(tmp_path: Path) -> None:
     ]
     with ThreadPoolExecutor(2) as pool:
         for line, modules in zip(lines, pool.map(lambda line: command_modules(*line), lines), strict=True):
-            usual = ("typer", "yaml", "rich")
+            usual = ("click", "yaml", "rich")
             assert line[0] in " ".join(name for name in modules if name.startswith("brim.cli."))
             assert not [
                 n for n in (*HEAVY, "http.client", "ray", "duckdb", "obstore") if n in modules and n not in usual

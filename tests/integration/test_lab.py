@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from brim.errors import BrimError, DoesNotFit, MissingExtra
+from brim.errors import BrimError, MemoryLimitError, MissingDependencyError
 from brim.lab.measure import measure, need
 from brim.lab.steps import ExperimentPart, ExperimentStep, LabSample, chart
 from tests.conftest import brim
@@ -183,14 +183,14 @@ def test_a_child_that_fails_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(BrimError, match="nowhere"):
         measure("x", "experiments:touch", {"path": "nowhere", "pieces": 1}, tmp_path, ignore)
-    with pytest.raises(DoesNotFit, match="killed"):
+    with pytest.raises(MemoryLimitError, match="killed"):
         measure("x", "experiments:grow", {"size_bytes": 10, "pieces": 1}, tmp_path, kill)
 
 
 def test_a_missing_library_is_named() -> None:
     """With the command that installs it."""
     need("json")
-    with pytest.raises(MissingExtra, match="pip install no_such_library"):
+    with pytest.raises(MissingDependencyError, match="pip install no_such_library"):
         need("no_such_library")
 
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from brim.watching.run_log import read_log
-from brim.watching.verdicts import find_program
+from brim.monitor.watching.run_log import read_log
+from brim.monitor.watching.verdicts import find_program
 from tests.conftest import brim
 from tests.forked import brim as forked
 
@@ -185,7 +185,7 @@ def test_stacks_at_the_alarm(tmp_path: Path) -> None:
         found = eventually(lambda: log.exists() and [e for e in read_log(log) if e.get("kind") == "stacks"])
     assert any("train (" in line for line in found[0]["lines"])
     brim("report", log, tmp_path / "page.html")
-    assert "This is what it was doing" in (tmp_path / "page.html").read_text()
+    assert "Stacks of its Python processes" in (tmp_path / "page.html").read_text()
 
 
 def test_every_long_verb_is_shown_live(tmp_path: Path) -> None:

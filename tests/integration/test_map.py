@@ -85,7 +85,7 @@ def test_the_command(work: Path, tmp_path: Path) -> None:
     rows = read(out)
     assert [row["id"] for row in rows] == list(range(ROWS))
     assert all(row["length"] == len(row["text"]) for row in rows)
-    assert run_brim("verify", out).stdout.startswith("whole")
+    assert run_brim("verify", out).stdout.startswith("complete")
     loaded = datasets.load_dataset(str(out), split="train", cache_dir=str(tmp_path / "hf"))
     assert loaded.num_rows == ROWS
     assert str(loaded.features["length"]) == "Value('int64')"
@@ -106,7 +106,7 @@ def test_rows_per_shard(work: Path, tmp_path: Path, format: str) -> None:
     assert names == [f"test-{n:05d}-of-00005.{format}" for n in range(5)]
     loaded = datasets.load_dataset(str(out), cache_dir=str(tmp_path / "hf"))["test"]
     assert loaded["id"][:] == list(range(ROWS))
-    assert run_brim("verify", out).stdout.startswith("whole  5 shards, 3,000 rows")
+    assert run_brim("verify", out).stdout.startswith("complete  5 shards, 3,000 rows")
 
 
 def test_to_the_hub(work: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_to_the_hub(work: Path, tmp_path: Path) -> None:
         words = ["map", str(work / "rows.jsonl"), DEST, "--fn", f"{work}/steps.py:length", "--unit-size", "60KB"]
         done = machine.run(*words)
         assert done.returncode == 0, done.stderr
-        assert "proved" in done.stdout
+        assert "verified" in done.stdout
         again = machine.run(*words)
         assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again.stderr
         code = f"import datasets; print(datasets.load_dataset('{DEST.split('datasets/')[1]}')['train'].num_rows)"
@@ -135,7 +135,7 @@ def test_the_hub_is_looked_at_before_the_work(work: Path, tmp_path: Path) -> Non
         assert (again.returncode, "nothing to do" in again.stdout) == (0, True), again.stderr
         for one in (machine, other, Machine(hub, tmp_path / "third")):
             refused = one.run(*words, f"{work}/steps.py:counted")
-            assert (refused.returncode, "holds another dataset" in refused.stderr) == (2, True), refused.stderr
+            assert (refused.returncode, "has another dataset" in refused.stderr) == (2, True), refused.stderr
         assert not list(tmp_path.rglob("called"))
         assert not (tmp_path / "third" / "state" / "brim" / "hub").exists()
         assert hub.head(REPO) == head
@@ -148,7 +148,7 @@ def test_bad_commands(work: Path, tmp_path: Path) -> None:
     """Each is refused in a sentence, before any work."""
     for words, says in [
         (["rows.jsonl", "--fn", "steps:nothing"], "steps has no 'nothing'"),
-        (["rows.jsonl", "--fn", "nowhere:f"], "no module 'nowhere'"),
+        (["rows.jsonl", "--fn", "nowhere:f"], "No module named 'nowhere'"),
         (["rows.jsonl", "--fn", "steps"], "does not name a function"),
         (["missing.jsonl", "--fn", "steps:length"], "missing.jsonl"),
         (["rows.jsonl", "--fn", "steps:length", "--remove-columns", "texts"], "'texts', which is not a column"),
@@ -476,3 +476,12 @@ def test_no_rows_in_and_none_out(cache: Path) -> None:
     for _ in range(2):
         made = brim.map(ds, lambda row: {"y": 1}, remove_columns="text", memory=ROOM)
         assert made.features == ds.map(lambda row: {"y": 1}, remove_columns="text").features
+
+
+def test_rows_are_written_as_they_are_without_a_function(tmp_path: Path) -> None:
+    """CSV becomes Parquet; counts may be written as people write them."""
+    (tmp_path / "rows.csv").write_text("n,text\n" + "".join(f"{n},row {n}\n" for n in range(30)))
+    done = run_brim("map", tmp_path / "rows.csv", tmp_path / "out", "--limit", "2e1", "--memory", "1GB")
+    assert "load  datasets.load_dataset(" in done.stdout
+    (shard,) = (tmp_path / "out" / "data").iterdir()
+    assert pq.read_table(shard).to_pylist() == [{"n": n, "text": f"row {n}"} for n in range(20)]

@@ -18,9 +18,9 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from brim.errors import DamageFound, InputError
+from brim.errors import InputError, VerificationError
 from brim.jobs.caches import open_dataset
-from brim.steps.map_options import MapOptions
+from brim.steps.map_options import MapStepOptions
 from brim.steps.map_step import MapStep
 from brim.steps.row_features import is_plain, merge_features, tagged
 from brim.steps.step import BadRow, Batch
@@ -37,7 +37,7 @@ def mapped(ds: Dataset, function: Callable[..., Any] | None, small: bool = False
     """What the engine does, in short: batches through a step that has been pickled, and all tables unified."""
     if ds.format["type"] is not None:
         options |= {"format_type": ds.format["type"], "format_kwargs": ds.format["format_kwargs"]}
-    step = pickle.loads(pickle.dumps(MapStep(function, MapOptions(**options))))
+    step = pickle.loads(pickle.dumps(MapStep(function, MapStepOptions(**options))))
     table = source_table(ds)
     step.open(table.schema)
     made: list[pa.Table] = []
@@ -89,7 +89,7 @@ LATE = [
 def test_types_that_appear_late(name: str, value: Callable[[int], Any], kind: str) -> None:
     """After the first batch has settled the types, later values take them if they can, and are never lost."""
     ds = Dataset.from_dict({"n": list(range(20))})
-    options = MapOptions(batched=True, batch_size=5)
+    options = MapStepOptions(batched=True, batch_size=5)
     step = MapStep(lambda b: {"y": [value(n) for n in b["n"]]}, options)
     step.open(ds.data.schema)
     made = list(step.apply(Batch(ds.data.table.slice(0, 5), 0, None)))
@@ -248,9 +248,9 @@ def test_bad_results(name: str, function: Any, options: dict[str, Any], told: st
 def test_bad_options() -> None:
     """Options that cannot be are refused before anything runs."""
     with pytest.raises(InputError, match="on_mixed_types"):
-        MapOptions(on_mixed_types="guess")  # type: ignore[arg-type]
+        MapStepOptions(on_mixed_types="guess")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"input= takes .*, not 'torch'"):
-        MapOptions(input="torch")  # type: ignore[arg-type]
+        MapStepOptions(input="torch")  # type: ignore[arg-type]
     for option in ("remove_columns", "input_columns"):
         with pytest.raises(InputError, match="names 'zzz', which is not a column"):
             mapped(plain(), None, **{option: ["n", "zzz"]})
@@ -304,7 +304,7 @@ def test_facts_say_what_decides() -> None:
     """Facts differ with what changes the rows, and only with that."""
 
     def facts(k: int, **options: Any) -> dict[str, Any]:
-        return MapStep(lambda b: {"y": [k]}, MapOptions(**options)).facts
+        return MapStep(lambda b: {"y": [k]}, MapStepOptions(**options)).facts
 
     assert (
         facts(1, batched=True) == facts(1, batched=True, splittable=True) == facts(1, batched=True, writer_batch_size=5)
@@ -392,5 +392,5 @@ def test_a_dataset_keeps_its_info(tmp_path: Path) -> None:
     assert open_dataset([], schema).features == ds.features
     assert ds.map(lambda r: {"k2": r["k"]})[1] == {"k": 1, "k2": 1}
     path.write_bytes(b"no")
-    with pytest.raises(DamageFound, match="cannot be read"):
+    with pytest.raises(VerificationError, match="cannot be read"):
         open_dataset([path], schema)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.watching.run_log import read_log
+from brim.monitor.watching.run_log import read_log
 from tests.conftest import brim
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory commands see little elsewhere")
@@ -25,7 +25,7 @@ held = []
 def save():
     checkpoint.write_text(json.dumps({"step": step}))
 
-with brim.watch(memory="300MB", stop_file=stop, lead=4, quiet=True, log=sys.argv[3]) as m:
+with brim.watch(memory="300MB", stop_file=stop, stop_lead=4, quiet=True, log=sys.argv[3]) as m:
     should_end = m.callback(save=save)
     while step < 300:
         held.append(bytearray(b"x") * 1_000_000)
@@ -45,7 +45,19 @@ def test_night_after_night(tmp_path: Path) -> None:
     script, checkpoint, stop = tmp_path / "train.py", tmp_path / "checkpoint.json", tmp_path / "stop"
     script.write_text(TRAIN)
     log, inner = tmp_path / "night.jsonl", tmp_path / "inner.jsonl"
-    command = ["run", "--memory", "300MB", "--no-cgroup", "--lead", "4", "--stop-file", stop, "--log", log, "--quiet"]
+    command = [
+        "run",
+        "--memory",
+        "300MB",
+        "--no-cgroup",
+        "--stop-lead",
+        "4",
+        "--stop-file",
+        stop,
+        "--log",
+        log,
+        "--quiet",
+    ]
     command += ["--", sys.executable, script, checkpoint, stop, inner]
     reached = []
     for night in range(3):

@@ -12,6 +12,7 @@ import pytest
 
 import brim
 from brim.errors import InputError
+from tests.conftest import brim as terminal
 
 ROWS = "".join(f'{{"text": "row {number}", "n": {number}}}\n' for number in range(20))
 Call = Callable[[Path, Path], Any]
@@ -113,7 +114,7 @@ JOB += [
     "--endpoint-url nowhere",
 ]
 MAP = ["--input polars", "--format zip", "--rows-per-shard 0"]
-TOKENIZE = ["--format zip", "--dtype int8", "--pack 1", "--pack-tail cut", "--pack-tail keep", "--split 3"]
+TOKENIZE = ["--format zip", "--dtype int8", "--pack 1", "--pack-tail cut", "--pack-tail keep", "--split-into 3"]
 TOKENIZE += ["--long-documents skip", "--long-chars 3", "--max-length 0", "--rows-per-shard 0", "--keep-done"]
 EMBED = ["--device tpu", "--device cpu:x", "--dtype int8", "--pooling max", "--nan skip", "--empty skip"]
 EMBED += ["--batch-size 0", "--max-tokens 0", "--keep-done", "--name x"]
@@ -203,3 +204,25 @@ def test_the_terminal_refuses_what_is_not_known(source: Path) -> None:
         if not answer.startswith("2 False ") or "it was run" in answer or "bug" in answer
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_an_option_and_its_earlier_name_exclude_each_other(source: Path, tmp_path: Path) -> None:
+    done = terminal("build", source / "files", tmp_path / "out", "--state", "a", "--state-dir", "b", check=2)
+    assert "--state cannot be used with --state-dir" in done.stderr
+    with pytest.raises(TypeError, match="got both 'state' and 'state_dir'"):
+        brim.build(source / "files", tmp_path / "out", state="a", state_dir="b")  # type: ignore[call-arg]
+    assert not (tmp_path / "out").exists()
+
+
+def test_suggestions_name_no_deprecated_option_and_hints_can_be_copied(source: Path, tmp_path: Path) -> None:
+    assert "Did you mean --state-dir?" in terminal("build", "a", "b", "--state-di", "c", check=2).stderr
+    assert "--unique" not in terminal("select", "a", "b", "--uniq", "c", check=2).stderr
+    assert "brim plan SOURCE DEST --save PLAN" in terminal("build", "a", "b", "--part", "1/2", check=2).stderr
+    noted = terminal("build", source / "files", tmp_path / "out", "--shard-size", "1KB")
+    assert "--shard-size 1KB is 1,000 bytes. Shards below" in noted.stderr
+
+
+def test_version_and_help_ignore_what_follows() -> None:
+    assert terminal("--version", "extra").stdout == terminal("-V").stdout
+    assert terminal("--help-all").stdout == terminal("help", "help").stdout == terminal().stdout
+    assert terminal("help", "forecast").stdout == terminal("forecast", "--help").stdout

@@ -317,6 +317,6 @@ def test_joined_types(tmp_path: Path) -> None:
         assert joined.sort("w").table().rows.column("w").to_pylist() == ["a", "a", "b", "b"]
         assert len(joined.where("w == 'a'")) == 2
     assert opened["coded"].concat(opened["coded"]).table().rows.schema.field("w").type == tables["coded"]["w"].type
-    with pytest.raises(InputError, match="'m' is not of the same type in other"):
+    with pytest.raises(InputError, match="'m' has different types in map"):
         opened["map"].concat(opened["other"]).table()
     assert len(opened["map"].concat(opened["other"]).where("w == 'a'").columns("w").table()) == 2

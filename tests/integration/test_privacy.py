@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from brim.errors import SourceError
-from brim.formats.parquet_index import locate_parquet
+from brim.formats.parquet_locate import locate_parquet
 from brim.formats.readable import LocalFile
 from brim.formats.tar_shard import locate_tar
 from brim.sources.table_source import _root

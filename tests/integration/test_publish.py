@@ -208,7 +208,7 @@ def test_strangers(hub: TestHub, machine: Machine, source: Path, tmp_path: Path)
     hub.create(REPO)
     put_by_hand(hub, {"data/train-00000-of-00001.csv": b"a,b\n", "data/deep/er.txt": b"x", "elsewhere.txt": b"y"})
     refused = machine.publish(source, *ROWS, check=2)
-    assert "2 file(s) that brim did not write" in refused.stderr
+    assert "2 foreign file(s) that brim did not write" in refused.stderr
     assert "--fresh replaces them" in refused.stderr
     assert hub.counters.puts == hub.counters.commits == 0
     machine.publish(source, *ROWS, "--fresh")
@@ -267,7 +267,7 @@ def test_split_with_other_columns(hub: TestHub, machine: Machine, source: Path, 
     (source / "t.csv").write_text("scan,n\nf000.bin,1\nf001.bin,2\n")
     puts = hub.counters.puts
     done = machine.publish(source / "t.csv", "--split", "test", "--files", "scan:file", check=2)
-    assert "other columns or types" in done.stderr
+    assert "different columns or types" in done.stderr
     assert "--config" in done.stderr
     assert hub.counters.puts == puts
     assert len(hub.history(REPO)) == 2
@@ -701,7 +701,7 @@ def test_what_others_published(hub: TestHub, machine: Machine, tmp_path: Path) -
     assert (told.returncode, "README.md: is missing" in told.stderr) == (3, True)
     for place in ("hf://datasets/ada/loose", DEST):
         told = machine.run("unpack", place, str(tmp_path / "back"))
-        assert (told.returncode, "content without a name" in told.stderr) == (2, True), told.stderr
+        assert (told.returncode, "content without a file name" in told.stderr) == (2, True), told.stderr
 
 
 def test_threads_publish_at_once(hub: TestHub, machine: Machine) -> None:

@@ -247,7 +247,7 @@ def test_a_stop_is_heard(tmp_path: Path) -> None:
     stop.request("the test")
     try:
         brim.push_to_hub(ds, "ada/data", stop=stop, progress=False)
-    except brim.Stopped as stopped:
+    except brim.StoppedError as stopped:
         print("the test" in str(stopped))
     assert brim.push_to_hub(ds, "ada/data", progress=False).rows == 3
     """
@@ -348,7 +348,7 @@ def test_buckets_by_map(tmp_path: Path) -> None:
         brim.push_to_hub(ds, "buckets/ada/data", progress=False)
     except ValueError as error:
         to = str(error).partition("destination='")[2].partition("'")[0]
-    assert brim.map(ds, None, destination=to, progress=False, memory="1GB").built.rows == 3
+    assert brim.map(ds, None, destination=to, progress=False, memory="1GB").rows == 3
     assert datasets.load_dataset("buckets/ada/data", split="train")["n"][:] == [1, 2, 3]
     """
     with TestHub(tmp_path / "hub", xet=True) as hub:
@@ -357,7 +357,7 @@ def test_buckets_by_map(tmp_path: Path) -> None:
 
 @line("what it returns")
 def test_what_it_returns(pushed: Pushed) -> None:
-    assert (pushed.said["plain-original"], pushed.said["plain-brim"]) == ("CommitInfo", "Built")
+    assert (pushed.said["plain-original"], pushed.said["plain-brim"]) == ("CommitInfo", "BuildResult")
 
 
 @line("what it raises")
@@ -380,7 +380,7 @@ def test_the_arguments_are_those_of_the_original() -> None:
     for several in (datasets.DatasetDict, datasets.IterableDatasetDict):
         assert not inspect.signature(several.push_to_hub).parameters.keys() - {p.name for p in ours} - {"self"}
     own = [p.name for p in ours if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert own == ["append", "memory", "via", "state", "stop", "progress"]
+    assert own == ["append", "memory", "upload_with", "state_dir", "stop", "progress"]
 
 
 def test_every_line_of_the_table_is_tested() -> None:

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from brim.formats import parquet_shard
-from brim.formats.parquet_index import locate_parquet
-from brim.formats.parquet_shard import splice_parquet
+from brim.formats import parquet_writer
+from brim.formats.parquet_locate import locate_parquet
+from brim.formats.parquet_writer import splice_parquet
 from brim.formats.readable import LocalFile
 from tests.conftest import file_set, random_bytes
 
@@ -198,7 +198,7 @@ def test_only_nulls(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_thousands_of_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row groups of one row each, thousands of them."""
-    monkeypatch.setattr(parquet_shard, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(parquet_writer, "ROW_GROUP_BYTES", 1)
     rows = 3000
     table = pa.table(
         {
@@ -216,7 +216,7 @@ def test_pages_are_full_and_end_with_rows(tmp_path: Path) -> None:
     """Small files share pages of up to a megabyte; a larger row stands alone."""
     cells = [cell(PATHS[2])] * 500 + [cell(PATHS[3])] + [cell(PATHS[2])] * 3
     path = write(tmp_path, pa.table({"x": pa.array(cells, leaf_type(False))}), ["x"])
-    sizes = [parquet_shard.cell_bytes(np.array([len(CONTENTS[PATHS[2]])]))[0]]
+    sizes = [parquet_writer.cell_bytes(np.array([len(CONTENTS[PATHS[2]])]))[0]]
     per_page = (1 << 20) // int(sizes[0])
     found = list(locate_parquet(LocalFile(path)))
     gaps = [b.offset - a.offset - a.size for a, b in itertools.pairwise(found)]
@@ -299,7 +299,7 @@ def _tables(draw: st.DrawFn) -> tuple[pa.Table, list[str]]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
 @given(
-    _tables(), st.sampled_from([1, 6_000, 100_000, parquet_shard.ROW_GROUP_BYTES]), st.sampled_from([1, 400, 1 << 20])
+    _tables(), st.sampled_from([1, 6_000, 100_000, parquet_writer.ROW_GROUP_BYTES]), st.sampled_from([1, 400, 1 << 20])
 )
 def test_random_tables_read_back(
     tmp_path: Path, case: tuple[pa.Table, list[str]], group_bytes: int, page_bytes: int
@@ -307,8 +307,8 @@ def test_random_tables_read_back(
     """Any table, cut into row groups and pages of any size, is read back by all readers."""
     table, columns = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet_shard, "ROW_GROUP_BYTES", group_bytes)
-        patch.setattr(parquet_shard, "PAGE_BYTES", page_bytes)
+        patch.setattr(parquet_writer, "ROW_GROUP_BYTES", group_bytes)
+        patch.setattr(parquet_writer, "PAGE_BYTES", page_bytes)
         path = write(tmp_path, table, columns)
     assert read_pyarrow(path) == expected(table, columns)
     assert read_batches(path) == expected(table, columns)
@@ -326,8 +326,8 @@ def test_a_cell_just_under_two_gib_is_read(tmp_path: Path) -> None:
     big = tmp_path / "files" / "big.bin"
     big.parent.mkdir()
     with open(big, "wb") as file:
-        file.truncate(parquet_shard.MAX_CELL_BYTES)
-        file.seek(parquet_shard.MAX_CELL_BYTES - 3)
+        file.truncate(parquet_writer.MAX_CELL_BYTES)
+        file.seek(parquet_writer.MAX_CELL_BYTES - 3)
         file.write(b"end")
     import os
 
@@ -342,5 +342,5 @@ def test_a_cell_just_under_two_gib_is_read(tmp_path: Path) -> None:
         splice.copy_to(out.fileno())
     column = pq.read_table(path).column("x").chunk(0).field("bytes")
     value = column[0].as_buffer()
-    assert value.size == parquet_shard.MAX_CELL_BYTES
+    assert value.size == parquet_writer.MAX_CELL_BYTES
     assert value[value.size - 3 :].to_pybytes() == b"end"

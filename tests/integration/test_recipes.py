@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim
-from brim.cli.flags import ShowingFlags
-from brim.cli.recipes_command import recipes as show_recipes
-from brim.errors import FilesRefused, InputError, MissingExtra, SourceError
+from brim.cli.recipes_command import RecipesCommand
+from brim.cli.recipes_command import run as show_recipes
+from brim.errors import InputError, InvalidFilesError, MissingDependencyError, SourceError
 from brim.sources.file_table import FileTable
 from brim.sources.recipe import builtin_recipes, load_recipe, parse_recipe
 from brim.sources.recipe_rows import recipe_source
@@ -241,7 +241,7 @@ def test_damaged_files_are_refused_by_name(arc: Layout, tmp_path: Path) -> None:
     (arc.root / link).symlink_to("../../../.git/annex/objects/aa/bb/MD5E-s1--1.nii.gz/MD5E-s1--1.nii.gz")
     (arc.root / pointer).write_text("/annex/objects/MD5E-s123--0123456789abcdef.nii.gz\n")
     table = read(arc, "arc")
-    with pytest.raises(FilesRefused) as caught:
+    with pytest.raises(InvalidFilesError) as caught:
         brim.build(table, tmp_path / "out")
     problems = {(p["reason"], p["path"]) for p in caught.value.facts["problems"]}
     assert problems == {("empty", empty), ("annex", link), ("annex", pointer)}
@@ -274,7 +274,7 @@ def test_participants_that_cannot_be_read(arc: Layout, tmp_path: Path, damage: s
     assert [(r.reason, r.path) for r in table.refused] == [(damage, "participants.tsv")]
     assert table.rows.column("wab_aq").null_count == len(table)
     assert "file participants.tsv" in failed(table)
-    with pytest.raises(FilesRefused, match=r"participants\.tsv"):
+    with pytest.raises(InvalidFilesError, match=r"participants\.tsv"):
         brim.build(table, tmp_path / "out")
 
 
@@ -376,8 +376,9 @@ def test_bad_spreadsheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (layout.root / path).write_bytes(b"")
     assert [(r.reason, r.path) for r in read(layout, "isles24").refused] == [("empty", path.removeprefix("train/"))]
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(MissingExtra) as caught:
+    with pytest.raises(MissingDependencyError) as caught:
         read(layout, "isles24")
+    assert "pip install 'brim[neuro]'" in caught.value.hint
     assert "pip install 'openpyxl" in caught.value.hint
 
 
@@ -408,16 +409,16 @@ def test_unreadable_folder(arc: Layout) -> None:
         ('type = "image"', 'type = "picture"', ["columns[0]: type must be one of nifti, image", "'picture'"]),
         ('type = "image"', 'type = "image"\nlist = "yes"', ["list must be true or false"]),
         ('type = "image"\n', "", ["columns[0]: type is missing"]),
-        ("{subject_id}/notes", "{subject}/notes", ["columns[1]: pattern", "{subject} stands for nothing"]),
-        ("{subject_id}/notes", "{subject_id/notes", ["a brace stands for nothing"]),
+        ("{subject_id}/notes", "{subject}/notes", ["columns[1]: pattern", "{subject} is not a placeholder"]),
+        ("{subject_id}/notes", "{subject_id/notes", ["a brace is not a placeholder"]),
         ("{subject_id}/notes", "../{subject_id}/notes", ["must be a relative path"]),
-        ("{subject_id}/notes", "**/notes", ["only * and ?"]),
+        ("{subject_id}/notes", "**/notes", ["only the wildcards * and ?"]),
         ('rows = "sub-*"', 'rows = "sub-*/ses-*"', ["2 part(s) with a *, but key names 1"]),
         ('rows = "sub-*"', "rows = 3", ["rows must be a list of texts, not 3"]),
         ('name = "notes"', 'name = "scan"', ["two columns are named 'scan'"]),
         ('type = "image"', 'type = "text"', ["no column of files"]),
         ("people.csv", "people.ods", ["tables[0]: pattern must end in .csv"]),
-        ('key = { subject_id = "who" }', "", ["tables[0]", "key does not say how to join"]),
+        ('key = { subject_id = "who" }', "", ["tables[0]", "key must name the column to join by"]),
         ('{ subject_id = "who" }', '{ person = "who" }', ["tables[0]: key: unknown key 'person'"]),
         ('"int64"', '"int"', ["columns.age: type must be one of int64, float32"]),
         ("[expect]", "[expect]\nrow = 1", ["expect: unknown key 'row'"]),
@@ -441,7 +442,7 @@ def test_mistakes_in_recipes(tmp_path: Path, old: str, new: str, words: list[str
 
 def test_unknown_recipes(tmp_path: Path) -> None:
     """An unknown name lists the built-in recipes; an absent file is said to be absent."""
-    with pytest.raises(InputError, match=r"no recipe 'ark'.*aomic-piop1, arc, isles24"):
+    with pytest.raises(InputError, match=r"Unknown recipe 'ark'.*aomic-piop1, arc, isles24"):
         load_recipe("ark")
     with pytest.raises(InputError, match="No such file"):
         load_recipe(str(tmp_path / "absent.toml"))
@@ -450,14 +451,14 @@ def test_unknown_recipes(tmp_path: Path) -> None:
 
 def test_the_verb_lists_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
     """`brim recipes` tells what each recipe takes and expects; with a name it prints the recipe itself."""
-    show_recipes(ShowingFlags())
+    show_recipes(RecipesCommand())
     said = capsys.readouterr().out
-    words = ["OpenNeuro ds004884", "bold_rest (list)", "dwi_bvals (beside dwi)", "participants.tsv", "lesion 228"]
+    words = ["OpenNeuro ds004884", "bold_rest (list)", "dwi_bvals (with dwi)", "participants.tsv", "lesion 228"]
     words += ["commit 0885e593", "not compared", "isles24"]
     assert all(word in said for word in words), said
-    show_recipes(ShowingFlags(), "isles24")
+    show_recipes(RecipesCommand("isles24"))
     assert parse_recipe(capsys.readouterr().out) == load_recipe("isles24")
-    show_recipes(ShowingFlags(json=True))
+    show_recipes(RecipesCommand(json=True))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["event"], line["name"], line["expect"]["rows"]) for line in lines] == [
         ("recipe", "aomic-piop1", [216, 216]),
@@ -627,7 +628,7 @@ def _damage_is_found(tmp_path: Path, arc: Layout, what: str, path: str) -> None:
     assert path in bad[checks[what][0]]["failed"]
     if what == "broken header":
         return  # what is inside of a file is the business of check
-    with pytest.raises((SourceError, FilesRefused)) as caught:
+    with pytest.raises((SourceError, InvalidFilesError)) as caught:
         brim.build(read(arc, "arc"), tmp_path / "out")
     assert path in str(caught.value)
     assert not (tmp_path / "out" / "data").exists()
@@ -713,9 +714,9 @@ def test_columns_by_the_values_that_are_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ('beside = "nothing"', "beside names 'nothing', which is no column of files"),
-        ('missing = "null"', "missing is for columns that have beside"),
-        ('values = ["a"]', "values is for columns that have split"),
+        ('beside = "nothing"', "beside names 'nothing', which is not a column of files"),
+        ('missing = "null"', "missing can only be used with beside"),
+        ('values = ["a"]', "values can only be used with split"),
         ('final_newline = false\ntype2 = "x"', "unknown key 'type2'"),
         ('beside = "scan"\nmissing = "none"', "missing must be one of error, null"),
         ('entity = "acq"\nof = "notes"', "unknown key 'pattern'"),
@@ -742,7 +743,7 @@ def test_nothing_is_left_out_in_silence(arc: Layout, tmp_path: Path) -> None:
         brim.plan(table, tmp_path / "out", strict=True).check()
     text = 'unmatched = "error"\n' + load_recipe("arc").toml
     strict = recipe_source(str(arc.root), parse_recipe(text), SourceOptions())
-    with pytest.raises(SourceError, match="the recipe says so"):
+    with pytest.raises(SourceError, match="by the recipe"):
         brim.build(strict, tmp_path / "out")
     assert read(arc, "arc", exclude=("*/perf/*",)).unmatched.count("data") == 0  # type: ignore[union-attr]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import brim
-from brim.errors import BrimError, DestinationError, DoesNotFit, InputError, SourceError
+from brim.errors import BrimError, DestinationError, InputError, MemoryLimitError, SourceError
 from brim.rows.open_rows import open_rows
 from brim.rows.row_options import RowOptions
 
@@ -156,14 +156,14 @@ def test_a_busy_destination_is_left_to_who_has_it(home: Path) -> None:
 
 def test_a_limit_that_is_too_small_leaves_nothing(home: Path) -> None:
     """From Python too."""
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(MemoryLimitError):
         brim.build(home / "files", home / "new" / "DEST", memory="1MB")
     assert not (home / "new").exists()
 
 
 def test_a_source_that_goes_is_blamed_itself(home: Path) -> None:
     """A file that cannot be read while its units are cut is named, not the destination."""
-    rows = open_rows(home / "rows.jsonl", RowOptions(unit_bytes=1000))
+    rows = open_rows(home / "rows.jsonl", RowOptions(unit_size=1000))
     (home / "rows.jsonl").unlink()
     with pytest.raises(SourceError, match=r"rows\.jsonl.* cannot be read"):
         list(rows.units(1))

@@ -143,7 +143,7 @@ def test_verify_repair_writes_shards_of_appended_rows_from_their_own_source(
     flip(shards_of(out)[1])
     flip(shards_of(out)[2])
     assert "--repair" in brim("verify", out, check=3).stderr
-    assert "holds 2 damaged file" in brim("build", second, out, "--num-shards", "3", "--append", check=2).stderr
+    assert "has 2 damaged file" in brim("build", second, out, "--num-shards", "3", "--append", check=2).stderr
     assert "1 problem found" in brim("verify", out, first, "--repair", check=3).stderr
     brim("verify", out, second, "--repair")
     assert {path.name: path.read_bytes() for path in shards_of(out)} == whole

@@ -225,17 +225,17 @@ def test_the_verb(tmp_path: Path) -> None:
         tmp_path / "other.html"
     )
     assert (tmp_path / "other.html").stat().st_size > 10_000
-    assert "There is no log" in brim("report", tmp_path / "none.jsonl", check=2).stderr
+    assert "does not exist" in brim("report", tmp_path / "none.jsonl", check=2).stderr
     assert "is not a log" in brim("report", tmp_path / "other.html", check=2).stderr
 
 
 JOB = """
 import sys, time
 from pathlib import Path
-from brim.progress import Silent
+from brim.progress import Progress
 from brim.memory.limit import Limit
-from brim.report.recording import recorded
-with recorded(Silent(), Path(sys.argv[1]), ["brim", "build"], Limit(10**9, "--memory")) as progress:
+from brim.monitor.report.recording import recorded
+with recorded(Progress(), Path(sys.argv[1]), ["brim", "build"], Limit(10**9, "--memory")) as progress:
     progress.start("build", 100, 2, 10**9)
     progress.shard("data/train-00000-of-00002.parquet", 50, "ab", "written")
     block = bytearray(100_000_000)
@@ -266,13 +266,13 @@ def test_a_killed_job_still_has_a_page(tmp_path: Path) -> None:
 def test_a_build_is_recorded(many_files: Callable[..., Path], tmp_path: Path) -> None:
     """A real build has its shards and its memory on the page."""
     import brim as library
-    from brim.progress import Silent
-    from brim.report.log_series import read_run
-    from brim.report.recording import recorded
+    from brim.monitor.report.log_series import read_run
+    from brim.monitor.report.recording import recorded
+    from brim.progress import Progress
 
     plan = library.plan(library.files(many_files(9)), tmp_path / "out", shard_size="50KB", memory="1GB")
     forecast = {"low_bytes": plan.forecast.total, "high_bytes": plan.forecast.total, "verdict": "LOW"}
-    with recorded(Silent(), tmp_path / "build.html", ["brim", "build"], plan.limit, forecast) as progress:
+    with recorded(Progress(), tmp_path / "build.html", ["brim", "build"], plan.limit, forecast) as progress:
         plan.run(progress)
     run = read_run(tmp_path / "build.jsonl")
     assert run.event_counts["shard"] == len(plan.plan.shards)
@@ -285,7 +285,7 @@ def test_the_parts_of_the_page_are_packaged() -> None:
     """What a page is made of is found as package data, not beside some source tree."""
     from importlib.resources import files
 
-    names = {part.name for part in files("brim.report").iterdir()}
+    names = {part.name for part in files("brim.monitor.report").iterdir()}
     assert {"page.html", "page.css", "dark.css", "scale.js", "chart.js", "cursor.js"} <= names
 
 

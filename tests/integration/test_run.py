@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from brim.watching import launch
-from brim.watching.run_log import read_log
+from brim.monitor.watching import launch
+from brim.monitor.watching.run_log import read_log
 from tests.conftest import brim, started
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory commands see little elsewhere")
@@ -224,7 +225,7 @@ while True:
 """
     done = brim(
         *("run", "--memory", "210MB", "--no-cgroup", "--alert-after", "0.2", "--stop-after", "2", "--grace", "0.6"),
-        *("--lead", "0"),  # the lines alone: on a busy machine filling is a climb, by which a stop is predicted
+        *("--stop-lead", "0"),  # the lines alone: on a busy machine filling is a climb, by which a stop is predicted
         *("--stop-file", stop, "--log", log, "--on-alert", f"env > {tmp_path}/hook-$BRIM_ALERT"),
         *("--", PYTHON, "-c", script, stop),
         env={**os.environ, "MY_API_TOKEN": "sesame"},
@@ -236,7 +237,7 @@ while True:
     text = log.with_suffix(".alerts.txt").read_text()
     assert len(text.splitlines()) == 4
     assert "asked it to stop" in text
-    for words in ("memory is at", "over the stop line", "sent SIGTERM", "stopped by brim"):
+    for words in ("memory is at", "above the stop threshold", "sent SIGTERM", "stopped by brim"):
         assert words in done.stderr
     hook = (tmp_path / "hook-alert").read_text()
     assert "BRIM_LIMIT_BYTES=210000000" in hook
@@ -262,7 +263,7 @@ time.sleep(60)
 """
     options = ("--memory", "210MB", "--no-cgroup", "--stop-after", "0.2", "--grace", "0.3", "--quiet")
     done = brim("run", *options, "--", PYTHON, "-c", script, tmp_path / "pid", check=4)
-    assert "it went on for 0 s after SIGTERM" in done.stderr
+    assert "it was still running 0 s after SIGTERM" in done.stderr
     daemon = int((tmp_path / "pid").read_text())
     eventually(lambda: not Path(f"/proc/{daemon}").exists())
 
@@ -284,6 +285,47 @@ def test_a_forked_daemon_is_left_and_named(tmp_path: Path) -> None:
         process.communicate()
 
 
+CHILD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "b = bytearray(b'x') * 185_000_000; import time; time.sleep(60)"])
+time.sleep(60)
+"""
+
+
+def test_warning_and_stop_name_the_process_that_holds_the_memory(tmp_path: Path) -> None:
+    log = tmp_path / "l.jsonl"
+    options = ("--memory", "202MB", "--no-cgroup", "--alert-after", "0.2", "--stop-after", "1", "--grace", "0.5")
+    brim("run", *options, "--lead", "0", "--log", log, "--", PYTHON, "-c", CHILD, check=4)
+    said = {event["kind"]: event["text"] for event in reversed(entries(log, "event"))}
+    for kind in ("alert", "stop"):
+        assert re.search(r"; 1\d\d MB in \S+ \(pid \d+, a child\)", said[kind]), said[kind]
+
+
+def test_warning_names_the_file_in_shared_memory(tmp_path: Path) -> None:
+    log, name = tmp_path / "l.jsonl", f"/dev/shm/brim-test-{os.getpid()}"
+    script = "import sys, time; f = open(sys.argv[1], 'wb'); f.write(bytes(90_000_000)); f.flush(); time.sleep(2)"
+    options = ("--memory", "110MB", "--no-cgroup", "--alert-after", "0.2", "--stop-at", "off", "--kill-at", "off")
+    try:
+        done = brim("run", *options, "--log", log, "--", PYTHON, "-c", script, name)
+    finally:
+        os.unlink(name)
+    (alert,) = [event["text"] for event in entries(log, "event") if event["kind"] == "alert"]
+    assert f"MB in {name}" in alert
+    assert f"left  90.0 MB of memory in files that remain: {name}" in done.stderr
+
+
+def test_a_killed_run_is_not_said_to_be_above_the_stop_threshold_afterwards(tmp_path: Path) -> None:
+    log = tmp_path / "l.jsonl"
+    deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {HOLD}"
+    options = ("--memory", "150MB", "--no-cgroup", "--lead", "0", "--log", log)
+    brim("run", *options, "--", PYTHON, "-c", deaf, "300", "20", check=4)
+    happened = kinds(log)
+    assert happened[happened.index("kill") + 1 :] == ["postmortem"]
+    (killed,) = [event["text"] for event in entries(log, "event") if event["kind"] == "kill"]
+    assert "above the kill threshold" in killed
+    assert entries(log, "end")[0]["why"] in killed
+
+
 def test_a_short_command_is_short() -> None:
     """`true` under watch takes a few times as long as showing brim's version (two interpreters start), not a second."""
 
@@ -300,7 +342,7 @@ def test_a_short_command_is_short() -> None:
 
 def test_the_screen_comes_from_the_log_alone(tmp_path: Path) -> None:
     """A log that was cut off still tells the trend, and that it was cut off."""
-    from brim.report.watch_view import screen, summarise
+    from brim.monitor.report.watch_view import screen, summarise
 
     log = tmp_path / "l.jsonl"
     head = {"type": "head", "limit": {"bytes": 10**9, "why": "--memory", "enforced": "best effort"}}
@@ -308,8 +350,8 @@ def test_the_screen_comes_from_the_log_alone(tmp_path: Path) -> None:
     log.write_text("\n".join(map(json.dumps, [head, *samples])) + '\n{"type":"sam')
     text = "\n".join(text for _, text in screen(summarise(log)))
     assert "the log was cut off" in text
-    assert "60.0 MB a minute" in text
-    assert "a leak's shape" in text
+    assert "60.0 MB per minute" in text
+    assert "looks like a leak" in text
 
 
 @pytest.fixture
@@ -331,13 +373,14 @@ def test_watch_a_process(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> No
     sleeper.wait()
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert "only looking, so nothing is done: with --act it would have been asked to stop now" in stderr
+    assert "only watching, so nothing is done: with --enforce it would have been asked to stop now" in stderr
     assert "peak  1" in stderr
+    assert "the process has ended (brim did not start it" in stderr
 
 
 def test_watch_acts_when_told(sleeper: subprocess.Popen[bytes]) -> None:
     """--act: over the kill line it is killed, exit 4."""
-    done = brim("watch", str(sleeper.pid), "--memory", "100MB", "--act", check=4)
+    done = brim("watch", str(sleeper.pid), "--memory", "100MB", "--enforce", check=4)
     assert sleeper.wait(5) == -signal.SIGKILL
     assert "killed by brim" in done.stderr
 
@@ -395,8 +438,8 @@ def test_a_file_that_is_no_log_is_never_overwritten(tmp_path: Path) -> None:
     """--log with somebody's text in its place is refused, and so is one that cannot be written, in words."""
     text = tmp_path / "thesis.txt"
     text.write_text("precious")
-    assert "no log of brim" in brim("run", "--log", text, "--", "true", check=2).stderr
-    assert "no log of brim" in brim("watch", "--system", "--for", "1", "--log", text, check=2).stderr
+    assert "not a run log of brim" in brim("run", "--log", text, "--", "true", check=2).stderr
+    assert "not a run log of brim" in brim("watch", "--system", "--for", "1", "--log", text, check=2).stderr
     assert text.read_text() == "precious"
     assert "cannot be written" in brim("run", "--log", "/proc/x.jsonl", "--", "true", check=2).stderr
 
@@ -452,7 +495,7 @@ def test_a_closed_stderr_does_not_end_the_watch(tmp_path: Path) -> None:
 
 def test_the_watcher_runs_the_same_brim() -> None:
     """Not whatever is installed elsewhere: its path begins with the folder that this package lies in."""
-    assert (launch.HOME / "brim" / "watching" / "launch.py").samefile(launch.__file__)
+    assert (launch.HOME / "brim" / "monitor" / "watching" / "launch.py").samefile(launch.__file__)
 
 
 LEAVE = """
@@ -467,7 +510,7 @@ time.sleep(60)
 
 
 def test_all_that_match_are_asked_to_stop_and_bystanders_are_not(tmp_path: Path) -> None:
-    """--match --act: several programs only with --all, and no bystander that has the name in its arguments."""
+    """--match --enforce: several programs only with --enforce-all, and no bystander with the name in its arguments."""
     script, one, two, three = (tmp_path / name for name in ("brim-asked.py", "1", "2", "3"))
     script.write_text(LEAVE)
     processes = [
@@ -477,12 +520,12 @@ def test_all_that_match_are_asked_to_stop_and_bystanders_are_not(tmp_path: Path)
     ]
     try:
         time.sleep(0.5)
-        options = ["--memory", "100MB", "--act", "--kill-at", "off", "--stop-after", "0", "--grace", "5"]
+        options = ["--memory", "100MB", "--enforce", "--kill-at", "off", "--stop-after", "0", "--grace", "5"]
         refused = brim("watch", "--match", "brim-asked", *options, "--for", "1", check=2).stderr
         assert "2 programs match" in refused
         assert str(processes[0].pid) in refused
         assert str(processes[2].pid) not in refused
-        done = brim("watch", "--match", "brim-asked", *options, "--all", "--for", "6", check=4)
+        done = brim("watch", "--match", "brim-asked", *options, "--enforce-all", "--for", "6", check=4)
         assert f"acting on process {processes[0].pid}" in done.stderr
         assert (one.exists(), two.exists(), three.exists()) == (True, True, False)
         assert processes[2].poll() is None
@@ -493,11 +536,11 @@ def test_all_that_match_are_asked_to_stop_and_bystanders_are_not(tmp_path: Path)
 
 
 def test_one_that_joins_later_is_not_acted_on(tmp_path: Path) -> None:
-    """Without --all a watch that comes upon two programs only looks, and says so."""
+    """Without --enforce-all a watch that comes upon two programs only looks, and says so."""
     script, log = tmp_path / "brim-two.py", tmp_path / "l.jsonl"
     script.write_text(LEAVE)
     watching = begin(
-        "watch", "--match", "brim-two.py", "--memory", "100MB", "--act", "--kill-at", "off", "--log", str(log)
+        "watch", "--match", "brim-two.py", "--memory", "100MB", "--enforce", "--kill-at", "off", "--log", str(log)
     )
     eventually(lambda: log.exists() and entries(log, "head"))
     processes = [subprocess.Popen([PYTHON, script, tmp_path / name]) for name in "ab"]
@@ -575,7 +618,7 @@ def test_a_leak_is_stopped_in_time_and_the_next_run_starts(tmp_path: Path) -> No
     """Stopped a lead before the kill line; the file is gone, and the lead of the next night is what this one took."""
     stop, log = tmp_path / "stop", tmp_path / "l.jsonl"
     options = ["--memory", "300MB", "--no-cgroup", "--stop-file", stop, "--log", log]
-    done = brim("run", *options, "--lead", "4", "--", PYTHON, "-c", LEAK, "12", stop, check=4)
+    done = brim("run", *options, "--stop-lead", "4", "--", PYTHON, "-c", LEAK, "12", stop, check=4)
     assert done.stdout == "obeyed\n"
     assert "than the 4 s that a stop needs" in done.stderr
     assert "at this rate the limit is reached at" in done.stderr

@@ -19,17 +19,17 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim as library
-from brim.buckets.bucket_address import Access
-from brim.errors import InputError, MissingExtra, SourceChanged
+from brim.errors import InputError, MissingDependencyError, SourceChangedError
 from brim.rows.open_rows import open_rows
 from brim.rows.read_unit import read_unit, where
 from brim.rows.row_options import RowOptions
 from brim.rows.schemas import cast, unify
 from brim.rows.unit import RowSource, Unit
 from brim.sources.open_dataset import open_dataset
-from brim.steps.embed_options import EmbedOptions
+from brim.steps.embed_options import EmbedStepOptions
 from brim.steps.embed_step import EmbedStep
 from brim.steps.step import BadRow, Batch
+from brim.storage.location import Access
 from tests.conftest import brim, tree_digest, write_files
 from tests.s3 import FaultProxy, S3Server
 from tests.s3.server import PRIVATE, PUBLIC
@@ -174,15 +174,15 @@ def known(source: str, options: RowOptions, spool: Path) -> dict[str, Any]:
         ("csv/*.csv", {"limit": 6100, "as_text": ("n",)}),
         ("parquet", {}),
         ("parquet/?.parquet", {"columns": ("s", "n"), "limit": 9000}),
-        ("shards", {"split": "test", "unit_bytes": 20_000}),
-        ("shards/data/*.parquet", {"split": "train", "config": "default"}),
-        ("hive", {"unit_bytes": 20_000}),
-        ("hive", {"unit_bytes": 20_000, "columns": ("h", "n")}),
-        ("large", {"unit_bytes": 6_000_000}),
+        ("shards", {"from_split": "test", "unit_size": 20_000}),
+        ("shards/data/*.parquet", {"from_split": "train", "from_config": "default"}),
+        ("hive", {"unit_size": 20_000}),
+        ("hive", {"unit_size": 20_000, "columns": ("h", "n")}),
+        ("large", {"unit_size": 6_000_000}),
         ("arrow", {}),
         ("arrow/*", {"limit": 7300}),
-        ("words", {"unit_bytes": 400_000}),
-        ("text", {"unit_bytes": 500}),
+        ("words", {"unit_size": 400_000}),
+        ("text", {"unit_size": 500}),
         ("text", {"text": "document"}),
         ("saved", {}),
     ],
@@ -192,7 +192,7 @@ def test_the_same_rows_and_units_as_from_a_copy(
     places: Places, tmp_path: Path, source: str, options: dict[str, Any]
 ) -> None:
     """Names, order, facts, cuts, keys, rows, and how errors name a row."""
-    reading = RowOptions(**{"unit_bytes": 60_000, **options})
+    reading = RowOptions(**{"unit_size": 60_000, **options})
     local = known(f"{places.folder}/{source}", reading, tmp_path / "a")
     remote = known(f"{places.address}/{source}", reading, tmp_path / "b")
     assert remote == local
@@ -228,7 +228,7 @@ def test_many_small_objects_wait_together(places: Places, s3_proxy: FaultProxy) 
 def test_small_columns_are_one_request(places: Places, s3_proxy: FaultProxy) -> None:
     """A footer, then one request for each small row group, and none for columns that nobody wants."""
     access = Access(s3_proxy.endpoint)
-    source = open_rows(f"{places.address}/large", RowOptions(columns=("a", "c"), access=access, unit_bytes=1 << 30))
+    source = open_rows(f"{places.address}/large", RowOptions(columns=("a", "c"), access=access, unit_size=1 << 30))
     before = s3_proxy.count("GET", ".parquet")
     (unit,) = source.units(1)
     assert table_of(source, [unit])["c"].to_pylist() == [*range(4000)]
@@ -239,21 +239,21 @@ def test_small_columns_are_one_request(places: Places, s3_proxy: FaultProxy) -> 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "csv", "zst"])
 @pytest.mark.parametrize("gone", [False, True], ids=["changed", "gone"])
 def test_an_object_that_changed(s3: S3Server, s3_prefix: str, tmp_path: Path, kind: str, gone: bool) -> None:
-    """Between the plan and the reading: SourceChanged, by name, although the size is the same."""
+    """Between the plan and the reading: SourceChangedError, by name, although the size is the same."""
     data = {
         "jsonl": json_lines(), "parquet": parquet(500), "arrow": arrow(pa.ipc.new_stream), "csv": comma_separated(),
         "zst": squeezed(json_lines(), "zstd"),
     }[kind]  # fmt: skip
     key = f"{s3_prefix}a.{'jsonl.zst' if kind == 'zst' else kind}"
     s3.write(PRIVATE, key, data)
-    source = open_rows(f"s3://{PRIVATE}/{key}", RowOptions(unit_bytes=50_000))
+    source = open_rows(f"s3://{PRIVATE}/{key}", RowOptions(unit_size=50_000))
     units = source.units(100, spool=tmp_path)
     planned = [] if kind == "zst" else list(units)
     if gone:
         s3.delete(PRIVATE, key)
     else:
         s3.write(PRIVATE, key, data[:-1] + b" ")
-    with pytest.raises(SourceChanged) as caught:
+    with pytest.raises(SourceChangedError) as caught:
         table_of(source, planned or list(units))
     assert caught.value.facts["path"] == key.removeprefix(s3_prefix)
 
@@ -261,7 +261,7 @@ def test_an_object_that_changed(s3: S3Server, s3_prefix: str, tmp_path: Path, ki
 @pytest.mark.parametrize("kind", ["jsonl", "zst", "large", "arrow"])
 def test_faults_on_the_way(places: Places, s3_proxy: FaultProxy, tmp_path: Path, kind: str) -> None:
     """A busy store, connections that break, one that is slow: the same rows."""
-    options = RowOptions(unit_bytes=300_000, access=Access(s3_proxy.endpoint))
+    options = RowOptions(unit_size=300_000, access=Access(s3_proxy.endpoint))
     expected = known(f"{places.folder}/{kind}", options, tmp_path / "a")
     s3_proxy.fail(503, times=3, method="GET", skip=2)
     cut = s3_proxy.cut(20_000, times=3, method="GET", answer=True, skip=4)
@@ -274,7 +274,7 @@ def test_what_cannot_be_read(places: Places, monkeypatch: pytest.MonkeyPatch) ->
     """Each error says what to do."""
     for source, words in (
         ("s3://nobody-has-this/x", "no bucket"),
-        (f"{places.address}/nothing", "nothing at"),
+        (f"{places.address}/nothing", "There is nothing at"),
         (f"{places.address}/nothing/*.jsonl", "Nothing was found"),
         (f"{places.address}/zst/*.csv", "Nothing was found"),
         ("s3://", "names no bucket"),
@@ -288,7 +288,7 @@ def test_what_cannot_be_read(places: Places, monkeypatch: pytest.MonkeyPatch) ->
         open_rows(f"{places.address}/jsonl", RowOptions(access=Access(anonymous=True)))
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(MissingExtra, match=r"pip install .*obstore"):
+    with pytest.raises(MissingDependencyError, match=r"pip install .*obstore"):
         open_rows(f"{places.address}/jsonl", RowOptions(access=Access("http://127.0.0.1:1")))
 
 
@@ -325,7 +325,7 @@ from brim.rows.open_rows import open_rows
 from brim.rows.read_unit import read_unit
 from brim.rows.row_options import RowOptions
 def count(name):
-    source = open_rows(sys.argv[1] + name, RowOptions(unit_bytes=1 << 30))
+    source = open_rows(sys.argv[1] + name, RowOptions(unit_size=1 << 30))
     return sum(table.num_rows for unit in source.units(1) for table in read_unit(source.reading, unit))
 count("small.txt")
 before, peak, done = process_bytes(os.getpid()), 0, threading.Event()
@@ -358,7 +358,7 @@ def test_images_of_a_bucket(s3: S3Server, s3_prefix: str) -> None:
         s3.write(PRIVATE, f"{s3_prefix}p/{number}.png", content.getvalue())
     root = f"s3://{PRIVATE}/{s3_prefix}p"
     names = [f"{number}.png" if number % 2 else f"{root}/{number}.png" for number in range(20)]
-    options = EmbedOptions(
+    options = EmbedStepOptions(
         "tests.integration.embed_models:mean_colour", image="image", batch_size=8, image_root=root,
         image_access=Access(s3.endpoint),
     )  # fmt: skip
@@ -428,7 +428,7 @@ def test_no_rows(s3: S3Server, s3_prefix: str, tmp_path: Path) -> None:
     [
         (("map", "--fn", "fn.py:same"), "s3://nowhere/out", "no bucket"),
         (("map", "--fn", "fn.py:same"), "hf://datasets/ada/out", "no token for the Hub"),
-        (("map", "--fn", "fn.py:same"), f"s3://{PRIVATE}/PREFIX", "that brim did not write there"),
+        (("map", "--fn", "fn.py:same"), f"s3://{PRIVATE}/PREFIX", "that brim did not write"),
         (("embed", "--model", "fn:same", "--column", "text"), "s3://nowhere/out.npy", "no bucket"),
     ],
 )
@@ -465,7 +465,7 @@ def test_what_others_published_since(s3: S3Server, s3_prefix: str, tmp_path: Pat
     assert '"computed": 0' in at("third", "--fn", "fn.py:same")
     for machine in ("first", "first", "fourth"):
         said = at(machine, "--fn", "fn.py:bad", check=2)
-        assert "holds another dataset" in said
+        assert "has another dataset" in said
         assert "--update" not in said
     assert "1 row," in brim("verify", made, env=os.environ | s3.environment).stdout
     assert "was computed" in brim("verify", made, source, check=2, env=os.environ | s3.environment).stderr

@@ -19,15 +19,21 @@ from typing import Any
 import pytest
 
 import brim as library
-from brim.buckets.bucket_address import Access, parse_bucket_address
-from brim.buckets.read_object import PIECE_BYTES, ObjectPiece, as_they_come, cut
-from brim.errors import FilesRefused, InputError, MissingExtra, SinkFailed, SourceChanged, SourceError
-from brim.jobs.check_files import check as check_table
-from brim.plans.cut_shards import CutOptions
+from brim.errors import (
+    DestinationUnavailableError,
+    InputError,
+    InvalidFilesError,
+    MissingDependencyError,
+    SourceChangedError,
+    SourceError,
+)
+from brim.options.groups import ShardOptions
 from brim.plans.plan import make_plan
 from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
+from brim.storage.location import Access, parse_bucket_address
+from brim.storage.reading import PIECE_BYTES, ObjectPiece, as_they_come, cut
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.generators import bids
 from tests.hub import TestHub
@@ -141,7 +147,7 @@ def same_table(mine: FileTable, theirs: FileTable) -> None:
     assert mine.files.sizes.tolist() == theirs.files.sizes.tolist()
     for name in ("columns", "features", "splits", "refused", "warnings", "recipe", "about", "saved"):
         assert getattr(mine, name) == getattr(theirs, name), name
-    plans = [make_plan(table, "parquet", CutOptions()) for table in (mine, theirs)]
+    plans = [make_plan(table, "parquet", ShardOptions()) for table in (mine, theirs)]
     assert plans[0].fingerprint == plans[1].fingerprint
 
 
@@ -176,7 +182,7 @@ class TestSources:
         plan = library.plan(table, tmp_path / "out", allow_empty=True)
         before, after = about.files[about.sample], about.files[about.sample][::-1]
         place.put({about.sample: after})
-        with pytest.raises(SourceChanged) as caught:
+        with pytest.raises(SourceChangedError) as caught:
             plan.run()
         assert caught.value.facts["path"] == about.sample
         shards = [path.read_bytes() for path in (tmp_path / "out").rglob("*.parquet")]
@@ -189,7 +195,7 @@ def test_missing_and_pointers(place: Disk | Bucket) -> None:
     files = {"a.png": b"x" * 2000, "lfs.png": lfs, "none.png": b"", "folder/b.png": b"x" * 2000}
     table = b"image\na.png\nlfs.png\nnone.png\ngone.png\nfolder\nhttp://x/y.png\n"
     address = place.put(files | {"t.csv": table})
-    with pytest.raises(FilesRefused) as caught:
+    with pytest.raises(InvalidFilesError) as caught:
         library.plan(library.table(f"{address}/t.csv", files="image")).check()
     refused = {problem["path"]: problem["reason"] for problem in caught.value.facts["problems"]}
     assert refused == {
@@ -203,7 +209,7 @@ def test_check(place: Disk | Bucket) -> None:
     png = bytes.fromhex("89504e470d0a1a0a0000000d494844520000000100000001080200000090")
     files = {"ok.nii.gz": whole, "cut.nii.gz": whole[:-9], "no.nii.gz": b"not gzip" * 9, "broken.png": png}
     table = library.files(place.put(files), column="scan:file")
-    report = check_table(table, everything=True)
+    report = library.check(table, everything=True)
     found = {path: fault for check in report.failed for path, fault in zip(check.failed, check.faults, strict=True)}
     assert sorted(found) == ["broken.png", "cut.nii.gz", "no.nii.gz"]
     assert found["no.nii.gz"] == "is not gzip"
@@ -222,14 +228,14 @@ def test_an_empty_object_that_is_filled(bucket: Bucket, tmp_path: Path) -> None:
     """Nothing of it would be read, and it is noticed all the same."""
     plan = library.plan(library.files(bucket.put({"a.bin": b"x", "b.bin": b""})), tmp_path / "out", allow_empty=True)
     bucket.put({"b.bin": b"now"})
-    with pytest.raises(SourceChanged, match=r"b\.bin"):
+    with pytest.raises(SourceChangedError, match=r"b\.bin"):
         plan.run()
 
 
 def test_an_object_and_a_folder_of_one_name(bucket: Bucket) -> None:
     """It is refused by its name, and can be left out."""
     address = bucket.put({"a.png": b"x", "a.png/b.png": b"y", "c.png": b"z"})
-    with pytest.raises(FilesRefused, match=r"an object with the name of a folder: a\.png"):
+    with pytest.raises(InvalidFilesError, match=r"an object with the name of a folder: a\.png"):
         library.plan(address).check()
     library.plan(library.files(address, exclude="a.png")).check()
 
@@ -254,7 +260,7 @@ class TestTables:
         address = bucket.put(self.FILES)
         table = library.table([{"image": "0.png"}, {"image": "2.png"}], root=f"{address}/img")
         assert table.files.paths.to_pylist() == ["0.png", "2.png"]
-        with pytest.raises(SourceError, match="outside of root="):
+        with pytest.raises(SourceError, match="outside root="):
             library.table([{"image": "../x.png"}], files="image", root=f"{address}/img")
 
     def test_beside_the_table(self, bucket: Bucket) -> None:
@@ -299,7 +305,7 @@ class TestErrors:
     """What is wrong and what to do, without a traceback."""
 
     def test_nothing_there(self, bucket: Bucket) -> None:
-        with pytest.raises(SourceError, match=f"There is nothing at {bucket.address}"):
+        with pytest.raises(SourceError, match=f"{bucket.address}"):
             library.plan(bucket.address)
 
     def test_no_bucket(self, bucket: Bucket) -> None:
@@ -341,7 +347,10 @@ class TestErrors:
     def test_no_store(self, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
         """A proxy that answers everything by a page of its own."""
         monkeypatch.setenv("BRIM_STALL_SECONDS", "1")
-        with answering(200, b"") as endpoint, pytest.raises(SinkFailed, match="does not answer as such a store does"):
+        with (
+            answering(200, b"") as endpoint,
+            pytest.raises(DestinationUnavailableError, match="does not answer as such a store does"),
+        ):
             library.files("s3://private/x", endpoint_url=endpoint)
 
     def test_another_scheme(self) -> None:
@@ -351,13 +360,13 @@ class TestErrors:
     def test_no_obstore(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("obstore", "obstore.store"):
             monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(MissingExtra, match=r"pip install 'obstore>="):
+        with pytest.raises(MissingDependencyError, match=r"pip install 'obstore>="):
             library.files("s3://some-bucket-without-a-store/x")
 
     def test_not_answering(self, bucket: Bucket, s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("BRIM_STALL_SECONDS", "1")
         s3_proxy.fail(503, times=None)
-        with pytest.raises(SinkFailed, match="503"):
+        with pytest.raises(DestinationUnavailableError, match="503"):
             library.files(bucket.address, endpoint_url=s3_proxy.endpoint)
 
 

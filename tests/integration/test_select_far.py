@@ -23,14 +23,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import brim as library
-from brim.buckets import web_objects
-from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_client import AnotherObject
-from brim.errors import SourceChanged
+from brim.errors import SourceChangedError
 from brim.memory.meter import tree_bytes
 from brim.sources import far_values
 from brim.state.durable import record_line
 from brim.state.record_log import records_of
+from brim.storage.location import Location
+from brim.storage.storage import ObjectStat
+from brim.storage.storage_error import StorageError
+from brim.storage.web_files import HttpStorage
 from tests.forked import brim
 from tests.hub import TestHub
 from tests.integration.test_parquet_source import rows_of
@@ -130,7 +131,7 @@ def test_a_manifest_that_does_not_fit_is_left_alone(
 
 
 def test_changed_in_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that becomes another one after the plan is SourceChanged, and nothing is published."""
+    """A shard that becomes another one after the plan is SourceChangedError, and nothing is published."""
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     place = f"s3://{PRIVATE}/{s3_prefix.rstrip('/')}"
@@ -139,7 +140,7 @@ def test_changed_in_a_bucket(s3: S3Server, s3_prefix: str, tmp_path: Path, monke
     for key in s3.objects(PRIVATE, s3_prefix):
         if key.endswith(".parquet"):
             s3.write(PRIVATE, key, s3.read(PRIVATE, key)[::-1])
-    with pytest.raises(SourceChanged):
+    with pytest.raises(SourceChangedError):
         plan.run()
     assert not list((tmp_path / "out").glob("data/train*"))
 
@@ -282,18 +283,19 @@ def test_ranges_of_a_server_without_ranges_are_of_one_version(
     """The copy of a file answers for the version that was listed; another version is noticed, and copied anew."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # whoever loaded it before
-    path, address = tmp_path / "served" / "a.bin", BucketAddress("http", whole_files.removeprefix("http://"), "")
+    path, address = tmp_path / "served" / "a.bin", Location("http", whole_files.removeprefix("http://"), "")
     path.write_bytes(bytes(range(200)))
-    _, first = web_objects.head(address, "a.bin") or (0, "")
-    assert web_objects.get_range(address, "a.bin", 50, 60, first)[0] == bytes(range(50, 60))
+    storage = HttpStorage(address)
+    first = (storage.head("a.bin") or ObjectStat(0, "")).etag
+    assert storage.read_range("a.bin", 50, 60, first)[0] == bytes(range(50, 60))
     path.write_bytes(bytes(200))
     os.utime(path, (1, 1))
-    assert web_objects.get_range(address, "a.bin", 190, 200, first)[0] == bytes(range(190, 200))
+    assert storage.read_range("a.bin", 190, 200, first)[0] == bytes(range(190, 200))
     assert len(_WholeFiles.gets) == 1
-    _, second = web_objects.head(address, "a.bin") or (0, "")
-    assert web_objects.get_range(address, "a.bin", 50, 60, second)[0] == bytes(10)
-    with pytest.raises(AnotherObject):
-        web_objects.get_range(address, "a.bin", 50, 60, first)
+    second = (storage.head("a.bin") or ObjectStat(0, "")).etag
+    assert storage.read_range("a.bin", 50, 60, second)[0] == bytes(10)
+    with pytest.raises(StorageError, match="changed"):
+        storage.read_range("a.bin", 50, 60, first)
 
 
 def test_several_shards_at_once(s3: S3Server, s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

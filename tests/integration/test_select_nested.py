@@ -14,7 +14,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import brim as library
-from brim.formats.nested_values import assembled, byte_leaves, emptied, leaf_cells, merged, numbered_type
+from brim.formats.nested_values import (
+    assemble_leaf,
+    byte_leaves,
+    leaf_cells,
+    merge_leaves,
+    numbered_type,
+    with_empty_bytes,
+)
 from brim.formats.parquet_levels import levels_of
 from brim.sources.open_dataset import open_dataset
 from tests.integration.test_parquet_source import FILE, rows_of
@@ -80,14 +87,14 @@ def test_levels_make_the_shape_again(kind: pa.DataType, nullable: bool, seed: in
         levels = levels_of(array, nullable, path)
         numbers = pa.array(range(len(levels.index)), pa.int64(), mask=levels.definition < levels.max_definition)
         assert levels.max_definition == len(steps)
-        parts.append(assembled(pa.field("x", kind, nullable), path, levels.repetition, levels.definition, numbers))
+        parts.append(assemble_leaf(pa.field("x", kind, nullable), path, levels.repetition, levels.definition, numbers))
         expected.append(int((levels.definition == levels.max_definition).sum()))
     small = _without_bytes(array)
-    whole = merged(numbered_type(kind), [*parts, *([] if small is None else [small])])
+    whole = merge_leaves(numbered_type(kind), [*parts, *([] if small is None else [small])])
     whole.validate(full=True)
     assert whole.type == numbered_type(kind)
     assert [len(cells.drop_null()) for cells, _ in leaf_cells(whole, kind)] == expected
-    empty = emptied(whole, kind)
+    empty = with_empty_bytes(whole, kind)
     assert empty.type == kind
     assert empty.to_pylist() == [_emptied(one) for one in array.to_pylist()]
 

@@ -264,7 +264,7 @@ def test_every_verb_chooses_by_the_same_words(tmp_path: Path) -> None:
         lambda: library.check(none),
         lambda: library.build(none, tmp_path / "no"),
     ):
-        with pytest.raises(InputError, match="No row was chosen"):
+        with pytest.raises(InputError, match="No row was selected"):
             verb()
     assert not (tmp_path / "no").exists()
 
@@ -301,7 +301,7 @@ def test_select_reads_shards_whose_numbers_have_several_widths(tmp_path: Path, n
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        (pa.array([1, 2]), pa.array(["1", "2"]), "has other columns"),
+        (pa.array([1, 2]), pa.array(["1", "2"]), "has different columns"),
         (pa.array([2**53 + 1, 2]), pa.array([0.5, 1.5]), "would change"),
         (pa.array([2**64 - 1], pa.uint64()), pa.array([-1]), "would change"),
     ],

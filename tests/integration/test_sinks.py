@@ -111,7 +111,7 @@ class TestEveryDestination:
             "import brim, sys\n"
             "plan = brim.plan(sys.argv[1], sys.argv[2], shard_size='1MB')\n"
             "open(sys.argv[1] + '/9.bin', 'ab').write(b'more')\n"
-            "try:\n    plan.run()\nexcept brim.errors.SourceChanged as error:\n    sys.exit(error.facts['path'])\n"
+            "try:\n    plan.run()\nexcept brim.errors.SourceChangedError as error:\n    sys.exit(error.facts['path'])\n"
         )
         done = subprocess.run(
             [sys.executable, "-c", code, str(moving), place.address],

@@ -137,11 +137,11 @@ def test_two_spellings_of_a_path(tmp_path: Path) -> None:
 
 
 def test_the_printed_command_works(tmp_path: Path) -> None:
-    """What brim prints to prove a build can be pasted, with --root and spaces in names."""
+    """The command that brim prints to verify a build can be pasted, with --root and spaces in names."""
     files = write_files(tmp_path / "my files", {"a.bin": b"a"})
     (tmp_path / "my table.csv").write_text("f\na.bin\n")
     done = brim("build", "my table.csv", "my out", "--root", files, cwd=tmp_path)
-    command = next(line.split("prove", 1)[1] for line in done.stdout.splitlines() if "prove" in line)
+    command = next(line.split("verify with", 1)[1] for line in done.stdout.splitlines() if "verify with" in line)
     program = f"{sys.executable} -m {command.strip()}"
     assert subprocess.run(program, shell=True, cwd=tmp_path, check=False).returncode == 0
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from brim.buckets.bucket_address import parse_bucket_address
-from brim.stores.bucket_lease import Lease
+from brim.storage.lease import Lease
+from brim.storage.location import parse_bucket_address
 from tests.conftest import brim, random_bytes, tree_digest, write_files
 from tests.places import FolderPlace, Listing, listing, run, start
 from tests.stores.servers import ALL, BUCKET, RunningStore
@@ -60,8 +60,8 @@ class StorePlace:
     def _client(self) -> tuple[object, object]:
         import obstore
 
-        from brim.buckets.bucket_address import parse_bucket_address
-        from brim.buckets.bucket_client import store_of
+        from brim.storage.location import parse_bucket_address
+        from brim.storage.objects import store_of
 
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.store.environment.items():

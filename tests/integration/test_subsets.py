@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import brim as api
-from brim.errors import DamageFound
+from brim.errors import VerificationError
 from brim.state.durable import record_line, record_of
 from tests.conftest import random_bytes, write_files
 from tests.forked import brim
@@ -86,7 +86,7 @@ def test_states_of_all_parts(hub: TestHub, machine: Machine, source: Path) -> No
     put_by_hand(hub, {"other/train-00000-of-00001.parquet": parquet(3)})
     done = machine.run("verify", DEST)
     assert done.returncode == 0, done.stderr
-    assert "whole  1 shard, 5 rows" in done.stdout  # what no card names is no part of it
+    assert "complete  1 shard, 5 rows" in done.stdout  # what no card names is no part of it
     card = hub.read(REPO, "README.md").decode()
     entry = "configs:\n- config_name: other\n  data_files:\n  - split: train\n    path: other/*.parquet\n"
     put_by_hand(hub, {"README.md": card.replace("configs:\n", entry, 1).encode()})
@@ -148,7 +148,7 @@ def test_the_card_is_proved(source: Path, tmp_path: Path, old: str, new: str, wo
     text = card.read_text()
     assert old in text, text
     card.write_text(text.replace(old, new))
-    with pytest.raises(DamageFound, match=words):
+    with pytest.raises(VerificationError, match=words):
         api.verify(out)
 
 
@@ -157,7 +157,7 @@ def test_the_bytes_of_the_card(source: Path, tmp_path: Path) -> None:
     card = tmp_path / "out" / "README.md"
     size = yaml.safe_load(card.read_text().split("---\n")[1])["dataset_info"]["download_size"]
     card.write_text(card.read_text().replace(f"download_size: {size}", f"download_size: {size + 1}"))
-    with pytest.raises(DamageFound, match="bytes to download of default"):
+    with pytest.raises(VerificationError, match="bytes to download of default"):
         api.verify(tmp_path / "out")
 
 
@@ -177,7 +177,7 @@ def test_the_line_of_the_job(source: Path, tmp_path: Path) -> None:
         (record_line(record) + rest, "is not what its fingerprint is of"),
     ):
         ledger.write_bytes(bad)
-        with pytest.raises(DamageFound, match=words):
+        with pytest.raises(VerificationError, match=words):
             api.verify(out)
     ledger.write_bytes(good)
     assert api.verify(out).subsets == {"train": "whole"}

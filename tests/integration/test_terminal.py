@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import pytest
 
 from brim.cli.show import escape_controls
 from brim.extras import EXTRAS
-from brim.report.bars import Bar, PlainLines
+from brim.monitor.report.progress_renderers import PlainLines, TerminalBar
+from brim.progress import Progress
 from brim.state.durable import private_folder
 from tests.conftest import brim, write_files
 
@@ -23,12 +25,12 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 
 
 def completed(line: str, **environment: str) -> list[str]:
-    """What bash is offered for a line that ends where the cursor is."""
-    asked = {"_BRIM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    """Return what bash is offered for a line that ends at the cursor: texts, without what the shell completes."""
+    asked = {"_BRIM_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     code = "import sys; sys.argv = ['brim']; from brim.cli import main; main()"
     environment = {**os.environ, **asked, **environment}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    return [line.removeprefix("plain,") for line in done.stdout.splitlines() if line.startswith("plain,")]
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,36 @@ def test_completion(line: str, offered: list[str]) -> None:
     """Verbs, options, words and recipes are offered, and no server is asked."""
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
     assert completed(line, **nowhere) == offered
+
+
+@pytest.mark.parametrize(
+    ("shell", "file", "line"),
+    [
+        ("bash", ".bashrc", 'eval "$(_BRIM_COMPLETE=bash_source brim)"'),
+        ("zsh", ".zshrc", 'eval "$(_BRIM_COMPLETE=zsh_source brim)"'),
+        ("fish", ".config/fish/completions/brim.fish", "_BRIM_COMPLETE=fish_source brim | source"),
+    ],
+)
+def test_completion_is_installed_once(shell: str, file: str, line: str, tmp_path: Path) -> None:
+    """--install-completion adds one line to the start-up file of the shell; --show-completion prints the script."""
+    place = {**os.environ, "HOME": str(tmp_path), "SHELL": f"/usr/bin/{shell}"}
+    for _ in range(2):
+        assert file in brim("--install-completion", env=place).stdout
+    assert (tmp_path / file).read_text().count(line) == 1
+    assert f"{shell}_complete" in brim("--show-completion", env=place).stdout
+    refused = brim("--show-completion", env={**place, "SHELL": "/bin/tcsh"}, check=2).stderr
+    assert "bash, zsh or fish" in refused
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes_with_the_installed_line(tmp_path: Path) -> None:
+    """A real bash that reads the installed line offers the commands."""
+    place = {**os.environ, "HOME": str(tmp_path), "SHELL": "/bin/bash"}
+    place["PATH"] = f"{Path(sys.executable).parent}:{place['PATH']}"
+    brim("--install-completion", env=place)
+    script = 'source ~/.bashrc; COMP_WORDS=(brim veri); COMP_CWORD=1; _brim_completion brim; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", script], env=place, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["verify"]
 
 
 def test_help_of_a_verb() -> None:
@@ -157,7 +189,7 @@ def test_names_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
 
 def test_bar_notes_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     """What a bar says beside itself is escaped too."""
-    Bar().note(f"{TITLE}: skipped")
+    Progress(TerminalBar()).note(f"{TITLE}: skipped")
     assert r"a\x1b]0;pwned\x07b: skipped" in capsys.readouterr().err
 
 
@@ -178,7 +210,7 @@ def test_rows_are_counted_and_nothing_is_guessed_at_first(tmp_path: Path) -> Non
     """A line tells rows; how long it will take is told when something has moved."""
     with open(tmp_path / "said", "w+") as out:
         clock = Clock()
-        lines = PlainLines(out, clock)
+        lines = Progress(PlainLines(out), clock=clock)
         lines.start("build", 1000, 4, 10**9)
         clock.now = 10.0
         lines.advance(0)

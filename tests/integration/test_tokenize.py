@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from brim.cli import app
+from brim.cli.parser import run_command
 from brim.errors import BrimError
 from brim.memory.meter import tree_bytes
 from tests.conftest import brim, tree_digest
@@ -313,7 +313,7 @@ def test_long_documents_without_spaces(work: Path, tmp_path: Path) -> None:
     assert process.returncode == 0
     assert peak <= LIMIT
     assert process.stdout is not None
-    assert "long texts encoded in pieces: 2" in process.stdout.read()
+    assert "long texts encoded in parts: 2" in process.stdout.read()
     raw = tokenizers.Tokenizer.from_file(str(work / "tokenizer.json"))
     assert ids(tmp_path / "out")[0] == raw.encode(texts[0]).ids
 
@@ -450,10 +450,10 @@ def test_to_the_hub(work: Path, tmp_path: Path, expected: list[list[int]]) -> No
 
 
 REFUSED = [
-    ("corpus.jsonl", ["--keep", "id", "--pack", "8"], "--keep needs rows that are documents"),
+    ("corpus.jsonl", ["--keep-columns", "id", "--pack", "8"], "--keep-columns cannot be used with --pack"),
     ("corpus.jsonl", ["--pack", "100000000", "--no-eos"], "too long for a limit"),
-    ("corpus.jsonl", ["--pack", "8"], "does not say which token ends one. Name it: --eos TOKEN."),
-    ("corpus.jsonl", ["--pack", "8", "--eos", EOS, "--no-eos"], "exclude each other"),
+    ("corpus.jsonl", ["--pack", "8"], "does not define an end-of-document token. Name it: --eos TOKEN."),
+    ("corpus.jsonl", ["--pack", "8", "--eos", EOS, "--no-eos"], "--eos cannot be used with --no-eos"),
     ("corpus.jsonl", ["--eos", "<|End|>"], "Close to it are '<|end|>'"),
     ("corpus.jsonl", ["--column", "txt"], "Close to it are 'text'"),
     ("corpus.jsonl", ["--column", "id"], "not text but int64"),
@@ -473,7 +473,7 @@ def test_refused_in_words(work: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     for source, options, message in REFUSED:
         words = ["--tokenizer", "tokenizer.json", "--memory", str(LIMIT), *options]
         with pytest.raises(BrimError) as caught:  # a command would take half a second each
-            app(["tokenize", source, str(tmp_path / "out"), *words], standalone_mode=False)
+            run_command(["tokenize", source, str(tmp_path / "out"), *words])
         assert message in f"{caught.value.message} {caught.value.hint}"
         assert not (tmp_path / "out").exists()
 
@@ -504,3 +504,30 @@ def test_the_blocks_of_the_documentation_run(work: Path, tmp_path: Path) -> None
         plain = re.sub(r"^>>> ", "", program, flags=re.M)
         done = subprocess.run([sys.executable, "-c", plain], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_document_without_a_safe_cut_is_named(tmp_path: Path) -> None:
+    """The count alone leaves nobody any wiser about which text it was."""
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    made.save(str(tmp_path / "tokenizer.json"))
+    texts = ["a", "a a " * 3000, "acgt" * 3000, "a", "tgca" * 3000]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    words = ["--tokenizer", "tokenizer.json", "--long-chars", "4000", "--no-eos"]
+    done = brim("tokenize", "corpus.jsonl", "out", *words, cwd=tmp_path)
+    assert "2 long documents had no safe place for a cut" in done.stderr
+    assert "The first is document 2 of corpus.jsonl, counted from 0." in done.stderr
+
+
+def test_splits_by_name_and_by_share(work: Path, tmp_path: Path) -> None:
+    """--split names the split, --split-into the shares; shares without names still work, with one line."""
+    words = ("--tokenizer", "tokenizer.json", "--memory", str(LIMIT))
+    named = brim("tokenize", "corpus.jsonl", tmp_path / "dev", *words, "--split", "dev", cwd=work)
+    assert [path.name for path in (tmp_path / "dev" / "data").iterdir()] == ["dev-00000-of-00001.parquet"]
+    assert f"load  datasets.load_dataset('{tmp_path / 'dev'}')" in named.stdout
+    assert "is now" not in named.stderr
+    brim("tokenize", "corpus.jsonl", tmp_path / "a", *words, "--split-into", "train=0.9,validation=0.1", cwd=work)
+    old = brim("tokenize", "corpus.jsonl", tmp_path / "b", *words, "--split", "0.9/0.1", cwd=work)
+    assert "brim: --split 0.9/0.1 is now --split-into train=0.9,validation=0.1." in old.stderr
+    parts = [sorted((tmp_path / name / "data").iterdir()) for name in ("a", "b")]
+    assert [path.read_bytes() for path in parts[0]] == [path.read_bytes() for path in parts[1]]

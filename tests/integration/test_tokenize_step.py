@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from brim.errors import InputError, SourceChanged
+from brim.errors import InputError, SourceChangedError
 from brim.outputs.token_documents import SEQ_LENGTHS
 from brim.outputs.token_output import FinishOptions, finish_tokens
 from brim.steps.step import BadRow, Batch
-from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, TokenizeOptions, TokenizeStep, pieces
+from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, TokenizeStep, TokenizeStepOptions, pieces
 from brim.steps.tokenizers import LoadedTokenizer, find_tokenizer, generation
 from tests.generators.tokenizers import SPECIALS, made_tokenizers, prose
 
@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def opened(path: Path, **options: Any) -> TokenizeStep:
     """As a worker gets it."""
-    step = TokenizeStep(find_tokenizer(path), TokenizeOptions(**options))
+    step = TokenizeStep(find_tokenizer(path), TokenizeStepOptions(**options))
     step = pickle.loads(pickle.dumps(step))
     step.open(SCHEMA)
     return step
@@ -139,7 +139,7 @@ def test_long_texts_that_a_strip_normalizer_changes_at_cuts_are_counted_as_rough
     )
     raw.pre_tokenizer = getattr(tokenizers.pre_tokenizers, splitter)()
     texts = ["café " * 4000, prose(4000), f"  {prose(3000)}  ", "a\n\n b  " * 3000]
-    step = TokenizeStep(find_tokenizer(raw), TokenizeOptions(long_chars=5000))
+    step = TokenizeStep(find_tokenizer(raw), TokenizeStepOptions(long_chars=5000))
     step.open(SCHEMA)
     ids, notes = run(step, [*texts])
     for text, found, note in zip(texts, ids, notes, strict=True):
@@ -220,7 +220,7 @@ def test_ids_are_never_a_matter_of_chance(made: dict[str, Path], tmp_path: Path,
 
 def test_kept_columns_and_types(made: dict[str, Path]) -> None:
     """Kept columns stand beside the ids, whose type is the one asked for."""
-    step = opened(made["bpe"], keep=("name",), dtype="uint16")
+    step = opened(made["bpe"], keep_columns=("name",), dtype="uint16")
     table = pa.table({"text": ["a", "b"], "name": ["x", None]}, schema=SCHEMA)
     result = pa.concat_tables(step.apply(Batch(table, 0, None), False))
     assert result["name"].to_pylist() == ["x", None]
@@ -258,7 +258,7 @@ def test_a_tokenizer_that_changes_is_noticed(made: dict[str, Path], tmp_path: Pa
     assert steps[0].facts == steps[1].facts
     assert str(tmp_path) not in repr(steps[0].facts)
     first.write_bytes(made["unigram"].read_bytes())
-    with pytest.raises(SourceChanged):
+    with pytest.raises(SourceChangedError):
         steps[0].open(SCHEMA)
     assert TokenizeStep(find_tokenizer(first)).facts != steps[1].facts
 

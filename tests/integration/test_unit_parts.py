@@ -155,7 +155,7 @@ def test_a_unit_in_a_bucket_is_not_what_was_computed(
     else:
         s3.write("private", key, bytes(unit))
     refused = run(verb, "--plan", plan, "--finish", check=2)
-    assert f"'s3://private/{key}' is not there as part 2/2 has computed it." in refused.stderr
+    assert f"'s3://private/{key}' is missing or differs from what part 2/2 computed." in refused.stderr
     assert "Run that part again." in refused.stderr
     done = run(verb, "--plan", plan, "--part", "2/2", "--json")
     assert json.loads(done.stdout.splitlines()[-1])["written"] == 1
@@ -179,7 +179,7 @@ def test_in_python(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert brim("plan", "--plan", tmp_path / "a.plan", "--missing", "2").stdout == "1\n"
     with pytest.raises(InputError, match="part 1 of 2"):
         saved.finish()
-    assert saved.run().built.rows == 1199
+    assert saved.run().rows == 1199
     assert saved.status.finished
     with pytest.raises(InputError, match="open_job"):
         library.open_plan(tmp_path / "a.plan")
@@ -193,18 +193,18 @@ def test_what_has_no_parts(work: Path, tmp_path: Path) -> None:
     write_files(tmp_path, {"steps.py": STEPS, "rows.jsonl": (work / "rows.jsonl").read_bytes()})
     words = ("--fn", "steps.py:work", "--on-error", "skip")
     refused = brim("map", "rows.jsonl.gz", "out", *words, "--save", "a.plan", check=2, cwd=tmp_path)
-    assert "from its start only" in refused.stderr
+    assert "only be read from its start" in refused.stderr
     brim("map", "rows.jsonl", "out", *words, "--save", "a.plan", cwd=tmp_path)
     for more, said in (
-        (("--batched",), "--batched cannot go with --plan"),
-        (("--part", "4/3"), "--part takes I/N"),
-        (("--part", "1/2", "--finish"), "Choose one of"),
+        (("--batched",), "--batched cannot be used with --plan"),
+        (("--part", "4/3"), "--part must be I/N"),
+        (("--part", "1/2", "--finish"), "cannot be used with --finish"),
     ):
         assert said in brim("map", "--plan", "a.plan", *more, check=2, cwd=tmp_path).stderr
     assert "is a plan of brim map" in brim("embed", "--plan", "a.plan", check=2, cwd=tmp_path).stderr
-    assert "needs a plan" in brim("map", "--part", "1/2", check=2, cwd=tmp_path).stderr
+    assert "can only be used with --plan" in brim("map", "--part", "1/2", check=2, cwd=tmp_path).stderr
     write_files(tmp_path, {"steps.py": STEPS.replace(b"/ 2", b"/ 3")})
-    assert "not the job that was planned" in brim("map", "--plan", "a.plan", "--finish", check=2, cwd=tmp_path).stderr
+    assert "differs from the planned one" in brim("map", "--plan", "a.plan", "--finish", check=2, cwd=tmp_path).stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -239,10 +239,35 @@ def test_finish_refuses_a_local_unit_of_the_same_size_and_other_content(verb: st
     damaged.write_bytes(bytes(data))
     refused = brim(verb, "--plan", "a.plan", "--finish", cwd=tmp_path, check=2)
     part = damaged.parent.name.lstrip("0").partition("-")[0]
-    assert f"is not there as part {part}/2 has computed it" in refused.stderr
+    assert f"differs from what part {part}/2 computed" in refused.stderr
     assert not (tmp_path / target / "data").exists()
     again = brim(verb, "--plan", "a.plan", "--part", f"{part}/2", "--json", cwd=tmp_path)
     assert json.loads(again.stdout.splitlines()[-1])["written"] == 1
     brim(verb, "--plan", "a.plan", "--finish", "--quiet", cwd=tmp_path)
     brim(verb, "rows.jsonl", f"one/{target}", *words, *units, "--quiet", cwd=tmp_path)
     assert content(tmp_path / target) == content(tmp_path / "one" / target)
+
+
+def test_plans_of_earlier_versions_open(work: Path, tmp_path: Path) -> None:
+    """A plan has the names that options had first, and one with those of earlier versions is the same job."""
+    write_files(tmp_path, {"steps.py": STEPS, "rows.jsonl": (work / "rows.jsonl").read_bytes()})
+    words = ("--fn", "steps.py:work", "--on-error", "skip")
+    brim("map", "rows.jsonl", "out", *words, "--save", "a.plan", cwd=tmp_path)
+    plan = json.loads((tmp_path / "a.plan").read_text())
+    assert {"direct", "via", "from_split", "on_error"} <= plan["words"]["given"].keys()
+    assert not {"state", "state_dir", "memory", "commit_as_you_go"} & plan["words"]["given"].keys()
+    plan["words"]["options"] |= {"format_type": None, "format_columns": None, "format_kwargs": {}, "fn_kwargs": {}}
+    plan["words"]["options"]["side_effects"] = False
+    (tmp_path / "a.plan").write_text(json.dumps(plan))
+    brim("map", "--plan", "a.plan", "--part", "1/1", cwd=tmp_path)
+    done = brim("map", "--plan", "a.plan", "--finish", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout.splitlines()[-1])["computed"] == 0
+
+
+def test_a_plan_of_a_build_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.bin").write_bytes(b"a")
+    brim("plan", "files", "out", "--save", "b.plan", cwd=tmp_path)
+    refused = brim("map", "--plan", "b.plan", check=2, cwd=tmp_path).stderr
+    assert "is a plan of brim build" in refused
+    assert "brim build --plan" in refused

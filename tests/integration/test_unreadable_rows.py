@@ -83,7 +83,7 @@ def test_unreadable_rows_are_reported_with_file_line_and_content(
     if zipped:
         path = path.rename(f"{path}.gz")
         path.write_bytes(gzip.compress(content))
-    rows, left_out = read(path, tmp_path, unit_bytes=unit_bytes)
+    rows, left_out = read(path, tmp_path, unit_size=unit_bytes)
     if kind == "txt":
         assert [row["text"] for row in rows] == [f"{n} t{n}" for n in range(ROWS) if n not in bad]
     else:
@@ -115,7 +115,7 @@ def test_csv_values_behind_the_samples_that_would_change_are_left_out(tmp_path: 
     good = b"1,2.5," + b"x" * 1000 + b"\n"
     odd = b"7.5,1,x\n007,1,x\n0x10,1,x\n1,12345678901234567,x\n1,1e999,x\nabc,1,x\n"
     (tmp_path / "a.csv").write_bytes(b"a,b,c\n" + good * 4000 + odd + good * 9000)
-    rows, left_out = read(tmp_path / "a.csv", tmp_path, unit_bytes=10_000_000)
+    rows, left_out = read(tmp_path / "a.csv", tmp_path, unit_size=10_000_000)
     assert len(rows) == 13_001
     assert rows[4000]["a"] == 7.5
     assert [row.content for _, row in left_out] == odd.splitlines(keepends=True)[1:]
@@ -243,7 +243,7 @@ def len_of(row: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b'id,text\n1,a\n2,"b\n3,c\n', "opens a quote"),
+        ("a.csv", b'id,text\n1,a\n2,"b\n3,c\n', "a quote after byte"),
         ("a.csv", b"id,text\xff\n1,a\n", "UTF-8"),
         ("a.parquet", b"PAR1 not at all", "Parquet"),
         ("a.jsonl.gz", gzip.compress(b'{"id": 1, "text": "a"}\n' * 5000)[:-40], "a.jsonl.gz"),

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from brim.formats.parquet_shard import splice_parquet
+from brim.formats.parquet_writer import splice_parquet
 from tests.conftest import file_set, random_bytes, tree_digest, write_files
 from tests.forked import brim
 
@@ -119,7 +119,7 @@ def test_without_a_ledger(many_files: Callable[..., Path], tmp_path: Path) -> No
     source, out = many_files(6), tmp_path / "out"
     brim("build", source, out, "--num-shards", "3")
     shutil.rmtree(out / ".brim")
-    assert "not proved" in brim("verify", out).stdout
+    assert "not verified" in brim("verify", out).stdout
     assert "6 files are inside" in brim("verify", out, source).stdout
     shard(out, 1).unlink()
     assert "train-00001-of-00003.parquet: is missing" in brim("verify", out, check=3).stderr
@@ -169,7 +169,7 @@ def test_unpack_proves_what_it_unpacks(many_files: Callable[..., Path], tmp_path
     assert "is damaged" in brim("unpack", out, tmp_path / "back", check=3).stderr
     assert not list((tmp_path / "back").iterdir())
     shutil.rmtree(out / ".brim")
-    assert "not proved" in brim("unpack", out, tmp_path / "back").stdout
+    assert "not verified" in brim("unpack", out, tmp_path / "back").stdout
 
 
 def test_values_of_the_table_are_compared(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_unpack_overwrites_nothing(many_files: Callable[..., Path], tmp_path: Pa
     source, out, back = many_files(3), tmp_path / "out", tmp_path / "back"
     brim("build", source, out)
     write_files(back, {"f001.bin": b"mine"})
-    assert "already there with other content" in brim("unpack", out, back, check=2).stderr
+    assert "already exists with other content" in brim("unpack", out, back, check=2).stderr
     assert (back / "f001.bin").read_bytes() == b"mine"
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim
-from brim.errors import BrimError, DamageFound
+from brim.errors import BrimError, VerificationError
 from tests import forked
 from tests.hub import TestHub
 from tests.places import HubPlace, run
@@ -37,7 +37,7 @@ def findings(folder: Path) -> list[str]:
     """What verify finds; nothing if all is well."""
     try:
         brim.verify(folder, progress=False)
-    except DamageFound as error:
+    except VerificationError as error:
         return list(error.facts["findings"])
     return []
 

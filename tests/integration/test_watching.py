@@ -12,8 +12,8 @@ import pytest
 
 import brim
 from brim.errors import InputError
-from brim.watching.run_log import read_log
-from brim.watching.watching import StopCallback
+from brim.monitor.watching.run_log import read_log
+from brim.monitor.watching.watching import StopCallback
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory commands see little elsewhere")
 
@@ -64,7 +64,7 @@ def test_a_training_loop_stops_by_itself_and_saves(tmp_path: Path) -> None:
     code = """
 import brim, sys, time
 held, saved = [], []
-with brim.watch(memory="200MB", stop="60%", alert="50%", kill="off", stop_file=sys.argv[1], quiet=True) as m:
+with brim.watch(memory="200MB", stop_at="60%", alert="50%", kill_at="off", stop_file=sys.argv[1], quiet=True) as m:
     should_end = m.callback(save=lambda: saved.append(len(held)))
     for step in range(400):
         if len(held) < 30:
@@ -113,7 +113,7 @@ def test_a_log_that_is_none_is_refused(tmp_path: Path) -> None:
     """brim.watch(log=…) adds nothing to somebody's text."""
     text = tmp_path / "thesis.txt"
     text.write_text("precious")
-    with pytest.raises(InputError, match="no log of brim"):
+    with pytest.raises(InputError, match="not a run log of brim"):
         brim.watch(log=text)
     assert text.read_text() == "precious"
 
@@ -164,7 +164,7 @@ def test_watching_imports_nothing_optional() -> None:
     """`brim.watch` and `brim.release` load neither torch nor transformers nor pyarrow."""
     code = (
         "import brim, sys; brim.watch, brim.release, brim.release(); "
-        "print([m for m in ('torch', 'transformers', 'pyarrow', 'typer', 'rich') if m in sys.modules])"
+        "print([m for m in ('torch', 'transformers', 'pyarrow', 'click', 'rich') if m in sys.modules])"
     )
     assert script(code).strip() == "[]"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from brim.oom.why import why
+from brim.monitor.oom.why import why
 from tests.conftest import started
 from tests.forked import brim
 
@@ -110,7 +110,7 @@ def test_a_large_log_is_streamed(tmp_path: Path) -> None:
     record = (LOGS / "k3.10_el7_syslog_uid.log").read_text()
     block = noise.encode()
     code = (
-        "import sys, resource; from brim.oom.why import why; report = why(logs=sys.argv[1:]);"
+        "import sys, resource; from brim.monitor.oom.why import why; report = why(logs=sys.argv[1:]);"
         "print(report.kills[0].pid, len(report.kills), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
 

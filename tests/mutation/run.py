@@ -101,8 +101,8 @@ MODULES = (
     _module("formats.splice", "tests/unit/test_splice.py", "tests/unit/test_ranges.py"),
     _module("formats.thrift", "tests/unit/test_thrift.py"),
     _module("formats.parquet_levels", "tests/unit/test_levels.py"),
-    _module("formats.parquet_pages", "tests/unit/test_pages.py"),
-    _module("formats.parquet_shard", "tests/unit/test_parquet_shard.py", "tests/unit/test_skeleton.py"),
+    _module("formats.parquet_page_decode", "tests/unit/test_parquet_page_decode.py"),
+    _module("formats.parquet_writer", "tests/unit/test_parquet_writer.py", "tests/unit/test_skeleton.py"),
     _module("state.record_log", "tests/unit/test_record_log.py"),
     _module("state.ledger", "tests/unit/test_ledger.py"),
     _module("cuts", "tests/unit/test_cuts.py"),
@@ -110,12 +110,12 @@ MODULES = (
     _module("plans.fingerprint", "tests/unit/test_fingerprint.py"),
     _module("schedule.scheduler", "tests/unit/test_scheduler.py"),
     _module("schedule.memory_line", "tests/unit/test_memory_line.py"),
-    _module("tensors.arrangement", "tests/unit/test_arrangement.py"),
+    _module("tensors.partial_layout", "tests/unit/test_partial_layout.py"),
     _module("tensors.checkpoints", "tests/unit/test_checkpoints.py"),
     _module("outputs.token_documents", "tests/unit/test_token_documents.py"),
     _module("stores.hub_commits", "tests/unit/test_hub_commits.py"),
-    _module("stores.bucket_lease", "tests/unit/test_bucket_lease.py"),
-    _module("oom.kernel_record", "tests/unit/test_postmortem_kernel.py", "tests/unit/test_kernel_record.py"),
+    _module("monitor.oom.kernel_record", "tests/unit/test_postmortem_kernel.py", "tests/unit/test_kernel_record.py"),
+    _module("storage.lease", "tests/unit/test_bucket_lease.py"),
 )
 
 

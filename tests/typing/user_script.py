@@ -33,7 +33,7 @@ def computed_in_parts() -> int:
     brim.save_job("a.job", "tokenize", "texts.jsonl", "gpt2", "tokens")
     job = brim.open_job("a.job")
     job.part("1/3")
-    return job.finish().built.rows
+    return job.finish().rows
 
 
 def sources() -> int:
@@ -54,7 +54,7 @@ def compute() -> int:
     tokens = brim.tokenize("rows.jsonl", "gpt2", destination="tokens", pack=2048)
     vectors = brim.embed("rows.jsonl", "model", destination="v.npy", column="text")
     cached = brim.embed("rows.jsonl", "model", column="text")
-    return mapped.built.rows + tokens.counts["documents"] + vectors.outcome.bad_rows + len(cached)
+    return mapped.rows + tokens.counts["documents"] + vectors.bad_rows + len(cached)
 
 
 def tensors(batch: npt.NDArray[np.float32]) -> int:
@@ -98,6 +98,6 @@ def stopped() -> str:
     stop.request()
     try:
         brim.build("photos", "out", stop=stop)
-    except brim.Stopped as error:
+    except brim.StoppedError as error:
         return error.hint
     return ""

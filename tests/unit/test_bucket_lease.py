@@ -12,13 +12,16 @@ import obstore
 import pytest
 from obstore.store import MemoryStore
 
-from brim.buckets import listing, send_object
-from brim.buckets.bucket_address import BucketAddress
-from brim.errors import DestinationError, SinkFailed, Stopped
-from brim.stores import bucket_lease
-from brim.stores.bucket_lease import Lease
+from brim.errors import DestinationError, DestinationUnavailableError, StoppedError
+from brim.state.retry import interrupted_by
+from brim.state.stop import Stop
+from brim.storage import lease as bucket_lease
+from brim.storage import objects
+from brim.storage.lease import Lease
+from brim.storage.location import Location
+from brim.storage.objects import ObjectStorage, translate
 
-PLACE = BucketAddress("s3", "bucket", "some/where")
+PLACE = Location("s3", "bucket", "some/where")
 KEY = "some/where/.brim/lock"
 
 
@@ -28,8 +31,7 @@ class Bucket:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store, self.now, self.slept = MemoryStore(), 1000.0, []  # type: ignore[var-annotated]
         self.while_asleep: list[Callable[[], None]] = []
-        monkeypatch.setattr(send_object, "store_of", {PLACE: self.store}.__getitem__)
-        monkeypatch.setattr(listing, "store_of", {PLACE: self.store}.__getitem__)
+        monkeypatch.setattr(objects, "store_of", {PLACE: self.store}.__getitem__)
         clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep, time_ns=lambda: int(self.now * 1e9))
         monkeypatch.setattr(bucket_lease, "time", clock)
         self.notes: list[str] = []
@@ -173,8 +175,8 @@ def test_a_store_that_says_it_is_not_there(bucket: Bucket, monkeypatch: pytest.M
     lease = bucket.lease()
     lease.take(bucket.check)
     obstore.delete(bucket.store, KEY)
-    monkeypatch.setattr(bucket_lease, "send_instead", Broken(object_error("NotFoundError", "not there")))
-    with pytest.raises(SinkFailed, match="took over"):
+    monkeypatch.setattr(ObjectStorage, "put_instead", Broken(object_error("NotFoundError", "not there")))
+    with pytest.raises(DestinationUnavailableError, match="took over"):
         lease.renew()
     lease.release()
 
@@ -196,10 +198,10 @@ def test_whoever_lost_the_place_is_told(bucket: Bucket, monkeypatch: pytest.Monk
     lease.take(bucket.check)
     bucket.put(b'{"owner": "other"}')
     for call in (lease.renew, lease.check, lease.renew):
-        with pytest.raises(SinkFailed, match="Another brim took over") as caught:
+        with pytest.raises(DestinationUnavailableError, match="Another brim took over") as caught:
             call()
         assert caught.value.hint == "Let it end; then run the same command to continue."
-        monkeypatch.setattr(bucket_lease, "send_instead", Broken(AssertionError("asked again")))
+        monkeypatch.setattr(ObjectStorage, "put_instead", Broken(AssertionError("asked again")))
     lease.release()
     assert bucket.body() == {"owner": "other"}
 
@@ -208,7 +210,7 @@ def test_an_object_that_is_gone_is_a_place_that_is_lost(bucket: Bucket) -> None:
     lease = bucket.lease()
     lease.take(bucket.check)
     obstore.delete(bucket.store, KEY)
-    with pytest.raises(SinkFailed, match="took over"):
+    with pytest.raises(DestinationUnavailableError, match="took over"):
         lease.renew()
     lease.release()
 
@@ -227,18 +229,20 @@ def test_a_lost_answer_to_a_renewal_is_no_loss(bucket: Bucket) -> None:
 
 
 class Broken:
-    """`send_instead` of a store that answers otherwise."""
+    """`put_instead` of a store that answers otherwise."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def __call__(self, *_: object) -> Any:
+    def __call__(self, *_: object, **__: object) -> Any:
         raise self.error
 
 
 def object_error(kind: str, text: str) -> Exception:
-    """As obstore raises it."""
-    return type(kind, (Exception,), {"__module__": "obstore.exceptions"})(text)
+    """As a storage raises it."""
+    error = translate(type(kind, (Exception,), {"__module__": "obstore.exceptions"})(text))
+    assert error is not None
+    return error
 
 
 @pytest.fixture(
@@ -246,7 +250,7 @@ def object_error(kind: str, text: str) -> Exception:
 )
 def unguarded(request: pytest.FixtureRequest, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A store that knows no conditions."""
-    monkeypatch.setattr(bucket_lease, "send_instead", Broken(request.param))
+    monkeypatch.setattr(ObjectStorage, "put_instead", Broken(request.param))
     return bucket
 
 
@@ -275,7 +279,7 @@ def test_without_conditions_somebody_who_is_there_is_seen(unguarded: Bucket) -> 
     mine.take(unguarded.check)
     assert unguarded.slept == [0.5] * 40
     assert unguarded.body()["owner"] == "me"
-    with pytest.raises(SinkFailed, match="Another brim took over"):
+    with pytest.raises(DestinationUnavailableError, match="Another brim took over"):
         other.renew()
     other.release()
     assert unguarded.body()["owner"] == "me"
@@ -285,15 +289,15 @@ def test_without_conditions_somebody_who_is_there_is_seen(unguarded: Bucket) -> 
 def test_without_conditions_the_last_who_began_stays(unguarded: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that begin at one moment: whoever wrote first is told when it reads back, or at the next renewal."""
     first, second = unguarded.lease("first"), unguarded.lease("second")
-    sent = bucket_lease.send_small
+    sent = ObjectStorage.put_bytes
 
     def slow(*told: Any) -> str:
-        monkeypatch.setattr(bucket_lease, "send_small", sent)
+        monkeypatch.setattr(ObjectStorage, "put_bytes", sent)
         done = sent(*told)
         unguarded.put(json.dumps({"owner": "second", "count": 1}).encode())
         return done
 
-    monkeypatch.setattr(bucket_lease, "send_small", slow)
+    monkeypatch.setattr(ObjectStorage, "put_bytes", slow)
     unguarded.while_asleep.append(lambda: unguarded.put(b'{"owner": "second", "count": 2}'))
     with pytest.raises(DestinationError, match="Another brim"):
         first.take(unguarded.check)
@@ -315,13 +319,13 @@ def test_other_failures_are_said(
 ) -> None:
     """When the place is taken, when it is taken over and when it is renewed."""
     with monkeypatch.context() as broken:
-        broken.setattr(bucket_lease, "send_instead", Broken(error))
+        broken.setattr(ObjectStorage, "put_instead", Broken(error))
         with pytest.raises(raised) as caught:
             bucket.lease("other").take(bucket.check)
     assert not bucket.notes
     held = bucket.lease()
     held.take(bucket.check)
-    monkeypatch.setattr(bucket_lease, "send_instead", Broken(error))
+    monkeypatch.setattr(ObjectStorage, "put_instead", Broken(error))
     with pytest.raises(type(error)):
         bucket.lease()._take_over(bucket.check)
     with pytest.raises(type(caught.value)):
@@ -332,11 +336,11 @@ def test_other_failures_are_said(
 
 def test_a_failure_to_remove_is_no_matter(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes next sees that nobody renews it; a mistake of ours is not hidden."""
-    errors = ((object_error("GenericError", "cut"), False), (Stopped("now"), False), (ZeroDivisionError(), True))
+    errors = ((object_error("GenericError", "cut"), False), (StoppedError("now"), False), (ZeroDivisionError(), True))
     for error, raises in errors:
         lease = bucket.lease()
         lease.take(bucket.check)
-        monkeypatch.setattr(bucket_lease, "delete_objects", Broken(error))
+        monkeypatch.setattr(ObjectStorage, "delete", Broken(error))
         if raises:
             with pytest.raises(ZeroDivisionError):
                 lease.release()
@@ -377,6 +381,16 @@ def test_a_renewal_waits_for_the_one_before(bucket: Bucket) -> None:
     lease.release()
 
 
+def test_renewal_hears_a_stop_while_another_renewal_hangs(bucket: Bucket) -> None:
+    """The thread of the lease may wait for a silent store when the job publishes or stops."""
+    lease, stop = bucket.lease(), Stop()
+    lease.take(bucket.check)
+    stop.request()
+    with lease._renewing, interrupted_by(stop.check), pytest.raises(StoppedError):
+        lease.renew()
+    lease.release()
+
+
 def test_a_store_that_heeds_no_conditions_is_found_out(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """It took the object and would take anybody's: from then on it is looked at before it is written."""
     asked: list[Any] = []
@@ -393,7 +407,7 @@ def test_a_store_that_heeds_no_conditions_is_found_out(bucket: Bucket, monkeypat
     assert bucket.body()["owner"] == "me", "what the question has overwritten is written again"
     assert "two runs that begin at the same moment are not kept apart here" in bucket.notes[0]
     bucket.put(b'{"owner": "other"}')
-    with pytest.raises(SinkFailed, match="Another brim took over"):
+    with pytest.raises(DestinationUnavailableError, match="Another brim took over"):
         lease.renew()
     lease.release()
     assert bucket.body()["owner"] == "other"
@@ -407,7 +421,7 @@ def test_a_renewal_that_hangs_is_not_waited_for(bucket: Bucket) -> None:
     lease._need_more()
     lease.release()
     assert waited == [5.0]
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         lease._need_more()
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from brim.buckets.accounts import authorities, aws_endpoint, chosen_profile, known_keys, region_of
-from brim.buckets.bucket_address import Access
-from brim.buckets.bucket_client import patience_s
 from brim.errors import InputError
+from brim.storage.accounts import authorities, aws_endpoint, chosen_profile, known_keys, region_of
+from brim.storage.location import Access
+from brim.storage.requests import patience_s
 
 
 @pytest.fixture(autouse=True)

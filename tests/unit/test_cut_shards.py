@@ -11,8 +11,9 @@ import pytest
 
 from brim.errors import InputError
 from brim.file_set import FileSetBuilder
+from brim.options.groups import ShardOptions
 from brim.plans import cut_shards as module
-from brim.plans.cut_shards import CutOptions, Shard, Shards, cut_shards, metadata_bytes, shard_name
+from brim.plans.cut_shards import Shard, Shards, cut_shards, metadata_bytes, shard_name
 from brim.sources.file_table import FileColumn, FileTable, Split
 
 MB = 10**6
@@ -37,20 +38,20 @@ def table_of(sizes: Sequence[int], splits: dict[str, int] | None = None, **colum
 
 
 def cut(table: FileTable, max_rows: int | None = None, **options: Any) -> tuple[list[tuple[str, int, int]], str]:
-    _, shards, why = cut_shards(table, ".parquet", CutOptions(**options), max_rows)
+    _, shards, why = cut_shards(table, ".parquet", ShardOptions(**options), max_rows)
     return [(shard.split, shard.start, shard.stop) for shard in shards], why
 
 
 def test_shards_by_size() -> None:
     """As many rows as fit, files and other values together; a larger row stands alone."""
     table = table_of([40, 50, 10, 200, 30])
-    found, why = cut(table, shard_bytes=100)
+    found, why = cut(table, shard_size=100)
     assert found == [("train", 0, 3), ("train", 3, 4), ("train", 4, 5)]
     assert why == "rows in order, up to 100 B a shard"
     texts = table_of([40, 50, 10, 200, 30], text=["x" * 6] * 5)
-    assert cut(texts, shard_bytes=100)[0][0] == ("train", 0, 1)
+    assert cut(texts, shard_size=100)[0][0] == ("train", 0, 1)
     assert metadata_bytes(texts).tolist() == [10] * 5
-    assert cut(texts, shard_bytes=110)[0][0] == ("train", 0, 2)
+    assert cut(texts, shard_size=110)[0][0] == ("train", 0, 2)
 
 
 def test_the_default_size() -> None:
@@ -70,7 +71,7 @@ def test_the_most_rows_of_a_shard() -> None:
     found, why = cut(table_of([1] * 5), max_rows=2)
     assert [(start, stop) for _, start, stop in found] == [(0, 2), (2, 4), (4, 5)]
     assert why == "rows in order, up to 500 MB a shard and 2 rows"
-    assert [stop for _, _, stop in cut(table_of([1] * 5), max_rows=2, shard_bytes=100)[0]] == [2, 4, 5]
+    assert [stop for _, _, stop in cut(table_of([1] * 5), max_rows=2, shard_size=100)[0]] == [2, 4, 5]
     assert [stop for _, _, stop in cut(table_of([1] * 5), max_rows=2, num_shards=1)[0]] == [5]
 
 
@@ -104,16 +105,16 @@ def test_more_shards_than_rows() -> None:
 
 def test_splits_that_are_not_there() -> None:
     table = table_of([1] * 3, {"train": 2, "test": 1})
-    with pytest.raises(InputError, match="names the split 'dev', which is not there") as caught:
+    with pytest.raises(InputError, match="names the split 'dev', which does not exist") as caught:
         cut(table, num_shards={"train": 1, "other": 1, "dev": 1})
-    assert caught.value.hint == "There are: train, test."
+    assert caught.value.hint == "The splits are: train, test."
 
 
 def test_a_split_without_rows_has_a_shard() -> None:
     """As `datasets` gives it one."""
     table = table_of([1, 1], {"train": 0, "dev": 2, "test": 0})
     wanted = [("train", 0, 0), ("dev", 0, 2), ("test", 2, 2)]
-    for options in ({}, {"shard_bytes": 100}, {"rows_per_shard": 5}, {"num_shards": 1}, {"num_shards": {"dev": 1}}):
+    for options in ({}, {"shard_size": 100}, {"rows_per_shard": 5}, {"num_shards": 1}, {"num_shards": {"dev": 1}}):
         assert cut(table, **options)[0] == wanted, options
     assert cut(table_of([]))[0] == [("train", 0, 0)]
     assert cut(table_of([]), num_shards=3)[0] == [("train", 0, 0)]
@@ -123,7 +124,7 @@ def test_rows_of_one_value_stay_together() -> None:
     """In the order in which values first appear, within each split; null is a value."""
     who = ["b", "a", None, "b", "a", "c", None, "c"]
     table = table_of([10] * 8, {"train": 5, "test": 3}, who=who)
-    ordered, shards, why = cut_shards(table, ".parquet", CutOptions(shard_by="who"))
+    ordered, shards, why = cut_shards(table, ".parquet", ShardOptions(shard_by="who"))
     assert ordered.rows.column("who").to_pylist() == ["b", "b", "a", "a", None, None, "c", "c"]
     assert ordered.rows.column("file").to_pylist() == [0, 3, 1, 4, 2, 6, 5, 7]
     assert [(s.split, s.start, s.stop) for s in shards] == [
@@ -131,7 +132,7 @@ def test_rows_of_one_value_stay_together() -> None:
         *(("test", 5, 6), ("test", 6, 8)),
     ]
     assert why == "one for each who"
-    found, why = cut(table, shard_by="who", shard_bytes=60 + 20)
+    found, why = cut(table, shard_by="who", shard_size=60 + 20)
     assert (found, why) == (
         [("train", 0, 5), ("test", 5, 8)],
         "rows in order, up to 80 B a shard, rows of one who kept together",
@@ -156,7 +157,9 @@ def test_dictionaries_are_grouped_by_their_values() -> None:
 def test_what_cannot_be_grouped_by() -> None:
     table = table_of([1, 1], who=["a", "b"], deep=[[1], [2]])
     for name in ("nobody", "file"):
-        with pytest.raises(InputError, match=f"names '{name}', which is not a column to group by") as caught:
+        with pytest.raises(
+            InputError, match=f"names '{name}', which is not a column that rows can be grouped by"
+        ) as caught:
             cut(table, shard_by=name)
         assert caught.value.hint == "Columns are: who, deep."
     with pytest.raises(InputError) as caught:
@@ -168,28 +171,31 @@ def test_what_cannot_be_grouped_by() -> None:
 
 def test_options_that_cannot_be() -> None:
     """One way to cut, and numbers above zero."""
-    for options in ({"shard_bytes": 1, "num_shards": 1}, {"num_shards": 1, "rows_per_shard": 1}):
+    for options in ({"shard_size": 1, "num_shards": 1}, {"num_shards": 1, "rows_per_shard": 1}):
         with pytest.raises(InputError, match="Choose one of"):
-            CutOptions(**options)  # type: ignore[arg-type]
+            ShardOptions(**options)  # type: ignore[arg-type]
     for options, name in (({"num_shards": 0}, "num_shards"), ({"num_shards": {"a": 2, "b": 0}}, "num_shards")):
-        with pytest.raises(InputError, match=f"{name}= takes a number above zero, not 0"):
-            CutOptions(**options)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=f"{name}= takes a number above zero, not"):
+            ShardOptions(**options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="rows_per_shard= takes a number above zero"):
-        CutOptions(rows_per_shard=0)
-    CutOptions(num_shards=1)
-    CutOptions(rows_per_shard=1, shard_by=None)
-    CutOptions(shard_by="a", shard_bytes=1)
-    with pytest.raises(InputError, match="cannot hold"):
-        CutOptions(rows_per_shard=1, shard_by="a")
+        ShardOptions(rows_per_shard=0)
+    ShardOptions(num_shards=1)
+    ShardOptions(rows_per_shard=1, shard_by=None)
+    ShardOptions(shard_by="a", shard_size=1)
+    with pytest.raises(InputError, match="cannot be used with"):
+        ShardOptions(rows_per_shard=1, shard_by="a")
 
 
 def test_what_a_cut_says_of_itself() -> None:
     """Only what was chosen; it is part of a dataset's identity."""
-    assert CutOptions().facts() == {}
-    assert CutOptions(num_shards={"a": 2}, shard_by="b").facts() == {"num_shards": {"a": 2}, "shard_by": "b"}
-    assert CutOptions(shard_bytes=7).facts() == {"shard_bytes": 7}
-    assert CutOptions(num_shards={"a": 2}).count_of("b") is None
-    assert (CutOptions(num_shards={"a": 2}).count_of("a"), CutOptions(num_shards=3).count_of("a")) == (2, 3)
+    assert ShardOptions().fingerprint_inputs() == {}
+    assert ShardOptions(num_shards={"a": 2}, shard_by="b").fingerprint_inputs() == {
+        "num_shards": {"a": 2},
+        "shard_by": "b",
+    }
+    assert ShardOptions(shard_size=7).fingerprint_inputs() == {"shard_bytes": 7}
+    assert ShardOptions(num_shards={"a": 2}).shard_count("b") is None
+    assert (ShardOptions(num_shards={"a": 2}).shard_count("a"), ShardOptions(num_shards=3).shard_count("a")) == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +216,7 @@ def test_a_plan_of_shards_is_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None
     """By number from either end, by slices, and one after the other; made a few at a time."""
     monkeypatch.setattr(module, "_BLOCK", 2)
     table = table_of([10, 20, 30, 40, 50], {"train": 3, "dev": 0, "test": 2}, text=["x"] * 5)
-    _, shards, _ = cut_shards(table, ".tar", CutOptions(rows_per_shard=1), folder="there")
+    _, shards, _ = cut_shards(table, ".tar", ShardOptions(rows_per_shard=1), folder="there")
     wanted = [
         Shard("there/train-00000-of-00003.tar", "train", 0, 1, 10, 5),
         Shard("there/train-00001-of-00003.tar", "train", 1, 2, 20, 5),
@@ -229,4 +235,4 @@ def test_a_plan_of_shards_is_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None
         shards[6]
     assert isinstance(shards, Shards)
     assert (shards.splits, shards.counts) == (("train", "dev", "test"), (3, 1, 2))
-    assert module.cut_shards(table, ".x", CutOptions())[1][0].name.startswith("data/train-")
+    assert module.cut_shards(table, ".x", ShardOptions())[1][0].name.startswith("data/train-")

@@ -10,23 +10,40 @@ from typing import Any
 import pytest
 
 import brim
-from brim.api.recorded_run import Together, shown
-from brim.jobs.job import Built, Computed
-from brim.progress import Silent
-from brim.report.bars import Bar, NotebookBar, NotesOnly, PlainLines
+from brim.api.recorded_run import shown
+from brim.jobs.job import BuildResult, MapResult
+from brim.monitor.report.progress_renderers import NotebookBar, NotesOnly, PlainLines, TerminalBar
+from brim.progress import Progress
 from brim.state.ledger import Receipt
 
 
 def test_results_show_themselves() -> None:
     """Lines as text, a table in a notebook; names of files cannot do harm there."""
-    built = Built("<b>out</b>", 3, 2, 1000, 1, 1, 0, (), proved="all of it")
+    built = BuildResult("<b>out</b>", 3, 2, 1000, 1, 1, 0, (), proved="all of it")
     assert str(built) == repr(built)
-    assert repr(built).splitlines()[0].split() == ["built", "<b>out</b>"]
+    assert repr(built).splitlines()[0].split() == ["destination", "<b>out</b>"]
     assert "<b>" not in built._repr_html_()
     assert "&lt;b&gt;out&lt;/b&gt;" in built._repr_html_()
-    many = Computed(built, brim.Outcome([Receipt("a", "", 1, 1, "", "", "", "")] * 10_000, computed=10_000))
+    stats = brim.UnitStats([Receipt("a", "", 1, 1, "", "", "", "")] * 10_000, computed=10_000, retries=2)
+    many = MapResult.from_build(built, stats, counts={"tokens": 7})
     assert len(repr(many)) < 1000
-    assert ("units", "10,000 done") in many.lines
+    assert many.summary() == many.lines
+    assert ("units", "10,000 done, 2 retried") in many.lines
+
+
+def test_results_are_flat() -> None:
+    """The values of a result are its attributes; `built` and `outcome` of earlier versions warn and work."""
+    built = BuildResult("out", 3, 2, 1000, 1, 1, 0, (), steps=(("load", "brim.open_tensors('out')"),))
+    result = MapResult.from_build(built, brim.UnitStats(computed=4, retries=2), counts={"tokens": 7})
+    assert (result.rows, result.bytes, result.computed, result.retries, result.units) == (3, 1000, 4, 2, 0)
+    assert result.next_steps() == built.next_steps() == [("load", "brim.open_tensors('out')")]
+    assert {"destination", "rows", "written", "units", "retries", "tokens", "quarantine"} <= result.as_dict().keys()
+    assert "steps" not in result.as_dict() | built.as_dict()
+    assert built.as_dict().items() <= result.as_dict().items()
+    with pytest.warns(DeprecationWarning, match="result itself"):
+        assert result.built.rows == 3
+    with pytest.warns(DeprecationWarning, match="part of the result"):
+        assert result.outcome.retries == 2
 
 
 def test_plans_forecasts_and_why(tmp_path: Path) -> None:
@@ -65,12 +82,11 @@ class Shown:
         self.later.append(bundle)
 
 
-def test_a_notebook_has_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_has_one_bar() -> None:
     """What is over at once shows none; a longer one is drawn in its place, as text too."""
     clock = [0.0]
-    monkeypatch.setattr("brim.report.bars.time", SimpleNamespace(monotonic=lambda: clock[0]))
     display = Shown()
-    bar = NotebookBar(display)
+    bar = Progress(NotebookBar(display), clock=lambda: clock[0])
     bar.start("map", 1000, 0, 10**9)
     bar.advance(100)
     bar.finish()
@@ -95,20 +111,24 @@ def test_a_notebook_has_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel gets its bar, a terminal its own, a log nothing but notes; False is silence."""
-    assert isinstance(shown(None), NotesOnly)
-    assert isinstance(shown(True), PlainLines)
-    assert isinstance(shown(False), Silent)
-    own = PlainLines()
+    assert renderer_types(None) == [NotesOnly]
+    assert renderer_types(True) == [PlainLines]
+    assert renderer_types(False) == []
+    own = Progress()
     assert shown(own) is own
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert isinstance(shown(None), Bar)
+    assert renderer_types(None) == [TerminalBar]
     kernel = SimpleNamespace(
         get_ipython=lambda: SimpleNamespace(kernel=object()), display=SimpleNamespace(display=Shown())
     )
     monkeypatch.setitem(sys.modules, "IPython", kernel)
-    assert isinstance(shown(None), NotebookBar)
+    assert renderer_types(None) == [NotebookBar]
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
-    assert isinstance(shown(None), Bar)
+    assert renderer_types(None) == [TerminalBar]
+
+
+def renderer_types(progress: bool | None) -> list[type]:
+    return [type(renderer) for renderer in shown(progress).renderers]
 
 
 def test_jobs_under_one_bar() -> None:
@@ -119,7 +139,7 @@ def test_jobs_under_one_bar() -> None:
         advance=lambda size: said.append(size),
         finish=lambda: said.append("end"),
     )
-    with Together(inner, "map", [10, 20]) as both:
+    with Progress(forward_to=inner).joined("map", [10, 20]) as both:
         for size in (10, 20):
             both.start("map", size, 0, 99)
             both.advance(size)
@@ -128,6 +148,6 @@ def test_jobs_under_one_bar() -> None:
             both.finish()
     assert said == [("map", 30, 0, 99), 10, 0, 20, 0, "end"]
     said.clear()
-    with Together(inner, "map", [10, None]) as both:
+    with Progress(forward_to=inner).joined("map", [10, None]) as both:
         both.start("map", 10, 0, 99)
     assert said == [("map", 0, 0, 99), "end"]

@@ -10,22 +10,21 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim
-from brim.buckets.bucket_address import Access, parse_bucket_address
-from brim.buckets.listing import ObjectStat
 from brim.errors import BrimError, DestinationError, InputError
 from brim.file_set import FileSetBuilder
 from brim.jobs.job import Job
-from brim.jobs.parts import SavedBuild, SavedOptions
-from brim.jobs.spec import How, dataset_spec, vector_file_spec
-from brim.jobs.unpack import unpack
+from brim.jobs.parts import SavedBuild, SavedSettings
+from brim.jobs.spec import JobSettings, dataset_spec, vector_file_spec
 from brim.outputs.output import RowsOutput
 from brim.rows.open_rows import open_rows
-from brim.steps.map_options import MapOptions
+from brim.steps.map_options import MapStepOptions
 from brim.steps.map_step import MapStep
-from brim.stores.destination import HubOptions, parse_destination, refuse_source
+from brim.storage.location import Access, parse_bucket_address
+from brim.storage.storage import ObjectStat
+from brim.stores.destination import PublishOptions, parse_destination, refuse_source
 from tests.conftest import tree_digest
 
-STEP = MapStep(len, MapOptions())
+STEP = MapStep(len, MapStepOptions())
 
 
 def test_another_store_is_another_place() -> None:
@@ -45,8 +44,8 @@ def test_nothing_is_computed_from_itself(tmp_path: Path, source: str) -> None:
     (tmp_path / "data" / "a.jsonl").write_text('{"n": 1}\n')
     rows = open_rows(str(tmp_path / source))
     with pytest.raises(DestinationError, match="source itself"):
-        Job(dataset_spec("map", rows, STEP, RowsOutput(), tmp_path, How(fresh=True)))
-    Job(dataset_spec("map", rows, STEP, RowsOutput(), tmp_path / "out", How()))
+        Job(dataset_spec("map", rows, STEP, RowsOutput(), tmp_path, JobSettings(fresh=True)))
+    Job(dataset_spec("map", rows, STEP, RowsOutput(), tmp_path / "out", JobSettings()))
 
 
 @pytest.fixture
@@ -78,8 +77,8 @@ def test_a_vector_file_is_not_its_source(
     destination = f"{tmp_path}/{spelling}" if absolute else spelling
     for source in ("in/rows.parquet", str(rows), "in", "in/*.parquet", "link.parquet", "folder"):
         with pytest.raises(DestinationError, match="source itself"):
-            Job(vector_file_spec(open_rows(source), STEP, destination, How(fresh=True)))
-    Job(vector_file_spec(open_rows("in"), STEP, "in/other.parquet", How()))
+            Job(vector_file_spec(open_rows(source), STEP, destination, JobSettings(fresh=True)))
+    Job(vector_file_spec(open_rows("in"), STEP, "in/other.parquet", JobSettings()))
 
 
 @pytest.mark.parametrize("name", ["v.npy.rows.parquet", "v.npy.quarantine.parquet", ".v.npy.brim/units/a.parquet"])
@@ -89,7 +88,7 @@ def test_what_lies_beside_vectors_is_not_the_source(tmp_path: Path, rows: Path, 
     source.parent.mkdir(parents=True, exist_ok=True)
     rows.rename(source)
     with pytest.raises(DestinationError, match="source itself"):
-        Job(vector_file_spec(open_rows(str(source)), STEP, tmp_path / "folder" / "v.npy", How()))
+        Job(vector_file_spec(open_rows(str(source)), STEP, tmp_path / "folder" / "v.npy", JobSettings()))
 
 
 @pytest.mark.parametrize("inside", ["out/data", "out/data/deep", "out/.brim/units"])
@@ -107,8 +106,8 @@ def test_a_dataset_takes_no_place_of_its_source(tmp_path: Path, rows: Path, insi
         source = str(there)
     for verb in ("map", "tokenize", "embed"):
         with pytest.raises(DestinationError, match="source itself"):
-            Job(dataset_spec(verb, open_rows(source), STEP, RowsOutput(), tmp_path / "out", How(fresh=True)))
-    other = How(hub=HubOptions(data_dir="elsewhere"))
+            Job(dataset_spec(verb, open_rows(source), STEP, RowsOutput(), tmp_path / "out", JobSettings(fresh=True)))
+    other = JobSettings(hub=PublishOptions(data_dir="elsewhere"))
     if not inside.startswith("out/.brim"):
         Job(dataset_spec("map", open_rows(source), STEP, RowsOutput(), tmp_path / "out", other))
 
@@ -127,7 +126,7 @@ def test_build_takes_no_place_of_its_source(tmp_path: Path) -> None:
     shutil.copytree(source, tmp_path / "copy")
     brim.plan(tmp_path / "copy", tmp_path / "out").save(tmp_path / "job.plan")
     with pytest.raises(DestinationError, match="source itself"):
-        SavedBuild(tmp_path / "job.plan", SavedOptions(root=str(source))).run()
+        SavedBuild(tmp_path / "job.plan", SavedSettings(root=str(source))).run()
     assert (source / "a.txt").read_text() == "a"
 
 
@@ -147,10 +146,10 @@ def test_nothing_is_unpacked_into_its_dataset(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "out")
     before = tree_digest(tmp_path / "out")
     for place in ("out", "link", "out/../out/", "out/data", "link/data/new/deeper"):
-        with pytest.raises(BrimError, match=r"source itself|among the shards"):
-            unpack(tmp_path / "out", tmp_path / place)
+        with pytest.raises(BrimError, match=r"source itself|folder of the shards"):
+            brim.unpack(tmp_path / "out", tmp_path / place)
     assert tree_digest(tmp_path / "out") == before
-    unpack(tmp_path / "out", tmp_path / "out" / "beside")
+    brim.unpack(tmp_path / "out", tmp_path / "out" / "beside")
 
 
 @pytest.mark.parametrize("key", ["lab/v.npy.rows.parquet", "lab/data/a.parquet", "lab/data/deep/a.parquet"])
@@ -180,5 +179,5 @@ def test_a_repository_is_not_its_own_source() -> None:
 def test_unpack_to_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No folder called s3: is made."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="to a folder"):
-        unpack(tmp_path, "s3://lab/scans")
+    with pytest.raises(InputError, match="to a local folder"):
+        brim.unpack(tmp_path, "s3://lab/scans")

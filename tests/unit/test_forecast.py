@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.api.forecast_api import forecast, largest_piece
+from brim.api.forecast_api import forecast, largest_shard
 from brim.errors import InputError
-from brim.forecasts.measured import (
+from brim.memory.limit import Limit
+from brim.memory.meter import Machine, Usage
+from brim.monitor.forecasts.measured import (
     Held,
     MeasuredPoint,
     Surroundings,
@@ -29,9 +31,7 @@ from brim.forecasts.measured import (
     tree_held,
     upper_bend,
 )
-from brim.forecasts.shapes import Component, Forecast, Verdict, verdict_of
-from brim.memory.limit import Limit
-from brim.memory.meter import Machine, Usage
+from brim.monitor.forecasts.shapes import Component, Forecast, Verdict, verdict_of
 from brim.sizes import format_both, parse_size
 
 GB = 10**9
@@ -50,7 +50,7 @@ def test_the_case_of_two_point_eight_million_rows() -> None:
     assert line(made, "pieces in lists").startswith("20.5 GB (19.1 GiB)")
     assert "2,857,545 rows × (768 + 1024) numbers × 4 bytes" in line(made, "pieces in lists")
     assert line(made, "at the concatenation").startswith("41.0 GB (38.2 GiB)")
-    assert line(made, "verdict").startswith("LOW: 64 % of the limit, for a base of nothing")
+    assert line(made, "verdict").startswith("fits: needs 41.0 GB of 64.0 GB (64 %, risk LOW), for a base of nothing")
     assert forecast("concat", rows=2_857_545, dims=[768, 1024], memory="40GB").verdict is Verdict.HIGH
 
 
@@ -76,12 +76,13 @@ def test_a_range_across_a_border_is_said() -> None:
     made = Forecast("x", (Component("a", 50, 95, "why"),), Limit(100, "r"))
     assert (made.verdict_low, made.verdict) == (Verdict.LOW, Verdict.HIGH)
     assert (
-        line(made, "verdict") == "HIGH if the high end comes true (95 % of the limit), LOW if the low end does (50 %)"
+        line(made, "verdict") == "hardly fits: needs 95 B of 100 B (95 %, risk HIGH), if the high end comes true; "
+        "fits: needs 50 B of 100 B (50 %, risk LOW), if the low end does"
     )
     same = Forecast("x", (Component("a", 10, 20, "why"),), Limit(100, "r"))
-    assert line(same, "verdict") == "LOW: 10 to 20 % of the limit"
+    assert line(same, "verdict") == "fits: needs 20 B of 100 B (20 %, risk LOW)"
     near = Forecast("x", (Component.exactly("a", 899, "why"),), Limit(1000, "r"))
-    assert line(near, "verdict") == "MODERATE: 89.9 % of the limit"
+    assert line(near, "verdict") == "fits closely: needs 899 B of 1.00 KB (89.9 %, risk MODERATE)"
 
 
 def test_sizes_in_both_units() -> None:
@@ -151,7 +152,7 @@ def test_map_multiplies() -> None:
     assert made.low_bytes == 1 + 2 * (10 * 1000 + 10 * 500)
     assert made.high_bytes == 1 + 2 * (10 * 1000 + 40 * 500)
     model = forecast("map", row_bytes=1000, workers=3, per_worker="1MB", base=1, memory="1GB")
-    assert Component.exactly("in each worker", 3 * MB, "3 × 1.00 MB of its own") in model.components
+    assert Component.exactly("in each worker", 3 * MB, "3 × 1.00 MB for the function") in model.components
 
 
 numbers = st.integers(1, 10**6)
@@ -183,15 +184,15 @@ def test_more_rows_never_take_less(rows: int, more: int, width: int, workers: in
     ("shape", "given_numbers", "words"),
     [
         ("nothing", {}, "embed-files, map, concat"),
-        ("concat", {"row": 1}, "It takes: rows, dims"),
+        ("concat", {"row": 1}, "It takes: memory, rows, dims"),
         ("concat", {"rows": 0, "dims": 1}, "rows= takes a number above zero"),
-        ("concat", {"rows": 1.5, "dims": 1}, "rows= takes a number above zero"),
+        ("concat", {"rows": 1.5, "dims": 1}, "rows= takes a whole number above zero"),
         ("concat", {"rows": 1, "dims": []}, "length of the vectors"),
         ("concat", {"rows": 1, "dims": 1, "dtype": "x"}, "dtype= takes"),
         ("concat", {"rows": 1, "dims": 1, "copies": 1}, "copies= takes a number of at least 2"),
-        ("map", {"row_bytes": "many"}, "not a size"),
+        ("map", {"row_bytes": "many"}, "takes a size such as 500MB or 2GB"),
         ("map", {"row_bytes": 1, "factor": 0}, "above zero"),
-        ("map", {"row_bytes": 1, "factor": float("inf")}, "above zero"),
+        ("map", {"row_bytes": 1, "factor": float("inf")}, "factor= takes a number"),
         ("embed-files", {}, "SOURCE"),
         ("embed-files", {"shard_bytes": 1, "num_shards": 2}, "SOURCE"),
         ("embed-files", {"shard_bytes": 1, "source": "x"}, "Choose one"),
@@ -211,9 +212,9 @@ def test_wrong_numbers_are_refused(shape: Any, given_numbers: dict[str, Any], wo
 def test_datasets_cuts_by_rows() -> None:
     """The largest of equally many rows is found by the bytes in it."""
     rows = np.array([1, 1, 1, 9, 9, 1])
-    assert largest_piece(rows, 1) == 22
-    assert largest_piece(rows, 3) == 10
-    assert largest_piece(rows, 99) == 9
+    assert largest_shard(rows, 1) == 22
+    assert largest_shard(rows, 3) == 10
+    assert largest_shard(rows, 99) == 9
 
 
 HELD = Held(4242, "python3", 1, Usage(150 * GB, 2 * GB, 0, 7 * GB), 152 * GB)
@@ -367,7 +368,7 @@ def test_the_next_step_from_rows_and_dims() -> None:
     assert step.high_bytes == 1_000_000 * (768 + 1024) * 4
     text = str(made)
     assert "after the kernel has taken page cache back" in text
-    assert "need not lie in one piece" in text
+    assert "need not be contiguous" in text
     with pytest.raises(InputError):
         forecast("pid", pid=os.getpid(), rows=10, dims=[3], adds="1GB")
 
@@ -378,3 +379,22 @@ def test_low_is_never_said_without_its_base() -> None:
     assert "for a base of nothing" in str(forecast("concat", rows=10, dims=[8], memory="1GB"))
     assert "for a base of 100 MB" in str(forecast("concat", rows=10, dims=[8], memory="1GB", base="100MB"))
     assert "assumed" in str(forecast("map", row_bytes=100, memory="10GB"))
+
+
+def test_falling_points_do_not_hide_the_highest_peak() -> None:
+    """A run on an eighth needed 3.4 GB: a run on all the data is not promised to need less."""
+    made = forecast("sampled", points=["1/8=3.4GB", "1/4=1.2GB"], memory="2GB")
+    assert made.high_bytes >= 3_400_000_000
+    assert made.verdict is Verdict.HIGH
+    assert any("needed 3.40 GB" in text for text in made.reasons.for_crash)
+
+
+def test_a_shard_is_at_least_as_large_as_its_largest_file() -> None:
+    made = forecast("embed-files", shard_bytes="1MB", largest_file="300MB", memory="1GB")
+    assert made.details["shard_bytes"] == made.details["largest_file_bytes"] == 300_000_000
+    assert made.verdict is Verdict.HIGH
+
+
+def test_counts_may_be_written_as_people_do() -> None:
+    plain = forecast("concat", rows=3_000_000, dims=[768, 1024], memory="64GB")
+    assert forecast("concat", rows="3M", dims="768,1024", memory="64GB").facts == plain.facts

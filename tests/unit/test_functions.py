@@ -111,11 +111,11 @@ def test_importable_functions_travel_by_name() -> None:
 @pytest.mark.parametrize(
     ("where", "told"),
     [
-        ("nowhere.at.all:f", "no module 'nowhere'"),
+        ("nowhere.at.all:f", "No module named 'nowhere'"),
         ("os.path:nothing", "has no 'nothing'"),
         ("os.path:sep", "is a str, not a function"),
         ("justaname", "does not name a function"),
-        ("missing.py:f", "There is no file"),
+        ("missing.py:f", "missing.py does not exist"),
         ("broken.py:f", r"broken.py cannot be imported: ValueError: at once \(.*broken.py, line 2\)"),
         ("wrong.py:f", r"SyntaxError.*line 1"),
         ("needs.py:f", "No module named 'not_installed_anywhere'"),
@@ -132,6 +132,13 @@ def test_bad_names(where: str, told: str, tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(InputError) as caught:
         load_function(where)
     assert re.search(told, str(caught.value))
+
+
+@pytest.mark.parametrize("where", ["lambda r: r", "lambda r:r", "steps.py", "str.upper", "a b:c", ":f", "m:"])
+def test_text_that_names_no_function_is_refused_with_what_to_write(where: str) -> None:
+    with pytest.raises(InputError, match="does not name a function") as caught:
+        load_function(where)
+    assert "steps.py:function" in caught.value.hint
 
 
 def test_what_cannot_travel_is_named(tmp_path: Path) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.errors import InputError
-from brim.memory.guard import Alarm, Guard, Level, Line, check_order, parse_level, span_text, standard_lines
+from brim.memory.thresholds import Alarm, Guard, Level, Threshold, check_order, parse_level, standard_thresholds
+from brim.sizes import format_duration
 
 LIMIT = 1_000_000_000
 MB = 1_000_000
@@ -18,7 +20,7 @@ MB = 1_000_000
 
 def guard(**levels: str) -> Guard:
     chosen = {"alert": "80%", "stop": "90%", "kill": "97%", **levels}
-    return Guard(LIMIT, standard_lines(*(parse_level(chosen[kind]) for kind in ("alert", "stop", "kill"))))
+    return Guard(LIMIT, standard_thresholds(*(parse_level(chosen[kind]) for kind in ("alert", "stop", "kill"))))
 
 
 def feed(watched: Guard, *steps: tuple[float, float], every: float = 0.5) -> list[tuple[float, str]]:
@@ -75,7 +77,7 @@ def test_wavering_around_a_line_is_one_warning() -> None:
 
 def test_a_line_without_delay_is_said_at_every_crossing() -> None:
     """What is told at once is told again when it has been below by the hysteresis, and not for a smaller dip."""
-    watched = Guard(LIMIT, [Line("hard", Level(0.9), repeat_s=100.0)], horizon_s=0.0, lead_s=0.0)
+    watched = Guard(LIMIT, [Threshold("hard", Level(0.9), repeat_s=100.0)], horizon_s=0.0, lead_s=0.0)
     assert feed(watched, (0.95, 2), (0.88, 2), (0.95, 2), (0.8, 2), (0.95, 2)) == [(0.0, "hard"), (8.0, "hard")]
 
 
@@ -101,7 +103,7 @@ def test_a_wrong_level_is_said(text: str) -> None:
 def test_lines_out_of_order_are_refused() -> None:
     """A stop above the kill would never happen."""
     with pytest.raises(InputError, match="above the kill"):
-        check_order(standard_lines(Level(0.8), Level(0.98), Level(0.97)), LIMIT)
+        check_order(standard_thresholds(Level(0.8), Level(0.98), Level(0.97)), LIMIT)
 
 
 def exhaustion(points: list[tuple[float, float]]) -> list[Alarm]:
@@ -151,7 +153,7 @@ def test_no_reading_is_too_strange(shares: list[float], every: float) -> None:
 
 def test_a_gap_in_time_does_not_count_as_time_above() -> None:
     """After a suspended night a single reading over the line is not yet ten seconds of it."""
-    watched = Guard(LIMIT, [Line("alert", Level(0.8), after_s=10.0)])
+    watched = Guard(LIMIT, [Threshold("alert", Level(0.8), after_s=10.0)])
     assert watched.observe(0.0, 100) == []
     assert watched.observe(30_000.0, int(0.85 * LIMIT)) == []
 
@@ -161,12 +163,12 @@ def test_a_gap_in_time_does_not_count_as_time_above() -> None:
 )
 def test_spans_of_time(seconds: float, text: str) -> None:
     """Two units are enough."""
-    assert span_text(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def stop_at(shares: Callable[[float], float], seconds: float, lead_s: float = 30.0) -> tuple[float, Alarm] | None:
     """When a stop or kill was first said."""
-    lines = standard_lines(Level(0.8), Level(0.9), Level(0.97))
+    lines = standard_thresholds(Level(0.8), Level(0.9), Level(0.97))
     watched, now = Guard(LIMIT, lines, lead_s=lead_s), 0.0
     while now < seconds:
         for alarm in watched.observe(now, int(shares(now) * LIMIT)):
@@ -223,6 +225,36 @@ def test_leak_that_doubles_is_stopped_a_second_before_the_kill() -> None:
     assert next(n for n in range(100) if 0.05 * 1.12**n >= 0.97) - found[0] >= 1.0
 
 
+@pytest.mark.parametrize("growth", [1.08, 1.15, 1.2])
+def test_steps_that_grow_are_stopped_a_second_before_the_kill(growth: float) -> None:
+    found = stop_at(lambda t: 0.05 * growth ** (t // 1), 60)
+    assert found is not None
+    assert found[1].kind == "stop"
+    assert next(n for n in range(100) if 0.05 * growth**n >= 0.97) - found[0] >= 1.0
+
+
+@pytest.mark.parametrize("step_s", [0.5, 1.0])
+def test_steps_of_a_fast_leak_are_stopped_a_second_before_the_kill(step_s: float) -> None:
+    """60 % to the kill in 5 s: five small steps above 80 % are enough, with a base of 45 %."""
+    rate = 0.37 / 5
+    found = stop_at(lambda t: 0.45 + rate * step_s * (t // step_s), 30)
+    kill_s = next(n * step_s for n in range(1000) if 0.45 + rate * step_s * n >= 0.97)
+    assert found is not None
+    assert found[1].kind == "stop"
+    assert kill_s - found[0] >= 1.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_flat_noise_is_neither_stopped_nor_said_to_run_out(seed: int) -> None:
+    """Another value between 65 and 80 % every 0 to 10 s, for ten minutes."""
+    random, values = Random(seed), list[float]()
+    while len(values) < 6000:
+        values += [random.uniform(0.65, 0.8)] * random.randint(1, 100)
+    watched = Guard(LIMIT, standard_thresholds(Level(0.8), Level(0.9), Level(0.97)))
+    said = [alarm.kind for n in range(6000) for alarm in watched.observe(n / 10, int(values[n] * LIMIT))]
+    assert said == []
+
+
 @pytest.mark.parametrize("count", range(2, 9))
 @pytest.mark.parametrize("top", [0.7, 0.82, 0.89])
 def test_loading_a_model_of_some_shards_is_not_stopped(count: int, top: float) -> None:
@@ -252,5 +284,5 @@ def test_a_forecast_in_words() -> None:
     """The rate, the time of day at which the limit is reached, and how long that is."""
     noon = time.mktime((2026, 5, 31, 14, 26, 0, 0, 0, -1))
     alarm = Alarm("alert", 800 * MB, LIMIT, 800 * MB, left_s=360.0, bytes_per_s=LIMIT * 0.2 / 360)
-    assert alarm.outlook(noon) == "growing by 33.3 MB a minute: at this rate the limit is reached at 14:32, in 6 min"
+    assert alarm.outlook(noon) == "growing by 33.3 MB per minute: at this rate the limit is reached at 14:32, in 6 min"
     assert Alarm("alert", 800 * MB, LIMIT, 800 * MB).outlook(noon) == ""

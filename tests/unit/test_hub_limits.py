@@ -11,8 +11,7 @@ import pytest
 
 from brim.errors import InputError
 from brim.file_set import FileSetBuilder
-from brim.jobs.build_job import Build, BuildOptions
-from brim.plans.cut_shards import CutOptions
+from brim.jobs.build_job import BuildPlan, BuildSettings
 from brim.sources.file_table import FileColumn, FileTable, Split
 from brim.stores.destination import check_shards, hub_limits
 
@@ -32,11 +31,11 @@ def test_more_shards_than_a_folder_takes_are_refused_at_plan_time(tmp_path: Path
         None,
         (Split("train", 0, rows),),
     )
-    options = BuildOptions(cut=CutOptions(rows_per_shard=1))
+    options = BuildSettings(rows_per_shard=1)
     with pytest.raises(InputError, match=r"10,001 shards are more than the 10,000 .* shard_size='500MB'"):
-        Build(table, "hf://datasets/ada/scans", options)
-    assert len(Build(table, tmp_path / "out", options).plan.shards) == rows
-    Build(table, "hf://datasets/ada/scans", BuildOptions(cut=CutOptions(num_shards=10_000)))
+        BuildPlan(table, "hf://datasets/ada/scans", options)
+    assert len(BuildPlan(table, tmp_path / "out", options).plan.shards) == rows
+    BuildPlan(table, "hf://datasets/ada/scans", BuildSettings(num_shards=10_000))
 
 
 @pytest.mark.parametrize(
@@ -75,5 +74,5 @@ def test_what_the_hub_may_refuse_is_said(tmp_path: Path) -> None:
     rows = pa.table({"scan": pa.array(np.zeros(1, np.int64))})
     table = FileTable(rows, {"scan": FileColumn("Image", False)}, files.finish(), None, (Split("train", 0, 1),))
     for to, said in (("hf://datasets/ada/scans", True), (tmp_path / "out", False)):
-        build = Build(table, to, BuildOptions(format="webdataset"))
+        build = BuildPlan(table, to, BuildSettings(format="webdataset"))
         assert ("Hub limits" in dict(build.lines)) == said

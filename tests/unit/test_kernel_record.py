@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from brim.oom import kernel_record as module
-from brim.oom.kernel_lines import UNLIMITED_KB, Killed, Table
-from brim.oom.kernel_record import Announced, Record, assemble, take
-from brim.oom.kills import Bound, Evidence, GroupMemory, MachineRoom, Sizes
-from brim.oom.log_lines import Stamp
+from brim.monitor.oom import kernel_record as module
+from brim.monitor.oom.kernel_lines import UNLIMITED_KB, Killed, Table
+from brim.monitor.oom.kernel_record import Announced, Record, assemble, take
+from brim.monitor.oom.kills import Bound, Evidence, GroupMemory, MachineRoom, Sizes
+from brim.monitor.oom.log_lines import Stamp
 
 STAMP = Stamp.__new__(Stamp)
 VICTIM = Killed(7, None, None, "group", Sizes())
@@ -155,7 +155,7 @@ def test_what_lines_add_to_a_record() -> None:
     assert take(made, "nothing of interest") == ""
     room = record()
     assert take(room, "262144 pages RAM") == take(room, "Total swap = 8kB") == take(room, "Free swap  = 4kB") == "room"
-    assert (room.ram_pages, room.room) == (262144, MachineRoom(swap_bytes=8192, swap_free_bytes=4096))
+    assert (room.ram_pages, room.machine) == (262144, MachineRoom(swap_bytes=8192, swap_free_bytes=4096))
 
 
 def test_lines_of_groups_and_processes() -> None:

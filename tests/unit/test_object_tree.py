@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from brim.buckets.bucket_address import parse_bucket_address
-from brim.buckets.listing import ObjectStat
 from brim.sources.bucket_tree import ObjectTree
 from brim.sources.folder_tree import Folder, LocalTree, Tree, Walk
+from brim.storage.location import parse_bucket_address
+from brim.storage.storage import ObjectStat
 from tests.conftest import write_files
 
 ADDRESS = parse_bucket_address("s3://bucket/top")

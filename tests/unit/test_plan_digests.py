@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from brim.file_set import Bundle, FileSet, Ranges
+from brim.options.groups import ShardOptions
 from brim.plans import cut_shards, fingerprint, plan
-from brim.plans.cut_shards import CutOptions, shard_name
+from brim.plans.cut_shards import shard_name
 from brim.plans.fingerprint import digest_items, digest_json
 from brim.plans.plan import Plan, make_plan
 from brim.sources.file_table import FileColumn, FileTable, Split
@@ -48,12 +49,12 @@ def table(kind: str) -> FileTable:
 
 
 PLANS = {
-    "plain": ("parquet", CutOptions()),
-    "plain, one row a shard": ("webdataset", CutOptions(rows_per_shard=1)),
-    "plain, by value": ("parquet", CutOptions(shard_by="a")),
-    "lists": ("parquet", CutOptions(rows_per_shard=3)),
-    "bundles": ("parquet", CutOptions(num_shards=2)),
-    "ranges": ("parquet", CutOptions(rows_per_shard=7)),
+    "plain": ("parquet", ShardOptions()),
+    "plain, one row a shard": ("webdataset", ShardOptions(rows_per_shard=1)),
+    "plain, by value": ("parquet", ShardOptions(shard_by="a")),
+    "lists": ("parquet", ShardOptions(rows_per_shard=3)),
+    "bundles": ("parquet", ShardOptions(num_shards=2)),
+    "ranges": ("parquet", ShardOptions(rows_per_shard=7)),
 }
 # As they were when shards were Python objects and each was digested by itself: the fingerprint; then of all shards
 # together names and places, keys, and dates.

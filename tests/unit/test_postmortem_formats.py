@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from brim.oom.kills import Kill, merged
-from brim.oom.log_lines import Clock
-from brim.oom.scan_log import Scan, scan_lines
-from brim.oom.why import why
+from brim.monitor.oom.kills import Kill
+from brim.monitor.oom.log_lines import Clock
+from brim.monitor.oom.merge_kills import merge
+from brim.monitor.oom.scan_log import Scan, scan_lines
+from brim.monitor.oom.why import why
 
 VICTIM = (
     "Out of memory: Killed process 4711 (python) total-vm:900kB, anon-rss:800kB, file-rss:4kB, shmem-rss:0kB, UID:0 "
@@ -142,9 +143,9 @@ def test_meta_oomd() -> None:
 
 
 def test_slurm_accounting() -> None:
-    """sacct's table and seff's lines, with the limit."""
+    """sacct's table is one kill per job, not per step; seff's lines have the limit."""
     table = "JobID JobName State ExitCode\n191 train OUT_OF_ME+ 0:125\n191.batch batch OUT_OF_ME+ 0:125\n"
-    assert [kill.unit for kill in kills(table)] == ["job 191", "job 191.batch"]
+    assert [kill.unit for kill in kills(table)] == ["job 191"]
     kill = one(
         "Job ID: 191\nCluster: c\nState: OUT_OF_MEMORY (exit code 0)\nCores: 1\nMemory Utilized: 3.98 GB\n"
         "Memory Efficiency: 99.50% of 4.00 GB\n"
@@ -202,7 +203,7 @@ def test_earlyoom_and_the_kernel_are_one() -> None:
         "VmRSS 9 MiB\n"
         f"2026-05-31T14:00:03Z n1 kernel: {VICTIM}\n"
     )
-    (kill,) = merged(kills(text))
+    (kill,) = merge(kills(text))
     assert (kill.killer, kill.pid, len(kill.evidence)) == ("kernel", 4711, 2)
 
 
@@ -243,7 +244,7 @@ def test_nothing_but_kills() -> None:
     tracemalloc.stop()
     assert found[-1].pid == 4712
     assert found[-1].evidence[0].line == 160 * block.count(b"\n") + 1
-    assert reader.passing.looked_like_kills > 150_000
+    assert reader.middle.looked_like_kills > 150_000
     assert peak < 100e6
     assert took_s < 60  # traced, and on a busy machine; docs/why.md has the figure
 

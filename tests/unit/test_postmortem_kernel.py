@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.oom.kernel_log import KernelRecords
-from brim.oom.kills import Kill, Sizes, merged
-from brim.oom.log_lines import Clock
-from brim.oom.scan_log import Scan
+from brim.monitor.oom.kernel_log import KernelRecords
+from brim.monitor.oom.kills import Kill, Sizes
+from brim.monitor.oom.log_lines import Clock
+from brim.monitor.oom.merge_kills import merge
+from brim.monitor.oom.scan_log import Scan
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "oom"
 K = 1024
@@ -22,7 +23,7 @@ K = 1024
 def kills_in(text: str) -> list[Kill]:
     records = KernelRecords("log", Clock())
     for number, line in enumerate(text.split("\n"), 1):
-        records.feed(number, line)
+        records.read(number, line)
     return records.finish()
 
 
@@ -30,8 +31,8 @@ def scanned(text: str) -> list[Kill]:
     """Everything found in a text, by all that can read it."""
     scan = Scan("log", Clock(), terminals=True)
     for number, line in enumerate(text.split("\n"), 1):
-        scan.feed(number, line)
-    return merged(scan.finish()[0])
+        scan.read(number, line)
+    return merge(scan.finish()[0])
 
 
 def log(name: str) -> str:
@@ -92,7 +93,7 @@ def test_name_with_a_space_and_the_largest_processes() -> None:
 
 def test_name_with_parentheses() -> None:
     """Parentheses inside a name do not end it; both the child and the group's other tasks are found."""
-    kills = merged(kills_in(log("more_talos_group_kill")))
+    kills = merge(kills_in(log("more_talos_group_kill")))
     assert [(kill.pid, kill.name) for kill in kills] == [(2156, "apid"), (2157, "(helper) x")]
     assert {kill.bound.bytes for kill in kills} == {40960 * K}
     assert {kill.invoked_by for kill in kills} == {"apid"}
@@ -179,13 +180,13 @@ def test_killed_line_alone() -> None:
 def test_printed_twice() -> None:
     """The same kill in two logs, or twice in one, is one kill."""
     text = log("k5.x_global_in_docker")
-    assert len(merged(kills_in(text + text))) == 1
+    assert len(merge(kills_in(text + text))) == 1
 
 
 def test_killed_again_after_a_week_is_another_kill() -> None:
     """The same number and name a week later is another process."""
     text = log("k5.14_iso_user_session")
-    assert len(merged(kills_in(text + text.replace("2024-05-02", "2024-05-10")))) == 2
+    assert len(merge(kills_in(text + text.replace("2024-05-02", "2024-05-10")))) == 2
 
 
 def test_cut_before_the_victim() -> None:
@@ -294,7 +295,7 @@ def test_interleaved(one: str, other: str, chance: random.Random) -> None:
     while queue := chance.choice([q for q in queues if q] or [[]]):
         lines.append(queue.pop(0))
     truths = TRUTH[one] + TRUTH[other]
-    kills = merged(kills_in("\n".join(lines)))
+    kills = merge(kills_in("\n".join(lines)))
     assert {kill.pid for kill in kills} == {truth.pid for truth in truths}
     for kill in kills:
         never_wrong(kill, truths)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from brim.oom.kills import Kill, Restart, merged
-from brim.oom.log_lines import Clock
-from brim.oom.scan_log import Scan, scan_file
+from brim.monitor.oom.kills import Kill, Restart
+from brim.monitor.oom.log_lines import Clock
+from brim.monitor.oom.merge_kills import merge
+from brim.monitor.oom.scan_log import Scan, scan_file
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "oom"
 MIB = 1 << 20
@@ -18,7 +19,7 @@ MIB = 1 << 20
 def scan(text: str, terminals: bool = True) -> tuple[list[Kill], list[Restart]]:
     reader = Scan("log", Clock(datetime(2026, 6, 1, tzinfo=UTC)), terminals)
     for number, line in reader.lines([text.encode() + b"\n"]):
-        reader.feed(number, line)
+        reader.read(number, line)
     return reader.finish()
 
 
@@ -151,14 +152,15 @@ def test_refused(line: str, asked: float | None) -> None:
     """An allocation that failed is not a kill."""
     kill = one(line)
     assert (kill.killer, kill.effect) == ("program", "refused")
-    assert kill.bound.usage_bytes == (None if asked is None else round(asked))
+    assert kill.bound.requested_bytes == (None if asked is None else round(asked))
+    assert kill.bound.usage_bytes is None
 
 
 def test_gpu() -> None:
     """A full GPU is told apart from a full machine."""
     line = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB"
     kill = one(line)
-    assert (kill.scope, kill.effect, kill.bound.usage_bytes) == ("gpu", "refused", 2 << 30)
+    assert (kill.scope, kill.effect, kill.bound.requested_bytes) == ("gpu", "refused", 2 << 30)
     assert kill.bound.bytes == round(23.65 * 2**30)
 
 
@@ -180,7 +182,7 @@ def test_systemd_and_the_kernel_tell_of_one_kill() -> None:
         "May 02 09:31:41 h systemd[1]: job.service: A process of this unit has been killed by the OOM killer.\n"
         "May 02 09:31:42 h systemd[1]: job.service: Failed with result 'oom-kill'.\n"
     )
-    (kill,) = merged(scan(text)[0])
+    (kill,) = merge(scan(text)[0])
     assert (kill.pid, kill.unit, len(kill.evidence)) == (5, "job.service", 4)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from brim.errors import InputError
-from brim.oom import explain, this_machine
-from brim.oom.kills import Bound, CurvePoint, Kill, MachineRoom, Sizes, owner_of
-from brim.oom.why import why
+from brim.monitor.oom import explain, this_machine
+from brim.monitor.oom.kills import Bound, CurvePoint, Kill, MachineRoom, Sizes, owner_of
+from brim.monitor.oom.why import why
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "oom"
 GB = 10**9
@@ -128,7 +128,7 @@ def test_report_without_kills(tmp_path: Path) -> None:
     empty.write_text("nothing happened\n")
     text = str(why(logs=[empty]))
     assert text.startswith("No record of an out-of-memory kill was found.")
-    assert str(empty) in text.replace("\n           ", "")
+    assert str(empty) in text.replace("\n             ", "")
 
 
 def test_missing_log(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_machine_with_counters_only(tmp_path: Path, monkeypatch: pytest.Monkey
     problems = {source.name: source.problem for source in report.sources}
     assert "No such file" in problems["dmesg"]
     assert "no journalctl" in problems["journal"]
-    assert "there are none" in problems[f"{root}/var/log/{{kern.log,messages,syslog}}"]
+    assert "no such files" in problems[f"{root}/var/log/{{kern.log,messages,syslog}}"]
     assert "3 kills since boot" in report.remarks[0]
 
 
@@ -270,7 +270,7 @@ def test_a_pid_that_was_not_killed() -> None:
 def test_unproven_headline() -> None:
     """What is not proved is said to be not proved."""
     said = explain.headline(Kill("unknown", sure="possible", name="x", pid=3, signal=9))
-    assert said == "x (pid 3) was killed by SIGKILL, and by whom is not proved."
+    assert said == "x (pid 3) was killed by SIGKILL, and the log does not name the killer."
     assert "RLIMIT_DATA" in explain.headline(
         Kill("rlimit", "process", "refused", pid=1, bound=Bound(5, 6, "RLIMIT_DATA"))
     )

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.oom import brim_log
-from brim.oom.kills import Kill
-from brim.oom.why import why
+from brim.monitor.oom import brim_log
+from brim.monitor.oom.kills import Kill
+from brim.monitor.oom.why import why
 
 NOW = 1_780_000_000.0
 GB = 10**9

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brim.errors import InputError
-from brim.oom.log_lines import Clock
-from brim.oom.why import parse_since
+from brim.monitor.oom.log_lines import Clock
+from brim.monitor.oom.why import parse_since
 
 REFERENCE = datetime(2026, 6, 1, 12, tzinfo=UTC)
 

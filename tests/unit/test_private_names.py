@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import importlib.metadata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ import brim
 
 SOURCE = Path(brim.__file__).parent
 ADAPTERS = {
-    "huggingface_hub": "stores/hub_private.py",
+    "huggingface_hub": "storage/hub_private.py",
     "datasets": "sources/datasets_private.py",
     "ray": "schedule/ray_private.py",
     "pyarrow": "no_pandas.py",
-    "typer": "cli/parser.py",
 }
 STANDARD = {"_exit", "_Hash", "_typeshed"}  # private names of Python's own library
 ASKING = {"getattr", "setattr", "hasattr", "delattr"}
@@ -115,11 +113,6 @@ def module(name: str) -> Callable[[], Any]:
     return lambda: importlib.import_module(name)
 
 
-def needs(library: str, other: str) -> bool:
-    """Whether this version of it depends on another library: an older typer does without pydantic."""
-    return any(requirement.startswith(other) for requirement in importlib.metadata.requires(library) or [])
-
-
 # For each library, private names and what has them.
 NAMES: dict[str, dict[str, Callable[[], Any]]] = {
     "huggingface_hub": {
@@ -141,7 +134,6 @@ NAMES: dict[str, dict[str, Callable[[], Any]]] = {
     },
     "ray": {"_private": module("ray")},
     "pyarrow": {"_pandas_api": module("pyarrow.lib")},
-    "typer": {},
 }
 # Names without an underscore that are reached through a private one, or compared with.
 BEHIND = {
@@ -155,7 +147,6 @@ BEHIND = {
         ("ray._private.worker", "print_to_stdstream"),
     ],
     "pyarrow": [],
-    "typer": [("typer.core", "build_runtime_param")] if needs("typer", "pydantic") else [],
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from brim.errors import SourceChanged
+from brim.errors import SourceChangedError
 from brim.file_set import NO_CONTENT, FileSet, RangeSetBuilder
 from brim.formats.splice import Splice, SpliceBuilder
 from tests.conftest import random_bytes
@@ -92,7 +92,7 @@ def test_a_container_that_changed_is_named(tmp_path: Path, change) -> None:  # t
     """What is checked is the file that holds the values, also if it is not read to its end."""
     splice = splice_of(range_set(tmp_path, [(0, 0, 10), (1, 0, 10)]), [b"", b""])
     change(tmp_path / "c0.bin")
-    with pytest.raises(SourceChanged) as caught:
+    with pytest.raises(SourceChangedError) as caught:
         splice.read_at(0, 5)
     assert caught.value.facts["path"] == str(tmp_path / "c0.bin")
 
@@ -103,7 +103,7 @@ def test_a_container_that_changes_while_it_is_read(tmp_path: Path) -> None:
     chunks = splice.chunks(buffer_bytes=50)
     next(chunks)
     os.utime(tmp_path / "c0.bin", ns=(1, 1))
-    with pytest.raises(SourceChanged, match=r"c0\.bin"):
+    with pytest.raises(SourceChangedError, match=r"c0\.bin"):
         list(chunks)
 
 

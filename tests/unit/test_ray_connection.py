@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from brim.errors import BrimError, InputError, SinkFailed
+from brim.errors import BrimError, DestinationUnavailableError, InputError
 from brim.schedule import ray_cluster
 
 
@@ -37,7 +37,9 @@ class Head:
 
 
 @pytest.mark.parametrize(
-    ("killed", "expected", "exit_code"), [(True, SinkFailed, 5), (False, InputError, 2)], ids=["killed", "unusable"]
+    ("killed", "expected", "exit_code"),
+    [(True, DestinationUnavailableError, 5), (False, InputError, 2)],
+    ids=["killed", "unusable"],
 )
 def test_head_that_is_killed_while_connecting_is_worth_another_run(
     monkeypatch: pytest.MonkeyPatch, killed: bool, expected: type[BrimError], exit_code: int

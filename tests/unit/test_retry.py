@@ -6,10 +6,12 @@ import time
 
 import pytest
 
-from brim.buckets.bucket_address import Access, BucketAddress
-from brim.buckets.bucket_client import WebFailed, explain, tries
 from brim.state.retry import Retry, interrupted_by, may_pass, pause
-from brim.stores.hub_session import HubAnswer, explained_answer
+from brim.storage.explain_error import explain
+from brim.storage.hub_session import HubAnswer, explained_answer
+from brim.storage.location import Access, Location
+from brim.storage.requests import tries
+from brim.storage.storage_error import classify
 
 
 class Passing(Exception):
@@ -101,5 +103,5 @@ def test_what_may_pass(status: int | None, code: str, passes: bool) -> None:
             told = explained_answer(HubAnswer(status, code, "", by_hub), "ada/data")
             assert told.exit_code == (5 if passes else 2)
             assert ("same command" in told.hint) == passes
-        error = WebFailed(f"status code: {status} <Code>{code}</Code>")
-        assert explain(error, BucketAddress("s3", "b", "", Access())).exit_code == (5 if passes else 2)
+        error = classify(status, code)
+        assert explain(error, Location("s3", "b", "", Access())).exit_code == (5 if passes else 2)

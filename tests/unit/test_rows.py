@@ -31,7 +31,7 @@ ENDS = st.sampled_from([b"\n", b"\r\n"])
 
 def rows_of(path: Path, unit_bytes: int, block_bytes: int = 64, **options: Any) -> tuple[list[Unit], list[Any]]:
     """The units of a file, and the rows that come of reading them one by one."""
-    source = open_rows(path, RowOptions(unit_bytes=unit_bytes, **options))
+    source = open_rows(path, RowOptions(unit_size=unit_bytes, **options))
     units = list(source.units(1, indices=True))
     rows = []
     for unit in units:
@@ -130,7 +130,7 @@ def test_small_files_share_a_unit(tmp_path: Path) -> None:
     """Files are taken in order; several small ones are one unit, a large one is several."""
     for number in range(20):
         (tmp_path / f"{number:02}.jsonl").write_text(f'{{"a": {number}}}\n' * 3)
-    source = open_rows(tmp_path, RowOptions(unit_bytes=100))
+    source = open_rows(tmp_path, RowOptions(unit_size=100))
     units = list(source.units(1000))
     assert [len(unit.spans) for unit in units] == [3, 3, 3, 3, 3, 3, 2]
     rows = [row["a"] for unit in units for table in read_unit(source.reading, unit) for row in table.to_pylist()]
@@ -143,7 +143,7 @@ def test_keys_hold_elsewhere(tmp_path: Path) -> None:
     for place in ("here", "there"):
         (tmp_path / place / "x").mkdir(parents=True)
         (tmp_path / place / "x" / "a.jsonl").write_text('{"a": 1}\n' * 50)
-        source = open_rows(tmp_path / place, RowOptions(unit_bytes=100))
+        source = open_rows(tmp_path / place, RowOptions(unit_size=100))
         made.append((source.facts, [unit.key for unit in source.units(1)]))
     assert made[0] == made[1]
     assert str(tmp_path) not in json.dumps(made)
@@ -261,7 +261,7 @@ def test_where_names_the_row(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     lines = [b'{"a": %d}\n' % number for number in range(100)]
     path.write_bytes(b"".join(lines))
-    source = open_rows(path, RowOptions(unit_bytes=300))
+    source = open_rows(path, RowOptions(unit_size=300))
     unit = list(source.units(1, indices=True))[1]
     assert unit.first_row is not None
     row = unit.first_row + 3

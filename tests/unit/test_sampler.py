@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from brim.memory.meter import machine_now, meminfo, pressure
 from brim.memory.sampler import LONGEST_S, SHORTEST_S, Gpus, Pace
-from brim.watching.launch import Ladder, Orders, Target
+from brim.monitor.watching.launch import Ladder, Orders, Target
 
 GB = 10**9
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from brim.errors import DoesNotFit, InputError, Stopped
-from brim.progress import Silent
+from brim.errors import InputError, MemoryLimitError, StoppedError
+from brim.options import groups
+from brim.options.groups import EngineOptions
+from brim.progress import Progress
 from brim.rows.unit import Unit
-from brim.schedule import scheduler
 from brim.schedule.scheduler import (
     Attempt,
     Compute,
     Event,
     Listed,
     Retries,
-    Scaling,
     Task,
     TaskAgain,
     TaskDone,
@@ -31,7 +31,7 @@ from brim.schedule.scheduler import (
 from brim.state.stop import Stop
 
 
-class Told(Silent):
+class Told(Progress):
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.passed = 0
@@ -62,7 +62,7 @@ class Written:
 
 def lost(attempt: Attempt, cause: Any = "memory", was_alone: bool | None = None) -> TaskLost:
     alone = attempt.alone if was_alone is None else was_alone
-    return TaskLost(attempt, cause, attempt.task.name, lambda: DoesNotFit(attempt.task.name), was_alone=alone)
+    return TaskLost(attempt, cause, attempt.task.name, lambda: MemoryLimitError(attempt.task.name), was_alone=alone)
 
 
 class Scripted:
@@ -135,7 +135,7 @@ def test_what_finished_before_what_failed() -> None:
 def test_out_of_memory(splittable: bool, tried: list[tuple[bool, int]]) -> None:
     """Alone, then in parts and row by row where that gives the same rows; then it does not fit."""
     finished, backend, told, queue = scheduled(1, lost, Retries(3, splittable))
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(MemoryLimitError):
         list(finished)
     assert [(attempt.alone, attempt.pieces) for attempt in backend.given] == tried
     ways = ["alone", "in 16 parts", "row by row"][: len(tried) - 1]
@@ -147,7 +147,7 @@ def test_out_of_memory(splittable: bool, tried: list[tuple[bool, int]]) -> None:
 def test_crashes(crashes: int) -> None:
     """So many times it is tried, and no more."""
     finished, backend, told, _ = scheduled(1, lambda a: lost(a, "crash"), Retries(crashes))
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(MemoryLimitError):
         list(finished)
     assert [attempt.crashes for attempt in backend.given] == list(range(crashes))
     assert told.notes == ["0: trying it again"] * (crashes - 1)
@@ -184,7 +184,7 @@ def test_a_stop_drops_what_is_on_its_way(tmp_path: Path) -> None:
     )  # fmt: skip
     finished = run(queue, backend, stop)
     assert next(finished) == "0"
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         next(finished)
     assert backend.dropped
     assert receipts.begun == ["0"]
@@ -213,16 +213,16 @@ def test_tasks_are_made_when_it_is_their_turn() -> None:
 def needed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which libraries were asked for, as if they were there."""
     found: list[str] = []
-    monkeypatch.setattr(scheduler, "need_extra", lambda name, words: found.append(name))
+    monkeypatch.setattr(groups, "need_extra", lambda name, words: found.append(name))
     return found
 
 
 @pytest.mark.parametrize("address", ["auto", "head:6379", "10.0.0.1:1", "h:65535", "[::1]:10001"])
 def test_addresses_of_a_cluster(address: str, needed: list[str]) -> None:
-    assert Scaling("ray", address).address == address
+    assert EngineOptions(engine="ray", address=address).address == address
     assert needed == ["ray"]
-    with pytest.raises(InputError, match="is for"):
-        Scaling("local", address)
+    with pytest.raises(InputError, match="can only be used with"):
+        EngineOptions(engine="local", address=address)
 
 
 @pytest.mark.parametrize(
@@ -230,21 +230,21 @@ def test_addresses_of_a_cluster(address: str, needed: list[str]) -> None:
 )
 def test_what_is_no_address(address: str, needed: list[str]) -> None:
     with pytest.raises(InputError) as caught:
-        Scaling("ray", address)
+        EngineOptions(engine="ray", address=address)
     assert caught.value.message == f"address= takes auto or HOST:PORT, not {address!r}."
     assert "ray start --head" in caught.value.hint
 
 
 def test_engines(needed: list[str]) -> None:
     """Local without a word; another one is an error."""
-    assert Scaling() == Scaling("local", None, None)
+    assert EngineOptions() == EngineOptions(engine="local", address=None, workspace=None)
     assert not needed
     with pytest.raises(InputError, match="workspace"):
-        Scaling("local", workspace="s3://bucket/place")
-    assert Scaling("ray", workspace="s3://bucket/place").workspace == "s3://bucket/place"
-    assert Scaling("ray").address is None
+        EngineOptions(engine="local", workspace="s3://bucket/place")
+    assert EngineOptions(engine="ray", workspace="s3://bucket/place").workspace == "s3://bucket/place"
+    assert EngineOptions(engine="ray").address is None
     with pytest.raises(InputError, match=r"^engine= takes local or ray, not 'dask'\."):
-        Scaling("dask")  # type: ignore[arg-type]
+        EngineOptions(engine="dask")  # type: ignore[arg-type]
 
 
 def test_what_is_known_of_a_loss_goes_with_the_next_attempt() -> None:

@@ -1,7 +1,9 @@
+import re
+
 import pytest
 
 from brim.errors import InputError
-from brim.sizes import format_size, parse_size
+from brim.sizes import format_size, parse_count, parse_size
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,32 @@ def test_nonsense_is_refused(text: str | float) -> None:
 def test_sizes_are_printed_with_three_digits(size: int, text: str) -> None:
     """A printed size carries its unit."""
     assert format_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("0", 0),
+        ("1", 1),
+        ("2,857,545", 2_857_545),
+        ("2_857_545", 2_857_545),
+        ("3M", 3_000_000),
+        ("1.5k", 1500),
+        (".5M", 500_000),
+        ("1e6", 1_000_000),
+        ("2.5E3", 2500),
+        (" 7 ", 7),
+        (12, 12),
+        ("999999999999999999", 10**18 - 1),
+    ],
+)
+def test_parse_count_accepts_common_spellings(text: str | int, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["", "M", "e6", "-1", "1.5", "1e-3", "28,57", "1,0000", "3MB", "ten", "1e99", "1e18", "9" * 50, "1 M x"]
+)
+def test_parse_count_refuses_other_texts_and_names_them(text: str) -> None:
+    with pytest.raises(InputError, match=re.escape(repr(text))):
+        parse_count(text)

@@ -14,7 +14,7 @@ import pytest
 
 from brim import cuts
 from brim.file_set import FILE_TYPE, FileSetBuilder
-from brim.formats.parquet_shard import splice_parquet
+from brim.formats.parquet_writer import splice_parquet
 from brim.state import scratch
 from brim.state.scratch import Scratch
 from tests.conftest import file_set, random_bytes
@@ -39,7 +39,7 @@ def test_large_values_go_by_the_disk_and_are_the_same(tmp_path: Path, monkeypatc
     table = table.append_column("file", cells)
     numbers = {"file": np.arange(40)}
     in_memory = splice_parquet(table, files, numbers)
-    monkeypatch.setattr("brim.formats.parquet_shard.HELD_VALUE_BYTES", 1000)
+    monkeypatch.setattr("brim.formats.parquet_writer.HELD_VALUE_BYTES", 1000)
     on_disk = splice_parquet(table, files, numbers, str(tmp_path))
     assert on_disk.read_at(0, on_disk.size) == in_memory.read_at(0, in_memory.size)
     with open(tmp_path / "copy", "w+b") as copy:
@@ -72,7 +72,7 @@ def test_no_rows_are_a_shard() -> None:
 
 def test_the_scratch_file_goes_with_the_splice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no name, is closed by close(), and by the collector if nobody does."""
-    monkeypatch.setattr("brim.formats.parquet_shard.HELD_VALUE_BYTES", 0)
+    monkeypatch.setattr("brim.formats.parquet_writer.HELD_VALUE_BYTES", 0)
     before = open_descriptors()
     for close in (True, False):
         splice = splice_parquet(text_table(10, 100), NO_FILES, {}, str(tmp_path))

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 import brim
-from brim.errors import DestinationError, SourceChanged
+from brim.errors import DestinationError, SourceChangedError
 from brim.file_set import Bundle, FileSet, FileSetBuilder, RangeSetBuilder
 from brim.plans.plan import Plan
 from brim.plans.shard_bytes import slice_of, splice_of
-from brim.stores.destination import HubAddress
+from brim.storage.location import HubAddress
 from brim.stores.folder_store import FolderStore, make_folder
 from brim.stores.hub_store import HubCarrier
 from tests.conftest import write_files
@@ -50,7 +50,7 @@ def test_changes_are_seen_elsewhere(many_files: Callable[..., Path]) -> None:
     plan = plan_of(source := many_files(12))
     travelled = pickle.dumps(slice_of(plan, plan.shards[0]))
     (source / "f001.bin").write_bytes(b"other")
-    with pytest.raises(SourceChanged, match=r"f001\.bin"), pickle.loads(travelled).splice() as splice:
+    with pytest.raises(SourceChangedError, match=r"f001\.bin"), pickle.loads(travelled).splice() as splice:
         splice.sha256()
 
 

@@ -7,20 +7,27 @@ from typing import Any
 
 import pytest
 
-from brim.errors import BrimError, DestinationError, DoesNotFit, InputError
+from brim.errors import BrimError, DestinationError, InputError, MemoryLimitError
 from brim.jobs.caches import CacheLayout
 from brim.jobs.file_layout import file_layout
 from brim.jobs.job import Job
-from brim.jobs.spec import How, Layout, computed_spec, dataset_layout
+from brim.jobs.spec import JobSettings, Layout, computed_spec, dataset_layout
 from brim.outputs.output import Output, RowsOutput
 from brim.outputs.token_output import FinishOptions, TokenOutput
 from brim.rows.open_rows import open_rows
 from brim.rows.unit import RowSource
-from brim.steps.map_options import MapOptions
+from brim.steps.map_options import MapStepOptions
 from brim.steps.map_step import MapStep
-from brim.stores.destination import HubOptions
+from brim.stores.destination import PublishOptions
 
-HUB = {"config": "x", "message": "x", "public": True, "direct": True, "create_pull": True, "via": "xet"}
+HUB = {
+    "config": "x",
+    "commit_message": "x",
+    "public": True,
+    "commit_as_you_go": True,
+    "create_pr": True,
+    "upload_with": "xet",
+}
 LAYOUTS = ("folder", "bucket", "file", "object", "cache")
 
 
@@ -30,7 +37,7 @@ def source(tmp_path: Path) -> RowSource:
     return open_rows(str(tmp_path / "rows.jsonl"))
 
 
-def layout_of(kind: str, home: Path, how: How) -> Layout:
+def layout_of(kind: str, home: Path, how: JobSettings) -> Layout:
     places = {
         "folder": lambda: dataset_layout(home / "out", None, how.hub, how.access),
         "bucket": lambda: dataset_layout("s3://lab/out", None, how.hub, how.access),
@@ -42,8 +49,8 @@ def layout_of(kind: str, home: Path, how: How) -> Layout:
     return made
 
 
-def job(verb: str, kind: str, source: RowSource, home: Path, how: How, output: Output | None = None) -> Job:
-    step = MapStep(len, MapOptions())
+def job(verb: str, kind: str, source: RowSource, home: Path, how: JobSettings, output: Output | None = None) -> Job:
+    step = MapStep(len, MapStepOptions())
     return Job(computed_spec(verb, source, step, output or RowsOutput(), layout_of(kind, home, how), how))
 
 
@@ -52,12 +59,12 @@ def job(verb: str, kind: str, source: RowSource, home: Path, how: How, output: O
 def test_options_that_do_not_apply(tmp_path: Path, source: RowSource, kind: str, verb: str) -> None:
     """Options of the Hub, of another verb, or of a function that is not there are refused at every destination."""
     before = sorted(tmp_path.iterdir())
-    wrong = [How(hub=HubOptions(**{name: value})) for name, value in HUB.items()]  # type: ignore[arg-type]
-    wrong += [How(update=True), *([How(keep_done=True)] if verb != "map" else [])]
+    wrong = [JobSettings(hub=PublishOptions(**{name: value})) for name, value in HUB.items()]  # type: ignore[arg-type]
+    wrong += [JobSettings(update=True), *([JobSettings(keep_done=True)] if verb != "map" else [])]
     for how in wrong:
-        with pytest.raises(InputError, match="is for"):
+        with pytest.raises(InputError, match="can only be used with"):
             job(verb, kind, source, tmp_path, how)
-    job(verb, kind, source, tmp_path, How())
+    job(verb, kind, source, tmp_path, JobSettings())
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -77,16 +84,16 @@ def test_options_that_do_not_apply(tmp_path: Path, source: RowSource, kind: str,
 def test_values_that_nobody_knows(wrong: dict[str, Any]) -> None:
     """How a job runs cannot be said with a value that has no meaning, or with two that exclude each other."""
     with pytest.raises(InputError):
-        How(**wrong)
+        JobSettings(**wrong)
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_what_cannot_fit(tmp_path: Path, source: RowSource, kind: str) -> None:
     """A result that the limit is too small for is refused before its first unit."""
     packed = TokenOutput(FinishOptions(pack=1 << 22), "tokenizer.json")
-    with pytest.raises(DoesNotFit, match="too long for a limit"):
-        job("tokenize", kind, source, tmp_path, How(memory="20MB"), packed)
-    job("tokenize", kind, source, tmp_path, How(memory="4GB"), packed)
+    with pytest.raises(MemoryLimitError, match="too long for a limit"):
+        job("tokenize", kind, source, tmp_path, JobSettings(memory="20MB"), packed)
+    job("tokenize", kind, source, tmp_path, JobSettings(memory="4GB"), packed)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
@@ -94,14 +101,14 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "out.npy").mkdir()
     for place, says in ((tmp_path / "out.txt", "ending"), (tmp_path / "out.npy", "is a folder")):
         with pytest.raises(BrimError, match=says):
-            file_layout(place, None, How().access)
+            file_layout(place, None, JobSettings().access)
     with pytest.raises(DestinationError, match="repository"):
-        file_layout("hf://datasets/ada/v.npy", None, How().access)
+        file_layout("hf://datasets/ada/v.npy", None, JobSettings().access)
 
 
 def test_the_same_facts(tmp_path: Path, source: RowSource) -> None:
     """Where a job goes and how it runs decides nothing of what it is; what it does with bad rows does."""
-    jobs = [job("map", kind, source, tmp_path, How(workers=n + 1)) for n, kind in enumerate(LAYOUTS)]
+    jobs = [job("map", kind, source, tmp_path, JobSettings(workers=n + 1)) for n, kind in enumerate(LAYOUTS)]
     assert len({one.spec.fingerprint for one in jobs}) == 1
-    other = job("map", "folder", source, tmp_path, How(on_error="skip"))
+    other = job("map", "folder", source, tmp_path, JobSettings(on_error="skip"))
     assert other.spec.fingerprint != jobs[0].spec.fingerprint

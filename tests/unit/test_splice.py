@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from brim.errors import SourceChanged
+from brim.errors import SourceChangedError
 from brim.file_set import FileSet, FileSetBuilder, Pieces, Ranges, tar_size
 from brim.formats import splice as splice_module
-from brim.formats.source_reader import Buffers
 from brim.formats.splice import Splice, SpliceBuilder
 from brim.state.durable import BUFFER_BYTES
 from brim.state.scratch import Scratch
+from brim.storage.upload_content import Buffers
 from brim.stores.folder_store import _write_and_hash
 from tests.conftest import file_set, random_bytes, write_files
 
@@ -129,22 +129,22 @@ def _replace(path: Path) -> None:
     ],
 )
 def test_a_source_that_changed_is_named(tmp_path: Path, change, says: str) -> None:  # type: ignore[no-untyped-def]
-    """A file that is not what was planned is SourceChanged with its path, however it is read."""
+    """A file that is not what was planned is SourceChangedError with its path, however it is read."""
     splice, _ = make(tmp_path, [("literal", b"x"), ("file", (3, 0, 100))])
     change(tmp_path / "3.bin")
     for read in (splice.sha256, lambda: splice.read_at(5, 3), lambda: list(splice.chunks())):
-        with pytest.raises(SourceChanged, match=says) as caught:
+        with pytest.raises(SourceChangedError, match=says) as caught:
             read()
         assert caught.value.facts["path"] == "3.bin"
 
 
 def test_a_change_while_reading_is_noticed(tmp_path: Path) -> None:
-    """A file that is written to between its first and last chunk is SourceChanged."""
+    """A file that is written to between its first and last chunk is SourceChangedError."""
     splice, _ = make(tmp_path, [("file", (3, 0, 100))])
     chunks = splice.chunks(buffer_bytes=10)
     next(chunks)
     _touch(tmp_path / "3.bin")
-    with pytest.raises(SourceChanged):
+    with pytest.raises(SourceChangedError):
         list(chunks)
 
 
@@ -153,7 +153,7 @@ def test_an_empty_file_that_grew_is_noticed(tmp_path: Path, behind: list[tuple[s
     """Zero bytes are checked like any other content, at the end too."""
     splice, _ = make(tmp_path, [("literal", b"x"), ("file", (0, 0, 0)), *behind])
     _append(tmp_path / "0.bin")
-    with pytest.raises(SourceChanged, match=r"0\.bin"):
+    with pytest.raises(SourceChangedError, match=r"0\.bin"):
         splice.sha256()
 
 
@@ -374,7 +374,7 @@ def test_one_whole_file(tmp_path: Path) -> None:
     splice = splice_module.FileSplice(tmp_path / "a")
     assert (splice.path, splice.size, splice.read_at(1, 3)) == (tmp_path / "a", 5, b"hol")
     _touch(tmp_path / "a")
-    with pytest.raises(SourceChanged):
+    with pytest.raises(SourceChangedError):
         splice.sha256()
 
 
@@ -391,7 +391,7 @@ def test_an_empty_file_at_the_beginning_is_looked_at(tmp_path: Path) -> None:
     splice, whole = make(tmp_path, [("file", (0, 0, 0)), ("file", (3, 0, 100))])
     _append(tmp_path / "0.bin")
     assert splice.read_at(1, 5) == whole[1:6]
-    with pytest.raises(SourceChanged, match=r"0\.bin"):
+    with pytest.raises(SourceChangedError, match=r"0\.bin"):
         splice.read_at(0, 5)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from brim.errors import InputError, Stopped
-from brim.jobs.spec import How
+from brim.errors import InputError, StoppedError
+from brim.jobs.spec import JobSettings
 from brim.state.stop import heard_at_once, stoppable
 
 
@@ -23,9 +23,9 @@ def test_one_that_comes_while_a_source_is_read_is_obeyed(file: Path) -> None:
     def read() -> None:
         with heard_at_once(file):
             file.touch()
-            How(stop_file=str(file))
+            JobSettings(stop_file=str(file))
 
-    with pytest.raises(Stopped, match="the stop file stop"):
+    with pytest.raises(StoppedError, match="the stop file stop"):
         read()
     assert not file.exists()
     with stoppable(file) as stop:
@@ -36,7 +36,7 @@ def test_one_that_comes_before_the_run_has_begun_is_obeyed(file: Path) -> None:
     with heard_at_once(file):
         pass
     file.touch()
-    with pytest.raises(Stopped, match="the stop file stop"), stoppable(file) as stop:
+    with pytest.raises(StoppedError, match="the stop file stop"), stoppable(file) as stop:
         stop.check()
     assert not file.exists()
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim.errors import DamageFound, InputError
+from brim.errors import InputError, VerificationError
 from brim.tensors import tensor_files as ours
 from brim.tensors.tensor_files import NpyLayout, SafetensorsLayout, Tensor, read_header
 
@@ -106,5 +106,5 @@ def test_a_damaged_file_is_found(tmp_path: Path, damage: str) -> None:
     }[damage]
     path = tmp_path / "a.safetensors"
     path.write_bytes(made)
-    with pytest.raises(DamageFound, match="not a whole safetensors file"):
+    with pytest.raises(VerificationError, match="not a whole safetensors file"):
         read_header(path)

@@ -67,8 +67,8 @@ def test_what_describes_no_tensor(given: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_batches_become_the_same_bytes(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However a batch lies in memory, and in however small pieces it is turned."""
-    for piece_bytes in (tensor_batches.PIECE_BYTES, 17):
-        monkeypatch.setattr(tensor_batches, "PIECE_BYTES", piece_bytes)
+    for piece_bytes in (tensor_batches.CHUNK_BYTES, 17):
+        monkeypatch.setattr(tensor_batches, "CHUNK_BYTES", piece_bytes)
         assert content(Tensor("t", (4,), "float32"), value) == NUMBERS.tobytes()
 
 

@@ -129,6 +129,6 @@ def test_what_just_fits_is_no_error() -> None:
     with pytest.raises(ThriftError, match="cut short"):
         thrift.decode(b"\x18\x03abc")
     assert thrift._Reader(memoryview(b"\x03abc"), 0).value(BINARY) == b"abc"
-    assert thrift._Reader(memoryview(b"\x23\x01\x02"), 0).list() == List(BYTE, [1, 2])
+    assert thrift._Reader(memoryview(b"\x23\x01\x02"), 0).value(LIST) == List(BYTE, [1, 2])
     with pytest.raises(ThriftError, match="type 11 does not occur in Parquet"):
         thrift.encode({1: (11, 0)})

@@ -17,16 +17,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brim.errors import BrimError, DoesNotFit, InputError
+from brim.errors import BrimError, InputError, MemoryLimitError
+from brim.options.compute_options import TokenSplitOptions
 from brim.outputs import token_files, token_output
 from brim.outputs.token_documents import SEQ_LENGTHS, Packer, TokenSplit, hashed
 from brim.outputs.token_files import MAGIC, JoinedFooter
-from brim.outputs.token_output import FinishedTokens, FinishOptions, finish_tokens, parse_split
+from brim.outputs.token_output import FinishedTokens, FinishOptions, finish_tokens, token_splits
 from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, settle_dtype
 
 Documents = list[list[int]]
 DOCUMENTS = st.lists(st.lists(st.integers(0, 60_000), max_size=30), max_size=40)
-TWO = parse_split("0.7/0.3")
+
+
+def splits_of(shares: str) -> tuple[TokenSplit, ...]:
+    return token_splits(TokenSplitOptions(split_into=shares))
+
+
+TWO = splits_of("train=0.7,validation=0.3")
 
 
 def units_of(
@@ -97,7 +104,7 @@ def test_unit_cuts_do_not_matter(
 ) -> None:
     """The same documents give the same bytes, however they were cut into units."""
     folder = tmp_path_factory.mktemp("finish")
-    options: dict[str, Any] = {"format": format, "pack": 5, "shuffle": True, "seed": 3, "splits": TWO}
+    options: dict[str, Any] = {"format": format, "pack": 5, "shuffle": 3, "splits": TWO}
     units = (units_of(folder / "u1", documents), units_of(folder / "u2", documents, cuts))
     try:
         whole = finish(units[0], folder / "one", **options)
@@ -119,11 +126,11 @@ def test_shuffle_is_a_permutation_that_memory_does_not_change(tmp_path: Path, mo
     """All documents once, in another order; with little memory, buckets of buckets give the same."""
     documents = many()
     units = units_of(tmp_path / "u", documents, [1000, 2500])
-    plenty = finish(units, tmp_path / "plenty", shuffle=True, seed=1)
+    plenty = finish(units, tmp_path / "plenty", shuffle=1)
     monkeypatch.setattr("brim.outputs.token_documents._LEAST_BUCKET", 2000)
     monkeypatch.setattr("brim.outputs.token_documents._MOST_BUCKETS", 4)
-    little = finish(units, tmp_path / "little", limit_bytes=1, shuffle=True, seed=1)
-    other = finish(units, tmp_path / "other", shuffle=True, seed=2)
+    little = finish(units, tmp_path / "little", limit_bytes=1, shuffle=1)
+    other = finish(units, tmp_path / "other", shuffle=2)
     order = np.argsort(hashed(np.arange(len(documents), dtype=np.uint64), 1, 2))
     assert rows_of(plenty) == [documents[number] for number in order]
     assert bytes_of(plenty) == bytes_of(little)
@@ -135,7 +142,7 @@ def test_shuffle_is_a_permutation_that_memory_does_not_change(tmp_path: Path, mo
 def test_splits_share_the_documents(tmp_path: Path) -> None:
     """Every document is in one split, in order, about as many as asked for."""
     documents = many()
-    done = finish(units_of(tmp_path / "u", documents, [10]), tmp_path / "out", splits=parse_split("90/5/5"))
+    done = finish(units_of(tmp_path / "u", documents, [10]), tmp_path / "out", splits=splits_of("90/5/5"))
     parts = {split: rows_of(done, split) for split in ("train", "validation", "test")}
     assert sorted(row for rows in parts.values() for row in rows) == sorted(documents)
     assert 2600 < len(parts["train"]) < 2800
@@ -148,12 +155,29 @@ def test_splits_share_the_documents(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1", "0.5", "0.5/0.4", "0.9/0.1/0", "a/b", "0.25/0.25/0.25/0.25", "1.5/-0.5", "nan/1"]
+    "text",
+    [
+        *("", "1", "0.5", "0.5/0.4", "0.9/0.1/0", "a/b", "0.25/0.25/0.25/0.25", "1.5/-0.5", "nan/1"),
+        *("train=0.5", "train=0.5,test=0.4", "train=1.5,test=-0.5", "train=a,test=b", "train=0.5,train=0.5", "a b=1"),
+    ],
 )
 def test_wrong_splits_are_refused(text: str) -> None:
-    """Shares must be two or three, above zero, and make a whole."""
-    with pytest.raises(InputError, match="split="):
-        parse_split(text)
+    """Shares are above zero and add up to 1 (or 100, without names); a split has a plain name."""
+    with pytest.raises(InputError, match=r"split_into=|name of a split"):
+        splits_of(text)
+
+
+def test_shares_have_two_spellings_and_one_meaning() -> None:
+    """Shares without names, which earlier versions also had as `split`, are those of train, validation and test."""
+    named = splits_of("train=0.99,validation=0.01")
+    assert named == splits_of("0.99/0.01") == splits_of("99/1") == token_splits(TokenSplitOptions(split="0.99/0.01"))
+    assert named == token_splits(TokenSplitOptions(split_into={"train": 0.99, "validation": 0.01}))
+    assert token_splits(TokenSplitOptions()) == (TokenSplit("train", 1.0),)
+    assert token_splits(TokenSplitOptions(split="dev")) == (TokenSplit("dev", 1.0),)
+    assert TokenSplitOptions(split="99/1").deprecated_shares == ("split", "99/1", "train=0.99,validation=0.01")
+    assert not TokenSplitOptions(split_into="train=0.5,test=0.5").deprecated_shares
+    with pytest.raises(InputError, match="split= cannot be used with split_into="):
+        TokenSplitOptions(split="dev", split_into="train=0.5,test=0.5")
 
 
 def test_bin_is_read_with_memmap(tmp_path: Path) -> None:
@@ -211,11 +235,11 @@ def test_kept_columns_travel(tmp_path: Path) -> None:
     """Kept columns stay with their documents through split and shuffle; packing refuses them."""
     documents = many(500)
     units = units_of(tmp_path / "u", documents, [100], name=[str(number) for number in range(500)])
-    done = finish(units, tmp_path / "out", shuffle=True, splits=TWO)
+    done = finish(units, tmp_path / "out", shuffle=0, splits=TWO)
     rows = [row for made in done.made for row in pq.read_table(made.path).to_pylist()]
     assert len(rows) == 500
     assert all(documents[int(row["name"])] == row[IDS] for row in rows)
-    with pytest.raises(InputError, match="keep='name'"):
+    with pytest.raises(InputError, match="keep_columns='name'"):
         finish(units, tmp_path / "packed", pack=4)
 
 
@@ -245,7 +269,9 @@ def test_a_document_that_no_row_of_parquet_can_hold_is_refused_before_it_is_writ
     monkeypatch.setattr(token_output, "GROUP_TOKENS", 1000)
     monkeypatch.setattr(token_output, "tree_bytes", lambda: 50_000_000)
     units = units_of(tmp_path / "u", [[1, 2], [3] * 200_000, [4]])
-    with pytest.raises(DoesNotFit, match=r"A document of 200,000 tokens does not fit a limit of 52\.0 MB") as caught:
+    with pytest.raises(
+        MemoryLimitError, match=r"A document of 200,000 tokens does not fit a limit of 52\.0 MB"
+    ) as caught:
         finish(units, tmp_path / "out", 52_000_000)
     assert "60MB" in caught.value.hint
     for limit, format in ((60_000_000, "parquet"), (52_000_000, "arrow"), (52_000_000, "bin")):
@@ -253,7 +279,7 @@ def test_a_document_that_no_row_of_parquet_can_hold_is_refused_before_it_is_writ
 
 
 @pytest.mark.parametrize("format", ["parquet", "arrow", "bin"])
-@pytest.mark.parametrize("splits", [parse_split("50/50"), (TokenSplit("train", 1.0),)])
+@pytest.mark.parametrize("splits", [splits_of("50/50"), (TokenSplit("train", 1.0),)])
 def test_packing_refuses_rows_that_no_tokens_fill(tmp_path: Path, format: str, splits: tuple[TokenSplit, ...]) -> None:
     """An empty dataset is never the result; the tail can be kept, and nothing is named before."""
     units = units_of(tmp_path / "u", [[1, 2, 3], [4, 5]])
@@ -270,7 +296,7 @@ def test_a_failure_leaves_no_named_file_and_can_be_repeated(tmp_path: Path, monk
     """Names are given at the end; a second run over the ruins of the first gives the same bytes."""
     monkeypatch.setattr(token_files, "GROUP_TOKENS", 64)  # so that shards are open when it fails
     units = units_of(tmp_path / "u", many(), [1500])
-    options = FinishOptions(shuffle=True, pack=16, splits=(TokenSplit("train", 0.5), TokenSplit("validation", 0.5)))
+    options = FinishOptions(shuffle=0, pack=16, splits=(TokenSplit("train", 0.5), TokenSplit("validation", 0.5)))
 
     def fail(count: int) -> None:
         raise KeyboardInterrupt
@@ -301,7 +327,7 @@ def test_kept_types_may_differ_between_units(tmp_path: Path) -> None:
         units.append(tmp_path / f"{number}.arrow")
         with pa.OSFile(str(units[-1]), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table)
-    for shuffle in (False, True):
+    for shuffle in (None, 0):
         options = FinishOptions(shuffle=shuffle)
         done = finish_tokens(units, tmp_path / str(shuffle), options, 1 << 27, lambda count: None)
         rows = pq.read_table(done.made[0].path).to_pylist()
@@ -355,10 +381,10 @@ def test_groups_that_are_encoded_apart(rows: list[int], kept: bool, index: bool)
         {"rows_per_shard": 37},
         {"pack": 16},
         {"pack": 16, "pack_tail": "keep", "splits": TWO},
-        {"shuffle": True, "seed": 3, "splits": TWO, "shard_bytes": 900},
+        {"shuffle": 3, "splits": TWO, "shard_bytes": 900},
         {"format": "arrow", "shard_bytes": 900},
         {"format": "bin", "dtype": "uint16", "splits": TWO},
-        {"format": "bin", "pack": 16, "shuffle": True},
+        {"format": "bin", "pack": 16, "shuffle": 0},
     ],
     ids=lambda options: " ".join(map(str, options.items())) or "rows",
 )

@@ -245,8 +245,8 @@ def test_the_quick_look_is_the_careful_one_for_a_lone_process() -> None:
 
 def test_a_number_that_was_given_away_is_nobody_we_know() -> None:
     """A root whose start time is another's is not looked at: with --act, a stranger could be killed."""
-    from brim.watching.launch import Orders, Target
-    from brim.watching.watcher import Watcher
+    from brim.monitor.watching.launch import Orders, Target
+    from brim.monitor.watching.watcher import Watcher
 
     with child("") as pid:
         watcher = object.__new__(Watcher)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import brim.watching.run_log as watch_log
+import brim.monitor.watching.run_log as watch_log
 from brim.errors import InputError
-from brim.watching.run_log import LogWriter, check_log, new_log_path, read_log
+from brim.monitor.watching.run_log import LogWriter, check_log, new_log_path, read_log
 
 
 def sample(t: float, total: int) -> dict[str, object]:
@@ -130,5 +130,5 @@ def test_a_log_takes_the_place_of_logs_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
     os.mkfifo(tmp_path / "pipe")
     for name in ("thesis.txt", "pipe"):
-        with pytest.raises(InputError, match="no log of brim"):
+        with pytest.raises(InputError, match="not a run log of brim"):
             check_log(tmp_path / name)

@@ -1,16 +1,15 @@
 """Options are named in the words of whoever reads: keywords in Python, flags in the terminal."""
 
-import inspect
 import subprocess
 import sys
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 import brim
-from brim.cli import flags
 from brim.errors import InputError, named
-from brim.wording import SWITCHES, worded
+from brim.options.declare import declared_options
+from brim.wording import worded
 
 
 @pytest.mark.parametrize(
@@ -50,17 +49,14 @@ def test_a_function_has_its_own_names() -> None:
 
 
 def test_every_switch_is_known() -> None:
-    """A flag without a value that a function of Python has too reads as what switches it on."""
-    groups = [vars(flags)[f"{name}Flags"] for name in ("Reading", "Bids", "Computing", "Publishing", "Storing")]
-    switches = {
-        get_args(field.type)[1].default.removeprefix("--")  # typer keeps an option's first name there
-        for group in groups
-        for field in group.__dataclass_fields__.values()
-        if get_args(field.type)[0] is bool
-    }
-    assert switches
-    assert switches <= SWITCHES.keys()
-    assert {"fresh", "update", "public", "direct", "allow_empty"} <= inspect.signature(brim.plan).parameters.keys()
+    """An option without a value reads as what switches it on in Python, for every function that takes options."""
+    functions = [value for name in brim.__all__ if hasattr(value := getattr(brim, name), "options")]
+    assert len(functions) > 15
+    for function in functions:
+        for item in declared_options(function.options).values():
+            if item.is_switch and item.option.cli:
+                assert worded(f"Use {item.spelling}.") == f"Use {item.name}={not item.default}."
+    assert worded("Use --deep, --all, --no-bidsignore.") == "Use deep=True, everything=True, bidsignore=False."
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ $uv venv --quiet --clear --python "$python" $here
 $uv pip compile --quiet pyproject.toml $extras $how --python $here/bin/python --output-file $here/versions.txt >/dev/null
 $uv pip install --quiet --python $here/bin/python --requirement $here/versions.txt --requirement tests/versions/tools.txt
 $uv pip install --quiet --python $here/bin/python --no-deps --editable .
-grep -E '^(typer|rich|click|huggingface-hub|datasets|pyarrow|tokenizers|ray|obstore|numpy|duckdb)==' $here/versions.txt |
+grep -E '^(rich|click|huggingface-hub|datasets|pyarrow|tokenizers|ray|obstore|numpy|duckdb)==' $here/versions.txt |
   tr '\n' ' '
 echo
 [ $kind = newest ] || $here/bin/python tests/versions/bounds.py $here/versions.txt

@@ -1,152 +1,149 @@
-"""Files and rows as they are: planned, built, chosen from, and done in parts."""
+"""plan, build, select and open_plan: files and rows packaged into shards."""
 
-from __future__ import annotations
+from typing import Any
 
-import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
-
-from brim.api.job_options import (
-    BuildGiven,
-    BuildKeywords,
-    Running,
-    RunningGiven,
-    SelectGiven,
-    SelectKeywords,
-    SourceGiven,
-    as_text,
-    changed,
-    spelled_out,
-)
 from brim.api.recorded_run import recorded_run, shown
-from brim.api.source_api import Source, chosen
-from brim.buckets.bucket_address import Access
+from brim.api.source_api import source_options
 from brim.errors import InputError
-from brim.jobs.build_job import Build
-from brim.jobs.job import Built
-from brim.jobs.spec import heard_while_reading
-from brim.progress import Progress
+from brim.jobs.build_job import BuildPlan, BuildSettings
+from brim.jobs.job import BuildResult
+from brim.jobs.parts import SavedBuild, SavedSettings
+from brim.jobs.plan_place import is_job_plan, open_place
+from brim.jobs.spec import heard_while_reading, job_settings
+from brim.options.build_options import (
+    BuildOptions,
+    OpenPlanOptions,
+    PlanOptions,
+    QueryOptions,
+    ReadFilesOptions,
+    SelectOptions,
+)
+from brim.options.declare import shared_values, takes
 from brim.sources.file_table import FileTable
+from brim.sources.open_dataset import selected
 from brim.sources.open_source import read_source
 from brim.sources.selection import Selection
-
-if TYPE_CHECKING:
-    from brim.jobs.parts import SavedBuild
+from brim.storage.location import Access
 
 
-@spelled_out(BuildGiven)
-def plan(source: Source, destination: str | os.PathLike[str] | None = None, **options: Unpack[BuildKeywords]) -> Build:
-    """What building `source` at `destination` would do. Print it to see, `run()` it to do it, `save()` it for others.
+@takes(PlanOptions)
+def plan(options: PlanOptions) -> BuildPlan:
+    """Plan a build: print the plan to see it, `run()` it, or `save()` it for several machines.
 
-    The source is a path, or what `files`, `bids`, `table` and `dataset` make of one; `files` to `bidsignore` say how a
-    path is read. The destination is a folder, hf://datasets/ORG/NAME[@BRANCH] or s3://BUCKET/PREFIX; `config` to `via`
-    are for the Hub. With `strict`, counts that are not what the recipe expects and data that no column takes are
-    errors. A bucket is reached at `endpoint_url`, one that is the source at `source_endpoint_url` if it is in another
-    store; `anonymous` reads it without credentials. With engine="ray" shards are made by a running Ray at `address`.
-    `stop` is a `brim.Stop` by which another thread can end the run.
+    Nothing is written. `rows`, `bytes` and `shards` are attributes of the plan.
+
+    Returns:
+        The plan.
+
+    Raises:
+        SourceError: The source cannot be read as rows.
+        MemoryLimitError: Not even one shard fits the limit.
+
+    Examples:
+        >>> brim.plan("photos", memory="500MB").rows
+        2
     """
-    return planned(source, destination, BuildGiven(**options), runs=False)
+    return make_build_plan(options, runs=False)
 
 
-def planned(source: Source, destination: str | os.PathLike[str] | None, given: BuildGiven, *, runs: bool) -> Build:
-    """The plan of what was said. One that `runs` is refused where a stop file lies; others only show what would be."""
-    how = given.options  # what was said is looked at before the source is
-    if isinstance(source, FileTable | Selection) and (said := changed(given, SourceGiven)):
+@takes(BuildOptions)
+def build(options: BuildOptions) -> BuildResult:
+    """Package files into shards at a destination.
+
+    A build that was interrupted resumes: shards that have a receipt are skipped.
+
+    Returns:
+        The shards, rows and bytes that were written; print it for a summary.
+
+    Raises:
+        SourceError: The source cannot be read as rows.
+        InvalidFilesError: Files are missing, empty, unreadable or too large.
+        PlanMismatchError: The destination contains another dataset.
+        MemoryLimitError: Not even one shard fits the limit.
+
+    Examples:
+        >>> brim.build("photos", "out", memory="500MB", label_from="parent", progress=False).rows
+        2
+    """
+    return _run(make_build_plan(options, runs=True), options)
+
+
+@takes(SelectOptions)
+def select(options: SelectOptions) -> BuildResult:
+    """Choose rows and columns of a dataset and write them to a destination.
+
+    The steps run in this order: concat, where or sql, distinct, sample, sort_by or shuffle, limit, split_into; columns
+    and drop come last.
+
+    Returns:
+        The shards, rows and bytes that were written; print it for a summary.
+
+    Raises:
+        SourceError: The source is not a dataset.
+        InputError: A condition or a column is wrong.
+
+    Examples:
+        >>> brim.select("published", "cats", where='label == "cat"', memory="500MB", progress=False).rows
+        1
+    """
+    return _run(make_select_plan(options, runs=True), options)
+
+
+@takes(OpenPlanOptions)
+def open_plan(options: OpenPlanOptions) -> SavedBuild:
+    """Open a saved plan of a build: `part("3/100")`, `finish()`, `run()` and `status`.
+
+    A plan of map, tokenize or embed is opened by `brim.open_job`.
+
+    Returns:
+        The saved plan.
+
+    Raises:
+        InputError: The file is not a plan of a build.
+
+    Examples:
+        >>> brim.open_plan("shared/arc.plan").part("3/100")  # doctest: +SKIP
+    """
+    access = Access(options.endpoint_url)
+    if is_job_plan(open_place(options.path, access).path):
         raise InputError(
-            f"--{said[0].replace('_', '-')} says how a path is read, and this source is read already.",
-            hint="Say it where the source is made: brim.files, brim.bids, brim.table or brim.dataset.",
+            f"{str(options.path)!r} is a plan of map, tokenize or embed.",
+            hint="Open it with brim.open_job; in the terminal with --plan of that command.",
         )
-    with heard_while_reading(destination if runs else None, how):
-        if isinstance(source, FileTable | Selection):
-            read = source.table() if isinstance(source, Selection) else source
-        else:
-            read = read_source(source, given.source_options(given.source_access))
-        made = Build(read, destination, how)
-    made.watch = shown
-    return made
-
-
-@spelled_out(BuildGiven)
-def build(
-    source: Source,
-    destination: str | os.PathLike[str],
-    *,
-    progress: Progress | bool | None = None,
-    report: str | os.PathLike[str] | None = None,
-    **options: Unpack[BuildKeywords],
-) -> Built:
-    """Plan and run in one step; the options are those of `plan`. `report` is a page about the run, FILE.html."""
-    return _run(planned(source, destination, BuildGiven(**options), runs=True), progress, report)
-
-
-@spelled_out(SelectGiven)
-def select(
-    source: Any,
-    destination: str | os.PathLike[str],
-    *,
-    where: str | None = None,
-    sql: str | None = None,
-    columns: str | Sequence[str] = (),
-    drop: str | Sequence[str] = (),
-    sort_by: str | Sequence[str] = (),
-    shuffle: int | None = None,
-    sample: int | str | None = None,
-    limit: int | None = None,
-    unique: str | None = None,
-    split_into: str | Mapping[str, float] | None = None,
-    group_by: str | None = None,
-    also: Any = (),
-    from_config: str | None = None,
-    from_split: str | None = None,
-    progress: Progress | bool | None = None,
-    report: str | os.PathLike[str] | None = None,
-    **options: Unpack[SelectKeywords],
-) -> Built:
-    """Build what is chosen of a dataset at `destination`; the options are those of `plan` beside these.
-
-    Rows are joined (`also`), chosen (`where`, `sql`), then `unique`, `sample`, `sort_by` or `shuffle`, `limit` and
-    `split_into` are done in this order; `columns` and `drop` say what of them is taken.
-    """
-    given = SelectGiven(**options)
-    how = given.options
-    with heard_while_reading(destination, how):
-        rows = chosen(
-            source, given.source_access, where=where, sql=sql, columns=columns, drop=drop, sort_by=sort_by,
-            shuffle=shuffle, sample=sample, limit=limit, unique=unique, split_into=split_into, group_by=group_by,
-            also=also, from_config=from_config, from_split=from_split,
-        )  # fmt: skip
-        job = Build(rows.table(), destination, how)
-    return _run(job, progress, report)
-
-
-@spelled_out(RunningGiven)
-def open_plan(
-    path: str | os.PathLike[str],
-    *,
-    root: str | os.PathLike[str] | None = None,
-    endpoint_url: str | None = None,
-    **options: Unpack[Running],
-) -> SavedBuild:
-    """A plan that was saved, as this machine works on it: `part("3/100")` brings a part, `finish()` publishes what all
-    parts brought, `run()` does all that is missing, `status` tells how far it is.
-
-    `root` is where the source is on this machine, `endpoint_url` the store that the plan itself is in. A plan of map,
-    tokenize or embed is opened by `open_job`.
-    """
-    given, access = RunningGiven(**options), Access(endpoint_url)
-    from brim.jobs.parts import SavedBuild, SavedOptions  # a build that is not saved has no use for them
-    from brim.jobs.plan_place import is_job_plan, open_place
-
-    if is_job_plan(open_place(path, access).path):
-        raise InputError(
-            f"{os.fspath(path)!r} is a plan of map, tokenize or embed.",
-            hint="Open it with brim.open_job; in the terminal with --plan of that verb.",
-        )
-    saved = SavedBuild(path, SavedOptions(**given.running, root=as_text(root), access=access))
+    root = None if options.root is None else str(options.root)
+    saved = SavedBuild(options.path, SavedSettings(**shared_values(SavedSettings, options), root=root, access=access))
     saved.watch = shown
     return saved
 
 
-def _run(job: Build, progress: Progress | bool | None, report: str | os.PathLike[str] | None) -> Built:
-    with recorded_run(shown(progress), report, job.limit, job.takes) as watched:
-        return job.run(watched)
+def make_build_plan(options: PlanOptions, *, runs: bool) -> BuildPlan:
+    """Plan a build. One that `runs` is refused while its stop file exists; others only show what would be done."""
+    settings = job_settings(BuildSettings, options)
+    source = options.source
+    if isinstance(source, FileTable | Selection) and (changed := options.changed(ReadFilesOptions)):
+        raise InputError(
+            f"{changed[0].spelling} decides how a path is read, and this source has been read already.",
+            hint="Give it where the source is made: brim.files, brim.bids, brim.table or brim.dataset.",
+        )
+    with heard_while_reading(options.destination if runs else None, settings):
+        if isinstance(source, FileTable | Selection):
+            table = source.table() if isinstance(source, Selection) else source
+        else:
+            table = read_source(source, source_options(options))
+        plan = BuildPlan(table, options.destination, settings)
+    plan.watch = shown
+    return plan
+
+
+def make_select_plan(options: SelectOptions, *, runs: bool) -> BuildPlan:
+    """Plan what a selection writes."""
+    settings = job_settings(BuildSettings, options)
+    access = Access(options.source_endpoint_url or options.endpoint_url, options.anonymous)
+    with heard_while_reading(options.destination if runs else None, settings):
+        rows = selected(options.source, options.only(QueryOptions), options.from_config, options.from_split, access)
+        return BuildPlan(rows.table(), options.destination, settings)
+
+
+def _run(job: BuildPlan, options: Any) -> BuildResult:
+    with recorded_run(shown(options.progress), options.report, job.limit, job.takes) as progress:
+        return job.run(progress)

@@ -1,9 +1,9 @@
-"""Rows through a step: map, tokenize and embed, to a destination or to brim's cache.
+"""Process rows with map, tokenize and embed, to a destination or to brim's cache.
 
-Each verb has a function that makes its job, which the command line runs too, and one that runs it. What is drop-in for
-`Dataset.map` is in map_api.
+Each command has a function that makes its job, which the command line uses too, and a function that runs it. The
+replacement for `Dataset.map` is in map_api.
 
-The rows of an embedding job are those of any computed job, or a folder of images.
+The source of an embedding job is rows, as for other jobs, or a folder of images.
 """
 
 from __future__ import annotations
@@ -13,42 +13,46 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from brim.api.job_options import (
-    EmbedGiven,
-    EmbedKeywords,
-    MapGiven,
-    TokenizeGiven,
-    TokenizeKeywords,
-    many,
-    refuse_without_place,
-    spelled_out,
-)
+from brim.api.overloads import refuse_without_destination, with_optional_destination
 from brim.api.recorded_run import recorded_run, shown
-from brim.buckets.bucket_address import is_bucket_address, is_web_address, parse_bucket_address
-from brim.buckets.listing import list_objects
-from brim.choices import whole
 from brim.errors import InputError
 from brim.extras import need_extra
 from brim.jobs.caches import cache_home, cache_key, open_cache, open_dataset, trim_caches
 from brim.jobs.file_layout import FileLayout
-from brim.jobs.job import Computed, Job
+from brim.jobs.job import Job, MapResult
 from brim.jobs.spec import (
     DatasetLayout,
-    How,
+    JobSettings,
     computed_facts,
     computed_spec,
     dataset_spec,
     heard_while_reading,
+    job_settings,
     vector_file_spec,
 )
+from brim.options.compute_options import (
+    EmbedToCacheOptions,
+    EmbedToDestinationOptions,
+    MapFunctionOptions,
+    MapToDestinationOptions,
+    ModelOptions,
+    TextOptions,
+    TokenFileOptions,
+    TokenizeOptions,
+    TokenizeToCacheOptions,
+    TokenizeToDestinationOptions,
+    VectorOptions,
+)
+from brim.options.declare import takes, warn_deprecated
+from brim.options.groups import ComputedJobOptions, InputOptions
 from brim.outputs.output import Output, RowsOutput
 from brim.outputs.rows_file import read_schema
-from brim.outputs.token_output import WHOLE, FinishOptions, TokenOutput, parse_split
+from brim.outputs.token_output import FinishOptions, TokenOutput, token_splits
 from brim.outputs.vector_output import SUFFIXES, VectorOutput, rows_path
 from brim.plans.fingerprint import digest_ints, digest_json, digest_table
 from brim.progress import Progress
@@ -61,42 +65,44 @@ from brim.schedule.worker_process import caller_bytes, kept_workers, start_spare
 from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
-from brim.steps.embed_options import EmbedOptions, ModelOptions
+from brim.steps.embed_options import EmbedStepOptions
 from brim.steps.embed_step import EmbedStep
 from brim.steps.fast_encoder import choose
-from brim.steps.map_options import MapOptions
+from brim.steps.function_digest import iterator_digest
+from brim.steps.map_options import MapStepOptions
 from brim.steps.map_step import MapStep
 from brim.steps.models import is_factory, model_name
 from brim.steps.row_features import import_datasets
 from brim.steps.step import Step
 from brim.steps.step_process import make_step
-from brim.steps.tokenize_step import TokenizeOptions, TokenizeStep, settle_dtype
+from brim.steps.tokenize_step import TokenizeStep, TokenizeStepOptions, settle_dtype
 from brim.steps.tokenizers import LoadedTokenizer, TokenizerFile, find_tokenizer
-from brim.tensors.tensor_reader import ShardedRows, open_tensors
+from brim.storage.listing import list_objects
+from brim.storage.location import Access, is_bucket_address, is_web_address, parse_bucket_address
+from brim.tensors.tensor_reader import ShardedTensor, open_tensors
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-Place = str | os.PathLike[str]
-ModelWord = Place | Callable[..., Any]  # a name, a folder, or a factory
+PathLike = str | os.PathLike[str]
 Array = np.ndarray[Any, Any]
 _UNIT_BYTES = 4 << 20  # encoding is slow: small units keep all cores busy to the end
 _DATASET, _VECTORS = "dataset", "vectors.safetensors"
 
 
-class Vectors(Mapping[str, "Array | ShardedRows"]):
-    """What a model gave: an array for each of its outputs, mapped from `path` and not loaded.
+class Vectors(Mapping[str, "Array | ShardedTensor"]):
+    """The vectors of a model: an array for each of its outputs, memory-mapped from `path`.
 
-    Types that NumPy lacks (bfloat16) are float32. Kept columns are in the Parquet file `kept`. `computed` is what the
-    call did, which is nothing if it was all there.
+    Types that NumPy does not have (bfloat16) become float32. Kept columns are in the Parquet file `kept`. `computed` is
+    the result of the job, with no computed rows if all vectors were in the cache.
     """
 
-    def __init__(self, path: Path, computed: Computed) -> None:
+    def __init__(self, path: Path, computed: MapResult) -> None:
         self.path, self.computed = path, computed
         self.kept: Path | None = rows_path(path) if rows_path(path).exists() else None
-        self._arrays: dict[str, Array | ShardedRows] = open_tensors(path)
+        self._arrays: dict[str, Array | ShardedTensor] = open_tensors(path)
 
-    def __getitem__(self, name: str) -> Array | ShardedRows:
+    def __getitem__(self, name: str) -> Array | ShardedTensor:
         return self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -107,383 +113,281 @@ class Vectors(Mapping[str, "Array | ShardedRows"]):
 
     @property
     def rows(self) -> int:
-        return self.computed.built.rows
+        return self.computed.rows
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}: {array.shape} {array.dtype}" for name, array in self.items())
         return f"<Vectors {shown} at {self.path}>"
 
 
+def row_options(
+    options: ComputedJobOptions, source: Any = None, name: str | None = None, **internal: Any
+) -> RowOptions:
+    """Take from the options of a function how its rows are read. With a `name`, the code of an iterator counts too."""
+    return RowOptions(
+        **options.values(InputOptions),
+        name=name,
+        code=None if name is None else iterator_digest(source),
+        access=source_access(options),
+        leave_out_unreadable=options.on_error != "stop",
+        **internal,
+    )
+
+
+def source_access(options: ComputedJobOptions) -> Access:
+    return Access(options.source_endpoint_url or options.endpoint_url, options.anonymous)
+
+
 def map_job(
-    source: Any,
-    function: Callable[..., Any] | str | None,
-    destination: Place,
-    options: MapOptions,
-    given: MapGiven,
-    *,
-    held_bytes: int,
-    name: str | None = None,
+    options: MapToDestinationOptions, *, held_bytes: int, dataset_format: Mapping[str, Any] | None = None
 ) -> Job:
-    """A function over rows, to a destination. One that is named, "MODULE:FUNCTION", is loaded by workers alone."""
-    how = given.how(held_bytes)
-    with heard_while_reading(destination, how):
-        output = RowsOutput(given.format, given.rows_per_shard, given.split)
-        step = make_step(function, options) if isinstance(function, str) else MapStep(function, options)
-        rows = open_rows(source, given.row_options(source, name))
-        options.check(rows.schema)
-        return Job(dataset_spec("map", rows, step, output, destination, how))
+    """Make the job that maps rows to a destination. A function given by name is loaded by workers only."""
+    settings = job_settings(JobSettings, options, held_bytes=held_bytes)
+    with heard_while_reading(options.destination, settings):
+        output = RowsOutput(options.format, options.rows_per_shard, options.split)
+        mapping = MapStepOptions(**options.values(MapFunctionOptions), **(dataset_format or {}))
+        function = options.function
+        step = make_step(function, mapping) if isinstance(function, str) else MapStep(function, mapping)
+        rows = open_rows(options.dataset, row_options(options, options.dataset, options.name))
+        mapping.check(rows.schema)
+        return Job(dataset_spec("map", rows, step, output, options.destination, settings))
 
 
 def tokenize_job(
-    source: Any,
-    tokenizer: Any,
-    destination: Place | None,
-    column: str,
-    given: TokenizeGiven,
-    *,
-    note: Callable[[str], None],
-    held_bytes: int,
-    name: str | None = None,
-    cache_dir: Place | None = None,
-) -> tuple[Job, TokenizeStep]:
-    """A column of text as token ids. Without a destination, to the cache as Arrow files."""
-    keep = many(given.keep)
-    if keep and (given.pack is not None or given.format == "bin"):
-        raise InputError(
-            "--keep needs rows that are documents, and those of --pack and bin are not.", hint="Leave out one of them."
+    options: TokenizeToDestinationOptions | TokenizeToCacheOptions, *, note: Callable[[str], None], held_bytes: int
+) -> Job:
+    """Make the job that turns a column of text into token ids. Without a destination: to the cache, as Arrow files."""
+    if options.destination is None:
+        refuse_without_destination(options, "format")
+        options = replace(options, format="arrow")
+    settings = job_settings(JobSettings, options, held_bytes=held_bytes)
+    with heard_while_reading(options.destination, settings):
+        file = find_tokenizer(options.tokenizer)
+        loaded = LoadedTokenizer(file.read(), file.name)
+        dtype = settle_dtype(options.dtype, options.format, loaded.vocab_size)
+        eos = _document_end(options, file, loaded, note)
+        special = options.pack is None if options.special_tokens is None else options.special_tokens
+        texts = {**options.values(TextOptions), "eos": eos}
+        step = TokenizeStep(
+            file,
+            TokenizeStepOptions(**texts, add_special_tokens=special, dtype=dtype),
+            fast=choose(options.encoder, file.read()),
         )
-    if destination is None:
-        refuse_without_place(given, "format")
-        given = replace(given, format="arrow")
-    how = given.how(held_bytes)
-    with heard_while_reading(destination, how):
-        return _tokenize_job(source, tokenizer, destination, column, given, how, keep, note, name, cache_dir)
-
-
-def _tokenize_job(
-    source: Any,
-    tokenizer: Any,
-    destination: Place | None,
-    column: str,
-    given: TokenizeGiven,
-    how: How,
-    keep: tuple[str, ...],
-    note: Callable[[str], None],
-    name: str | None,
-    cache_dir: Place | None,
-) -> tuple[Job, TokenizeStep]:
-    found = find_tokenizer(tokenizer)
-    loaded = LoadedTokenizer(found.read(), found.name)
-    dtype = settle_dtype(given.dtype, given.format, loaded.vocab_size)
-    eos = _document_end(given, found, loaded, note)
-    options = TokenizeOptions(
-        column=column,
-        eos=eos,
-        add_special_tokens=given.pack is None if given.special_tokens is None else given.special_tokens,
-        max_length=given.max_length,
-        keep=keep,
-        dtype=dtype,
-        long_documents=given.long_documents,
-        long_chars=given.long_chars,
-    )
-    step = TokenizeStep(found, options, fast=choose(given.encoder, found.read()))
-    step.check(loaded)
-    if found.note:
-        note(found.note)
-    if loaded.switched_off:
-        note(f"the tokenizer has its own {' and '.join(loaded.switched_off)}; switched off for this job")
-    header = {
-        "vocab_size": loaded.vocab_size,
-        "eos": None if eos is None else loaded.id_of(eos),
-        "tokenizer_sha256": found.sha256,
-        "created_by": "brim",
-    }
-    del loaded
-    finish = FinishOptions(
-        format=given.format,
-        dtype=dtype,
-        pack=given.pack,
-        pack_tail=given.pack_tail,
-        splits=WHOLE if given.split is None else parse_split(given.split),
-        shuffle=given.shuffle is not None,
-        seed=0 if given.shuffle is None else whole("shuffle", given.shuffle),
-        rows_per_shard=given.rows_per_shard,
-        header=tuple(header.items()),
-    )
-    rows = open_rows(source, given.row_options(source, name, as_text=(column,), least_unit_bytes=_UNIT_BYTES))
-    step.output_schema(rows.schema)
-    output = TokenOutput(finish, found.name, eos)
-    if destination is not None:
-        return Job(dataset_spec("tokenize", rows, step, output, destination, how)), step
-    folder = _cache("tokenize", rows, step, output, how, cache_dir, f"tokens of {column}")
-    layout = DatasetLayout(folder / _DATASET, folder, waits=True)
-    return Job(computed_spec("tokenize", rows, step, output, layout, how)), step
+        step.check(loaded)
+        if file.note:
+            note(file.note)
+        if loaded.switched_off:
+            note(f"the tokenizer has its own {' and '.join(loaded.switched_off)}; switched off for this job")
+        header = {
+            "vocab_size": loaded.vocab_size,
+            "eos": None if eos is None else loaded.id_of(eos),
+            "tokenizer_sha256": file.sha256,
+            "created_by": "brim",
+        }
+        del loaded
+        files = {**options.values(TokenFileOptions), "dtype": dtype}
+        finish = FinishOptions(**files, splits=token_splits(options), header=tuple(header.items()))
+        reading = row_options(
+            options, options.source, options.name, as_text=(options.column,), least_unit_bytes=_UNIT_BYTES
+        )
+        rows = open_rows(options.source, reading)
+        step.output_schema(rows.schema)
+        output = TokenOutput(finish, file.name, eos)
+        if options.destination is not None:
+            return Job(dataset_spec("tokenize", rows, step, output, options.destination, settings))
+        folder = _cache("tokenize", rows, step, output, settings, options.cache_dir, f"tokens of {options.column}")
+        layout = DatasetLayout(folder / _DATASET, folder, waits=True)
+        return Job(computed_spec("tokenize", rows, step, output, layout, settings))
 
 
 def _document_end(
-    given: TokenizeGiven, found: TokenizerFile, loaded: LoadedTokenizer, note: Callable[[str], None]
+    options: TokenizeOptions, file: TokenizerFile, loaded: LoadedTokenizer, note: Callable[[str], None]
 ) -> str | None:
-    """The token that ends every document. Packed documents have one unless the caller declines: else a model that is
-    trained on the rows sees the end of one document as the beginning of the next."""
-    if given.no_eos and given.eos is not None:
-        raise InputError("--eos and --no-eos exclude each other.", hint="Leave out one of them.")
-    if given.no_eos or given.eos is not None or given.pack is None:
-        return given.eos
-    if found.eos is not None and loaded.has(found.eos):
-        note(f"every document ends with {found.eos!r}, the eos_token of {found.eos_from} (--no-eos: without)")
-        return found.eos
-    if given.special_tokens and any(loaded.frame()):
-        return None  # what the tokenizer puts around each document separates them
+    """Return the token that ends every document.
+
+    Packed documents have one unless the caller declines: without it, a model that is trained on the rows sees the end
+    of one document as the beginning of the next.
+    """
+    if options.no_eos or options.eos is not None or options.pack is None:
+        return options.eos
+    if file.eos is not None and loaded.has(file.eos):
+        note(f"every document ends with {file.eos!r}, the eos_token of {file.eos_from} (--no-eos: without)")
+        return file.eos
+    if options.special_tokens and any(loaded.frame()):
+        return None  # the special tokens of the tokenizer separate the documents
     raise InputError(
-        f"--pack joins documents, and the tokenizer {found.name} does not say which token ends one.",
+        f"--pack joins documents, and the tokenizer {file.name} does not define an end-of-document token.",
         hint="Name it: --eos TOKEN. Or join documents without one: --no-eos.",
     )
 
 
-def embed_job(
-    source: Any,
-    model: ModelWord,
-    destination: Place | None,
-    column: str | None,
-    image: str | None,
-    given: EmbedGiven,
-    *,
-    held_bytes: int,
-    cache_dir: Place | None = None,
-) -> Job:
-    """Texts and images as vectors: to one file if the destination's name ends like one, else to shards.
+def embed_job(options: EmbedToDestinationOptions | EmbedToCacheOptions, *, held_bytes: int) -> Job:
+    """Make the job that embeds texts and images.
 
-    Without a destination, to a file in the cache.
+    A destination with the suffix of a vector file is one file, another one a dataset of shards. Without a destination,
+    the vectors go to a file in the cache.
     """
-    to = None if destination is None else os.fspath(destination)
+    to = None if options.destination is None else os.fspath(options.destination)
     as_file = to is None or (not is_web_address(to) and Path(to).suffix in SUFFIXES)
     if to is None:
-        refuse_without_place(given, "split")
-    elif as_file and given.split != "train":
+        refuse_without_destination(options, "split")
+    elif as_file and options.split != "train":
         raise InputError("--split is for shards, and DEST is a file.", hint="Leave --split out.")
-    name = model_name(model)
-    how = given.how(held_bytes)
-    with heard_while_reading(to, how, as_file=as_file):
-        return _embed_job(source, name, to, column, image, given, how, cache_dir, as_file=as_file)
-
-
-def _embed_job(
-    source: Any,
-    model: str,
-    to: str | None,
-    column: str | None,
-    image: str | None,
-    given: EmbedGiven,
-    how: How,
-    cache_dir: Place | None,
-    *,
-    as_file: bool,
-) -> Job:
-    loading = ModelOptions(
-        device=given.device,
-        dtype=given.dtype,
-        pooling=given.pooling,
-        projection=given.projection,
-        max_tokens=given.max_tokens,
-        prompt=given.prompt,
-        revision=given.revision,
-        arguments=tuple((given.argument or {}).items()),
-    )
-    options = EmbedOptions(
-        model=model,
-        column=column,
-        image=image,
-        keep=many(given.keep),
-        batch_size=given.batch_size,
-        normalize=given.normalize,
-        nan=given.nan,
-        empty=given.empty,
-        keep_bfloat16=to is not None and to.endswith(".safetensors"),
-        image_access=given.source_access,
-        names=tuple((given.name or {}).items()),
-        loading=loading,
-    )
-    if not is_factory(model):
-        need_extra("embed", "A model by its name or folder needs torch and transformers.", "torch", "transformers")
-    rows, root = _embed_rows(source, image, given.row_options())
-    step = EmbedStep(replace(options, image_root=root))
-    step.check(rows.schema)
-    if to is None:
-        output = VectorOutput(_VECTORS, step.batch_rows or 1000)
-        folder = _cache("embed", rows, step, output, how, cache_dir, f"vectors by {model}")
-        return Job(computed_spec("embed", rows, step, output, FileLayout(folder / _VECTORS, folder, waits=True), how))
-    if as_file:
-        return Job(vector_file_spec(rows, step, to, how))
-    return Job(dataset_spec("embed", rows, step, RowsOutput("parquet", None, given.split), to, how))
+    model = model_name(options.model)
+    settings = job_settings(JobSettings, options, held_bytes=held_bytes)
+    with heard_while_reading(to, settings, as_file=as_file):
+        embedding = EmbedStepOptions(
+            model,
+            **options.values(VectorOptions),
+            keep_bfloat16=to is not None and to.endswith(".safetensors"),
+            image_access=source_access(options),
+            loading=options.only(ModelOptions),
+        )
+        if not is_factory(model):
+            need_extra("embed", "A model by its name or folder needs torch and transformers.", "torch", "transformers")
+        rows, root = _embed_rows(options.source, options.image, row_options(options))
+        step = EmbedStep(replace(embedding, image_root=root))
+        step.check(rows.schema)
+        if to is None:
+            output = VectorOutput(_VECTORS, step.batch_rows or 1000)
+            folder = _cache("embed", rows, step, output, settings, options.cache_dir, f"vectors by {model}")
+            layout = FileLayout(folder / _VECTORS, folder, waits=True)
+            return Job(computed_spec("embed", rows, step, output, layout, settings))
+        if as_file:
+            return Job(vector_file_spec(rows, step, to, settings))
+        return Job(dataset_spec("embed", rows, step, RowsOutput("parquet", None, options.split), to, settings))
 
 
 def _embed_rows(source: Any, image: str | None, options: RowOptions) -> tuple[RowSource, str | None]:
-    """Rows, and where relative paths of images begin: with rows that are in memory, where this process works."""
+    """Return the rows and the root of relative image paths, which is the working folder for rows in memory."""
     if isinstance(source, str | os.PathLike):
         return _open_embedded(os.fspath(source), image, options)
     return open_rows(source, options), None if image is None else os.getcwd()
 
 
 def _cache(
-    verb: str, rows: RowSource, step: Step, output: Output, how: How, cache_dir: Place | None, what: str
+    verb: str,
+    rows: RowSource,
+    step: Step,
+    output: Output,
+    settings: JobSettings,
+    cache_dir: PathLike | None,
+    label: str,
 ) -> Path:
-    """The folder of this job in the cache, known again by all that decides its result."""
-    facts = cache_key(computed_facts(verb, rows, step, output, how.on_error))
+    """Return the folder of this job in the cache; its name is a digest of all inputs that affect the result."""
+    facts = cache_key(computed_facts(verb, rows, step, output, settings.on_error))
     name = f"{verb}-{digest_json(facts)[:24]}"
     trim_caches(cache_home(cache_dir))
-    return open_cache(cache_home(cache_dir), name, {"what": what, "source": rows.name})
+    return open_cache(cache_home(cache_dir), name, {"what": label, "source": rows.name})
 
 
-@overload
-def tokenize(
-    source: Any,
-    tokenizer: Any,
-    *,
-    destination: Place,
-    column: str = ...,
-    name: str | None = ...,
-    progress: Progress | bool | None = ...,
-    report: Place | None = ...,
-    **options: Unpack[TokenizeKeywords],
-) -> Computed: ...
-@overload
-def tokenize(
-    source: Any,
-    tokenizer: Any,
-    *,
-    destination: None = ...,
-    column: str = ...,
-    name: str | None = ...,
-    cache_dir: Place | None = ...,
-    progress: Progress | bool | None = ...,
-    report: Place | None = ...,
-    **options: Unpack[TokenizeKeywords],
-) -> Dataset | DatasetDict: ...
-@spelled_out(TokenizeGiven)
-def tokenize(
-    source: Any,
-    tokenizer: Any,
-    *,
-    destination: Place | None = None,
-    column: str = "text",
-    name: str | None = None,
-    cache_dir: Place | None = None,
-    progress: Progress | bool | None = None,
-    report: Place | None = None,
-    **options: Unpack[TokenizeKeywords],
-) -> Any:
-    """Turn a column of text into token ids, on all cores, within `memory`.
+@takes(TokenizeToDestinationOptions, "tokenize")
+def _tokenize(options: TokenizeToDestinationOptions) -> MapResult:
+    return _run_tokenize(options)[1]
 
-    `source` is what `map` takes; `tokenizer` a tokenizer.json, a folder with one, a name on the Hub, or a tokenizer of
-    `tokenizers` or `transformers`. To a destination (a folder, hf://datasets/ORG/NAME, s3://BUCKET/PREFIX) it is what
-    `brim tokenize` does. Without one, the ids are a Dataset (with `split`, a DatasetDict) that is mapped from
-    `cache_dir`, and found there when the same is asked for again. An iterator is known again by
-    `name`, together with the code that makes it.
+
+@takes(TokenizeToCacheOptions, "tokenize")
+def _tokenize_to_cache(options: TokenizeToCacheOptions) -> Dataset | DatasetDict:
+    """Turn a column of text into token ids, on all cores, within a memory limit.
+
+    With a destination, `brim.tokenize` does what `brim tokenize` does. Without one, the ids are mapped from the cache,
+    where a later call with the same arguments finds them.
+
+    Returns:
+        A `brim.MapResult` with a destination. Without one a Dataset; with `split_into` a DatasetDict.
+
+    Raises:
+        InputError: A column or an option is wrong.
+        MemoryLimitError: The work does not fit the limit.
+
+    Examples:
+        >>> brim.tokenize("corpus.jsonl", "gpt2", pack=2048, destination="tokens")  # doctest: +SKIP
     """
-    watched, given = shown(progress), TokenizeGiven(**options)
-    start_worker(TokenizeStep, given.engine, given.workers)
-    job, _ = tokenize_job(
-        source,
-        tokenizer,
-        destination,
-        column,
-        given,
-        note=watched.note,
-        held_bytes=caller_bytes(),
-        name=name,
-        cache_dir=cache_dir,
-    )
-    computed = run_job(job, watched, report)
-    return computed if destination is not None else _opened(job)
+    job, _ = _run_tokenize(options)
+    return _open_cached(job)
 
 
-@overload
-def embed(
-    source: Any,
-    model: ModelWord,
-    *,
-    destination: Place,
-    column: str | None = ...,
-    image: str | None = ...,
-    progress: Progress | bool | None = ...,
-    report: Place | None = ...,
-    **options: Unpack[EmbedKeywords],
-) -> Computed: ...
-@overload
-def embed(
-    source: Any,
-    model: ModelWord,
-    *,
-    destination: None = ...,
-    column: str | None = ...,
-    image: str | None = ...,
-    cache_dir: Place | None = ...,
-    progress: Progress | bool | None = ...,
-    report: Place | None = ...,
-    **options: Unpack[EmbedKeywords],
-) -> Vectors: ...
-@spelled_out(EmbedGiven)
-def embed(
-    source: Any,
-    model: ModelWord,
-    *,
-    destination: Place | None = None,
-    column: str | None = None,
-    image: str | None = None,
-    cache_dir: Place | None = None,
-    progress: Progress | bool | None = None,
-    report: Place | None = None,
-    **options: Unpack[EmbedKeywords],
-) -> Computed | Vectors:
-    """Put the texts of `column`, the images of `image`, or both through a model, without ever holding their vectors.
+tokenize = with_optional_destination("tokenize", _tokenize, _tokenize_to_cache)
 
-    `source` is what `map` takes, or a folder of images; `model` a name or a folder of sentence-transformers or
-    transformers, or "MODULE:FACTORY" of yours (or that function itself) with `argument` for it. The destination is a
-    file (.safetensors, .npy, .parquet), or a folder, hf://datasets/ORG/NAME or s3://BUCKET/PREFIX for Parquet shards.
-    Without one, the vectors are mapped from a file in `cache_dir`, and found there when the same is asked for again.
+
+def _run_tokenize(options: TokenizeToDestinationOptions | TokenizeToCacheOptions) -> tuple[Job, MapResult]:
+    if options.deprecated_shares is not None:
+        option, old, new = options.deprecated_shares
+        warn_deprecated(f"{option}={old!r} is now split_into={new!r}.")
+    progress = shown(options.progress)
+    start_worker(TokenizeStep, options.engine, options.workers)
+    job = tokenize_job(options, note=progress.note, held_bytes=caller_bytes())
+    return job, run_job(job, progress, options.report)
+
+
+@takes(EmbedToDestinationOptions, "embed")
+def _embed(options: EmbedToDestinationOptions) -> MapResult:
+    return _run_embed(options)[1]
+
+
+@takes(EmbedToCacheOptions, "embed")
+def _embed_to_cache(options: EmbedToCacheOptions) -> Vectors:
+    """Compute embeddings of texts, images or both with a model, without loading all vectors.
+
+    With a destination, `brim.embed` does what `brim embed` does. Without one, the vectors are mapped from a file in the
+    cache, where a later call with the same arguments finds them.
+
+    Returns:
+        A `brim.MapResult` with a destination, without one a `brim.Vectors`.
+
+    Raises:
+        InputError: A column, the model or an option is wrong.
+        MemoryLimitError: The model does not fit the limit.
+
+    Examples:
+        >>> brim.embed("photos", "openai/clip-vit-base-patch32", image="image")  # doctest: +SKIP
     """
-    given = EmbedGiven(**options)
-    watched = shown(progress)
-    start_worker(EmbedStep, given.engine, given.workers)
-    held_bytes = caller_bytes()
-    job = embed_job(source, model, destination, column, image, given, held_bytes=held_bytes, cache_dir=cache_dir)
-    computed = run_job(job, watched, report)
-    if destination is not None:
-        return computed
+    job, result = _run_embed(options)
     assert isinstance(job.spec.layout, FileLayout)
     assert isinstance(job.spec.layout.destination, Path)
-    return Vectors(job.spec.layout.destination, computed)
+    return Vectors(job.spec.layout.destination, result)
+
+
+embed = with_optional_destination("embed", _embed, _embed_to_cache)
+
+
+def _run_embed(options: EmbedToDestinationOptions | EmbedToCacheOptions) -> tuple[Job, MapResult]:
+    progress = shown(options.progress)
+    start_worker(EmbedStep, options.engine, options.workers)
+    job = embed_job(options, held_bytes=caller_bytes())
+    return job, run_job(job, progress, options.report)
 
 
 def start_worker(step: type[Step], engine: str, workers: int | None) -> None:
-    """One that loads what it needs while the source is looked at, or until the next call."""
-    if engine == "local" and (workers is None or isinstance(workers, int)):  # or it will be refused
+    """Start a worker early, so that it imports its modules while the source is opened or before the next call."""
+    if engine == "local":
         start_spare(step.__module__, workers or (1 if step is EmbedStep else None))
 
 
-def run_job(job: Job, progress: Progress, report: Place | None) -> Computed:
-    """With a worker that is ready for the next call, if this one needed any."""
+def run_job(job: Job, progress: Progress, report: PathLike | None) -> MapResult:
+    """Run a job; if it used workers, start one for the next call."""
     with kept_workers(), recorded_run(progress, report, job.limit) as watched, users_own():
         computed = job.run(watched)
-    if computed.outcome.workers and job.spec.step is not None:
-        start_worker(type(job.spec.step), job.spec.how.scaling.engine, job.spec.how.workers)
+    assert isinstance(computed, MapResult)
+    if computed.stats.workers and job.spec.step is not None:
+        start_worker(type(job.spec.step), job.spec.how.engine, job.spec.how.workers)
     return computed
 
 
-def _opened(job: Job) -> Any:
-    """The Dataset of a job to the cache; of several splits, a DatasetDict."""
+def _open_cached(job: Job) -> Any:
+    """Return the cached result of a job: a Dataset, or a DatasetDict for several splits."""
     assert isinstance(job.spec.output, TokenOutput)
     assert isinstance(job.spec.layout.destination, Path)
     data = job.spec.layout.destination / "data"
 
-    def one(split: str) -> Any:
+    def open_split(split: str) -> Any:
         files = sorted(data.glob(f"{split}-*.arrow"))
         return open_dataset(files, read_schema(files[0], "arrow"), f"{job.spec.fingerprint}/{split}")
 
     splits = job.spec.output.options.splits
-    if splits == WHOLE:
-        return one(WHOLE[0].name)
-    return import_datasets("several splits").DatasetDict({split.name: one(split.name) for split in splits})
+    if len(splits) == 1:
+        return open_split(splits[0].name)
+    return import_datasets("several splits").DatasetDict({split.name: open_split(split.name) for split in splits})
 
 
 _BLOCK_ROWS = 10_000
@@ -491,7 +395,7 @@ _LOOK_NAMES = 10_000
 
 
 def _open_embedded(source: str, image: str | None, options: RowOptions) -> tuple[RowSource, str | None]:
-    """The rows, and where relative paths of images begin."""
+    """Return the rows and the root of relative image paths."""
     if is_bucket_address(source):
         return _open_bucket(source, image, options)
     path = Path(source)
@@ -502,12 +406,12 @@ def _open_embedded(source: str, image: str | None, options: RowOptions) -> tuple
 
 
 def _open_bucket(source: str, image: str | None, options: RowOptions) -> tuple[RowSource, str | None]:
-    """As for a folder. Whether a bucket holds rows or images is told from its first names."""
+    """Return the rows of a bucket and the root of image paths; the first names decide between rows and images."""
     address = parse_bucket_address(source, options.access)
     folder, _, name = address.prefix.rpartition("/")
     if image is None or split_name(name)[0] is not None or WILD.search(address.prefix):
         root = replace(address, prefix=folder)
-    elif any(map(_is_of_rows, (found for found, _ in islice(list_objects(address), _LOOK_NAMES)))):
+    elif any(map(_is_of_rows, (key for key, _ in islice(list_objects(address), _LOOK_NAMES)))):
         root = address
     else:
         reading = SourceOptions(limit=options.limit, access=options.access)
@@ -520,12 +424,12 @@ def _open_images(
 ) -> tuple[RowSource, str | None]:
     table = read_source(source, reading)
     if image not in table.columns:
-        named = ", ".join(table.columns) or "none"
+        names = ", ".join(table.columns) or "none"
         raise InputError(
-            f"The folder {source!r} gives no column of images {image!r}.", hint=f"Its columns of files: {named}."
+            f"The folder {source!r} gives no column of images {image!r}.", hint=f"Its columns of files: {names}."
         )
     rows = open_rows(lambda: _tables_of_files(table), replace(options, name=name, limit=None))
-    # An iterator is known by its name alone: a folder by what its files are called and how large they are.
+    # An iterator is identified by its name alone, a folder by the names and sizes of its files.
     content = [digest_ints(table.files.sizes), *(digest_table(block) for block in _tables_of_files(table))]
     rows.facts = rows.facts | {"content": digest_json(content)}
     rows.files = table.files
@@ -533,7 +437,7 @@ def _open_images(
 
 
 def _holds_rows(folder: Path) -> bool:
-    """Whether a folder has files of rows; tables that describe the files beside them do not count."""
+    """Return whether a folder has files of rows; tables that describe other files in the folder do not count."""
     return any(_is_of_rows(name) for _, _, names in os.walk(folder) for name in names)
 
 
@@ -543,13 +447,13 @@ def _is_of_rows(path: str) -> bool:
 
 
 def _tables_of_files(table: FileTable) -> Iterator[pa.Table]:
-    """The rows with the paths of their files, which are relative to the root."""
+    """Yield the rows with the paths of their files, relative to the root."""
     for start in range(0, len(table), _BLOCK_ROWS):
         rows = table.rows.slice(start, _BLOCK_ROWS)
         for name in table.columns:
             numbers = rows.column(name)
             if not pa.types.is_integer(numbers.type):
-                continue  # lists of files: not for a model that takes one
+                continue  # a list of files: a model takes one file per row
             paths = [table.files.paths.take(chunk).cast(pa.string()) for chunk in numbers.chunks]
             rows = rows.set_column(rows.schema.get_field_index(name), name, pa.chunked_array(paths, pa.string()))
         yield rows.replace_schema_metadata(None)

@@ -1,11 +1,11 @@
-"""In place of methods of `datasets`: the same words, within a limit, and what was begun goes on after a crash.
+"""Replacements for methods of `datasets`: the same arguments, with a memory limit and resume.
 
-`push_to_hub`; rows in another order, written out at flat memory; and what `map` and its siblings have kept on the way.
-`map` and `filter` themselves are in map_api.
+This module has `push_to_hub`, and the functions that write rows in another order with constant memory. `map` and
+`filter` are in map_api.
 
-Of `sort`, `shuffle` and the like, the names, arguments, rows and order are those of `datasets`, which decides the order
-itself; what it keeps as a list of numbers over the old rows is written here as new rows, a few megabytes at a time, and
-mapped from disk.
+`sort`, `shuffle` and similar functions have the names, arguments, rows and order of `datasets`, which computes the
+order. `datasets` keeps a list of indices into the old rows. brim writes new rows instead, a few megabytes at a time,
+and maps them from disk.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ import pyarrow as pa
 
 from brim import cuts
 from brim.api.recorded_run import shown
-from brim.choices import switches
-from brim.errors import ArgumentError, DestinationError, InputError, SinkFailed, named
-from brim.jobs.build_job import Build, BuildOptions
-from brim.jobs.caches import Cached, cache_home, list_caches, open_cache, open_dataset, remove_cache
+from brim.errors import ArgumentError, DestinationError, DestinationUnavailableError, InputError, named
+from brim.jobs.build_job import BuildPlan, BuildSettings
+from brim.jobs.caches import cache_home, open_cache, open_dataset
 from brim.jobs.content import MEMORY
-from brim.jobs.job import Built
+from brim.jobs.job import BuildResult
 from brim.memory.limit import effective_limit
-from brim.plans.cut_shards import DEFAULT_SHARD_BYTES, CutOptions, metadata_bytes
-from brim.plans.file_checks import CheckOptions
+from brim.options.declare import takes
+from brim.options.groups import ShardOptions
+from brim.options.push_options import PushToHubOptions
+from brim.plans.cut_shards import DEFAULT_SHARD_BYTES, metadata_bytes
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
 from brim.records import dataclass
@@ -41,10 +42,10 @@ from brim.sources.datasets_private import fingerprint_of
 from brim.sources.file_table import FileTable
 from brim.state.durable import reason
 from brim.state.scratch import scratch_folder
-from brim.state.stop import Stop
 from brim.steps.row_features import import_datasets
-from brim.stores.destination import SCHEME, HubAddress, HubOptions, Via, parse_hub_address, repo_name_is_valid
-from brim.stores.hub_client import own_name
+from brim.storage.hub_client import own_name
+from brim.storage.location import HUB_SCHEME, HubAddress, parse_hub_address, repo_name_is_valid
+from brim.stores.destination import PublishOptions
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -57,105 +58,86 @@ _PUSH_NAMES = {
 }
 
 
-def push_to_hub(
-    dataset: Any,
-    repo_id: str,
-    config_name: str = "default",
-    set_default: bool | None = None,
-    split: str | None = None,
-    data_dir: str | None = None,
-    commit_message: str | None = None,
-    commit_description: str | None = None,
-    private: bool | None = None,
-    token: str | None = None,
-    revision: str | None = None,
-    create_pr: bool | None = False,
-    max_shard_size: int | str | None = None,
-    num_shards: int | Mapping[str, int] | None = None,
-    embed_external_files: bool = True,
-    num_proc: int | None = None,
-    *,
-    append: bool = False,
-    memory: str | int | float | None = None,
-    via: Via = "auto",
-    state: str | os.PathLike[str] | None = None,
-    stop: Stop | None = None,
-    progress: Progress | bool | None = None,
-) -> Built:
-    """Publish a dataset of `datasets` without holding it: the arguments of `Dataset.push_to_hub`, in their order.
+@takes(PushToHubOptions)
+def push_to_hub(options: PushToHubOptions) -> BuildResult:
+    """Publish a dataset of `datasets` without loading it: `Dataset.push_to_hub` within a memory limit, with resume.
 
-    For a Dataset, IterableDataset, DatasetDict or IterableDatasetDict. Called again after a crash, it goes on
-    where it was. Unlike the original, a new repository is private unless you say `private=False`; `num_proc` is
-    how many shards are on their way at a time. With `append` the rows come behind those of the split that are there.
-    `stop` is a `brim.Stop` by which another thread can end it.
+    The arguments are those of `Dataset.push_to_hub`; below are those that differ from it. Unlike there, a new
+    repository is private unless `private=False`.
+
+    Returns:
+        The shards, rows and bytes that were written; print it for a summary.
+
+    Raises:
+        ArgumentError: An argument is wrong (a ValueError, as in `datasets`).
+        DestinationUnavailableError: The Hub cannot be reached.
+
+    Examples:
+        >>> brim.push_to_hub(dataset, "me/scans", memory="1GB")  # doctest: +SKIP
     """
-    if set_default and config_name == "default":
-        set_default = None  # it is
+    progress = shown(options.progress)
     with named(_PUSH_NAMES), _as_values():
-        options = BuildOptions(
-            cut=CutOptions(None if max_shard_size is None else parse_size(max_shard_size), num_shards),
-            checks=CheckOptions(allow_empty=True),
-            memory=memory,
-            workers=num_proc,
-            update=not append,
-            append=append,
-            state=None if state is None else os.fspath(state),
-            stop=stop,
-            hub=HubOptions(
-                config=config_name,
-                data_dir=data_dir,
-                message=commit_message or "Upload dataset",
-                description=commit_description,
-                public=private is False,
-                via=via,
-                create_pull=bool(create_pr),
-                replace=True,
-                set_default=bool(set_default),
+        settings = BuildSettings(
+            shard_size=options.max_shard_size,
+            num_shards=options.num_shards,
+            allow_empty=True,
+            memory=options.memory,
+            workers=options.num_proc,
+            update=not options.append,
+            append=options.append,
+            state_dir=options.state_dir,
+            stop=options.stop,
+            hub=PublishOptions(
+                config=options.config_name,
+                data_dir=options.data_dir,
+                commit_message=options.commit_message or "Upload dataset",
+                description=options.commit_description,
+                public=options.private is False,
+                upload_with=options.upload_with,
+                create_pr=bool(options.create_pr),
+                replace_foreign=True,
+                set_default=bool(options.set_default)
+                and options.config_name != "default",  # "default" is the default anyway
                 bare=True,
-                token=token,
+                token=options.token,
             ),
         )
-        return _push(dataset, repo_id, revision, split, embed_external_files, options, shown(progress))
-
-
-def _push(
-    dataset: Any,
-    repo_id: str,
-    revision: str | None,
-    split: str | None,
-    embed_external_files: bool,
-    options: BuildOptions,
-    progress: Progress,
-) -> Built:
-    destination = str(_address(repo_id, revision, options.hub.token))
-    many = hasattr(dataset, "values") and hasattr(dataset, "items")
-    with tempfile.TemporaryDirectory(prefix="brim-spill-") as spill:
-        table = dataset_source(
-            dataset, split=split, embed_external_files=embed_external_files, spill=Path(spill), note=progress.note
-        )
-        hub = replace(options.hub, split=None if many else table.splits[0].name)
-        parts = dict(zip((one.name for one in table.splits), dataset.values() if many else [dataset], strict=True))
-        weights = {name: weight for name, one in parts.items() if (weight := _weight(one)) is not None}
-        table = table.replace(about={**table.about, MEMORY: weights}) if weights else table
-        cut = _cut(table, parts, weights, options.cut, options.workers)
-        return Build(table, destination, replace(options, hub=hub, cut=cut)).run(progress)
+        destination = str(_address(options.repo_id, options.revision, options.token))
+        dataset = options.dataset
+        has_splits = hasattr(dataset, "values") and hasattr(dataset, "items")
+        with tempfile.TemporaryDirectory(prefix="brim-spill-") as spill:
+            table = dataset_source(
+                dataset,
+                split=options.split,
+                embed_external_files=options.embed_external_files,
+                spill=Path(spill),
+                note=progress.note,
+            )
+            hub = replace(settings.hub, split=None if has_splits else table.splits[0].name)
+            datasets = dataset.values() if has_splits else [dataset]
+            parts = dict(zip((split.name for split in table.splits), datasets, strict=True))
+            weights = {name: weight for name, part in parts.items() if (weight := _weight(part)) is not None}
+            table = table.replace(about={**table.about, MEMORY: weights}) if weights else table
+            cut = _cut(table, parts, weights, settings.only(ShardOptions), settings.workers)
+            return BuildPlan(table, destination, replace(settings, hub=hub, **cut.values())).run(progress)
 
 
 @contextmanager
 def _as_values() -> Iterator[None]:
-    """What `push_to_hub` of `datasets` raises ValueError for is one here too."""
+    """Turn an InputError into an ArgumentError, because `push_to_hub` of `datasets` raises ValueError for it."""
     try:
         yield
     except InputError as error:
         if type(error) not in (InputError, DestinationError):
-            raise  # it is not about what was said, or is a ValueError already
+            raise  # it is not about an argument, or is a ValueError already
         raise ArgumentError(error.words[0], hint=error.words[1], **error.facts) from error
 
 
 def _weight(dataset: Any) -> int | None:
-    """What `datasets` says that a dataset takes in memory: the size that its cards and its number of shards go by.
+    """Return the size in memory that `datasets` reports, from which it computes the number of shards and the card.
 
-    None where it cannot be said without reading: of a stream, and of media, whose first thousand it would hold.
+    Return None where the size is unknown without reading: for a stream, and for media, of which `datasets` would load
+    the first thousand rows.
     """
     from datasets.features.features import require_decoding
 
@@ -168,68 +150,51 @@ def _weight(dataset: Any) -> int | None:
 
 
 def _cut(
-    table: FileTable, parts: Mapping[str, Any], weights: Mapping[str, int], asked: CutOptions, num_proc: int | None
-) -> CutOptions:
-    """As many shards as the original makes, but none without rows; media are cut by their true size."""
+    table: FileTable,
+    parts: Mapping[str, Any],
+    weights: Mapping[str, int],
+    requested: ShardOptions,
+    num_proc: int | None,
+) -> ShardOptions:
+    """Return as many shards as `datasets` makes, but none without rows; media are divided by their true size."""
     import datasets
 
     rows = {split.name: max(split.stop - split.start, 1) for split in table.splits}
-    if (number := asked.num_shards) is not None:
-        wanted = number if isinstance(number, Mapping) else dict.fromkeys(rows, number)
-        most = {name: min(count, rows.get(name, count)) for name, count in wanted.items()}
-        return asked if most == dict(wanted) else CutOptions(None, most)
-    size = asked.shard_bytes or parse_size(datasets.config.MAX_SHARD_SIZE)
-    as_read = asked.shard_bytes is None and all(isinstance(part, datasets.IterableDataset) for part in parts.values())
+    if (number := requested.num_shards) is not None:
+        requested_counts = number if isinstance(number, Mapping) else dict.fromkeys(rows, number)
+        capped = {name: min(count, rows.get(name, count)) for name, count in requested_counts.items()}
+        return requested if capped == dict(requested_counts) else ShardOptions(num_shards=capped)
+    size = requested.shard_bytes or parse_size(datasets.config.MAX_SHARD_SIZE)
+    as_read = requested.shard_bytes is None and all(
+        isinstance(part, datasets.IterableDataset) for part in parts.values()
+    )
     true_bytes = cuts.running(table.file_bytes() + metadata_bytes(table))
     counts, by_size = {}, True
     for split in table.splits:
         weight = weights.get(split.name, int(true_bytes[split.stop] - true_bytes[split.start]))
         count = int(weight / size) + 1
-        # Of a stream the original makes as many as it is read in, however large they are.
+        # For a stream, `datasets` writes as many shards as it reads, regardless of their size.
         least = parts[split.name].num_shards if as_read else num_proc or 1
         by_size = by_size and least <= count
         counts[split.name] = min(max(count, least), rows[split.name])
     if by_size and (as_read or table.columns):
-        return asked if size in (asked.shard_bytes, DEFAULT_SHARD_BYTES) else CutOptions(size)
-    return asked if asked == CutOptions() and set(counts.values()) == {1} else CutOptions(None, counts)
+        return requested if size in (requested.shard_bytes, DEFAULT_SHARD_BYTES) else ShardOptions(shard_size=size)
+    return requested if requested == ShardOptions() and set(counts.values()) == {1} else ShardOptions(num_shards=counts)
 
 
 def _address(repo_id: str, revision: str | None, token: str | None) -> HubAddress:
-    if repo_id.startswith(SCHEME):
-        found = parse_hub_address(repo_id)
-        return HubAddress(found.repo, revision or found.revision)
+    if repo_id.startswith(HUB_SCHEME):
+        address = parse_hub_address(repo_id)
+        return HubAddress(address.repo, revision or address.revision)
     if repo_id.startswith("buckets/"):
         raise InputError(
             "push_to_hub publishes to repositories, and this is a bucket.",
-            hint=f"Write brim.map(ds, None, destination={SCHEME + repo_id!r}).",
+            hint=f"Write brim.map(ds, None, destination={HUB_SCHEME + repo_id!r}).",
         )
     repo = repo_id if "/" in repo_id else f"{own_name(token)}/{repo_id}"
     if not repo_name_is_valid(repo):
         raise InputError(f"{repo_id!r} is not the name of a repository on the Hub.", hint="Write ORG/NAME.")
     return HubAddress(repo, revision or "main")
-
-
-def caches(cache_dir: str | os.PathLike[str] | None = None) -> list[Cached]:
-    """What map, tokenize and embed keep that had no destination, the one used longest ago first."""
-    return list_caches(cache_home(cache_dir))
-
-
-def clean(
-    *,
-    remove: bool = False,
-    older_than: float = 0.0,
-    unfinished: bool = False,
-    cache_dir: str | os.PathLike[str] | None = None,
-) -> list[Cached]:
-    """The caches not used for `older_than` days, or only those of unfinished jobs; with `remove`, they go.
-
-    One that a running job uses stays: `removed` tells. A dataset that is open stays readable until it is closed.
-    """
-    switches(remove=remove, unfinished=unfinished)
-    if not isinstance(older_than, int | float) or not older_than >= 0:
-        raise InputError(f"--older-than takes a number of days, not {older_than!r}.")
-    chosen = [one for one in caches(cache_dir) if one.age_days >= older_than and not (unfinished and one.done)]
-    return [replace(one, removed=remove and remove_cache(one)) for one in chosen]
 
 
 _D = TypeVar("_D")  # a Dataset stays a Dataset, a DatasetDict a DatasetDict
@@ -239,21 +204,21 @@ CacheDir = str | os.PathLike[str] | None
 
 @dataclass(frozen=True, slots=True)
 class _Caching:
-    """The arguments by which the originals are told where to keep the numbers of rows, and how.
+    """The arguments of `datasets` about where and how to cache the indices of rows. They do not change the rows.
 
-    They decide no row. `without_effect` are names and values of those that do nothing here: one line tells so.
+    `without_effect` are names and values of the arguments that have no effect in brim: one note lists them.
     """
 
     load_from_cache_file: bool | None = None
     fingerprints: Mapping[str, str | None] = field(default_factory=dict)  # of the results, by split; "" for a Dataset
     without_effect: Mapping[str, Any] = field(default_factory=dict)
 
-    def tell(self, watched: Progress) -> None:
+    def note_without_effect(self, watched: Progress) -> None:
         usual = {"keep_in_memory": False, "writer_batch_size": 1000, "disable_nullable": False}
-        given = [name for name, value in self.without_effect.items() if value != usual.get(name)]
-        if given:
-            verb = "has" if len(given) == 1 else "have"
-            watched.note(f"{' and '.join(given)} {verb} no effect: the rows are mapped from brim's cache (cache_dir=)")
+        useless = [name for name, value in self.without_effect.items() if value != usual.get(name)]
+        if useless:
+            predicate = "has no effect" if len(useless) == 1 else "have no effect"
+            watched.note(f"{' and '.join(useless)} {predicate}: the rows are mapped from brim's cache (cache_dir=)")
 
 
 def flatten_indices(
@@ -270,7 +235,24 @@ def flatten_indices(
     cache_dir: CacheDir = None,
     progress: Progress | bool | None = None,
 ) -> _D:
-    """The rows of a Dataset or DatasetDict in their order, as rows of their own, mapped from `cache_dir`."""
+    """Write the rows of a Dataset or DatasetDict in their present order, as `Dataset.flatten_indices` does.
+
+    The other arguments are those of `datasets`.
+
+    Args:
+        cache_dir: Folder of the result. (default: BRIM_CACHE, or the user's cache folder)
+        progress: True or False to show progress or nothing.
+
+    Returns:
+        The dataset, memory-mapped from the cache; the same call finds it there.
+
+    Raises:
+        InputError: The argument is not a Dataset or a DatasetDict.
+
+    Examples:
+        >>> brim.flatten_indices(dataset.select([2, 0]))["n"][:]  # doctest: +SKIP
+        [2, 0]
+    """
     useless = {
         "keep_in_memory": keep_in_memory,
         "cache_file_name": cache_file_name,
@@ -280,64 +262,64 @@ def flatten_indices(
         "num_proc": num_proc,
     }
     caching = _Caching(None, {"": new_fingerprint}, useless)
-    made: _D = _flattened(dataset, "flatten", cache_dir, progress, caching, features)
-    return made
+    result: _D = _flattened(dataset, "flatten", cache_dir, progress, caching, features)
+    return result
 
 
 def _flattened(
     dataset: Any,
-    what: str,
+    label: str,
     cache_dir: CacheDir,
     progress: Progress | bool | None,
     caching: _Caching,
     features: Any = None,
 ) -> Any:
-    """What is not there yet is written, under one bar for all splits."""
+    """Write the rows of the splits that are not in the cache, with one progress bar, and return the new dataset."""
     datasets, watched = import_datasets("brim.flatten_indices"), shown(progress)
-    many = isinstance(dataset, datasets.DatasetDict)
-    parts = dict(dataset) if many else {"": dataset}
-    for one in parts.values():
-        if not isinstance(one, datasets.Dataset):
-            raise InputError(f"This is a {type(one).__name__}, not a datasets.Dataset.")
-    caching.tell(watched)
-    home, told = cache_home(cache_dir), {"what": "rows", "source": "a dataset"}
+    has_splits = isinstance(dataset, datasets.DatasetDict)
+    parts = dict(dataset) if has_splits else {"": dataset}
+    for part in parts.values():
+        if not isinstance(part, datasets.Dataset):
+            raise InputError(f"This is a {type(part).__name__}, not a datasets.Dataset.")
+    caching.note_without_effect(watched)
+    home, description = cache_home(cache_dir), {"what": "rows", "source": "a dataset"}
     kinds = "" if features is None else f"-{digest_json(features.to_dict())[:12]}"
-    names = {name: f"rows-{fingerprint_of(one)}{kinds}" for name, one in parts.items()}
-    paths = {name: open_cache(home, folder, told) / _ROWS for name, folder in names.items()}
-    again = caching.load_from_cache_file
-    again = not (datasets.is_caching_enabled() if again is None else again)
-    lacking = {path: parts[name] for name, path in paths.items() if again or not path.exists()}
-    if lacking:
-        watched.start(what, sum(map(_size, lacking.values())), 0, effective_limit().bytes)
+    names = {name: f"rows-{fingerprint_of(part)}{kinds}" for name, part in parts.items()}
+    paths = {name: open_cache(home, folder, description) / _ROWS for name, folder in names.items()}
+    use_cache = caching.load_from_cache_file
+    use_cache = datasets.is_caching_enabled() if use_cache is None else use_cache
+    missing = {path: parts[name] for name, path in paths.items() if not use_cache or not path.exists()}
+    if missing:
+        watched.start(label, sum(map(_size, missing.values())), 0, effective_limit().bytes)
         try:
-            for path, one in lacking.items():
-                _write(one, path, watched, features)
+            for path, part in missing.items():
+                _write(part, path, watched, features)
         finally:
             watched.finish()
-    made = {
-        name: _opened(one, paths[name], names[name], features, caching.fingerprints.get(name))
-        for name, one in parts.items()
+    results = {
+        name: _open_written(part, paths[name], names[name], features, caching.fingerprints.get(name))
+        for name, part in parts.items()
     }
-    return datasets.DatasetDict(made) if many else made[""]
+    return datasets.DatasetDict(results) if has_splits else results[""]
 
 
-def _opened(dataset: Any, path: Path, key: str, features: Any, fingerprint: str | None) -> Any:
+def _open_written(dataset: Any, path: Path, key: str, features: Any, fingerprint: str | None) -> Any:
     schema = (features or dataset.features).arrow_schema
     own = fingerprint_of(dataset) if features is None else key
-    made = open_dataset([path], schema, own, info=dataset.info, split=dataset.split, name=fingerprint)
+    result = open_dataset([path], schema, own, info=dataset.info, split=dataset.split, name=fingerprint)
     form = dataset.format
     if form["type"] is None and form["columns"] == dataset.column_names:
-        return made
-    return made.with_format(form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"])
+        return result
+    return result.with_format(form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"])
 
 
 def _size(dataset: Any) -> int:
-    """What its rows take, as `datasets` estimates it: those of the table that are not among them count for none."""
+    """Return the bytes of the rows as `datasets` estimates them, without unselected rows of the table."""
     return int(dataset.data.nbytes) * len(dataset) // max(len(dataset.data), 1)
 
 
 def _write(dataset: Any, path: Path, watched: Progress, features: Any = None) -> None:
-    """All rows to a file that appears whole or not at all."""
+    """Write all rows to a file atomically."""
     schema, size, rows = (features or dataset.features).arrow_schema, _size(dataset), 0
     waiting = path.with_name(f"{_ROWS}.{os.getpid()}.part")
     try:
@@ -351,16 +333,16 @@ def _write(dataset: Any, path: Path, watched: Progress, features: Any = None) ->
             os.fsync(file.fileno())
         os.replace(waiting, path)
     except OSError as error:
-        raise SinkFailed(
-            f"The cache folder {str(path.parent)!r} cannot take the rows: {reason(error)}.",
-            hint="Make room, or choose another one with cache_dir=.",
+        raise DestinationUnavailableError(
+            f"The cache folder {str(path.parent)!r} cannot be written: {reason(error)}.",
+            hint="Free disk space, or choose another folder with cache_dir=.",
         ) from error
     finally:
         waiting.unlink(missing_ok=True)
 
 
-def _known(dataset: Any, what: str) -> Any:
-    datasets = import_datasets(what)
+def _check_type(dataset: Any, function: str) -> Any:
+    datasets = import_datasets(function)
     if not isinstance(dataset, datasets.Dataset | datasets.DatasetDict):
         raise InputError(f"This is a {type(dataset).__name__}, not a datasets.Dataset.")
     return dataset
@@ -382,22 +364,37 @@ def shuffle(
     cache_dir: CacheDir = None,
     progress: Progress | bool | None = None,
 ) -> _D:
-    """`Dataset.shuffle`, with the rows written out in their new order.
+    """Shuffle as `Dataset.shuffle` and write the rows in their new order.
 
-    Of a DatasetDict, `seeds` and `generators` may be dicts by the names of its splits; so may `seed` and `generator`.
+    The other arguments are those of `datasets`.
+
+    Args:
+        seeds: For a DatasetDict: one seed, or a dict of seeds by split; `seed` may be one too.
+        generators: For a DatasetDict: a dict of generators by split; `generator` may be one too.
+        cache_dir: Folder of the result. (default: BRIM_CACHE, or the user's cache folder)
+        progress: True or False to show progress or nothing.
+
+    Returns:
+        The dataset, memory-mapped from the cache; the same call finds it there.
+
+    Raises:
+        ArgumentError: Seeds and generators do not fit the dataset.
+
+    Examples:
+        >>> brim.shuffle(dataset, seed=7)  # doctest: +SKIP
     """
-    given = _known(dataset, "brim.shuffle")
-    many = isinstance(given, dict)
-    if not many and (seeds is not None or generators is not None):
+    checked = _check_type(dataset, "brim.shuffle")
+    has_splits = isinstance(checked, dict)
+    if not has_splits and (seeds is not None or generators is not None):
         raise ArgumentError("seeds= and generators= are for a DatasetDict.", hint="Give seed= or generator=.")
     if seed is not None and seeds is not None:
         raise ArgumentError("Choose one of seed= and seeds=.")
-    if many and generator is not None and not isinstance(generator, Mapping):
+    if has_splits and generator is not None and not isinstance(generator, Mapping):
         raise ArgumentError(
             "A DatasetDict takes one generator for each split.", hint="Give generators={'train': …, 'test': …}."
         )
-    random = {"generators": generators or generator} if many else {"generator": generator}
-    ordered = given.shuffle(seed if seeds is None else seeds, **random, keep_in_memory=True)
+    random = {"generators": generators or generator} if has_splits else {"generator": generator}
+    ordered = checked.shuffle(seed if seeds is None else seeds, **random, keep_in_memory=True)
     useless = {
         "keep_in_memory": keep_in_memory,
         "indices_cache_file_name": indices_cache_file_name,
@@ -405,8 +402,8 @@ def shuffle(
         "writer_batch_size": writer_batch_size,
     }
     caching = _Caching(load_from_cache_file, {"": new_fingerprint}, useless)
-    made: _D = _flattened(ordered, "shuffle", cache_dir, progress, caching)
-    return made
+    result: _D = _flattened(ordered, "shuffle", cache_dir, progress, caching)
+    return result
 
 
 def sort(
@@ -424,25 +421,41 @@ def sort(
     cache_dir: CacheDir = None,
     progress: Progress | bool | None = None,
 ) -> _D:
-    """`Dataset.sort`, with the rows written out in their new order. Only the columns to sort by are held."""
-    given = _known(dataset, "brim.sort")
+    """Sort as `Dataset.sort` and write the rows in their new order. Only the columns to sort by are in memory.
+
+    The other arguments are those of `datasets`.
+
+    Args:
+        cache_dir: Folder of the result. (default: BRIM_CACHE, or the user's cache folder)
+        progress: True or False to show progress or nothing.
+
+    Returns:
+        The dataset, memory-mapped from the cache; the same call finds it there.
+
+    Raises:
+        InputError: The argument is not a Dataset or a DatasetDict.
+
+    Examples:
+        >>> brim.sort(dataset, "n", reverse=True)  # doctest: +SKIP
+    """
+    checked = _check_type(dataset, "brim.sort")
     useless = {
         "keep_in_memory": keep_in_memory,
         "indices_cache_file_name": indices_cache_file_name,
         "indices_cache_file_names": indices_cache_file_names,
         "writer_batch_size": writer_batch_size,
     }
-    # With keep_in_memory=True, `datasets` refuses to sort what is on disk: it gets a file for the numbers of rows.
+    # With keep_in_memory=True, `datasets` cannot sort a dataset on disk, so it gets a file for the indices of rows.
     with tempfile.TemporaryDirectory(prefix="brim-order-", dir=scratch_folder()) as folder:
         order: dict[str, Any] = {"reverse": reverse, "null_placement": null_placement, "load_from_cache_file": False}
-        if isinstance(given, dict):
-            order["indices_cache_file_names"] = {name: f"{folder}/{n}.arrow" for n, name in enumerate(given)}
+        if isinstance(checked, dict):
+            order["indices_cache_file_names"] = {name: f"{folder}/{n}.arrow" for n, name in enumerate(checked)}
         else:
             order["indices_cache_file_name"] = f"{folder}/0.arrow"
-        ordered = given.sort(column_names, **order)
+        ordered = checked.sort(column_names, **order)
         caching = _Caching(load_from_cache_file, {"": new_fingerprint}, useless)
-        made: _D = _flattened(ordered, "sort", cache_dir, progress, caching)
-    return made
+        result: _D = _flattened(ordered, "sort", cache_dir, progress, caching)
+    return result
 
 
 def concatenate_datasets(
@@ -454,11 +467,27 @@ def concatenate_datasets(
     cache_dir: CacheDir = None,
     progress: Progress | bool | None = None,
 ) -> _D:
-    """`datasets.concatenate_datasets`, with the rows written out below (or beside) each other."""
+    """Concatenate as `datasets.concatenate_datasets` and write the rows.
+
+    The other arguments are those of `datasets`.
+
+    Args:
+        cache_dir: Folder of the result. (default: BRIM_CACHE, or the user's cache folder)
+        progress: True or False to show progress or nothing.
+
+    Returns:
+        The dataset, memory-mapped from the cache; the same call finds it there.
+
+    Raises:
+        InputError: An element of the list is not a Dataset.
+
+    Examples:
+        >>> brim.concatenate_datasets([first, second])  # doctest: +SKIP
+    """
     datasets = import_datasets("brim.concatenate_datasets")
-    joined = datasets.concatenate_datasets(list(dsets), info=info, split=split, axis=axis)
-    made: _D = _flattened(joined, "concatenate", cache_dir, progress, _Caching())
-    return made
+    concatenated = datasets.concatenate_datasets(list(dsets), info=info, split=split, axis=axis)
+    result: _D = _flattened(concatenated, "concatenate", cache_dir, progress, _Caching())
+    return result
 
 
 def train_test_split(
@@ -480,7 +509,23 @@ def train_test_split(
     cache_dir: CacheDir = None,
     progress: Progress | bool | None = None,
 ) -> DatasetDict:
-    """`Dataset.train_test_split`, with the rows of both sides written out."""
+    """Split as `Dataset.train_test_split` and write the rows of both splits.
+
+    The other arguments are those of `datasets`.
+
+    Args:
+        cache_dir: Folder of the result. (default: BRIM_CACHE, or the user's cache folder)
+        progress: True or False to show progress or nothing.
+
+    Returns:
+        A DatasetDict of train and test, memory-mapped from the cache.
+
+    Raises:
+        InputError: The argument is not a Dataset.
+
+    Examples:
+        >>> brim.train_test_split(dataset, test_size=0.1, seed=7)  # doctest: +SKIP
+    """
     datasets = import_datasets("brim.train_test_split")
     if not isinstance(dataset, datasets.Dataset):
         raise InputError(f"This is a {type(dataset).__name__}, not a datasets.Dataset.")
@@ -504,5 +549,5 @@ def train_test_split(
             test_indices_cache_file_name=f"{folder}/test.arrow",
         )
         caching = _Caching(load_from_cache_file, fingerprints, useless)
-        made: DatasetDict = _flattened(parts, "split", cache_dir, progress, caching)
-    return made
+        result: DatasetDict = _flattened(parts, "split", cache_dir, progress, caching)
+    return result

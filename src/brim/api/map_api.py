@@ -1,4 +1,4 @@
-"""In place of `ds.map` and `ds.filter`: the same words in their order, within a limit, and it goes on after a crash."""
+"""Replacements for `ds.map` and `ds.filter`: the same arguments in the same order, with a memory limit and resume."""
 
 from __future__ import annotations
 
@@ -10,29 +10,39 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from brim.api.compute_api import map_job, run_job, start_worker
-from brim.api.job_options import MapGiven, MapKeywords, refuse_without_place, spelled_out
-from brim.api.recorded_run import Together, shown
+from brim.api.compute_api import map_job, row_options, run_job, start_worker
+from brim.api.overloads import refuse_without_destination, with_optional_destination
+from brim.api.recorded_run import shown
 from brim.errors import ArgumentError, InputError, named
 from brim.jobs.caches import CacheLayout, cache_home, cache_key, cache_max, open_dataset, remove_folder, trim_caches
 from brim.jobs.content import without_function
-from brim.jobs.job import Computed, Job
-from brim.jobs.spec import How, computed_facts, computed_spec
+from brim.jobs.job import Job, MapResult
+from brim.jobs.spec import JobSettings, computed_facts, computed_spec, job_settings
+from brim.options.compute_options import (
+    SUFFIX,
+    FilterFunctionOptions,
+    FilterRowsOptions,
+    MapFunctionOptions,
+    MapToCacheOptions,
+    MapToDestinationOptions,
+    RowOutputOptions,
+)
+from brim.options.declare import declared_options, takes
 from brim.outputs.output import CachedRows
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
-from brim.records import dataclass
 from brim.rows.open_rows import open_rows
 from brim.rows.unit import RowSource
 from brim.schedule.worker_process import caller_bytes
 from brim.sources.datasets_private import format_of_stream, is_stream, with_rows
 from brim.steps.functions import AtEnd
-from brim.steps.map_options import NO_COLUMNS, UNCHANGED, InputKind, MapOptions
+from brim.steps.map_options import NO_COLUMNS, UNCHANGED, MapStepOptions
 from brim.steps.map_step import INDICES, FilterStep, MapStep
 from brim.steps.row_features import import_datasets
 from brim.steps.step_process import make_step
@@ -40,413 +50,234 @@ from brim.steps.step_process import make_step
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-Columns = str | Sequence[str] | None
-Function = Callable[..., Any]
-_SUFFIX = "_{rank:05d}_of_{num_proc:05d}"
 _MAP_NAMES = {"workers": "num-proc"}
 _CACHE_NAMES = {**_MAP_NAMES, "fresh": "load_from_cache_file=False"}
 
 
-@overload
-def map(
-    dataset: Any,
-    function: Function | str | None = ...,
-    with_indices: bool = ...,
-    with_rank: bool = ...,
-    input_columns: Columns = ...,
-    batched: bool = ...,
-    batch_size: int | None = ...,
-    drop_last_batch: bool = ...,
-    remove_columns: Columns = ...,
-    keep_in_memory: bool = ...,
-    load_from_cache_file: bool | None = ...,
-    cache_file_name: str | None = ...,
-    writer_batch_size: int | None = ...,
-    features: Any = ...,
-    disable_nullable: bool = ...,
-    fn_kwargs: dict[str, Any] | None = ...,
-    num_proc: int | None = ...,
-    suffix_template: str = ...,
-    new_fingerprint: str | None = ...,
-    desc: str | None = ...,
-    try_original_type: bool | None = ...,
-    on_mixed_types: Literal["use_json"] | None = ...,
-    *,
-    destination: str | os.PathLike[str],
-    splittable: bool | None = ...,
-    input: InputKind = ...,
-    name: str | None = ...,
-    progress: Progress | bool | None = ...,
-    report: str | os.PathLike[str] | None = ...,
-    **options: Unpack[MapKeywords],
-) -> Computed: ...
-@overload
-def map(
-    dataset: Any,
-    function: Function | str | None = ...,
-    with_indices: bool = ...,
-    with_rank: bool = ...,
-    input_columns: Columns = ...,
-    batched: bool = ...,
-    batch_size: int | None = ...,
-    drop_last_batch: bool = ...,
-    remove_columns: Columns = ...,
-    keep_in_memory: bool = ...,
-    load_from_cache_file: bool | None = ...,
-    cache_file_name: str | None = ...,
-    writer_batch_size: int | None = ...,
-    features: Any = ...,
-    disable_nullable: bool = ...,
-    fn_kwargs: dict[str, Any] | None = ...,
-    num_proc: int | None = ...,
-    suffix_template: str = ...,
-    new_fingerprint: str | None = ...,
-    desc: str | None = ...,
-    try_original_type: bool | None = ...,
-    on_mixed_types: Literal["use_json"] | None = ...,
-    *,
-    with_split: bool = ...,
-    cache_file_names: Mapping[str, str | None] | None = ...,
-    destination: None = ...,
-    splittable: bool | None = ...,
-    input: InputKind = ...,
-    cache_dir: str | os.PathLike[str] | None = ...,
-    name: str | None = ...,
-    progress: Progress | bool | None = ...,
-    report: str | os.PathLike[str] | None = ...,
-    **options: Unpack[MapKeywords],
-) -> Dataset | DatasetDict: ...
-@spelled_out(MapGiven)
-def map(
-    dataset: Any,
-    function: Function | str | None = None,
-    with_indices: bool = False,
-    with_rank: bool = False,
-    input_columns: Columns = None,
-    batched: bool = False,
-    batch_size: int | None = 1000,
-    drop_last_batch: bool = False,
-    remove_columns: Columns = None,
-    keep_in_memory: bool = False,
-    load_from_cache_file: bool | None = None,
-    cache_file_name: str | None = None,
-    writer_batch_size: int | None = 1000,
-    features: Any = None,
-    disable_nullable: bool = False,
-    fn_kwargs: dict[str, Any] | None = None,
-    num_proc: int | None = None,
-    suffix_template: str = _SUFFIX,
-    new_fingerprint: str | None = None,
-    desc: str | None = None,
-    try_original_type: bool | None = True,
-    on_mixed_types: Literal["use_json"] | None = "use_json",
-    *,
-    with_split: bool = False,
-    cache_file_names: Mapping[str, str | None] | None = None,
-    destination: str | os.PathLike[str] | None = None,
-    splittable: bool | None = None,
-    input: InputKind = "python",
-    cache_dir: str | os.PathLike[str] | None = None,
-    name: str | None = None,
-    progress: Progress | bool | None = None,
-    report: str | os.PathLike[str] | None = None,
-    **options: Unpack[MapKeywords],
-) -> Any:
-    """Apply a function to every row or batch: the arguments and the results of `Dataset.map`, within `memory`.
+@takes(MapToDestinationOptions, "map")
+def _map(options: MapToDestinationOptions) -> MapResult:
+    call = _Call(options, _MAP_NAMES if options.num_proc is not None else {})
+    if options.with_rank and options.engine != "local":
+        raise InputError("with_rank= is for the workers of one machine.", hint="Leave it out, or --engine=ray.")
+    if _is_dict(options.dataset):
+        raise InputError("A destination takes one split, and this is a DatasetDict.", hint="Map one of its splits.")
+    with call.option_names():
+        resolved = call.resolved
+        start_worker(MapStep, resolved.engine, resolved.workers)
+        job = map_job(resolved, held_bytes=caller_bytes(), dataset_format=_format_of(options.dataset))
+        return run_job(job, call.progress, options.report)
 
-    `dataset` is a datasets.Dataset or DatasetDict, the path of JSONL, CSV, Parquet, Arrow or text files, or an
-    iterator of dicts (or a function that makes one). Files may lie in a bucket, s3://BUCKET/PREFIX: `endpoint_url` is
-    the store if it is not Amazon's, `anonymous` reads without credentials. The result is a Dataset that is
-    memory-mapped from `cache_dir`. Called again, it is read from there; after a crash, finished units are not done
-    again. Called by several processes at once, one computes and the others wait for it. An iterator is known again by
-    `name`, together with the code that makes it and the values around that. An IterableDataset is computed now, into a
-    Dataset.
 
-    With a `destination` (a folder, hf://datasets/ORG/NAME, s3://BUCKET/PREFIX) the rows go there as shards, as
-    `brim map` does it. `function` may be "MODULE:FUNCTION", which workers alone import.
+@takes(MapToCacheOptions, "map")
+def _map_to_cache(options: MapToCacheOptions) -> Dataset | DatasetDict:
+    """Apply a function to every row or batch: `Dataset.map` within a memory limit, which resumes after a crash.
 
-    `memory` is for the job: what this process holds when it calls is not counted. `num_proc` and `workers` are one.
-    `with_rank` gives the number of the worker, from 0.
+    The arguments and the results are those of `Dataset.map`; below are those that differ from it. Called again, the
+    result is read from the cache. Of several processes that make the same call, one computes and the others wait. An
+    IterableDataset is computed at once, into a Dataset. `memory` is the limit of the job; what this process uses when
+    it calls is not counted. An exception of the function is raised with its type, and is a `brim.UserFunctionError`.
 
-    `input="arrow"` gives the function a pyarrow.Table, "numpy" a dict of arrays. `splittable=True` says that a batch
-    done in parts gives the same rows, so that brim may do that when memory is short or rows fail. `on_error="skip"`
-    leaves out rows on which the function fails (a whole batch, unless it is splittable), "quarantine" keeps them in a
-    file. `keep_done=True` keeps what was finished although the function has changed since.
+    Returns:
+        A Dataset or DatasetDict that is mapped from the cache; with a destination a `brim.MapResult`.
 
-    What the function raises is raised: it is of that type, and a `brim.FunctionFailed`.
+    Raises:
+        InputError: An argument or a column is wrong.
+        UserFunctionError: The function failed.
+        MemoryLimitError: Not even one batch fits the limit.
+
+    Examples:
+        >>> brim.map(dataset, clean, batched=True, memory="4GB")  # doctest: +SKIP
+        >>> brim.map("pages.jsonl", clean, destination="clean", memory="4GB")  # doctest: +SKIP
     """
-    watched = shown(progress)
-    call = _Call(
-        watched,
-        _given(options, num_proc, load_from_cache_file),
-        cache_dir,
-        name,
-        report,
-        desc or "map",
-        new_fingerprint,
-        renames=_CACHE_NAMES if destination is None else _MAP_NAMES if num_proc is not None else {},
-        spared=frozenset(options),
-        function=function,
-    )
-    call.without_effect(keep_in_memory, cache_file_name, cache_file_names, suffix_template)
-    _refuse_misplaced(dataset, with_split, input_columns, batched)
-    mapped = MapOptions(
-        batched=batched,
-        batch_size=batch_size,
-        drop_last_batch=drop_last_batch,
-        writer_batch_size=writer_batch_size,
-        remove_columns=_names(remove_columns),
-        with_indices=with_indices,
-        with_rank=with_rank,
-        input_columns=_names(input_columns),
-        fn_kwargs=fn_kwargs or {},
-        features=features,
-        input=input,
-        splittable=splittable,
-        disable_nullable=disable_nullable,
-        try_original_type=try_original_type is not False,
-        on_mixed_types=on_mixed_types,
-    )
-    start_worker(MapStep, call.given.engine, call.given.workers)
-    if destination is not None:
-        if with_rank and call.given.engine != "local":
-            raise InputError("with_rank= is for the workers of one machine.", hint="Leave it out, or --engine=ray.")
-        if _is_dict(dataset):
-            raise InputError("A destination takes one split, and this is a DatasetDict.", hint="Map one of its splits.")
-        with call.named():
-            held = caller_bytes()
-            how_mapped = replace(mapped, **_format_of(dataset))
-            return run_job(
-                map_job(dataset, function, destination, how_mapped, call.given, held_bytes=held, name=name),
-                watched,
-                report,
-            )
-    refuse_without_place(call.given, "format", "rows_per_shard", "split")
+    call = _Call(options, _CACHE_NAMES)
+    refuse_without_destination(call.resolved, *declared_options(RowOutputOptions))
+    function = options.function
 
     def step_of(part: Any, split: str | None) -> MapStep:
-        own = AtEnd(function, split) if with_split and callable(function) else function
-        settings = replace(mapped, **_format_of(part), side_effects=_is_rows(part))
-        return make_step(own, settings) if isinstance(own, str) else MapStep(own, settings)
+        own = AtEnd(function, split) if options.with_split and callable(function) else function
+        mapping = MapStepOptions(**options.values(MapFunctionOptions), **_format_of(part), side_effects=_is_rows(part))
+        return make_step(own, mapping) if isinstance(own, str) else MapStep(own, mapping)
 
-    return call.run(dataset, step_of, _mapped, removed=mapped.remove_columns or ())
+    return call.run(MapStep, step_of, _mapped, removed=options.remove_columns or ())
 
 
-@spelled_out(MapGiven)
-def filter(
-    dataset: Any,
-    function: Function | str | None = None,
-    with_indices: bool = False,
-    with_rank: bool = False,
-    input_columns: Columns = None,
-    batched: bool = False,
-    batch_size: int | None = 1000,
-    keep_in_memory: bool = False,
-    load_from_cache_file: bool | None = None,
-    cache_file_name: str | None = None,
-    writer_batch_size: int | None = 1000,
-    fn_kwargs: dict[str, Any] | None = None,
-    num_proc: int | None = None,
-    suffix_template: str = _SUFFIX,
-    new_fingerprint: str | None = None,
-    desc: str | None = None,
-    *,
-    cache_file_names: Mapping[str, str | None] | None = None,
-    input: InputKind = "python",
-    cache_dir: str | os.PathLike[str] | None = None,
-    name: str | None = None,
-    progress: Progress | bool | None = None,
-    report: str | os.PathLike[str] | None = None,
-    **options: Unpack[MapKeywords],
-) -> Dataset | DatasetDict:
-    """The rows for which a function is true: the arguments and the results of `Dataset.filter`, within `memory`.
+map = with_optional_destination("map", _map, _map_to_cache)
 
-    `dataset` is what `map` takes. Of a Dataset or DatasetDict only the numbers of its rows are written, as the
-    original does; of anything else (files, an iterator, an IterableDataset) the rows themselves. Called again it is
-    read from the cache; after a crash, finished units are not done again.
+
+@takes(FilterRowsOptions)
+def filter(options: FilterRowsOptions) -> Dataset | DatasetDict:
+    """Keep the rows for which a function is true: `Dataset.filter` within a memory limit, which resumes after a crash.
+
+    The arguments and the results are those of `Dataset.filter`; below are those that differ from it. Of a Dataset or
+    DatasetDict only the numbers of the rows are written, as `datasets` does; of other sources the rows. Called again,
+    the result is read from the cache.
+
+    Returns:
+        A Dataset or DatasetDict that is mapped from the cache.
+
+    Raises:
+        InputError: An argument or a column is wrong.
+        UserFunctionError: The function failed.
+
+    Examples:
+        >>> brim.filter(dataset, lambda row: row["age"] > 40, memory="4GB")  # doctest: +SKIP
     """
-    call = _Call(
-        shown(progress),
-        _given(options, num_proc, load_from_cache_file),
-        cache_dir,
-        name,
-        report,
-        desc or "filter",
-        new_fingerprint,
-        renames=_CACHE_NAMES,
-        spared=frozenset(options),
-        function=function,
-    )
-    call.without_effect(keep_in_memory, cache_file_name, cache_file_names, suffix_template)
-    refuse_without_place(call.given, "format", "rows_per_shard", "split")
-    filtered = MapOptions(
-        batched=batched,
-        batch_size=batch_size,
-        writer_batch_size=writer_batch_size,
-        with_indices=with_indices,
-        with_rank=with_rank,
-        input_columns=_names(input_columns),
-        fn_kwargs=fn_kwargs or {},
-        input=input,
-    )
+    call = _Call(options, _CACHE_NAMES)
+    refuse_without_destination(call.resolved, *declared_options(RowOutputOptions))
+    function = options.function
 
     def step_of(part: Any, split: str | None) -> MapStep:
         if getattr(part, "list_indexes", list)():
             raise InputError(
                 "The dataset has indexes attached, which a filter would make wrong.", hint="ds.drop_index(…) first."
             )
-        settings = replace(filtered, **_format_of(part))
         if isinstance(function, str):
             raise InputError("brim.filter takes a function, not its name.", hint="Import it and give it.")
-        return FilterStep(function, settings, numbers=_is_rows(part))
+        mapping = MapStepOptions(**options.values(FilterFunctionOptions), **_format_of(part))
+        return FilterStep(function, mapping, numbers=_is_rows(part))
 
-    start_worker(FilterStep, call.given.engine, call.given.workers)
-    made: Dataset | DatasetDict = call.run(dataset, step_of, _filtered)
-    return made
-
-
-Opened = Callable[[Any, Any, str | None], Any]
+    result: Dataset | DatasetDict = call.run(FilterStep, step_of, _filtered)
+    return result
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call, for a dataset or for each of several splits."""
+OpenResult = Callable[[Any, Any, str | None], Any]
 
-    watched: Progress
-    given: MapGiven
-    cache_dir: str | os.PathLike[str] | None
-    name: str | None
-    report: str | os.PathLike[str] | None
-    label: str
-    new_fingerprint: str | None
-    renames: Mapping[str, str]
-    spared: frozenset[str]  # words that were said as brim has them
-    function: Any = None
 
-    def named(self) -> Any:
-        return named({name: word for name, word in self.renames.items() if name not in self.spared})
+_Options = TypeVar("_Options", bound=MapToDestinationOptions | MapToCacheOptions | FilterRowsOptions)
 
-    def without_effect(
-        self,
-        keep_in_memory: bool,
-        cache_file_name: str | None,
-        cache_file_names: Mapping[str, str | None] | None,
-        suffix_template: str,
-    ) -> None:
-        """Words of the original that decide no row: they are taken, and one line tells that they do nothing here."""
-        said = {
-            "keep_in_memory": keep_in_memory,
-            "cache_file_name": cache_file_name is not None,
-            "cache_file_names": cache_file_names is not None,
-            "suffix_template": suffix_template != _SUFFIX,
+
+class _Call(Generic[_Options]):
+    """One call, for a dataset or for each of several splits.
+
+    `names` are the arguments of `datasets` that errors name instead of brim's options.
+    """
+
+    def __init__(self, options: _Options, names: Mapping[str, str]) -> None:
+        self.options, self.progress, self._names = options, shown(options.progress), names
+        self._label = options.desc or ("filter" if isinstance(options, FilterRowsOptions) else "map")
+        self._note_without_effect()
+        if getattr(options, "with_split", False) and not _is_dict(options.dataset):
+            raise InputError("with_split= is for a DatasetDict: this has no splits.", hint="Leave it out.")
+
+    def option_names(self) -> AbstractContextManager[None]:
+        changed = {item.name for item in self.options.changed()}
+        return named({option: name for option, name in self._names.items() if option not in changed})
+
+    @cached_property
+    def resolved(self) -> _Options:
+        """Return the options with `workers` and `fresh` set from `num_proc` and `load_from_cache_file`."""
+        options = self.options
+        if options.num_proc is not None and options.workers is not None:
+            raise InputError("num_proc= and workers= are the same.", hint="Give one of them.")
+        loads = options.load_from_cache_file
+        if loads is None and (datasets := sys.modules.get("datasets")) is not None:
+            loads = datasets.is_caching_enabled()
+        with self.option_names():
+            return replace(
+                options, workers=options.workers or options.num_proc or None, fresh=options.fresh or loads is False
+            )
+
+    def _note_without_effect(self) -> None:
+        """Print a note about arguments of `datasets` that have no effect in brim; they do not change the rows."""
+        options = self.options
+        is_set = {
+            "keep_in_memory": options.keep_in_memory,
+            "cache_file_name": options.cache_file_name is not None,
+            "cache_file_names": options.cache_file_names is not None,
+            "suffix_template": options.suffix_template != SUFFIX,
         }
-        fields = {field for _, field, _, _ in string.Formatter().parse(suffix_template) if field}
+        fields = {field for _, field, _, _ in string.Formatter().parse(options.suffix_template) if field}
         if fields != {"rank", "num_proc"}:
-            raise ArgumentError("suffix_template has not exactly the fields rank and num_proc.")
-        if cache_file_name is not None and not os.path.splitext(cache_file_name)[1]:
-            raise ArgumentError(f"cache_file_name={cache_file_name!r} has no extension.", hint="Leave it out.")
-        if keep_in_memory and (cache_file_name is not None or cache_file_names is not None):
+            raise ArgumentError("suffix_template must have exactly the fields rank and num_proc.")
+        if options.cache_file_name is not None and not os.path.splitext(options.cache_file_name)[1]:
+            raise ArgumentError(f"cache_file_name={options.cache_file_name!r} has no extension.", hint="Leave it out.")
+        if is_set["keep_in_memory"] and (is_set["cache_file_name"] or is_set["cache_file_names"]):
             raise ArgumentError("keep_in_memory and cache_file_name exclude each other.", hint="Leave one of them out.")
-        if useless := [word for word, was_said in said.items() if was_said]:
-            one = len(useless) == 1
-            words = f"{' and '.join(useless)} {'has' if one else 'have'} no effect"
-            self.watched.note(f"{words}: the result is mapped from brim's cache (cache_dir=)")
-        if self.new_fingerprint is not None and not re.fullmatch(r"[^<>:/\\|?*\0]{1,64}", self.new_fingerprint):
+        if useless := [name for name, value in is_set.items() if value]:
+            predicate = "has no effect" if len(useless) == 1 else "have no effect"
+            self.progress.note(
+                f"{' and '.join(useless)} {predicate}: the result is mapped from brim's cache (cache_dir=)"
+            )
+        fingerprint = options.new_fingerprint
+        if fingerprint is not None and not re.fullmatch(r"[^<>:/\\|?*\0]{1,64}", fingerprint):
             raise ArgumentError(
-                f"new_fingerprint={self.new_fingerprint!r} cannot be one.",
-                hint="It has up to 64 characters that may be part of a file's name.",
+                f"new_fingerprint={fingerprint!r} is not a valid fingerprint.",
+                hint="Use up to 64 characters that are allowed in a file name.",
             )
 
     def run(
         self,
-        dataset: Any,
+        kind: type[MapStep],
         step_of: Callable[[Any, str | None], MapStep],
-        opened: Opened,
+        open_result: OpenResult,
         removed: Sequence[str] = (),
     ) -> Any:
-        """What comes of a dataset, or of each split. One without rows has nothing `removed` but columns."""
-        with self.named():
-            # What was said is looked at before the source is. What this process holds already is the caller's.
-            how = self.given.how(caller_bytes())
+        """Compute the result for a dataset or for each split. A split without rows only loses its `removed` columns."""
+        dataset = self.options.dataset
+        with self.option_names():
+            resolved = self.resolved
+            start_worker(kind, resolved.engine, resolved.workers)
+            # Check options before opening the source. The memory in use now belongs to the caller, not to the job.
+            settings = job_settings(JobSettings, resolved, held_bytes=caller_bytes())
             cache_max()
             parts = dict(dataset.items()) if _is_dict(dataset) else {None: dataset}
-            jobs = {split: self._job(part, split, how, step_of) for split, part in parts.items()}
+            jobs = {split: self._job(part, split, settings, step_of) for split, part in parts.items()}
             with self._bar([source.total_bytes for source, _ in jobs.values()]) as watched:
-                made = {
+                results = {
                     split: _emptied(part, removed)
                     if _is_empty(part)
-                    else self._one(part, jobs[split][1], watched, opened)
+                    else self._run_part(part, jobs[split][1], watched, open_result)
                     for split, part in parts.items()
                 }
-        return import_datasets("several splits").DatasetDict(made) if _is_dict(dataset) else made[None]
+        return import_datasets("several splits").DatasetDict(results) if _is_dict(dataset) else results[None]
 
     def _bar(self, total_bytes: list[int | None]) -> AbstractContextManager[Progress]:
-        return nullcontext(self.watched) if len(total_bytes) == 1 else Together(self.watched, self.label, total_bytes)
+        if len(total_bytes) == 1:
+            return nullcontext(self.progress)
+        return self.progress.joined(self._label, total_bytes)
 
     def _job(
-        self, part: Any, split: str | None, how: How, step_of: Callable[[Any, str | None], MapStep]
+        self, part: Any, split: str | None, settings: JobSettings, step_of: Callable[[Any, str | None], MapStep]
     ) -> tuple[RowSource, Job]:
-        step = step_of(part, split)
-        name = self.name if self.name is None or split is None else f"{self.name}/{split}"
-        source = open_rows(part, self.given.row_options(part, name))
+        step, name = step_of(part, split), self.options.name
+        name = name if name is None or split is None else f"{name}/{split}"
+        source = open_rows(part, row_options(self.options, part, name))
         step.options.check(source.schema)
         if not step.digest.stable:
-            self.watched.note(
-                "brim cannot tell whether this function has changed, so its result will not be found again"
+            self.progress.note(
+                "brim cannot detect whether this function has changed, so a later call will not find its result"
             )
-        return source, _cached_job(source, step, how, cache_home(self.cache_dir), self.label)
+        return source, _cached_job(source, step, settings, cache_home(self.options.cache_dir), self._label)
 
-    def _one(self, part: Any, job: Job, watched: Progress, opened: Opened) -> Any:
-        kept = run_job(job, watched, self.report).kept
-        assert kept is not None
-        made = opened(part, kept, self.new_fingerprint)
-        step = job.spec.step
-        if isinstance(step, MapStep) and callable(self.function) and not step.give_back(self.function):
-            self.watched.note(
-                "the function changed itself in several workers: that stays there (num_proc=1 brings it back)"
-            )
-        if made is part:  # only its side effects were wanted: they are wanted again the next time
+    def _run_part(self, part: Any, job: Job, watched: Progress, open_result: OpenResult) -> Any:
+        cached = run_job(job, watched, self.options.report).cached
+        assert cached is not None
+        result = open_result(part, cached, self.options.new_fingerprint)
+        step, function = job.spec.step, self.options.function
+        if isinstance(step, MapStep) and callable(function) and not step.give_back(function):
+            self.progress.note("the function changed its state in several workers, which is lost (num_proc=1 keeps it)")
+        if result is part:  # called for its side effects: the next call must repeat them, so nothing stays cached
             remove_folder(job.spec.layout.state)
-        trim_caches(cache_home(self.cache_dir))
-        return made
+        trim_caches(cache_home(self.options.cache_dir))
+        return result
 
 
-def _mapped(part: Any, kept: Any, fingerprint: str | None) -> Any:
-    if kept.schema.names == [UNCHANGED]:
+def _mapped(part: Any, cached: Any, fingerprint: str | None) -> Any:
+    if cached.schema.names == [UNCHANGED]:
         return part
-    if kept.schema.names == [NO_COLUMNS]:
-        kept = replace(kept, files=(), schema=pa.schema([]))
+    if cached.schema.names == [NO_COLUMNS]:
+        cached = replace(cached, files=(), schema=pa.schema([]))
     own = _is_rows(part) or _is_stream(part)  # a pandas table has an `info` too
     info, split = (part.info, part.split) if own else (None, None)
-    made = open_dataset(kept.files, kept.schema, kept.fingerprint, info=info, split=split, name=fingerprint)
-    return _with_format_of(part, made)
+    mapped = open_dataset(cached.files, cached.schema, cached.fingerprint, info=info, split=split, name=fingerprint)
+    return _with_format_of(part, mapped)
 
 
-def _filtered(part: Any, kept: Any, fingerprint: str | None) -> Any:
-    if kept.schema.names != [INDICES]:
-        return _mapped(part, kept, fingerprint)
-    numbers = open_dataset(kept.files, kept.schema, kept.fingerprint, name=fingerprint)
+def _filtered(part: Any, cached: Any, fingerprint: str | None) -> Any:
+    if cached.schema.names != [INDICES]:
+        return _mapped(part, cached, fingerprint)
+    numbers = open_dataset(cached.files, cached.schema, cached.fingerprint, name=fingerprint)
     return with_rows(part, numbers)
-
-
-def _given(options: Any, num_proc: int | None, load_from_cache_file: bool | None) -> MapGiven:
-    given = MapGiven(**options)
-    if num_proc is not None and given.workers is not None:
-        raise InputError("num_proc= and workers= are the same.", hint="Give one of them.")
-    workers = given.workers if num_proc is None else num_proc or None
-    if load_from_cache_file is None and (datasets := sys.modules.get("datasets")) is not None:
-        load_from_cache_file = datasets.is_caching_enabled()
-    return replace(given, workers=workers, fresh=given.fresh or load_from_cache_file is False)
-
-
-def _refuse_misplaced(dataset: Any, with_split: bool, input_columns: Any, batched: Any) -> None:
-    """A DatasetDict has one argument more, in the middle: who gives the rest by position means something else."""
-    if isinstance(input_columns, bool) or not isinstance(batched, bool | int):
-        raise InputError(
-            "Arguments after with_rank are in the order of Dataset.map, which DatasetDict.map has not.",
-            hint="Give them by name: with_split=, input_columns=.",
-        )
-    if with_split and not _is_dict(dataset):
-        raise InputError("with_split= is for a DatasetDict: this has no splits.", hint="Leave it out.")
 
 
 def _is_dict(dataset: Any) -> bool:
@@ -454,7 +285,7 @@ def _is_dict(dataset: Any) -> bool:
 
 
 def _is_rows(part: Any) -> bool:
-    """Whether it is a Dataset: rows that are there, and can be given back as they are."""
+    """Return whether it is a Dataset, not a stream: its rows exist and can be returned unchanged."""
     return type(part).__module__.split(".")[0] == "datasets" and not is_stream(part)
 
 
@@ -467,28 +298,24 @@ def _is_empty(part: Any) -> bool:
 
 
 def _emptied(part: Any, removed: Sequence[str]) -> Any:
-    """What the original makes of a Dataset without rows, whatever the function."""
+    """Return a Dataset without rows as `Dataset.map` does, which does not call the function."""
     return part.remove_columns(list(removed)) if removed else part
 
 
-def _cached_job(source: RowSource, step: MapStep, how: How, home: Path, label: str) -> Job:
-    """The job that fills the cache of this call."""
+def _cached_job(source: RowSource, step: MapStep, settings: JobSettings, home: Path, label: str) -> Job:
+    """Return the job that fills the cache of this call."""
     output = CachedRows(step.options.writer_batch_size or 1000, functools.partial(step.empty_schema, source.schema))
     verb = "map"
-    facts = cache_key(computed_facts(verb, source, step, output, how.on_error))
-    # The first part is the same for every version of the function, so that another one can go on.
+    facts = cache_key(computed_facts(verb, source, step, output, settings.on_error))
+    # The first part is the same for every version of the function, so that a changed function can resume.
     name = f"{digest_json(without_function(facts))[:12]}-{digest_json(facts)[:12]}"
     about = {"what": step.function.name, "source": source.name}
-    layout = CacheLayout(home, name, about, adopt=how.keep_done)
-    return Job(computed_spec(verb, source, step, output, layout, how, label))
-
-
-def _names(columns: Columns) -> tuple[str, ...] | None:
-    return (columns,) if isinstance(columns, str) else None if columns is None else tuple(columns)
+    layout = CacheLayout(home, name, about, adopt=settings.keep_done)
+    return Job(computed_spec(verb, source, step, output, layout, settings, label))
 
 
 def _format_of(dataset: Any) -> dict[str, Any]:
-    """The format that a dataset of `datasets` gives its rows in."""
+    """Return the format in which a dataset of `datasets` returns its rows."""
     if _is_stream(dataset):
         return {"format_type": format_of_stream(dataset)}
     format = getattr(dataset, "format", None)
@@ -501,15 +328,15 @@ def _format_of(dataset: Any) -> dict[str, Any]:
     }
 
 
-def _with_format_of(dataset: Any, made: Any) -> Any:
-    """What was made of a dataset gives its rows as the dataset does; new columns too."""
+def _with_format_of(dataset: Any, result: Any) -> Any:
+    """Return a result with the format of the dataset that it was computed from, also for new columns."""
     if _is_stream(dataset):
-        return made.with_format(format_of_stream(dataset))
+        return result.with_format(format_of_stream(dataset))
     format = getattr(dataset, "format", None)
     if not isinstance(format, dict):
-        return made
+        return result
     hidden = {*dataset.column_names} - {*format["columns"]}
     if format["type"] is None and not hidden:
-        return made
-    columns = [name for name in made.column_names if name not in hidden]
-    return made.with_format(format["type"], columns, format["output_all_columns"], **format["format_kwargs"])
+        return result
+    columns = [name for name in result.column_names if name not in hidden]
+    return result.with_format(format["type"], columns, format["output_all_columns"], **format["format_kwargs"])

@@ -1,40 +1,54 @@
-"""Plans of computed jobs: map, tokenize and embed as words in a file, and the job made again from them.
+"""Plans of computed jobs: the options of map, tokenize and embed in a file, and the job made from them again.
 
-Nothing but words is kept: a function is "MODULE:FUNCTION", a tokenizer or model a name or a path. What a machine may
-take (memory, workers, where its state is) is its own.
+A plan contains plain values only: a function is "MODULE:FUNCTION", a tokenizer or model a name or a path. Options of a
+machine (memory, workers, its state folder) are not in the plan. Options have the names on disk that they had first.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, replace
-from typing import Any, Literal, Unpack
+from collections.abc import Callable
+from typing import Any, Literal
 
 from brim.api.compute_api import embed_job, map_job, tokenize_job
-from brim.api.job_options import (
-    ComputeGiven,
-    EmbedGiven,
-    MapGiven,
-    Running,
-    RunningGiven,
-    TokenizeGiven,
-    as_text,
-    spelled_out,
-)
-from brim.buckets.bucket_address import Access
-from brim.choices import one_of
-from brim.errors import InputError
+from brim.errors import ArgumentError, InputError
 from brim.jobs.job import Job
 from brim.jobs.unit_parts import JobPlan, SavedComputation, save_job_plan
+from brim.options.compute_options import (
+    EmbedJobOptions,
+    EmbedToDestinationOptions,
+    MapFunctionOptions,
+    MapJobOptions,
+    MapToDestinationOptions,
+    OpenJobOptions,
+    TokenizeJobOptions,
+    TokenizeToDestinationOptions,
+)
+from brim.options.declare import declared_options, make_options, old_names, takes
+from brim.options.groups import ComputedJobOptions, RunOptions
 from brim.progress import Progress
 from brim.schedule.worker_process import caller_bytes
-from brim.steps.map_options import MapOptions
+from brim.storage.location import Access
 
-_GIVEN: dict[str, type[ComputeGiven]] = {"map": MapGiven, "tokenize": TokenizeGiven, "embed": EmbedGiven}
-_OF_A_MACHINE = ("memory", "workers", "state", "stop_file", "stop")
+JobOfCommand = MapToDestinationOptions | TokenizeToDestinationOptions | EmbedToDestinationOptions
+_KINDS: dict[str, tuple[type[JobOfCommand], type[ComputedJobOptions]]] = {
+    "map": (MapToDestinationOptions, MapJobOptions),
+    "tokenize": (TokenizeToDestinationOptions, TokenizeJobOptions),
+    "embed": (EmbedToDestinationOptions, EmbedJobOptions),
+}
+# Values that a plan stores outside of its options: the name on disk and the name of the option.
+_STORED_NAMES = {
+    "map": {"source": "dataset", "destination": "destination", "function": "function"},
+    "tokenize": {name: name for name in ("source", "destination", "tokenizer", "column")},
+    "embed": {name: name for name in ("source", "destination", "model", "column", "image")},
+}
 _NOT_IN_PARTS = ("fresh", "keep_done", "engine", "address")
+# Arguments of `Dataset.map` that have no effect on a job with a destination.
+_WITHOUT_EFFECT = {"keep_in_memory", "load_from_cache_file", "cache_file_name"}
+_WITHOUT_EFFECT |= {"num_proc", "suffix_template", "new_fingerprint", "desc"}
+# Options of the map step that plans of earlier versions contain, always with their defaults.
+_OF_A_STEP = ("format_type", "format_columns", "format_kwargs", "side_effects")
 
 
 def save_job(
@@ -49,105 +63,135 @@ def save_job(
     progress: Progress | None = None,
     **options: Any,
 ) -> SavedComputation:
-    """Write a plan of map, tokenize or embed, which machines then do in parts (`open_job`).
+    """Save a plan of map, tokenize or embed, which several machines then process in parts (`brim.open_job`).
 
-    `by` is the function ("MODULE:FUNCTION"), the tokenizer or the model; `options` are those of the verb's function.
+    Args:
+        path: Where to save the plan, a file or s3://BUCKET/KEY.
+        verb: "map", "tokenize" or "embed".
+        source: The rows, as for the function of that name.
+        by: The function ("MODULE:FUNCTION"), the tokenizer or the model.
+        destination: Where the result is written.
+        column: Column of text.
+        image: Column of images, for embed.
+        progress: A `brim.Progress` that shows the progress of the first unit.
+        options: The other options of `brim.map`, `brim.tokenize` or `brim.embed`.
+
+    Returns:
+        The saved plan.
+
+    Raises:
+        InputError: An option is wrong or cannot be saved.
+
+    Examples:
+        >>> brim.save_job("shared/clean.plan", "map", "pages.jsonl", "steps:clean", "out")  # doctest: +SKIP
     """
-    one_of("verb", verb, tuple(_GIVEN))
-    held_bytes = caller_bytes()
-    known = {field.name for field in fields(MapOptions)} if verb == "map" else set()
-    of_map = MapOptions(**{name: value for name, value in options.items() if name in known})
-    given: Any = _GIVEN[verb](**{name: value for name, value in options.items() if name not in known})
-    named: dict[str, Any] = {"source": source, "destination": destination}
-    if verb == "map":
-        named["function"] = by
-        job = map_job(options=of_map, given=given, held_bytes=held_bytes, **named)
-        return write_plan(path, job, given, named, of_map, progress, held=caller_bytes)
-    if verb == "tokenize":
-        named |= {"tokenizer": by, "column": column or "text"}
-        job, _ = tokenize_job(given=given, note=lambda text: None, held_bytes=held_bytes, **named)
-    else:
-        named |= {"model": by, "column": column, "image": image}
-        job = embed_job(given=given, held_bytes=held_bytes, **named)
-    return write_plan(path, job, given, named, progress=progress, held=caller_bytes)
+    if verb not in _KINDS:
+        raise ArgumentError(f"verb= takes map, tokenize or embed, not {verb!r}.", option="verb")
+    tool = {"map": "function", "tokenize": "tokenizer", "embed": "model"}[verb]
+    options |= {_STORED_NAMES[verb]["source"]: source, tool: by, "destination": destination}
+    options |= {} if column is None or verb == "map" else {"column": column}
+    options |= {"image": image} if verb == "embed" else {}
+    job_options: JobOfCommand = make_options(_KINDS[verb][0], "save_job", (), options)
+    return write_plan(path, job_options, progress, held=caller_bytes)
 
 
 def write_plan(
     path: str | os.PathLike[str],
-    job: Job,
-    given: ComputeGiven,
-    named: Mapping[str, Any],
-    options: MapOptions | None = None,
+    options: JobOfCommand,
     progress: Progress | None = None,
     *,
     held: Callable[[], int],
 ) -> SavedComputation:
-    """Save what a job is, for parts. `named` are the words that the verb's own function takes."""
-    for name in _NOT_IN_PARTS:
-        if getattr(given, name) != _default(given, name):
-            raise InputError(f"--{name.replace('_', '-')} is not for a plan that is done in parts.")
-    said = {field.name: getattr(given, field.name) for field in fields(given) if field.name not in _OF_A_MACHINE}
-    words = {**{name: _kept(name, value) for name, value in named.items()}, "given": said}
-    if options is not None:
-        words["options"] = asdict(options)
+    """Make the job of the options, and save it as a plan for parts."""
+    verb = next(verb for verb, (kind, _) in _KINDS.items() if isinstance(options, kind))
+    for item in options.changed():
+        if item.name in _NOT_IN_PARTS:
+            raise InputError(f"{item.spelling} cannot be used for a plan that is processed in parts.")
+    names = _STORED_NAMES[verb]
+    stored: dict[str, Any] = {key: _portable(key, getattr(options, name)) for key, name in names.items()}
+    stored["given"] = _stored(options, _KINDS[verb][1], {*names.values(), *declared_options(RunOptions)})
+    if verb == "map":
+        stored["options"] = _stored(options, MapFunctionOptions, _WITHOUT_EFFECT)
     try:
-        words = json.loads(json.dumps(words))
+        stored = json.loads(json.dumps(stored))
     except TypeError as error:
         raise InputError(
-            f"A plan holds plain values only, and one of the options is none ({error}).",
+            f"A plan contains plain values only, and an option has another type ({error}).",
             hint="Name a function by MODULE:FUNCTION, and give it text and numbers.",
         ) from error
-    access = Access(given.endpoint_url)
-    save_job_plan(path, job, words, progress, access)
+    job, access = _make_job(options, held()), Access(options.endpoint_url)
+    save_job_plan(path, job, stored, progress, access)
     return SavedComputation(path, lambda plan: job, access, held)
 
 
-@spelled_out(RunningGiven)
-def open_job(
-    path: str | os.PathLike[str], *, endpoint_url: str | None = None, **options: Unpack[Running]
-) -> SavedComputation:
-    """A plan of map, tokenize or embed that was saved, as this machine works on it: `part("3/100")` computes a part,
-    `finish()` puts together and publishes what all parts computed, `run()` does all that is missing, `status`
-    tells how far it is. `endpoint_url` is the store that the plan itself is in. What this process holds at each of
-    these calls is not counted as `memory` of the job.
+@takes(OpenJobOptions)
+def open_job(options: OpenJobOptions) -> SavedComputation:
+    """Open a saved plan of map, tokenize or embed: `part("3/100")`, `finish()`, `run()` and `status`.
+
+    A plan of a build is opened by `brim.open_plan`. The memory that this process uses when it calls one of these
+    methods is not counted as memory of the job.
+
+    Returns:
+        The saved plan.
+
+    Raises:
+        InputError: The file is not a plan of map, tokenize or embed, or its source has changed.
+
+    Examples:
+        >>> brim.open_job("shared/clean.plan").part("3/100")  # doctest: +SKIP
     """
-    return opened_job(path, Access(endpoint_url), RunningGiven(**options), caller_bytes)
+    return open_saved_job(options.path, Access(options.endpoint_url), options, caller_bytes)
 
 
-def opened_job(
-    path: str | os.PathLike[str], access: Access, running: RunningGiven, held: Callable[[], int]
+def open_saved_job(
+    path: str | os.PathLike[str], access: Access, running: RunOptions, held: Callable[[], int]
 ) -> SavedComputation:
-    """As above. `held` tells what is held beside the job by whoever calls: `caller_bytes`, or `no_caller`."""
+    """Open a plan. `held` returns the bytes that the caller uses for other work: `caller_bytes`, or `no_caller`."""
     held_bytes = held()
-    return SavedComputation(path, lambda plan: _job(plan, running, held_bytes), access, held)
+
+    def job_of(plan: JobPlan) -> Job:
+        return _make_job(_saved_options(plan, running), held_bytes)
+
+    return SavedComputation(path, job_of, access, held)
 
 
 def no_caller() -> int:
-    """What is held beside a job of the command line: its process is there for the job alone."""
+    """Return 0: the process of a command works only for its job, so no memory belongs to a caller."""
     return 0
 
 
-def _job(plan: JobPlan, running: RunningGiven, held_bytes: int) -> Job:
+def _saved_options(plan: JobPlan, running: RunOptions) -> JobOfCommand:
+    """Make the options of a saved plan, as this machine runs it."""
     try:
-        words = dict(plan.words)
-        here = {name: getattr(running, name) for name in _OF_A_MACHINE}
-        given: Any = replace(_GIVEN[plan.verb](**words.pop("given")), **here)
-        options: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in words.pop("options", {}).items()
-        }
-        if plan.verb == "map":
-            return map_job(options=MapOptions(**options), given=given, held_bytes=held_bytes, **words)
-        if plan.verb == "tokenize":
-            return tokenize_job(given=given, note=lambda text: None, held_bytes=held_bytes, **words)[0]
-        return embed_job(given=given, held_bytes=held_bytes, **words)
+        stored, (kind, _) = dict(plan.words), _KINDS[plan.verb]
+        renamed = old_names(kind)
+        values = {renamed.get(name, name): value for name, value in stored.pop("given").items()}
+        step = stored.pop("options", {})
+        values |= {name: value for name, value in step.items() if name not in _OF_A_STEP}
+        values |= {_STORED_NAMES[plan.verb][name]: value for name, value in stored.items()}
+        return kind(**values, **running.values(RunOptions))
     except (TypeError, KeyError) as error:
         raise InputError(
-            f"The plan has words that this brim does not know ({error}).", hint="Save it again with this version."
+            f"The plan has options that this brim does not know ({error}).", hint="Save it again with this version."
         ) from error
 
 
-def _kept(name: str, value: Any) -> Any:
-    """A word as other machines understand it: paths from the root of the file system, objects not at all."""
+def _make_job(options: JobOfCommand, held_bytes: int) -> Job:
+    if isinstance(options, MapToDestinationOptions):
+        return map_job(options, held_bytes=held_bytes)
+    if isinstance(options, TokenizeToDestinationOptions):
+        return tokenize_job(options, note=lambda text: None, held_bytes=held_bytes)
+    return embed_job(options, held_bytes=held_bytes)
+
+
+def _stored(options: JobOfCommand, group: type[Any], left_out: set[str]) -> dict[str, Any]:
+    """Return the values of a group under the names on disk."""
+    items = [item for item in declared_options(group).values() if item.name not in left_out]
+    return {item.option.old[0] if item.option.old else item.name: getattr(options, item.name) for item in items}
+
+
+def _portable(name: str, value: Any) -> Any:
+    """Return a value as other machines read it: absolute paths; objects in memory are refused."""
     if value is None:
         return None
     if not isinstance(value, str | os.PathLike):
@@ -155,14 +199,10 @@ def _kept(name: str, value: Any) -> Any:
             f"A plan that is done in parts names its {name}; it cannot hold one that is in memory.",
             hint="Give a path, or MODULE:FUNCTION.",
         )
-    text = as_text(value) or ""
+    text = os.fspath(value)
     if "://" in text:
         return text
-    file, colon, called = text.rpartition(":")
+    file, colon, function = text.rpartition(":")
     if colon and name in ("function", "model") and os.path.isfile(file):  # FILE.py:FUNCTION
-        return f"{os.path.abspath(file)}:{called}"
+        return f"{os.path.abspath(file)}:{function}"
     return os.path.abspath(text) if name in ("source", "destination") or os.path.exists(text) else text
-
-
-def _default(given: ComputeGiven, name: str) -> Any:
-    return next(field.default for field in fields(given) if field.name == name)

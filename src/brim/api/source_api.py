@@ -1,183 +1,119 @@
-"""What is built: the files of a folder, of a BIDS dataset or of a table, and the rows of a dataset."""
+"""files, bids, table and dataset: sources that a build or a selection starts from."""
 
-from __future__ import annotations
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
-
-from brim.api.job_options import Names, SourceGiven, many
-from brim.buckets.bucket_address import Access
+from brim.options.declare import Options, shared_values, takes
+from brim.options.groups import BidsOptions
+from brim.options.read_options import BidsFolderOptions, DatasetOptions, FilesOptions, RecipesOptions, TableOptions
 from brim.sources.file_table import FileTable
 from brim.sources.folder_source import folder_source
-from brim.sources.open_dataset import Query, open_dataset, selected
-from brim.sources.open_source import read_source
+from brim.sources.open_dataset import open_dataset
+from brim.sources.open_source import read_source, recipe_text
 from brim.sources.selection import Selection
-from brim.sources.source_options import RowsOf, Sidecars
+from brim.sources.source_options import SourceOptions
 from brim.sources.table_source import table_source
+from brim.storage.location import Access
 
 if TYPE_CHECKING:
     from brim.sources.recipe import Recipe
 
-Source = str | os.PathLike[str] | FileTable | Selection
 
-
-def files(
-    folder: str | os.PathLike[str],
-    *,
-    column: str | None = None,
-    include: str | Sequence[str] = (),
-    exclude: str | Sequence[str] = (),
-    limit: int | None = None,
-    label_from: Literal["parent"] | None = None,
-    split: str | None = None,
-    endpoint_url: str | None = None,
-    anonymous: bool = False,
-) -> FileTable:
-    """The file table of a folder: a row for each file, or for each row of its metadata.csv.
-
-    `folder` may be s3://BUCKET/PREFIX: `endpoint_url` is then the store to talk to if it is not Amazon's, `anonymous`
-    reads without credentials. `column` is the name of the file column, or "NAME:TYPE" to set its type too.
-    """
-    given = SourceGiven(
-        files=column or (), include=include, exclude=exclude, limit=limit, label_from=label_from, split=split
+def source_options(options: Options, **internal: Any) -> SourceOptions:
+    """Take from the options of a function how its source is read."""
+    endpoint = getattr(options, "source_endpoint_url", None) or getattr(options, "endpoint_url", None)
+    return SourceOptions(
+        **shared_values(SourceOptions, options),
+        bids=BidsOptions(**shared_values(BidsOptions, options)),
+        recipe_text=recipe_text(getattr(options, "recipe", None)),
+        access=Access(endpoint, getattr(options, "anonymous", False)),
+        memory=getattr(options, "memory", None),
+        **internal,
     )
-    return folder_source(os.fspath(folder), given.source_options(Access(endpoint_url, anonymous)))
 
 
-def bids(
-    folder: str | os.PathLike[str],
-    *,
-    recipe: str | os.PathLike[str] | None = None,
-    rows: RowsOf = "session",
-    sidecars: Sidecars = "safe",
-    subjects: str | Sequence[str] = (),
-    sessions: str | Sequence[str] = (),
-    suffixes: str | Sequence[str] = (),
-    derivatives: str | Sequence[str] = (),
-    phenotype: bool = False,
-    bidsignore: bool = True,
-    include: str | Sequence[str] = (),
-    exclude: str | Sequence[str] = (),
-    limit: int | None = None,
-    split: str | None = None,
-    endpoint_url: str | None = None,
-    anonymous: bool = False,
-) -> FileTable:
-    """The file table of a BIDS dataset, or of another folder that a recipe describes.
+@takes(FilesOptions)
+def files(options: FilesOptions) -> FileTable:
+    """Read a folder of files: one row per file, or per row of its metadata.csv.
 
-    `recipe` is the name of a built-in recipe, or a path that ends in .toml. For a folder in a bucket,
-    `endpoint_url` and `anonymous` are as for `files`.
+    Returns:
+        The table of files, for `brim.plan`, `brim.build` or `brim.check`.
+
+    Raises:
+        SourceError: The folder does not exist or contains no files.
+
+    Examples:
+        >>> brim.files("photos", label_from="parent")  # doctest: +SKIP
     """
-    given = SourceGiven(
-        recipe=recipe or "bids",
-        rows=rows,
-        sidecars=sidecars,
-        subjects=subjects,
-        sessions=sessions,
-        suffixes=suffixes,
-        derivatives=derivatives,
-        phenotype=phenotype,
-        bidsignore=bidsignore,
-        include=include,
-        exclude=exclude,
-        limit=limit,
-        split=split,
-    )
-    return read_source(folder, given.source_options(Access(endpoint_url, anonymous)))
+    columns = () if options.column is None else (options.column,)
+    return folder_source(str(options.folder), source_options(options, files=columns))
 
 
-def table(
-    source: Any,
-    *,
-    files: str | Sequence[str] | Mapping[str, str] = (),
-    features: Any = None,
-    root: str | os.PathLike[str] | None = None,
-    include: str | Sequence[str] = (),
-    exclude: str | Sequence[str] = (),
-    limit: int | None = None,
-    drop: str | Sequence[str] = (),
-    split: str | None = None,
-    split_by: str | None = None,
-    endpoint_url: str | None = None,
-    anonymous: bool = False,
-) -> FileTable:
-    """The file table of a table that names files: a path, or a pandas, Polars or Arrow table.
+@takes(BidsFolderOptions)
+def bids(options: BidsFolderOptions) -> FileTable:
+    """Read a BIDS dataset, or another folder that a recipe describes.
 
-    `files` names the file columns ("image" or "image:nifti", or a dict of name to type); without it they
-    are guessed. `features` is a `datasets.Features` (or its dict) for some or all columns. Relative paths
-    start at the table's folder, or at `root`, or at the current folder for a table in memory. The table or `root` may
-    lie in a bucket, or all paths be addresses in one: `endpoint_url` and `anonymous` are as for `files`.
+    Returns:
+        The table of files, for `brim.plan`, `brim.build` or `brim.check`.
+
+    Raises:
+        SourceError: The folder cannot be read as a BIDS dataset or by the recipe.
+
+    Examples:
+        >>> brim.bids("ds004884", recipe="arc")  # doctest: +SKIP
     """
-    given = SourceGiven(
-        files=files,
-        include=include,
-        exclude=exclude,
-        limit=limit,
-        drop=drop,
-        split=split,
-        split_by=split_by,
-        root=root,
-    )
-    return table_source(source, given.source_options(Access(endpoint_url, anonymous)), features)
+    reading = source_options(options)
+    return read_source(options.folder, replace(reading, recipe_text=reading.recipe_text or "bids"))
 
 
-def dataset(
-    source: Any,
-    *,
-    from_config: str | None = None,
-    from_split: str | None = None,
-    endpoint_url: str | None = None,
-    anonymous: bool = False,
-) -> Selection:
-    """The rows of a dataset that is there already, of which some can be chosen: print it to see what it is.
+@takes(TableOptions)
+def table(options: TableOptions) -> FileTable:
+    """Read a table that names files in one or more columns.
 
-    `source` is a folder or a glob of Parquet shards or of WebDataset tars, hf://datasets/ORG/NAME[@REVISION],
-    s3://BUCKET/PREFIX, an https address, or a `datasets.Dataset`. Its methods where, sort, shuffle, sample, split,
-    columns, concat, unique and take each give a new one; no value is read before it is built.
+    Returns:
+        The table of files, for `brim.plan`, `brim.build` or `brim.check`.
+
+    Raises:
+        SourceError: The table cannot be read, or no column names files.
+
+    Examples:
+        >>> brim.table("scans.csv", files={"t1w": "nifti"})  # doctest: +SKIP
     """
-    return open_dataset(source, config=from_config, split=from_split, access=Access(endpoint_url, anonymous))
+    return table_source(options.source, source_options(options), options.features)
 
 
-def chosen(
-    source: Any,
-    access: Access,
-    *,
-    where: str | None = None,
-    sql: str | None = None,
-    columns: Names = (),
-    drop: Names = (),
-    sort_by: Names = (),
-    shuffle: int | None = None,
-    sample: int | str | None = None,
-    limit: int | None = None,
-    unique: str | None = None,
-    split_into: str | Mapping[str, float] | None = None,
-    group_by: str | None = None,
-    also: Any = (),
-    from_config: str | None = None,
-    from_split: str | None = None,
-) -> Selection:
-    """What the words of `select` choose of a dataset."""
-    query = Query(
-        where=where,
-        sql=sql,
-        columns=many(columns),
-        drop=many(drop),
-        sort_by=many(sort_by),
-        shuffle=shuffle,
-        sample=None if sample is None else str(sample),
-        limit=limit,
-        unique=unique,
-        split_into=split_into,
-        group_by=group_by,
-        also=() if also is None else tuple(also) if isinstance(also, list | tuple) else (also,),
-    )
-    return selected(source, query, from_config, from_split, access)
+@takes(DatasetOptions)
+def dataset(options: DatasetOptions) -> Selection:
+    """Open a published dataset to choose rows from it. No value is read before the selection is built.
+
+    Returns:
+        A selection. Its methods where, sort, shuffle, sample, split, columns, concat, unique and take each return
+        another one.
+
+    Raises:
+        SourceError: The source is not a dataset.
+
+    Examples:
+        >>> brim.dataset("hf://datasets/me/arc").where("age > 40")  # doctest: +SKIP
+    """
+    access = Access(options.endpoint_url, options.anonymous)
+    return open_dataset(options.source, config=options.from_config, split=options.from_split, access=access)
 
 
-def recipes(name: str | os.PathLike[str] | None = None) -> list[Recipe]:
-    """The built-in recipes; or the one of this name, or of a file that ends in .toml. `toml` is its text."""
-    from brim.sources.recipe import builtin_recipes, load_recipe
+@takes(RecipesOptions)
+def recipes(options: RecipesOptions) -> "list[Recipe]":
+    """List the built-in recipes, or load one.
 
-    return list(builtin_recipes()) if name is None else [load_recipe(os.fspath(name))]
+    Returns:
+        The recipes; `toml` is the text of a recipe.
+
+    Raises:
+        InputError: There is no such recipe.
+
+    Examples:
+        >>> [recipe.name for recipe in brim.recipes()]
+        ['aomic-piop1', 'arc', 'isles24']
+    """
+    from brim.sources.recipe import builtin_recipes, load_recipe  # most builds need no recipe
+
+    return list(builtin_recipes()) if options.name is None else [load_recipe(str(options.name))]

@@ -2,171 +2,107 @@
 
 import functools
 import shlex
-from collections.abc import Callable
 from typing import Annotated, Any
 
-import typer
+from brim.cli.command import Command
+from brim.cli.plan_command import show_plan
+from brim.cli.show import emit, memory_held, print_lines, show_progress, waiting_for
+from brim.options.build_options import BuildOptions
+from brim.options.declare import Option, Path
+from brim.options.groups import RunOptions, SavedPlanOptions, ShowOptions
+from brim.records import dataclass
+from brim.storage.location import Location
 
-from brim.buckets.bucket_address import BucketAddress
-from brim.cli.flags import (
-    DESTINATIONS,
-    BidsFlags,
-    CuttingFlags,
-    KeepingFlags,
-    LiveFlags,
-    MaybeSource,
-    PublishingFlags,
-    ReadingFlags,
-    RunningFlags,
-    ScalingFlags,
-    ShowingFlags,
-    StoringFlags,
-    WatchingFlags,
-)
-from brim.cli.plan_command import PlanOption, need, opened, planned, refuse_given, show
-from brim.cli.show import emit, followed, loading, memory_held, print_lines
-from brim.errors import InputError
-from brim.memory.peak import PeakSampler
-from brim.progress import Progress
+EXAMPLES = """
+brim build photos/ out/ --label-from parent --memory 1GB
+brim build scans.csv hf://datasets/me/scans --files t1w:nifti
+brim build s3://openneuro.org/ds004884 out/ --recipe arc --anonymous
+"""
 
-HELP = """Package files into shards at DEST: a folder, hf://datasets/ORG/NAME, or s3://BUCKET/PREFIX.
+DETAILS = """
+Writes Parquet (or WebDataset) shards and a dataset card, so that `load_dataset("DEST")` works and decodes, in about 60
+MB of memory (100 MB to the Hub, up to 200 MB from or to an object store) however large the files are. Run the same
+command again after a crash, a kill or Ctrl-C: it resumes.
 
-Writes Parquet (or WebDataset) shards and a card, so that `load_dataset("DEST")` works and decodes, in
-about 60 MB of memory (100 MB to the Hub, up to 200 MB from or to a bucket) however large the files are.
-Run the same command again after a crash, a kill or Ctrl-C: it does what is missing and nothing else.
+To the Hub or an object store nothing is written to disk but a ledger. Readers of the Hub see the old version or the new
+one, never a part of it. The token comes from `hf auth login` or HF_TOKEN, the keys of a store from the environment,
+AWS_PROFILE or the role of the machine.
 
-To the Hub or a bucket nothing is written to disk but a ledger. Readers of the Hub see the old version or the
-new one, never a part. The token comes from `hf auth login` or HF_TOKEN, keys of a bucket from the
-environment, AWS_PROFILE or the machine's role.
-
-With --plan, a plan that `brim plan --save` wrote is built: a part of it with --part I/N, on any machine that
-sees the source; --finish publishes what all parts brought; without either, all that is missing is done here.
-
-[bold]Examples[/bold]
-
-  brim build scans/ out/
-  brim build scans.csv out/ --files t1w:nifti --files masks:nifti --memory 1GB
-  brim build photos/ out/ --label-from parent --shard-size 1GB
-  brim build ds004884/ out/ --recipe arc
-  brim build photos/ out/ --update       (files were added)
-  brim build more/ out/ --append         (new rows, without the old source)
-  brim build ds004884/ hf://datasets/me/arc --recipe arc
-  brim build s3://openneuro.org/ds004884 hf://datasets/me/arc --recipe arc \\
-      --anonymous
-  brim build scans/ s3://lab/scans --endpoint-url https://minio.lab.example
-  brim build scans/ hf://datasets/me/scans --engine ray
-  brim build --plan shared/arc.plan --part 3/100
-  brim build --plan shared/arc.plan --finish
+With --plan, a plan that `brim plan --save` wrote is built: part I of N with --part I/N, on any machine that sees the
+source; --finish publishes the output of all parts; without either option, this machine builds all missing parts and
+publishes.
 """
 
 
-def build(
-    reading: ReadingFlags,
-    bids: BidsFlags,
-    cutting: CuttingFlags,
-    publishing: PublishingFlags,
-    storing: StoringFlags,
-    running: RunningFlags,
-    scaling: ScalingFlags,
-    keeping: KeepingFlags,
-    showing: ShowingFlags,
-    watching: WatchingFlags,
-    live: LiveFlags,
-    source: MaybeSource = None,
-    dest: Annotated[
-        str | None,
-        typer.Argument(metavar="DEST", help=DESTINATIONS),
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over: remove what an earlier build left.")] = False,
-    update: Annotated[bool, typer.Option("--update", help="Bring DEST up to date; keep unchanged shards.")] = False,
-    append: Annotated[
-        bool,
-        typer.Option("--append", help="Add the rows that DEST does not hold yet, as new shards behind its own."),
-    ] = False,
-    allow_duplicate_paths: Annotated[
-        bool,
-        typer.Option(
-            "--allow-duplicate-paths", help="With --append: add files whose paths DEST has with other content, too."
-        ),
-    ] = False,
-    stop_file: Annotated[
-        str | None, typer.Option("--stop-file", metavar="FILE", help="Stop cleanly when this file appears.")
-    ] = None,
-    report: Annotated[
-        str | None,
-        typer.Option("--report", metavar="FILE.html", help="A page about the run: memory over time, shards, notes."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as `brim plan` does.")] = False,
-    saved: PlanOption = None,
-    part: Annotated[
-        str | None, typer.Option("--part", metavar="I/N", help="With --plan: only the I-th of N parts.")
-    ] = None,
-    finish: Annotated[bool, typer.Option("--finish", help="With --plan: publish what all parts brought.")] = False,
-) -> None:
-    if saved is None and (part is not None or finish):
-        raise InputError(
-            f"{'--finish' if part is None else '--part'} needs a plan that was saved.",
-            hint="Save one with brim plan SOURCE DEST --save PLAN, then give --plan PLAN.",
-        )
+@dataclass(frozen=True, kw_only=True)
+class BuildCommand(BuildOptions, ShowOptions, panel="Run"):
+    """`brim build SOURCE DEST`."""
+
+    dry_run: Annotated[bool, Option("Only show the plan, as brim plan does.", common=True)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildPartCommand(SavedPlanOptions):
+    """`brim build --plan PLAN`."""
+
+    root: Annotated[Path | None, Option("Folder of the source on this machine.", "DIR")] = None
+
+
+def run(options: BuildCommand | BuildPartCommand) -> None:
+    from brim.api.build_api import make_build_plan, open_plan
+    from brim.memory.peak import PeakSampler
+
+    part = options.part if isinstance(options, BuildPartCommand) else None
     job: Any
-    run: Callable[[Progress], Any]
-    with PeakSampler() as sampler:  # reading a table may take more than building it
-        if saved is not None:
-            more = {"fresh": fresh, "update": update, "append": append, "allow_duplicate_paths": allow_duplicate_paths}
-            refuse_given(source, dest, (reading, bids, cutting, publishing, scaling), more)
-            job = opened(saved, running, storing, reading.root, state=keeping.state, stop_file=stop_file)
-            run = _step(job, part, finish)
+    with PeakSampler() as sampler:  # reading a table may use more memory than building it
+        if isinstance(options, BuildPartCommand):
+            running = options.values(RunOptions)
+            job = open_plan(options.plan, root=options.root, endpoint_url=options.endpoint_url, **running)
+            do: Any = functools.partial(job.part, part) if part else job.finish if options.finish else job.run
         else:
-            job = planned(
-                need(source), need(dest, "DEST"), reading, bids, cutting, storing, running, runs=not dry_run,
-                **vars(publishing), **vars(scaling), fresh=fresh, update=update, append=append,
-                allow_duplicate_paths=allow_duplicate_paths, state=keeping.state, stop_file=stop_file,
-            )  # fmt: skip
-            run = job.run
-        if dry_run:
-            show(job, showing.json)
-            return
-        # A part obeys a file of its own among the plan's; the user's is obeyed by all.
-        ended_by = None if part is not None and stop_file is None else job.stop_file
-        about: dict[str, Any] = {"limit": job.limit, "report": report, "takes": job.takes, "stop_file": ended_by}
-        with followed(showing, watching, live, **about) as progress:
-            for warning in job.plan.table.notes() if part is None else ():
-                progress.note(warning)
-            result = run(progress)
-    if showing.json:
-        emit("done", **{name: getattr(result, name) for name in result.__slots__})
+            with waiting_for(str(options.source)):
+                job = make_build_plan(options, runs=not options.dry_run)
+            do = job.run
+            if options.dry_run:
+                show_plan(job, options.json)
+                return
+        # A part has a separate stop file next to the plan; the user's stop file stops all parts.
+        stop_file = None if part is not None and options.stop_file is None else job.stop_file
+        with show_progress(
+            options, limit=job.limit, report=options.report, takes=job.takes, stop_file=stop_file
+        ) as progress:
+            for note in job.plan.table.notes() if part is None else ():
+                progress.note(note)
+            result = do(progress)
+    if options.json:
+        emit("done", **result.as_dict())
         return
     if part is not None:
         print_lines(result.lines)
         return
-    dest = dest or str(result.destination)
     lines = [*result.lines, *memory_held(progress, job.limit.bytes, sampler.peak_bytes)]
+    print_lines([*lines, *_next_steps(options, job, result)])
+
+
+def _next_steps(options: BuildCommand | BuildPartCommand, job: Any, result: Any) -> list[tuple[str, str]]:
+    """Return the commands that load and verify the dataset."""
+    from brim.jobs.next_steps import load_dataset
+
+    if isinstance(options, BuildPartCommand):
+        destination, config, source = str(result.destination), job.hub.config, []
+        store = job.destination.access.endpoint if isinstance(job.destination, Location) else None
+        passed = [("--state-dir", options.state_dir), ("--endpoint-url", store)]
+    else:
+        destination, config, store = str(options.destination), options.config, options.endpoint_url
+        source = [] if options.append else [str(options.source)]  # an appended part is not all of the dataset
+        passed = [("--root", options.root), ("--state-dir", options.state_dir), ("--endpoint-url", store)]
+        passed += [("--source-endpoint-url", options.source_endpoint_url)]
+    flags = [str(text) for flag, value in passed if value for text in (flag, value)]
+    flags += ["--anonymous"] if isinstance(options, BuildCommand) and options.anonymous else []
+    lines = []
     if job.plan.format == "parquet":
-        config = publishing.config if saved is None else job.hub.config
-        endpoint = storing.endpoint_url if saved is None else _endpoint(job.destination)
-        lines.append(("load", loading(dest, config, (shard.split for shard in job.plan.shards), endpoint)))
-    places = (
-        ("--root", reading.root if saved is None else None),
-        ("--state", keeping.state),
-        ("--endpoint-url", storing.endpoint_url if saved is None else _endpoint(job.destination)),
-        ("--source-endpoint-url", storing.source_endpoint_url),
-    )
-    options = [word for option, value in places if value for word in (option, value)]
-    options += ["--anonymous"] if storing.anonymous else []
-    compared = [source] if source and not append else []  # rows of a part need not be all that the source holds
-    lines.append(("prove", shlex.join(["brim", "verify", dest, *compared, *options])))
-    print_lines(lines)
+        lines.append(("load", load_dataset(destination, config, (shard.split for shard in job.plan.shards), store)))
+    return [*lines, ("verify with", shlex.join(["brim", "verify", destination, *source, *flags]))]
 
 
-def _step(job: Any, part: str | None, finish: bool) -> Callable[[Progress], Any]:
-    """What is to be done of a saved plan."""
-    if part is None:
-        return job.finish if finish else job.run  # type: ignore[no-any-return]
-    if finish:
-        raise InputError("Choose one of --part (bring shards) and --finish (publish them).")
-    return functools.partial(job.part, part)
-
-
-def _endpoint(destination: Any) -> str | None:
-    """The store that a saved plan goes to, if it says so."""
-    return destination.access.endpoint if isinstance(destination, BucketAddress) else None
+COMMAND = Command(BuildCommand, run, EXAMPLES, DETAILS, saved=BuildPartCommand)

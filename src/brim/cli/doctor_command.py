@@ -1,4 +1,4 @@
-"""brim doctor: what is here, what is missing, and what to do about it. It reads and asks; it changes nothing."""
+"""brim doctor: show versions, optional libraries, credentials and limits, and how to install missing libraries."""
 
 import json
 import os
@@ -12,45 +12,45 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-from brim.cli.flags import ShowingFlags
+from brim.cli.command import Command
 from brim.cli.show import emit, print_lines
 from brim.extras import EXTRAS, install_command, installed_version, is_missing, own_requirements
+from brim.options.groups import JsonOptions
 from brim.sizes import format_size
 
-HELP = """Say what is here and what is missing: versions, optional libraries, the Hub's token, the memory limit.
+EXAMPLES = """
+brim doctor
+brim doctor --json
+"""
 
-Reads only, and takes less than two seconds: the Hub has one of them to say whose token it is.
-
-[bold]Examples[/bold]
-
-  brim doctor
-  brim doctor --json
+DETAILS = """
+Changes nothing, and takes less than two seconds: the request to the Hub for the owner of the token times out after one.
 """
 
 _HUB_S = 1.0
 
 
-def doctor(showing: ShowingFlags) -> None:
-    asked = _Asked()  # meanwhile the rest is looked at
+def run(options: JsonOptions) -> None:
+    hub_request = _HubRequest()  # runs while the other values are collected
     libraries = dict(_libraries())
     extras = [_extra(name) for name in EXTRAS]
     memory = _memory()
-    hub = asked.answer()
+    hub = hub_request.answer()
     advice = [*_old(libraries), *_advice(extras, hub, memory)]
     about = {"brim": libraries.pop("brim"), "python": platform.python_version(), "system": platform.platform()}
-    if showing.json:
+    if options.json:
         emit("doctor", **about, libraries=libraries, extras=extras, hub=hub, memory=memory, advice=advice)
         return
     lines = [
         ("brim", f"{about['brim']}, Python {about['python']} ({sys.executable}), {about['system']}"),
-        ("libraries", ", ".join(f"{name} {there}" for name, there in libraries.items())),
+        ("libraries", ", ".join(f"{name} {version}" for name, version in libraries.items())),
         *((f"[{extra['name']}]", _extra_text(extra)) for extra in extras),
         ("Hub", _hub_text(hub)),
         ("memory", f"limit {memory['limit']}"),
-        *(("", line) for line in memory["above"] if line not in memory["limit"]),
+        *(("", reason) for reason in memory["above"] if reason not in memory["limit"]),
         ("cgroup", memory["cgroup"]),
         ("state", memory["state"]),
-        *(("next", line) for line in advice or ["nothing: all that brim can use is here"]),
+        *(("next", step) for step in advice or ["nothing is missing"]),
     ]
     print_lines(lines)
 
@@ -64,30 +64,33 @@ def _libraries() -> Iterator[tuple[str, str]]:
 
 
 def _old(libraries: dict[str, str]) -> Iterator[str]:
-    """Libraries that are there in a version that brim was not tried with."""
+    """Yield an install command for each required library that is missing or has an unsupported version."""
     for requirement in own_requirements():
-        there = libraries[requirement.name]
-        if there == "is missing" or not requirement.specifier.contains(there, prereleases=True):
-            yield f"pip install '{requirement.name}{requirement.specifier}'  ({requirement.name} {there})"
+        version = libraries[requirement.name]
+        if version == "is missing" or not requirement.specifier.contains(version, prereleases=True):
+            yield f"pip install '{requirement.name}{requirement.specifier}'  ({requirement.name} {version})"
 
 
 def _extra(name: str) -> dict[str, Any]:
     extra = EXTRAS[name]
-    lacking = is_missing(name)
-    there = {package: installed_version(package) for package in extra.packages.values() if package not in lacking}
-    install = install_command(lacking) if lacking else None
-    return {"name": name, "enables": extra.enables, "installed": there, "missing": lacking, "install": install}
+    missing = is_missing(name)
+    installed = {package: installed_version(package) for package in extra.packages.values() if package not in missing}
+    install = install_command(missing) if missing else None
+    return {"name": name, "enables": extra.enables, "installed": installed, "missing": missing, "install": install}
 
 
 def _extra_text(extra: dict[str, Any]) -> str:
-    there = ", ".join(f"{name} {version}" for name, version in extra["installed"].items())
+    installed = ", ".join(f"{name} {version}" for name, version in extra["installed"].items())
     if not extra["missing"]:
-        return f"{there}: {extra['enables']}"
-    return f"{f'{there}; ' if there else ''}not here: {', '.join(extra['missing'])}, for {extra['enables']}"
+        return f"{installed}: {extra['enables']}"
+    return f"{f'{installed}; ' if installed else ''}missing: {', '.join(extra['missing'])}, for {extra['enables']}"
 
 
-class _Asked:
-    """Whose token it is and what it may, asked on a thread: a line that is down must not hold up the rest."""
+class _HubRequest:
+    """A request for the owner and the permissions of the token.
+
+    It runs on a thread, so that a lost connection does not delay the other checks.
+    """
 
     def __init__(self) -> None:
         from huggingface_hub import constants, get_token
@@ -102,10 +105,10 @@ class _Asked:
         request = Request(f"{self._facts['endpoint']}/api/whoami-v2", headers={"Authorization": f"Bearer {token}"})
         try:
             with urlopen(request, timeout=_HUB_S) as answer:
-                said = json.load(answer)
-            access = said.get("auth", {}).get("accessToken", {})
-            organisations = [one.get("name") for one in said.get("orgs", [])]
-            self._facts |= {"user": said.get("name"), "role": access.get("role"), "organisations": organisations}
+                account = json.load(answer)
+            access = account.get("auth", {}).get("accessToken", {})
+            organisations = [item.get("name") for item in account.get("orgs", [])]
+            self._facts |= {"user": account.get("name"), "role": access.get("role"), "organisations": organisations}
         except HTTPError as error:
             self._facts["error"] = f"the Hub refuses it ({error.code})" if error.code in (401, 403) else f"{error}"
         except (URLError, OSError, ValueError) as error:
@@ -129,8 +132,8 @@ def _hub_text(hub: dict[str, Any]) -> str:
 
 
 def _rights(role: str | None) -> str:
-    return {"write": "write", "read": "only read", "fineGrained": "do what was chosen for it"}.get(
-        role or "", "do what the Hub does not say"
+    return {"write": "write", "read": "only read", "fineGrained": "do what its settings on the Hub allow"}.get(
+        role or "", "have any role: the Hub did not report it"
     )
 
 
@@ -142,11 +145,11 @@ def _memory() -> dict[str, Any]:
 
     limit = effective_limit()
     state = state_root()
-    free = shutil.disk_usage(next(one for one in (state, *state.parents) if one.exists())).free
+    free = shutil.disk_usage(next(path for path in (state, *state.parents) if path.exists())).free
     return {
         "limit_bytes": limit.bytes,
         "limit": str(limit),
-        "above": [f"{one.reason}" for one in headrooms(os.environ)],
+        "above": [f"{headroom.reason}" for headroom in headrooms(os.environ)],
         "cgroup": hard_limit_here(),
         "not_seen": blind_spots(),
         "state": f"{_short(state)} ({format_size(free)} free on its disk)",
@@ -160,10 +163,13 @@ def _short(path: Path) -> str:
 
 def _advice(extras: list[dict[str, Any]], hub: dict[str, Any], memory: dict[str, Any]) -> Iterator[str]:
     if not hub["token"]:
-        yield "hf auth login  (to publish, or to read what is private)"
+        yield "hf auth login  (to publish, or to read private datasets)"
     elif "refuses" in hub.get("error", "") or hub.get("role") == "read":
         yield "hf auth login  (with a token that may write, to publish)"
     for extra in extras:
         if extra["missing"]:
             yield f"{extra['install']}  (for {extra['enables']})"
     yield from memory["not_seen"]
+
+
+COMMAND = Command(JsonOptions, run, EXAMPLES, DETAILS)

@@ -1,53 +1,48 @@
-"""brim info: what a dataset is."""
+"""brim info: show rows, splits, columns, size and shards of a dataset."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from brim.cli.flags import FetchingFlags, FromFlags, KeepingFlags, ShowingFlags
+from brim.cli.command import Command
 from brim.cli.show import emit, print_lines
+from brim.options.check_options import InfoOptions
+from brim.options.groups import JsonOptions
+from brim.records import dataclass
 from brim.sizes import format_size
 
-HELP = """What a dataset is: rows, splits, columns, bytes, shards, whole or not.
+EXAMPLES = """
+brim info out/
+brim info hf://datasets/me/arc --head 2
+brim info s3://lab/scans --json
+"""
 
-Reads footers, the card and the manifest, wherever the dataset is and whoever wrote it. --head shows the first rows:
-files as their type, shape and size, read from their beginnings. `brim check DATASET` looks closer, `brim verify` proves
-every byte.
-
-[bold]Examples[/bold]
-
-  brim info out/
-  brim info hf://datasets/me/arc --head 2
-  brim info s3://lab/scans --json
+DETAILS = """
+Reads the Parquet footers, the dataset card and the manifest of a local or remote dataset, written by brim or by another
+program. --head shows the first rows; a file is shown by its type, shape and size. `brim check` checks more, and `brim
+verify` compares every byte.
 """
 
 
-def info(
-    dataset: Annotated[
-        str,
-        typer.Argument(metavar="DATASET", help="A folder, hf://datasets/ORG/NAME\\[@REVISION], or s3://BUCKET/PREFIX."),
-    ],
-    reading: FromFlags,
-    fetching: FetchingFlags,
-    keeping: KeepingFlags,
-    showing: ShowingFlags,
-    head: Annotated[int, typer.Option("--head", metavar="N", min=0, help="Show the first rows too.")] = 0,
-) -> None:
-    import brim
+@dataclass(frozen=True, kw_only=True)
+class InfoCommand(InfoOptions, JsonOptions):
+    """`brim info DATASET`."""
 
-    found = brim.info(dataset, head=head, **vars(reading), state=keeping.state, **vars(fetching))
-    if showing.json:
-        emit("info", **asdict(found))
+
+def run(options: InfoCommand) -> None:
+    from brim.jobs.dataset_info import info
+
+    dataset = info(options)
+    if options.json:
+        emit("info", **asdict(dataset))
         return
-    print_lines(found.lines)
-    for number, row in enumerate(found.head):
+    print_lines(dataset.lines)
+    for number, row in enumerate(dataset.head):
         print()
         print_lines([("row", str(number)), *((name, _cell(value)) for name, value in row.items())])
 
 
 def _cell(value: Any) -> str:
-    """A value in words; a file as its type, shape and size."""
+    """Return a value as text; a file as its type, shape and size."""
     if isinstance(value, list):
         return f"[{', '.join(map(_cell, value))}]"
     if isinstance(value, dict) and value.keys() == {"type", "path", "shape", "bytes"}:
@@ -55,3 +50,6 @@ def _cell(value: Any) -> str:
         path = f"  {value['path']}" if value["path"] else ""
         return f"{value['type']}{shape}, {format_size(value['bytes'])}{path}"
     return "null" if value is None else repr(value) if isinstance(value, str) else str(value)
+
+
+COMMAND = Command(InfoCommand, run, EXAMPLES, DETAILS)

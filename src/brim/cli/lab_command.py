@@ -1,69 +1,84 @@
-"""brim lab: see how common patterns use memory, beside brim's; a command for each experiment."""
+"""brim lab: measure the memory of common patterns, compared with brim; one subcommand per experiment."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import typer
-
-from brim.cli.flags import ShowingFlags, flat, help_text
+from brim.cli.command import Command
 from brim.cli.show import emit, page_path, wrapped
+from brim.options.declare import Option, Path, Size
+from brim.options.groups import JsonOptions
 from brim.records import dataclass
+from brim.sizes import parse_size
 
-HELP = """See for yourself how common patterns use memory, beside brim's.
-
-Each experiment runs in processes of its own, is measured from outside, and takes some seconds and less than 1 GB.
-Prints its memory step by step, a chart, and in two sentences what was seen with the versions that are installed.
-
-[bold]Examples[/bold]
-
-  brim lab leak
-  brim lab embed-list --rows 100000
-  brim lab push --files 40
-  brim lab map --mode shard --interrupt-after 3
+EXAMPLES = """
+brim lab leak
+brim lab embed-list --rows 100000
+brim lab map --mode shard --interrupt-after 3
 """
 
-LEAK = """A list that grows, and a memory-mapped file that only looks like a leak.
-
-  brim lab leak --size 500MB
-"""
-
-EMBED_LIST = """Vectors appended to a list and joined, and the same written batch by batch.
-
-  brim lab embed-list --rows 100000 --dims 768
-"""
-
-PUSH = """Files embedded into a table and then written, and the same files spliced by brim.
-
-  brim lab push --files 40 --file-size 10MB
-"""
-
-MAP = """`datasets.map` over big texts, interrupted after some shards and run again.
-
-  brim lab map --mode shard --num-files 8 --interrupt-after 3
-  brim lab map --mode basic --num-proc 2 --interrupt-after 1
+DETAILS = """
+Each experiment runs in separate processes, is measured from outside, and takes some seconds and less than 1 GB. Prints
+the memory at each step, a chart, and the result with the installed versions in two sentences.
 """
 
 
-@dataclass(frozen=True)
-class ExperimentFlags:
-    """What becomes of the data."""
+@dataclass(frozen=True, kw_only=True)
+class ExperimentOptions(JsonOptions):
+    """The options that all experiments share."""
 
-    keep: Annotated[
-        str | None, typer.Option("--keep", metavar="DIR", help="Put the data here and keep it. (default: removed)")
-    ] = None
-    report: Annotated[
-        str | None, typer.Option("--report", metavar="FILE.html", help="A page with the whole curve, at the end.")
-    ] = None
+    keep: Annotated[Path | None, Option("Write the data to this folder and keep it.", "DIR", default="removed")] = None
+    report: Annotated[Path | None, Option("Write an HTML page about the experiment.", "FILE.html")] = None
 
 
-def _run(experiment: Any, options: Any, keeping: ExperimentFlags, showing: ShowingFlags) -> None:
+@dataclass(frozen=True, kw_only=True)
+class LeakExperimentCommand(ExperimentOptions):
+    """`brim lab leak`."""
+
+    size: Annotated[Size, Option("Size of the list and of the file.")] = "200MB"
+    pieces: Annotated[int, Option("Number of steps.", minimum=1)] = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedListExperimentCommand(ExperimentOptions):
+    """`brim lab embed-list`."""
+
+    rows: Annotated[int, Option("Number of vectors.", minimum=1)] = 40_000
+    dims: Annotated[int, Option("Length of a vector.", minimum=1)] = 1024
+    batch_size: Annotated[int, Option("Vectors per batch.", minimum=1)] = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushExperimentCommand(ExperimentOptions):
+    """`brim lab push`."""
+
+    files: Annotated[int, Option("Number of files.", minimum=1)] = 24
+    file_size: Annotated[Size, Option("Size of a file.")] = "5MB"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapExperimentCommand(ExperimentOptions):
+    """`brim lab map`."""
+
+    mode: Annotated[Literal["basic", "shard"], Option("All files in one call, or one call per file.")] = "shard"
+    num_files: Annotated[int, Option("Number of text files.", minimum=1)] = 6
+    rows: Annotated[int, Option("Texts per file.", minimum=1)] = 100
+    text_size: Annotated[Size, Option("Size of a text.")] = "200KB"
+    batch_size: Annotated[int, Option("Rows per batch, as in `datasets`.", minimum=1)] = 25
+    writer_batch_size: Annotated[int, Option("Rows per write, as in `datasets`.", minimum=1)] = 25
+    num_proc: Annotated[int, Option("Number of processes, as in `datasets`.", minimum=1)] = 1
+    interrupt_after: Annotated[
+        int, Option("Kill the first run after this many shards; 0 lets it finish.", "K", minimum=0)
+    ] = 2
+
+
+def _run(experiment: Any, numbers: Any, options: ExperimentOptions) -> None:
     from brim.lab.measure import scratch
     from brim.lab.steps import ExperimentStep, heading, row
-    from brim.report.recording import log_beside
+    from brim.monitor.report.recording import log_beside
 
     shown: list[str] = []
 
     def watch(part: str, step: ExperimentStep) -> None:
-        if showing.json:
+        if options.json:
             emit("step", part=part, **step.facts())
             return
         if part not in shown:
@@ -71,89 +86,88 @@ def _run(experiment: Any, options: Any, keeping: ExperimentFlags, showing: Showi
             print(heading(part), flush=True)
         print(row(step), flush=True)
 
-    page = None if keeping.report is None else page_path(keeping.report)
+    page = None if options.report is None else page_path(options.report)
     log = None if page is None else log_beside(page)
-    with scratch(keeping.keep) as folder:
-        seen = experiment(folder, options, watch)
+    with scratch(options.keep) as folder:
+        result = experiment(folder, numbers, watch)
     if page is not None and log is not None:
         from brim.lab.steps import write_log
-        from brim.report.page import write_page
+        from brim.monitor.report.page import write_page
 
-        write_log(seen, log)
+        write_log(result, log)
         write_page(log, page)
-    if showing.json:
-        emit("lab", **seen.facts())
+    if options.json:
+        emit("lab", **result.facts())
     else:
-        for line in seen.text().splitlines():
-            print(wrapped(line, 0))
+        for paragraph in result.text().splitlines():
+            print(wrapped(paragraph, 0))
 
 
-def leak(
-    keeping: ExperimentFlags,
-    showing: ShowingFlags,
-    size: Annotated[str, typer.Option(metavar="SIZE", help="How large the list and the file become.")] = "200MB",
-    pieces: Annotated[int, typer.Option(metavar="N", min=1, help="In so many steps.")] = 4,
-) -> None:
+def _leak(options: LeakExperimentCommand) -> None:
     from brim.lab.experiments import LeakOptions, run_leak
-    from brim.sizes import parse_size
 
-    _run(run_leak, LeakOptions(parse_size(size), pieces), keeping, showing)
+    _run(run_leak, LeakOptions(_bytes(options.size), options.pieces), options)
 
 
-def embed_list(
-    keeping: ExperimentFlags,
-    showing: ShowingFlags,
-    rows: Annotated[int, typer.Option(metavar="N", min=1, help="How many vectors.")] = 40_000,
-    dims: Annotated[int, typer.Option(metavar="N", min=1, help="How long a vector is.")] = 1024,
-    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Vectors at a time.")] = 500,
-) -> None:
+def _embed_list(options: EmbedListExperimentCommand) -> None:
     from brim.lab.experiments import EmbedListOptions, run_concat
 
-    _run(run_concat, EmbedListOptions(rows, dims, batch_size), keeping, showing)
+    _run(run_concat, EmbedListOptions(options.rows, options.dims, options.batch_size), options)
 
 
-def push(
-    keeping: ExperimentFlags,
-    showing: ShowingFlags,
-    files: Annotated[int, typer.Option(metavar="N", min=1, help="How many files.")] = 24,
-    file_size: Annotated[str, typer.Option(metavar="SIZE", help="How large each is.")] = "5MB",
-) -> None:
+def _push(options: PushExperimentCommand) -> None:
     from brim.lab.experiments import PushOptions, run_push
-    from brim.sizes import parse_size
 
-    _run(run_push, PushOptions(files, parse_size(file_size)), keeping, showing)
+    _run(run_push, PushOptions(options.files, _bytes(options.file_size)), options)
 
 
-def map_texts(
-    keeping: ExperimentFlags,
-    showing: ShowingFlags,
-    mode: Annotated[
-        str, typer.Option(metavar="basic|shard", help="All files in one call, or a call for each.")
-    ] = "shard",
-    num_files: Annotated[int, typer.Option(metavar="N", min=1, help="How many files of texts.")] = 6,
-    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Texts in each file.")] = 100,
-    text_size: Annotated[str, typer.Option(metavar="SIZE", help="How long a text is.")] = "200KB",
-    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="As in `datasets`.")] = 25,
-    writer_batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="As in `datasets`.")] = 25,
-    num_proc: Annotated[int, typer.Option(metavar="N", min=1, help="As in `datasets`.")] = 1,
-    interrupt_after: Annotated[
-        int, typer.Option(metavar="K", min=0, help="Kill the first run after so many shards; 0: let it end.")
-    ] = 2,
-) -> None:
+def _map(options: MapExperimentCommand) -> None:
     from brim.lab.map_experiment import MapExperimentOptions, run
-    from brim.sizes import parse_size
 
-    options = MapExperimentOptions(
-        mode, num_files, rows, parse_size(text_size), batch_size, writer_batch_size, num_proc, interrupt_after
+    numbers = MapExperimentOptions(
+        options.mode,
+        options.num_files,
+        options.rows,
+        _bytes(options.text_size),
+        options.batch_size,
+        options.writer_batch_size,
+        options.num_proc,
+        options.interrupt_after,
     )
-    _run(run, options, keeping, showing)
+    _run(run, numbers, options)
 
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
-for _name, _verb, _help in (
-    ("leak", leak, LEAK),
-    ("embed-list", embed_list, EMBED_LIST),
-    ("push", push, PUSH),
-    ("map", map_texts, MAP),
-):
-    app.command(_name, help=help_text(_help))(flat(_verb))
+def _bytes(size: Any) -> int:
+    return parse_size(size)
+
+
+SUBCOMMANDS = {
+    "leak": Command(
+        LeakExperimentCommand,
+        _leak,
+        "brim lab leak --size 500MB",
+        DETAILS,
+        summary="A growing list, and a memory-mapped file that looks like a leak.",
+    ),
+    "embed-list": Command(
+        EmbedListExperimentCommand,
+        _embed_list,
+        "brim lab embed-list --rows 100000 --dims 768",
+        DETAILS,
+        summary="Vectors collected in a list, compared with written in batches.",
+    ),
+    "push": Command(
+        PushExperimentCommand,
+        _push,
+        "brim lab push --files 40 --file-size 10MB",
+        DETAILS,
+        summary="Files embedded into a table and then written, compared with brim.",
+    ),
+    "map": Command(
+        MapExperimentCommand,
+        _map,
+        "brim lab map --mode shard --num-files 8 --interrupt-after 3\nbrim lab map --mode basic --num-proc 2",
+        DETAILS,
+        summary="datasets.map over large texts, interrupted and run again.",
+    ),
+}

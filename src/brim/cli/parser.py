@@ -1,159 +1,129 @@
-"""The parser, made with typer: each verb is imported when it is wanted. Who only asks for the help needs none.
-
-Texts, numbers and switches are taken without pydantic, which typer loads for them in 0.1 s. This is the one place that
-touches private names of typer (`tests/unit/test_private_names.py`). A value that is no number goes to typer's own way,
-which knows the words for it; so does everything else, and all of it in a typer that has no such place.
-"""
+"""The click group of all commands: each command's module is imported when it is needed."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Iterable
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+import os
+from pathlib import Path
+from typing import Any
 
-import typer
-import typer.core as core
-from typer.core import TyperCommand, TyperGroup
+import click
+from click.shell_completion import CompletionItem, get_completion_class
 
-from brim.cli.flags import complete_words, flat, help_text
-from brim.cli.verbs import ABOUT, HELP_VERB, VERBS, version_line
-
-
-def _without_types(parameters: list[Any]) -> list[Any]:
-    """A flag takes no value, and an argument is told by its name: help does not name Python's types of them."""
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
-            parameter.metavar = ""
-        if parameter.param_type_name == "argument" and hasattr(parameter, "display_type_rich"):
-            parameter.display_type_rich = _no_type
-    return parameters
+from brim.cli.command import Command, click_command
+from brim.cli.commands import COMMANDS, SYNONYMS, help_page
+from brim.errors import InputError
 
 
-def _no_type(ctx: Any) -> None:
-    return None
+class BrimGroup(click.Group):
+    """`brim`, with the commands of `commands.py`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name == "help":
+            names = click.Argument(["name"], required=False, type=click.Choice(list(COMMANDS)))
+            return click.Command("help", params=[names], callback=lambda name: print(help_page()))
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"brim.cli.{name}_command")
+        if hasattr(module, "SUBCOMMANDS"):
+            return _Subcommands(name, module.SUBCOMMANDS, module.EXAMPLES)
+        return click_command(name, module.COMMAND)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands without importing them."""
+        matches = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return [*matches, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        _refuse_unknown("brim", args[0], COMMANDS, SYNONYMS)
+        return super().resolve_command(ctx, args)
 
 
-class _Command(TyperCommand):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
+class _Subcommands(click.Group):
+    """A command with subcommands, such as `brim forecast map`."""
+
+    def __init__(self, name: str, subcommands: dict[str, Command], examples: str) -> None:
+        parsers = {key: click_command(key, command) for key, command in subcommands.items()}
+        super().__init__(name, commands=parsers, context_settings={"help_option_names": ["-h", "--help"]})
+        self.subcommands, self.examples = subcommands, examples
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # for completion
+            return super().parse_args(ctx, args)
+        if not args or args[0] in ("--help", "-h", "--help-all"):
+            print(self.get_help(ctx))
+            ctx.exit(0)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        _refuse_unknown(f"brim {self.name}", args[0], self.subcommands, {})
+        return super().resolve_command(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        width = max(map(len, self.subcommands))
+        rows = [f"  {name:<{width}}  {command.summary}" for name, command in self.subcommands.items()]
+        usage = f"Usage: brim {self.name} COMMAND [ARGUMENTS] [OPTIONS]"
+        examples = [f"  {line}" for line in self.examples.strip("\n").splitlines()]
+        return "\n".join([usage, "", COMMANDS[str(self.name)], "", "Examples:", *examples, "", "Commands:", *rows])
 
 
-class _Group(TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
-
-
-def make_app(verbs: Iterable[str] = VERBS, markup: Literal["rich"] | None = "rich") -> typer.Typer:
-    take_plain_values()
-    made = typer.Typer(
-        name="brim",
-        no_args_is_help=True,
-        add_completion=True,
-        cls=_Group,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=markup,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    made.callback(help=help_text(ABOUT))(_brim)
-    for verb in verbs:
-        module = importlib.import_module(f"brim.cli.{verb}_command")
-        if hasattr(module, "app"):
-            made.add_typer(module.app, name=verb, help=help_text(module.HELP), cls=_Group)
-            for command in module.app.registered_commands:
-                command.cls = _Command
-            continue
-        settings = {"allow_interspersed_args": False} if verb == "run" else None
-        made.command(verb, help=help_text(module.HELP), context_settings=settings, cls=_Command)(
-            flat(getattr(module, verb))
-        )
-    made.command("help", help=HELP_VERB, cls=_Command)(_help)
-    return made
-
-
-def _help(
-    verb: Annotated[
-        str | None,
-        typer.Argument(metavar="VERB", help="Without one: all verbs.", autocompletion=complete_words(VERBS)),
-    ] = None,
-) -> None:
-    """Only for the list of verbs and for completion: `main` turns `help VERB` into `VERB --help`."""
-
-
-def _version(show: bool) -> None:
-    if show:
-        print(version_line())
-        raise typer.Exit
-
-
-def _brim(
-    version: bool = typer.Option(False, "--version", "-V", help="Show the version.", callback=_version, is_eager=True),
-    debug: bool = typer.Option(False, "--debug", help="Show tracebacks (anywhere on the line)."),
-) -> None:
-    pass
-
-
-_PLACE = "build_runtime_param"
-_PLAIN = (str, bool, int, float)
-
-
-def take_plain_values() -> None:
-    usual = getattr(core, _PLACE, None)
-    if usual is None or getattr(usual, "is_plain", False):
+def _refuse_unknown(program: str, name: str, names: Any, synonyms: dict[str, str]) -> None:
+    if name in names or name.startswith("-"):
         return
-
-    def build(descriptor: Any) -> Any:
-        kind = _plain_kind(descriptor)
-        if kind is None:
-            return usual(descriptor)
-        about = descriptor.parameter_info
-        return _PlainParam(kind, (getattr(about, "min", None), getattr(about, "max", None)), lambda: usual(descriptor))
-
-    build.is_plain = True  # type: ignore[attr-defined]
-    setattr(core, _PLACE, build)
+    if name in synonyms:
+        raise InputError(f"Unknown command {name!r}.", hint=f"Try: {synonyms[name]}")
+    close = difflib.get_close_matches(name, names, 1)
+    hint = f"Did you mean {program} {close[0]}?" if close else f"{program} --help lists the commands."
+    raise InputError(f"Unknown command {name!r}.", hint=hint)
 
 
-def _plain_kind(descriptor: Any) -> Any:
-    """str, bool, int, float, or a list of one of them; None where more is to be looked at."""
-    kind, about = descriptor.annotation, descriptor.parameter_info
-    if get_origin(kind) in (Union, UnionType):
-        kinds = [each for each in get_args(kind) if each is not NoneType]
-        kind = kinds[0] if len(kinds) == 1 else None
-    inner = get_args(kind)[0] if get_origin(kind) is list else kind
-    if inner not in _PLAIN or any(getattr(about, name, None) for name in ("parser", "click_type", "clamp")):
-        return None
-    return kind
+def run_command(arguments: list[str]) -> Any:
+    """Parse the arguments and run the command; click's own errors become brim's."""
+    group = BrimGroup("brim", context_settings={"help_option_names": ["-h", "--help"]})
+    try:
+        return group.main(arguments, "brim", standalone_mode=False)
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else " ".join(["brim", *arguments[:1]])
+        hint = f"{path} --help shows the options."
+        if isinstance(error, click.BadOptionUsage) and "requires" in error.message:
+            raise InputError(f"{error.option_name} needs a value.", hint=hint) from error
+        if isinstance(error, click.NoSuchOption):
+            params = error.ctx.command.params if error.ctx is not None else []
+            hidden = {flag for param in params if getattr(param, "hidden", False) for flag in param.opts}
+            flags = [flag for param in params for flag in param.opts if flag.startswith("--") and flag not in hidden]
+            close = difflib.get_close_matches(error.option_name, flags, 1)
+            hint = f"Did you mean {close[0]}?" if close else hint
+            raise InputError(f"Unknown option {error.option_name}.", hint=hint) from error
+        raise InputError(f"{error.format_message().rstrip('.')}.", hint=hint) from error
+    except click.Abort as error:
+        raise KeyboardInterrupt from error
 
 
-class _PlainParam:
-    """What typer asks to make a value of the words on the line."""
+def complete() -> None:
+    """Print completions for the shell, which passes the incomplete command line in environment variables."""
+    BrimGroup("brim").main([], "brim", complete_var="_BRIM_COMPLETE")
 
-    def __init__(self, kind: Any, bounds: tuple[Any, Any], usual: Any) -> None:
-        self._many = get_origin(kind) is list
-        self._kind = get_args(kind)[0] if self._many else kind
-        self._least, self._most = bounds
-        self._usual = usual
 
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        if value is None:
-            return () if param.multiple or param.nargs == -1 else None
-        given = value if self._many else [value]
-        if isinstance(given, list | tuple):
-            found = [self._one(each) for each in given]
-            if None not in found and all(map(self._is_within, found)):
-                return found if self._many else found[0]
-        return self._usual().coerce(value, param, ctx)
-
-    def _is_within(self, value: Any) -> bool:
-        return (self._least is None or value >= self._least) and (self._most is None or value <= self._most)
-
-    def _one(self, value: Any) -> Any:
-        """None if it does not look like one."""
-        if self._kind is bool or isinstance(value, self._kind):
-            return value if type(value) is self._kind else None
-        if not isinstance(value, str) or not value.isascii():
-            return None
-        try:
-            return self._kind(value)
-        except ValueError:
-            return None
+def print_completion(*, install: bool) -> None:
+    """Print the completion script for the user's shell, or add it to the start-up file of the shell."""
+    shell = Path(os.environ.get("SHELL", "bash")).name
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise InputError(f"Completion is not available for the shell {shell!r}.", hint="Use bash, zsh or fish.")
+    if not install:
+        print(kind(BrimGroup("brim"), {}, "brim", "_BRIM_COMPLETE").source())
+        return
+    home = Path.home()
+    fish = home / ".config" / "fish" / "completions" / "brim.fish"
+    target = {"bash": home / ".bashrc", "zsh": home / ".zshrc"}.get(shell, fish)
+    source = f"_BRIM_COMPLETE={shell}_source brim"
+    command = f"{source} | source" if shell == "fish" else f'eval "$({source})"'
+    if not target.exists() or command not in target.read_text():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("a") as file:
+            file.write(f"\n{command}\n")
+    print(f"Completion is installed in {target}. Start a new shell to use it.")

@@ -1,41 +1,41 @@
-"""brim recipes: the built-in recipes, and what they expect."""
+"""brim recipes: list the built-in recipes and the counts that they expect."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from brim.cli.flags import ShowingFlags
+from brim.cli.command import Command
 from brim.cli.show import emit, print_lines
+from brim.options.groups import JsonOptions
+from brim.options.read_options import RecipesOptions
+from brim.records import dataclass
 
-HELP = """The built-in recipes, and what they expect.
+EXAMPLES = """
+brim recipes
+brim recipes arc > mine.toml
+"""
 
-A recipe says how a folder becomes rows and columns, and which files and numbers the whole dataset should have.
+DETAILS = """
+A recipe describes how a folder becomes rows and columns, and which files and counts the complete dataset should have.
 With NAME, prints that recipe: a file to start your own from.
-
-[bold]Examples[/bold]
-
-  brim recipes
-  brim recipes arc > mine.toml
 """
 
 
-def recipes(
-    showing: ShowingFlags,
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A built-in recipe, or a file that ends in .toml.")
-    ] = None,
-) -> None:
-    import brim
+@dataclass(frozen=True, kw_only=True)
+class RecipesCommand(RecipesOptions, JsonOptions):
+    """`brim recipes [NAME]`."""
 
-    found = brim.recipes(name)
-    if showing.json:
-        for recipe in found:
-            emit("recipe", **_facts(recipe), **({} if name is None else {"toml": recipe.toml}))
-    elif name is not None:
-        print(found[0].toml, end="")
+
+def run(options: RecipesCommand) -> None:
+    from brim.api.source_api import recipes
+
+    listed = recipes(options.name)
+    if options.json:
+        for recipe in listed:
+            emit("recipe", **_facts(recipe), **({} if options.name is None else {"toml": recipe.toml}))
+    elif options.name is not None:
+        print(listed[0].toml, end="")
     else:
-        for number, recipe in enumerate(found):
+        for number, recipe in enumerate(listed):
             print("\n" * bool(number), end="")
             print_lines(_lines(recipe))
 
@@ -51,9 +51,9 @@ def _lines(recipe: Any) -> list[tuple[str, str]]:
         lines.append((table.pattern.rpartition("/")[2], ", ".join(column.name for column in table.columns)))
     numbers = [("rows", expect.rows), (f"distinct {recipe.key[0]}", expect.subjects), *expect.counts.items()]
     numbers += [(f"files in {name}", span) for name, span in expect.files.items()]
-    said = [f"{what} {_span(span)}" for what, span in numbers if span is not None]
-    if said:
-        lines.append(("expected", f"{', '.join(said)} (tolerance {expect.tolerance:g})"))
+    counts = [f"{label} {_span(span)}" for label, span in numbers if span is not None]
+    if counts:
+        lines.append(("expected", f"{', '.join(counts)} (tolerance {expect.tolerance:g})"))
     if expect.snapshot:
         lines.append(("snapshot", expect.snapshot))
     if expect.required:
@@ -68,8 +68,8 @@ def _column(column: Any) -> str:
     if getattr(column, "split", ""):
         names = [column.split_name(value) for value in column.values] or [f"{column.name}_* (by {column.split}-)"]
     partner = getattr(column, "beside", "")
-    beside = f" (beside {partner})" if partner else " (list)" if column.is_list else ""
-    return ", ".join(f"{name}{beside}" for name in names)
+    suffix = f" (with {partner})" if partner else " (list)" if column.is_list else ""
+    return ", ".join(f"{name}{suffix}" for name in names)
 
 
 def _span(span: tuple[int, int]) -> str:
@@ -98,3 +98,6 @@ def _facts(recipe: Any) -> dict[str, Any]:
         "roots": list(recipe.roots),
         "expect": {**vars(expect), "counts": dict(expect.counts), "files": dict(expect.files)},
     }
+
+
+COMMAND = Command(RecipesCommand, run, EXAMPLES, DETAILS)

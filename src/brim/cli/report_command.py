@@ -1,50 +1,48 @@
-"""brim report: the page about a run, from its log."""
+"""brim report: write the HTML page about a run from its log."""
 
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from brim.cli.flags import LiveFlags, ShowingFlags
-from brim.cli.show import emit, print_lines
+from brim.cli.command import Command
+from brim.cli.show import emit, print_lines, print_stderr
 from brim.errors import InputError
+from brim.options.declare import Names, Option
+from brim.options.groups import JsonOptions, LiveOptions
+from brim.records import dataclass
 
-HELP = """The page about a run, made from its log.
+EXAMPLES = """
+brim report run.jsonl night.html
+brim report monday.jsonl tuesday.jsonl
+brim report run.jsonl --follow
+"""
 
-One HTML file that needs nothing else: memory over time against the limit, what happened when, processes,
-forecast against fact, and why it ended. `--report` writes it at the end of a run; this makes it from the log
-alone, after a run that was killed too, or while one still runs.
-
-[bold]Examples[/bold]
-
-  brim report run.jsonl
-  brim report ~/.local/state/brim/runs/NAME.jsonl night.html
-  brim report monday.jsonl tuesday.jsonl           (side by side)
-  brim report run.jsonl --follow                   (live, of a run that goes on elsewhere)
+DETAILS = """
+Writes one self-contained HTML file: memory over time against the limit, events, processes, estimate and measurement,
+and why the run ended. The option --report of other commands writes the same page at the end of a run. This command
+makes it from the log alone, also while the run continues or after it was killed. Several logs are shown side by side.
 """
 
 
-def report(
-    logs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="LOG.jsonl… [FILE.html]", help="What brim run --log has written; several: side by side."
-        ),
-    ],
-    showing: ShowingFlags,
-    live: LiveFlags,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Show it live, while it is written elsewhere; until Ctrl-C or its end.")
-    ] = False,
-) -> None:
-    from brim.report.page import write_page, write_side_by_side
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand(JsonOptions, LiveOptions):
+    """`brim report LOG.jsonl… [FILE.html]`."""
 
+    logs: Annotated[Names, Option("Logs of brim run, and the page to write.", "LOG.jsonl… [FILE.html]", argument=True)]
+    follow: Annotated[
+        bool, Option("Serve the page while the log grows, until Ctrl-C or the end of the run.", common=True)
+    ] = False
+
+
+def run(options: ReportCommand) -> None:
+    from brim.monitor.report.page import write_page, write_side_by_side
+
+    logs = [Path(name) for name in options.logs]
     pages = [path for path in logs[1:] if path.suffix in (".html", ".htm")]
     logs = [path for path in logs if path not in pages]
     if not logs or len(pages) > 1:
         raise InputError("Name one log or more, and at most one page.", hint="brim report run.jsonl night.html")
-    if follow or live.port is not None:
-        _follow(logs, pages, live)
+    if options.follow or options.port is not None:
+        _follow(logs, pages, options)
         return
     page = pages[0] if pages else logs[0].with_suffix(".html")
     if len(logs) == 1:
@@ -52,29 +50,31 @@ def report(
     else:
         page = pages[0] if pages else logs[0].with_name("side-by-side.html")
         write_side_by_side(logs, page)
-    if showing.json:
+    if options.json:
         emit("report", page=str(page), log=str(logs[0]), logs=[str(log) for log in logs])
     else:
         print_lines([("page", str(page))])
 
 
-def _follow(logs: list[Path], pages: list[Path], live: LiveFlags) -> None:
+def _follow(logs: list[Path], pages: list[Path], options: ReportCommand) -> None:
     import webbrowser
 
-    from brim.cli.watch_flags import tell
-    from brim.report.live_server import new_key, open_port
-    from brim.report.log_series import read_run
+    from brim.monitor.report.live_server import new_key, open_port
+    from brim.monitor.report.log_series import read_run
 
     if len(logs) > 1 or pages:
-        raise InputError("--follow shows one log, live, and writes no page.")
-    read_run(logs[0])  # what is no log is said here, and not on the page
+        raise InputError("--follow shows one log and writes no page.", hint="brim report run.jsonl --follow")
+    read_run(logs[0])  # raises for a file that is not a log, before the page is served
     key = new_key()
-    server = open_port(logs[0], key, live.port or 0)
+    server = open_port(logs[0], key, options.port or 0)
     address = f"http://127.0.0.1:{server.server_address[1]}/#key={key}"
-    tell(f"brim: live page {address}")
-    if live.open_page:
+    print_stderr(f"brim: live page {address}")
+    if options.open_page:
         webbrowser.open(address)
     try:
         server.follow(lambda: False)
     except KeyboardInterrupt:
-        pass  # the way to end it
+        pass  # Ctrl-C is how the user stops it
+
+
+COMMAND = Command(ReportCommand, run, EXAMPLES, DETAILS)

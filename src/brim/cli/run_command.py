@@ -1,125 +1,124 @@
-"""brim run: any command under watch."""
+"""brim run: run any command under a memory limit and record its memory."""
 
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from brim.cli.command import Command
+from brim.cli.show import absolute, page_path, print_stderr, print_stderr_lines
+from brim.errors import BrimError, InputError
+from brim.options.declare import Names, Option
+from brim.options.groups import LiveOptions, QuietOptions
+from brim.options.monitor_options import MonitorOptions
+from brim.records import dataclass
+from brim.state.stop import settle_stop_file
 
-from brim.cli.flags import LiveFlags
-from brim.cli.watch_flags import Rungs, Written, check_report, ladder_of, log_path, say, tell, write_report
-from brim.errors import InputError
+EXAMPLES = """
+brim run -- python train.py
+brim run --memory 40GB --stop-file run/stop -- python train.py --epochs 8
+brim run --memory 300MB --log run.jsonl --report run.html -- ./job.sh
+"""
 
-HELP = """Run any command under watch.
+DETAILS = """
+Watches the command and all its child processes from outside: the memory that the kernel cannot take back, against a
+limit. brim warns, then asks the command to stop, then kills it, before the kernel kills something else; where the
+system allows it, the kernel enforces the limit (a cgroup). stdin, stdout, signals and the exit code are those of the
+command; brim prints to stderr. Exits with 4 if the command was stopped for its memory.
 
-The command and all it starts are watched from outside: how much memory they hold that the kernel cannot take
-back, against a limit. brim warns, then asks it to stop, then kills it, before the machine does it to something
-else; where the system allows it, the kernel holds the line (a cgroup). stdin, stdout, signals and the exit
-code are the command's; brim writes to stderr. Exits 4 if the command was ended for its memory.
-
-[bold]Examples[/bold]
-
-  brim run -- python train.py
-  brim run --memory 40GB --stop-file run/stop -- python train.py --epochs 8
-  brim run --memory 300MB --log run.jsonl --report run.html -- ./job.sh
-  brim run --fraction 1/32 -- python embed.py     (then `brim forecast sampled`)
+With --fraction, the command processes a part of its data, and `brim forecast sampled` estimates all of it.
 """
 
 _FOR_MEMORY = 4
-_ASKED_FOR = (None, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)  # ends that are no news
+# With --quiet, a run that ends by one of these signals is not reported.
+_EXPECTED_SIGNALS = (None, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
-def run(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND…", help="What to run, after --.")],
-    rungs: Rungs,
-    written: Written,
-    live: LiveFlags,
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="The limit, like 40GB. (default: what is available)")
-    ] = None,
-    no_cgroup: Annotated[
-        bool, typer.Option("--no-cgroup", help="Watch from outside only, even where the kernel could hold the line.")
-    ] = False,
+@dataclass(frozen=True, kw_only=True)
+class RunCommand(MonitorOptions, LiveOptions, QuietOptions):
+    """`brim run -- COMMAND…`."""
+
+    command: Annotated[Names, Option("The command to run, after --.", "COMMAND…", argument=True)]
+    cgroup: Annotated[bool, Option("Watch only from outside, even where the kernel could enforce the limit.")] = True
     fraction: Annotated[
         str | None,
-        typer.Option(
-            "--fraction",
-            metavar="1/N",
-            help="The command does this part of the work (it finds it in BRIM_FRACTION); for `brim forecast sampled`.",
-        ),
-    ] = None,
-    json_line: Annotated[
-        bool, typer.Option("--json", help="At the end one JSON object on stderr, and nothing else there.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what goes wrong.")] = False,
-) -> None:
-    from brim.errors import CommandNotStarted
+        Option("The command processes this part of its data (BRIM_FRACTION), for brim forecast sampled.", "1/N"),
+    ] = None
+    json: Annotated[
+        bool, Option("At the end print one JSON object on stderr, and nothing else there.", common=True)
+    ] = False
+    quiet: Annotated[bool, Option("Print only problems.", flags=("--quiet", "-q"), common=True)] = False
+
+
+def run(options: RunCommand) -> None:
+    from brim.errors import CommandStartError
     from brim.memory.cgroup import Cgroup, open_group
     from brim.memory.limit import watch_limit
     from brim.memory.meter import blind_spots
+    from brim.monitor.report.live_server import shown_live
+    from brim.monitor.watching.launch import Orders, Target
+    from brim.monitor.watching.run_log import prepare_log
+    from brim.monitor.watching.supervisor import run as supervise
     from brim.redact import redact_command
-    from brim.report.live_server import shown_live
-    from brim.watching.launch import Orders, Target
-    from brim.watching.run_log import prepare_log
-    from brim.watching.supervisor import run as supervise
 
-    check_report(written)
-    if not (quiet or json_line):
+    command, is_silent = list(options.command), options.quiet or options.json
+    check_report(options)
+    if not is_silent:
         _warn_of_own_options(command)
-    part = None if fraction is None else _fraction(fraction)
+    part = None if options.fraction is None else _fraction(options.fraction)
     if part is not None:
         os.environ["BRIM_FRACTION"] = repr(part)  # the command inherits it
     began = datetime.now().astimezone()
-    limit = watch_limit(memory)
-    given = limit.asked_for
-    log = log_path(written, Path(command[0]).name)
-    shown = redact_command(list(command))
-    ladder = ladder_of(rungs, written, log, act=True, command=shown)
-    ladder.lines(limit.bytes), ladder.system_lines()  # wrong levels are refused before anything runs
+    limit = watch_limit(options.memory)
+    is_limit_set = limit.asked_for
+    log = log_path(options, Path(command[0]).name)
+    shown = redact_command(command)
+    levels = make_levels(options, log, enforce=True, command=shown)
+    levels.lines(limit.bytes), levels.system_lines()  # wrong levels are refused before anything runs
     prepare_log(log, anew=True)
-    group = "--no-cgroup" if no_cgroup else open_group(limit.asked_bytes if given else None)
+    group = open_group(limit.asked_bytes if is_limit_set else None) if options.cgroup else "--no-cgroup"
     enforced, refused = "best effort", ""
     if isinstance(group, Cgroup):
         enforced = group.kind if group.limited else "best effort"
     else:
-        refused = "" if no_cgroup or not given else f": {group}"
+        refused = f": {group}" if options.cgroup and is_limit_set else ""
     orders = Orders(
         target=Target("command", command=tuple(shown)),
         log=str(log),
         limit_bytes=limit.bytes,
         limit_why=limit.reason,
         enforced=enforced,
-        floating=not given,
+        floating=not is_limit_set,
         asked_bytes=limit.asked_bytes,
-        ladder=ladder,
+        ladder=levels,
         fraction=part,
-        speak=not json_line,
+        speak=not options.json,
     )
-    if not (quiet or json_line):
-        tell(f"brim: watching under {limit}, {_hold(enforced)}{refused}; log {log}")
+    if not is_silent:
+        print_stderr(f"brim: watching under {limit}, {_hold(enforced)}{refused}; log {log}")
         for text in blind_spots():
-            tell(f"brim: {text}")
-    elif limit.warning and not json_line:
-        tell(f"brim: {limit.warning}")
-    with shown_live(log, live.port, live.open_page, tell) as aside:
+            print_stderr(f"brim: {text}")
+    elif limit.warning and not options.json:
+        print_stderr(f"brim: {limit.warning}")
+    with shown_live(log, options.port, options.open_page, print_stderr) as aside:
         try:
             outcome = supervise(command, replace(orders, aside=aside), group if isinstance(group, Cgroup) else None)
-        except CommandNotStarted:
-            log.unlink(missing_ok=True)  # nothing ran, so there is nothing to tell of
+        except CommandStartError:
+            log.unlink(missing_ok=True)  # nothing ran, so there is nothing to record
             raise
         postmortem = _postmortem(outcome, log, began)
         if postmortem:
             _write_down(log, postmortem)
-    _show(outcome, log, quiet, json_line, postmortem)
-    if outcome.end and outcome.end["lost_lines"] and not json_line:
-        tell(f"brim: {outcome.end['lost_lines']} lines of the log could not be written: is the disk full?")
-    write_report(written, log)
+    _show(outcome, log, options, postmortem)
+    if outcome.end and outcome.end["lost_lines"] and not options.json:
+        print_stderr(f"brim: {outcome.end['lost_lines']} lines of the log could not be written: is the disk full?")
+    write_report(options, log)
     if outcome.stopped_for_memory:
         sys.exit(_FOR_MEMORY)
     if outcome.signal == signal.SIGINT:
@@ -131,15 +130,16 @@ _OWN_OPTIONS = ("--memory", "--stop-file", "--stop-at", "--kill-at", "--log", "-
 
 
 def _warn_of_own_options(command: list[str]) -> None:
-    """Say that options of brim after the command go to the command, unless `--` shows that this is meant."""
-    given = [word for word in command[1:] if word.partition("=")[0] in _OWN_OPTIONS]
-    if given and "--" not in sys.argv:
+    """Warn about options of brim after the command, which go to the command, unless `--` makes this explicit."""
+    misplaced = [text for text in command[1:] if text.partition("=")[0] in _OWN_OPTIONS]
+    if misplaced and "--" not in sys.argv:
         program = Path(command[0]).name
-        tell(f"brim: {given[0]} is given to {program}; for brim, put it first: brim run {given[0]} … -- {program} …")
+        flag = misplaced[0]
+        print_stderr(f"brim: {flag} is given to {program}; for brim, put it first: brim run {flag} … -- {program} …")
 
 
 def _die_of_interrupt() -> None:
-    """A shell ends its loop at Ctrl-C only if the command has died of it, not if it exits with 130."""
+    """Terminate this process by SIGINT: a shell leaves its loop only then, not at exit code 130."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -148,31 +148,32 @@ def _hold(enforced: str) -> str:
     return "best effort" if enforced == "best effort" else f"held by the kernel ({enforced})"
 
 
-def _show(outcome: Any, log: Path, quiet: bool, json_line: bool, postmortem: list[str]) -> None:
-    from brim.report.watch_view import screen, summarise
+def _show(outcome: Any, log: Path, options: RunCommand, postmortem: list[str]) -> None:
+    from brim.monitor.report.watch_view import screen, summarise
 
     summary = summarise(log)
-    if json_line:
+    if options.json:
         facts = {**summary.facts(), "exit_code": outcome.exit_code, "signal": outcome.signal, "pid": outcome.pid}
-        tell(json.dumps({"event": "ran", **facts}))
-    elif not quiet or outcome.stopped_for_memory or outcome.signal not in _ASKED_FOR:
-        say(screen(summary, postmortem))
+        print_stderr(json.dumps({"event": "ran", **facts}))
+    elif not options.quiet or outcome.stopped_for_memory or outcome.signal not in _EXPECTED_SIGNALS:
+        print_stderr_lines(screen(summary, postmortem))
 
 
 def _postmortem(outcome: Any, log: Path, began: datetime) -> list[str]:
-    """Why it died, if it did: from what the machine has written down, and from brim's own log."""
-    from brim.oom.why import why
-    from brim.report.watch_view import evidence
+    """Explain why the command was killed, from the system logs and from brim's log; [] if it was not."""
+    from brim.monitor.oom.why import why
+    from brim.monitor.report.watch_view import evidence
+    from brim.monitor.watching.run_log import end_of
 
     if outcome.signal is None and not outcome.stopped_for_memory:
         return []
-    found = why(outcome.pid, since=began, runs=[log])
-    return found.text().splitlines() if found.kills else evidence(outcome.end or {})
+    report = why(outcome.pid, since=began, runs=[log])
+    return report.text().splitlines() if report.kills else evidence(end_of(outcome.end or {}))
 
 
 def _write_down(log: Path, lines: list[str]) -> None:
-    """For the report, which is made from the log alone."""
-    from brim.watching.run_log import LogWriter
+    """Append the explanation to the log, because the report is made from the log alone."""
+    from brim.monitor.watching.run_log import LogWriter
 
     writer = LogWriter(log)
     writer.write("event", {"t": time.time(), "kind": "postmortem", "text": "why it died", "lines": lines})
@@ -180,13 +181,85 @@ def _write_down(log: Path, lines: list[str]) -> None:
 
 
 def _fraction(text: str) -> float:
-    """1/32, 0.03 or 3%."""
-    from brim.forecasts.measured import parse_fraction
+    """Parse a fraction such as 1/32, 0.03 or 3%."""
+    from brim.monitor.forecasts.measured import parse_fraction
 
     try:
         value = parse_fraction(text)
     except InputError as error:
-        raise InputError(f"--fraction takes a part between 0 and 1, like 1/32, not {text!r}.") from error
+        raise InputError(f"--fraction takes a part between 0 and 1, such as 1/32, not {text!r}.") from error
     if value > 1:
         raise InputError(f"--fraction takes a part between 0 and 1, not {text!r}.")
     return value
+
+
+def make_levels(
+    options: MonitorOptions, log: Path, *, enforce: bool, command: Iterable[str] = (), enforce_all: bool = False
+) -> Any:
+    """Return the levels as the watcher process reads them."""
+    from brim.monitor.watching.act import lead_of
+    from brim.monitor.watching.launch import Ladder
+    from brim.monitor.watching.run_log import alerts_path
+
+    stop_file = None if options.stop_file is None else absolute(str(options.stop_file))
+    if stop_file is not None and (note := settle_stop_file(stop_file)):
+        print_stderr(f"brim: {note}")
+    lead_s, reason = (options.stop_lead, "") if options.stop_lead is not None else lead_of(command, log)
+    if reason:
+        print_stderr(f"brim: lead {lead_s:.0f} s: {reason}")
+    return Ladder(
+        alert=options.alert,
+        stop=options.stop_at,
+        kill=options.kill_at,
+        system=options.alert_system,
+        alert_after_s=options.alert_after,
+        stop_after_s=options.stop_after,
+        grace_s=options.grace,
+        stop_file=None if stop_file is None else str(stop_file),
+        alerts=str(absolute(str(options.alerts)) if options.alerts else alerts_path(log)),
+        on_alert=options.on_alert,
+        lead_s=lead_s,
+        act=enforce,
+        act_on_all=enforce_all,
+    )
+
+
+def log_path(options: MonitorOptions, name: str) -> Path:
+    """Return the path of the log: the file of --log, which must be new or a log, or a new file. Write nothing."""
+    from brim.monitor.watching.run_log import check_log, new_log_path
+
+    if options.log is None:
+        try:
+            return new_log_path(name)
+        except OSError as error:
+            raise InputError(
+                f"The log cannot be written to {error.filename!r}: {error.strerror}.",
+                hint="Choose another file with --log FILE.",
+            ) from error
+    path = absolute(str(options.log))
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(f"The log {str(options.log)!r} cannot be written.", hint="Name a file in an existing folder.")
+    check_log(path)
+    return path
+
+
+def check_report(options: MonitorOptions) -> None:
+    """Raise before the command runs if the report cannot be written."""
+    if options.report is not None:
+        page_path(options.report)
+
+
+def write_report(options: MonitorOptions, log: Path) -> None:
+    """Write the HTML page from the log. A failure is printed, and the exit code stays that of the command."""
+    if options.report is None:
+        return
+    from brim.monitor.report.page import write_page
+
+    try:
+        write_page(log, Path(options.report))
+    except (BrimError, OSError) as error:
+        reason = error.message if isinstance(error, BrimError) else f"{error.strerror}."
+        print_stderr(f"brim: the report was not written: {reason} The log is complete: {log}")
+
+
+COMMAND = Command(RunCommand, run, EXAMPLES, DETAILS, is_wrapper=True)

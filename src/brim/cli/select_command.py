@@ -1,116 +1,73 @@
-"""brim select: choose rows of a dataset and build them."""
+"""brim select: choose rows of a dataset and write them."""
 
 import shlex
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from brim.cli.command import Command
+from brim.cli.plan_command import show_plan
+from brim.cli.show import emit, memory_held, print_lines, show_progress, waiting_for
+from brim.options.build_options import SelectOptions
+from brim.options.declare import Option
+from brim.options.groups import ShowOptions
+from brim.records import dataclass
 
-from brim.cli.flags import (
-    DESTINATIONS,
-    CuttingFlags,
-    FromFlags,
-    KeepingFlags,
-    LiveFlags,
-    PublishingFlags,
-    RunningFlags,
-    ScalingFlags,
-    SelectingFlags,
-    ShowingFlags,
-    StoringFlags,
-    WatchingFlags,
-    all_true,
-    split_names,
-)
-from brim.cli.plan_command import show
-from brim.cli.show import emit, followed, loading, memory_held, print_lines, waiting_for
-from brim.memory.peak import PeakSampler
+EXAMPLES = """
+brim select hf://datasets/me/arc women/ --where 'age > 40 and sex == "F"'
+brim select arc/ parts/ --split-into train=0.9,test=0.1 --group-by subject_id
+brim select one/ both/ --concat two/ --columns image,label --shuffle 7
+"""
 
-HELP = """Filter, sort, shuffle, split, join or re-shard what is a dataset already, without holding it.
+DETAILS = """
+Rows are selected by their small columns; large values are copied as byte ranges of the old shards. So a selection uses
+as much memory as a build and takes about as long as copying the selected rows. Of a remote dataset, only the selected
+rows are downloaded.
 
-Rows are chosen by their small columns; the large values of the new shards are ranges of the old ones. So it takes as
-much memory as a build, and about as long as a copy of what is chosen. SOURCE is a folder or a glob of Parquet shards
-or WebDataset tars, hf://datasets/ORG/NAME\\[@REVISION], s3://BUCKET/PREFIX or an https address: from far away, only
-what was chosen is fetched. DEST is what brim build takes, and never the source.
+--where has the syntax of Python and the null rules of SQL: age > 40 and sex == "F"; subject in ["M1", "M2"]; "x" in
+tags; seen >= "2024-01-31"; site is not None; name.lower().startswith("a"); image.path.endswith(".png").
 
---where is Python's syntax with SQL's nulls: age > 40 and sex == "F"; subject in \\["M1", "M2"]; "x" in tags;
-seen >= "2024-01-31"; site is not None; name.lower().startswith("a"); image.path.endswith(".png").
-
-[bold]Examples[/bold]
-
-  brim select hf://datasets/me/arc women/ --where 'age > 40 and sex == "F"'
-  brim select arc/ shuffled/ --shuffle 7 --shard-size 1GB
-  brim select arc/ parts/ --split-into train=0.9,test=0.1 --group-by subject_id
-  brim select one/ both/ --also two/ --also 'more/*.parquet' --columns image,label
-  brim select arc/ pilot/ --sample 1% --unique content --dry-run
+The steps run in this order: concat, where or sql, distinct, sample, sort-by or shuffle, limit, split-into; columns and
+drop come last. Random choices use the seed of --shuffle, or 0.
 """
 
 
-def select(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The dataset that rows are chosen from.")],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help=DESTINATIONS)],
-    reading: FromFlags,
-    selecting: SelectingFlags,
-    cutting: CuttingFlags,
-    publishing: PublishingFlags,
-    storing: StoringFlags,
-    running: RunningFlags,
-    scaling: ScalingFlags,
-    keeping: KeepingFlags,
-    showing: ShowingFlags,
-    watching: WatchingFlags,
-    live: LiveFlags,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over: remove what an earlier run left.")] = False,
-    update: Annotated[bool, typer.Option("--update", help="Bring DEST up to date; keep unchanged shards.")] = False,
-    append: Annotated[
-        bool,
-        typer.Option("--append", help="Add the rows behind those at DEST, as new shards; nothing else is read there."),
-    ] = False,
-    stop_file: Annotated[
-        str | None, typer.Option("--stop-file", metavar="FILE", help="Stop cleanly when this file appears.")
-    ] = None,
-    report: Annotated[
-        str | None, typer.Option("--report", metavar="FILE.html", help="A page about the run: memory, shards, notes.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, and what would be read.")] = False,
-) -> None:
-    import brim
-    from brim.api.job_options import SelectGiven
-    from brim.api.source_api import chosen
-    from brim.jobs.spec import heard_while_reading
+@dataclass(frozen=True, kw_only=True)
+class SelectCommand(SelectOptions, ShowOptions, panel="Run"):
+    """`brim select SOURCE DEST`."""
 
-    query = {**vars(selecting), **vars(reading)}
-    query |= {name: split_names(query[name]) for name in ("columns", "drop", "sort_by")}
-    query["where"] = all_true(selecting.where)
-    options: dict[str, Any] = {
-        **vars(cutting), **vars(running), **vars(publishing), **vars(scaling), **vars(storing), **vars(keeping),
-        "fresh": fresh, "update": update, "append": append, "stop_file": stop_file,
-    }  # fmt: skip
-    given = SelectGiven(**options)
+    dry_run: Annotated[bool, Option("Only show the plan and how much would be read.", common=True)] = False
+
+
+def run(options: SelectCommand) -> None:
+    from brim.api.build_api import make_select_plan
+    from brim.jobs.next_steps import load_dataset
+    from brim.memory.peak import PeakSampler
+
+    destination = str(options.destination)
     with PeakSampler() as sampler:
-        with waiting_for(source), heard_while_reading(None if dry_run else dest, given.options):
-            rows = chosen(source, given.source_access, **query)
-            job = brim.plan(rows, dest, **options)
-        if dry_run:
-            show(job, showing.json)
+        with waiting_for(str(options.source)):
+            job = make_select_plan(options, runs=not options.dry_run)
+        if options.dry_run:
+            show_plan(job, options.json)
             return
-        about: dict[str, Any] = {"limit": job.limit, "report": report, "takes": job.takes, "stop_file": job.stop_file}
-        with followed(showing, watching, live, **about) as progress:
+        with show_progress(
+            options, limit=job.limit, report=options.report, takes=job.takes, stop_file=job.stop_file
+        ) as progress:
             for warning in job.plan.table.warnings:
                 progress.note(warning)
             result = job.run(progress)
-    splits = job.plan.table.splits
-    if showing.json:
-        told = {split.name: split.stop - split.start for split in splits}
-        facts = {name: getattr(result, name) for name in result.__slots__}
-        emit("done", **facts, splits=told, query=dict(job.plan.table.query))
+    splits = {split.name: split.stop - split.start for split in job.plan.table.splits}
+    query = dict(job.plan.table.query)
+    if options.json:
+        emit("done", **result.as_dict(), splits=splits, query=query)
         return
-    built, holds, *rest = result.lines
-    counted = [("splits", ", ".join(f"{s.name} {s.stop - s.start:,}" for s in splits))] if len(splits) > 1 else []
-    lines = [("selected", dict(job.plan.table.query)["chosen"]), built, holds, *counted, *rest]
+    first, second, *remaining = result.lines
+    counts = [("splits", ", ".join(f"{name} {rows:,}" for name, rows in splits.items()))] if len(splits) > 1 else []
+    lines = [("selected", query["chosen"]), first, second, *counts, *remaining]
     lines += memory_held(progress, job.limit.bytes, sampler.peak_bytes)
     if job.plan.format == "parquet":
-        lines.append(
-            ("load", loading(dest, publishing.config, (s.split for s in job.plan.shards), storing.endpoint_url))
-        )
-    lines.append(("prove", shlex.join(["brim", "verify", dest])))
-    print_lines(lines)
+        names = (shard.split for shard in job.plan.shards)
+        lines.append(("load", load_dataset(destination, options.config, names, options.endpoint_url)))
+    print_lines([*lines, ("verify with", shlex.join(["brim", "verify", destination]))])
+
+
+COMMAND = Command(SelectCommand, run, EXAMPLES, DETAILS)

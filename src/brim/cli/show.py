@@ -1,4 +1,4 @@
-"""What every verb prints alike: results, errors, and the progress that fits where it is shown."""
+"""Print results, errors and progress: the output functions that all commands share."""
 
 import io
 import json
@@ -6,22 +6,22 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from brim.buckets.bucket_address import is_bucket_address
 from brim.errors import BrimError, InputError
-from brim.progress import Silent, told_if_slow
+from brim.progress import Progress, told_if_slow
 from brim.sizes import format_size
+from brim.storage.location import is_bucket_address
 from brim.wording import escape_controls
 
 
 class Printed(io.FileIO):
-    """Where print goes. If that fails (`| head`, a full disk), the work goes on and the rest goes nowhere.
+    """An output stream that discards its output after a failed write (`| head`, a full disk): the job continues.
 
-    `failure` is what was lost of what somebody wanted to keep, not of what they stopped to read.
+    `failure` is the error of the write. It stays None for a closed pipe: there the reader chose to stop reading.
     """
 
     failure: OSError | None = None
@@ -41,7 +41,7 @@ class Printed(io.FileIO):
 class Escaped(io.TextIOWrapper):
     """Text for a terminal, with control characters escaped.
 
-    What rich draws (bars, help) is made of such characters, and goes to `rich_proxied_file`, which is where rich looks.
+    The progress bars of rich consist of control characters. rich writes to `rich_proxied_file`, where they stay.
     """
 
     def __init__(self, buffer: Any, encoding: str, errors: str, *, line_buffering: bool) -> None:
@@ -54,15 +54,15 @@ class Escaped(io.TextIOWrapper):
 
 
 def emit(event: str, **facts: Any) -> None:
-    """One JSON object on stdout."""
+    """Print a JSON object on one line of stdout."""
     print(json.dumps({"event": event, **facts}, default=str), flush=True)
 
 
 def fail(error: BrimError, as_json: bool) -> int:
     """Print an error and return its exit code."""
     if as_json:
-        known = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
-        emit("error", **{**error.facts, **known, "exit_code": error.exit_code})
+        standard = {"error": error.json_name, "message": error.message, "hint": error.hint}
+        emit("error", **{**error.facts, **standard, "exit_code": error.exit_code})
     else:
         print(f"brim: {error.message}", file=sys.stderr)
         if error.hint:
@@ -70,43 +70,46 @@ def fail(error: BrimError, as_json: bool) -> int:
     return error.exit_code
 
 
-def say_nothing() -> None:
-    """From now on only errors are shown: `--quiet`."""
+def silence_stdout() -> None:
+    """Discard all further output on stdout, for `--quiet`. Errors go to stderr."""
     sys.stdout = Escaped(open(os.devnull, "wb"), "utf-8", "replace", line_buffering=False)  # noqa: SIM115
 
 
 def progress_for(as_json: bool, quiet: bool) -> Any:
-    from brim.report.bars import Bar, JsonLines, PlainLines
+    from brim.monitor.report.progress_renderers import JsonLines, PlainLines, TerminalBar
 
     if as_json:
-        return JsonLines()
+        return Progress(JsonLines())
     if quiet:
-        return Silent()
-    return Bar() if sys.stderr.isatty() else PlainLines()
+        return Progress()
+    return Progress(TerminalBar() if sys.stderr.isatty() else PlainLines())
 
 
-def followed(
-    showing: Any,
-    watching: Any,
-    live: Any,
+def show_progress(
+    options: Any,
     *,
     limit: Any = None,
-    report: str | None = None,
+    report: str | os.PathLike[str] | None = None,
     takes: Mapping[str, int] | None = None,
     stop_file: Path | None = None,
 ) -> AbstractContextManager[Any]:
-    """The progress of a verb's work: shown where it fits, on a live page and in a report if those are asked for.
+    """Return a context that shows the progress of a job in the terminal, on a live page and in a report.
 
-    Without a `limit` it is what brim takes for itself. `stop_file` is what ends the work, if a file does.
+    Args:
+        options: The options of the command, with `json`, `quiet`, `port` and `open_page`.
+        limit: The memory limit; by default the effective limit of this process.
+        report: The HTML page to write at the end.
+        takes: Predicted bytes by purpose, for the report.
+        stop_file: The file whose creation stops the job.
     """
     from brim.memory.limit import effective_limit
+    from brim.monitor.report.recording import recorded
     from brim.redact import redact_command
-    from brim.report.recording import recorded
 
-    shown = progress_for(showing.json, watching.quiet)
+    shown = progress_for(options.json, options.quiet)
     if limit is None:
         limit = effective_limit()
-        if limit.warning:  # a job says it itself
+        if limit.warning:  # a job with its own limit prints its warning
             shown.note(limit.warning)
     return recorded(
         shown,
@@ -114,38 +117,53 @@ def followed(
         redact_command(["brim", *sys.argv[1:]]),
         limit,
         takes,
-        live_port=live.port,
-        open_page=live.open_page,
+        live_port=options.port,
+        open_page=options.open_page,
         stop_file=stop_file,
     )
 
 
 def waiting_for(source: str) -> AbstractContextManager[None]:
-    """Reading a source; of a bucket that takes long to tell what it holds, or does not answer, it is said."""
+    """Return a context for reading a source that prints a message if a bucket takes long to answer."""
     if not is_bucket_address(source):
         return nullcontext()
     return told_if_slow(lambda text: print(f"brim: {text}", file=sys.stderr, flush=True), f"still waiting for {source}")
 
 
 def print_lines(lines: list[tuple[str, str]], width: int = 0) -> None:
-    """Labels in a column of their own; in a terminal, long texts are wrapped beside them."""
+    """Print labels and texts in two columns; in a terminal, long texts are wrapped in the second one."""
     width = max([width, *(len(label) for label, _ in lines)])
     for label, text in lines:
         print(wrapped(f"{label:>{width}}  {text}", width + 2))
 
 
+def print_stderr(text: str) -> None:
+    """Print a line to stderr, where stdout belongs to another command."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        pass  # stderr is closed, and the exit code must still be right
+
+
+def print_stderr_lines(lines: list[tuple[str, str]]) -> None:
+    """Print labels and texts to stderr."""
+    width = max((len(label) for label, _ in lines), default=0)
+    for label, text in lines:
+        print_stderr(f"{label:>{width}}  {text}")
+
+
 def memory_held(progress: Any, limit_bytes: int, seen_bytes: int = 0) -> list[tuple[str, str]]:
-    """What a job held at most, here and on the nodes of a cluster; nothing if nobody looked."""
-    here, limit = getattr(progress, "peak_bytes", 0), format_size(limit_bytes)
+    """Return a text about the peak memory of a job, here and on cluster nodes; [] if it was not measured."""
+    local, limit = getattr(progress, "peak_bytes", 0), format_size(limit_bytes)
     if node := getattr(progress, "node_peak_bytes", 0):
-        told = f"{format_size(here)} at most here, {format_size(node)} on the fullest node; limit {limit} on each"
-        return [("memory", told)]
-    peak = max(here, seen_bytes)
-    return [("memory", f"{format_size(peak)} at most, of {limit}")] if peak else []
+        text = f"{format_size(local)} locally, {format_size(node)} on the fullest node (limit {limit} on each)"
+        return [("peak memory", text)]
+    peak = max(local, seen_bytes)
+    return [("peak memory", f"{format_size(peak)} (limit {limit})")] if peak else []
 
 
 def wrapped(line: str, indent: int) -> str:
-    """A line as it is, or broken at blanks to fit the terminal."""
+    """Return a line wrapped at spaces to fit the terminal; unchanged if stdout is not a terminal."""
     if not sys.stdout.isatty():
         return line
     columns = max(shutil.get_terminal_size().columns, indent + 20)
@@ -160,15 +178,15 @@ def wrapped(line: str, indent: int) -> str:
 
 
 def absolute(path: str) -> Path:
-    """The path from the root, so that it stays the same for a process that works elsewhere."""
+    """Return the absolute path, which is also valid for a process with another working folder."""
     try:
         return Path(path).absolute()
     except FileNotFoundError as error:
-        raise (folder_gone() or error) from error
+        raise (missing_working_folder() or error) from error
 
 
-def folder_gone() -> InputError | None:
-    """What to say where the folder that this process works in was removed, and with it all that relative paths mean."""
+def missing_working_folder() -> InputError | None:
+    """Return an error if the working folder was removed, so that relative paths cannot be resolved; else None."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -176,32 +194,10 @@ def folder_gone() -> InputError | None:
     return None
 
 
-def page_path(report: str) -> Path:
-    """Where a report goes; one that cannot be written there is refused before the work, not after it."""
-    from brim.report.page import check_page  # most runs have none
+def page_path(report: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a report; raise before the job starts if it cannot be written."""
+    from brim.monitor.report.page import check_page  # imported late: most runs write no report
 
-    page = absolute(report)
+    page = absolute(os.fspath(report))
     check_page(page)
     return page
-
-
-_READERS = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}  # by which `datasets` reaches a bucket
-
-
-def loading(dest: str, config: str, splits: Iterable[str], endpoint: str | None = None) -> str:
-    """How it is loaded, as a line that runs where the environment names keys and store as it does for brim."""
-    if is_bucket_address(dest):
-        scheme = dest.partition("://")[0]
-        files = {split: f"{dest.rstrip('/')}/data/{split}-*.parquet" for split in sorted(set(splits))}
-        # adlfs takes another endpoint from a connection string alone, which the environment has.
-        told = endpoint and scheme in ("s3", "gs")
-        more = f", storage_options={{'endpoint_url': {endpoint!r}}}" if told else ""
-        needs = (
-            f"  # pip install {_READERS[scheme]}" if scheme in _READERS else ""
-        )  # the Hub's own buckets need nothing
-        return f"datasets.load_dataset('parquet', data_files={files!r}{more}){needs}"
-    path, _, revision = dest.removeprefix("hf://datasets/").partition("@")
-    if not dest.startswith("hf://"):
-        return f"datasets.load_dataset({dest!r})"
-    words = [repr(path.rstrip("/")), *([] if config == "default" else [repr(config)])]
-    return f"datasets.load_dataset({', '.join([*words, *([f'revision={revision!r}'] if revision else [])])})"

@@ -1,69 +1,55 @@
-"""brim verify: prove what is at a destination."""
+"""brim verify: compare a dataset with its checksums, or with its source."""
 
-from typing import Annotated
-
-import typer
-
-from brim.cli.flags import BUILT, FromFlags, KeepingFlags, LiveFlags, ShowingFlags, StoringFlags, WatchingFlags
-from brim.cli.show import emit, followed, print_lines
+from brim.cli.command import Command
+from brim.cli.show import emit, print_lines, show_progress
+from brim.options.check_options import VerifyOptions
+from brim.options.groups import ShowOptions
+from brim.records import dataclass
 from brim.sizes import format_size, plural
 
-HELP = """Prove that what is at DEST is whole.
+EXAMPLES = """
+brim verify out/
+brim verify out/ scans/ --repair
+brim verify hf://datasets/me/arc ds004884/
+"""
 
-Reads every shard again: size, SHA-256 against the receipts, Parquet footers and row counts, and the card
-against the shards. With SOURCE, compares every source file byte by byte with what is inside the shards.
-Every config and split that the card or a manifest names is looked at, or one of them (--from-config, --from-split).
-Exits 3 and names whatever is damaged, missing, unfinished or too much. Damaged shards are recorded in the ledger: the
-command that built them writes exactly those again. --repair writes them at once, also without a ledger.
+DETAILS = """
+Reads every shard of a local dataset again: size, SHA-256 against the receipts, Parquet footers and row counts, and the
+card against the shards. With SOURCE, compares every source file byte by byte with its copy in the shards. All configs
+and splits are verified, or one of them (--from-config, --from-split). Exits with 3 and names the files that are
+damaged, missing, unfinished or not part of the dataset.
 
-On the Hub nothing is downloaded but footers: the sizes and SHA-256 that it lists are compared with the
-manifest, and SOURCE by the SHA-256 that its shards must have. --deep reads everything back.
-In a bucket, sizes and ETags take the place of SHA-256.
+Damaged shards are recorded in the ledger: the command that built them writes exactly those again. --repair writes them
+at once, also without a ledger.
 
-[bold]Examples[/bold]
-
-  brim verify out/
-  brim verify out/ scans/
-  brim verify out/ scans/ --repair
-  brim verify hf://datasets/me/arc ds004884/
-  brim verify s3://lab/scans scans/
+For a dataset on the Hub, only Parquet footers are downloaded. The sizes and SHA-256 that the Hub lists are compared
+with the manifest, and those of SOURCE with the SHA-256 that its shards must have. In an object store, sizes and ETags
+are compared instead of SHA-256. --deep downloads and compares all bytes.
 """
 
 
-def verify(
-    dest: Annotated[
-        str,
-        typer.Argument(metavar="DEST", help=BUILT),
-    ],
-    reading: FromFlags,
-    keeping: KeepingFlags,
-    storing: StoringFlags,
-    showing: ShowingFlags,
-    watching: WatchingFlags,
-    live: LiveFlags,
-    source: Annotated[str | None, typer.Argument(metavar="SOURCE", help="What it was built from.")] = None,
-    deep: Annotated[bool, typer.Option("--deep", help="On the Hub or in a bucket: read everything back.")] = False,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Write damaged shards of a folder again, from SOURCE.")
-    ] = False,
-    root: Annotated[str | None, typer.Option(metavar="DIR", help="Where a table's relative paths start.")] = None,
-) -> None:
-    import brim
+@dataclass(frozen=True, kw_only=True)
+class VerifyCommand(VerifyOptions, ShowOptions):
+    """`brim verify DATASET [SOURCE]`."""
 
-    with followed(showing, watching, live) as progress:
-        result = brim.verify(
-            dest, source, deep=deep, repair=repair, **vars(reading), state=keeping.state, root=root, **vars(storing),
-            progress=progress,
-        )  # fmt: skip
-    if showing.json:
+
+def run(options: VerifyCommand) -> None:
+    from brim.jobs.verify import verify
+
+    with show_progress(options) as progress:
+        result = verify(options, progress)
+    if options.json:
         emit("verified", **vars(result))
         return
-    lines = [("whole", f"{plural(result.shards, 'shard')}, {plural(result.rows, 'row')}, {format_size(result.bytes)}")]
+    total = f"{plural(result.shards, 'shard')}, {plural(result.rows, 'row')}, {format_size(result.bytes)}"
+    lines = [("complete", total)]
     if len(result.subsets) > 1 or set(result.subsets.values()) - {"whole"}:
-        lines += [(name, words) for name, words in result.subsets.items()]
+        lines += [(name, state) for name, state in result.subsets.items()]
     if result.files_compared:
         lines.append(("source", f"{result.files_compared:,} files are inside, byte for byte"))
     if result.repaired:
         lines.append(("repaired", plural(result.repaired, "shard")))
-    lines += [("not proved", what) for what in result.unproved]
-    print_lines(lines)
+    print_lines([*lines, *(("not verified", text) for text in result.unproved)])
+
+
+COMMAND = Command(VerifyCommand, run, EXAMPLES, DETAILS)

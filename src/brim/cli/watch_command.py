@@ -1,4 +1,4 @@
-"""brim watch: something that runs already."""
+"""brim watch: watch a process that is already running."""
 
 import math
 import os
@@ -7,146 +7,152 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from brim.cli.flags import LiveFlags, ShowingFlags, WatchingFlags
-from brim.cli.show import emit
-from brim.cli.watch_flags import Rungs, Written, check_report, ladder_of, log_path, say, tell, write_report
+from brim.cli.command import Command
+from brim.cli.run_command import check_report, log_path, make_levels, write_report
+from brim.cli.show import emit, print_stderr, print_stderr_lines
 from brim.errors import InputError
+from brim.options.declare import Option
+from brim.options.groups import ShowOptions
+from brim.options.monitor_options import MonitorOptions, Seconds
+from brim.records import dataclass
 
-HELP = """Watch something that runs already.
+EXAMPLES = """
+brim watch 4711
+brim watch --match train.py --memory 40GB --background
+brim watch 4711 --memory 40GB --enforce --stop-file run/stop
+"""
 
-The same as brim run, for a process that was started without it: by its number, by the name of its program or script
-(and found again when it is started anew), or the whole machine. Warns, and touches the stop file if there is
-one; ends nothing unless told to with --act. Ctrl-C ends the watch, not what is watched.
-
-[bold]Examples[/bold]
-
-  brim watch 4711
-  brim watch --match train.py --memory 40GB --background
-  brim watch 4711 --memory 40GB --act --stop-file run/stop
-  brim watch --system --alert-system 85%
+DETAILS = """
+Watches a process that was not started by `brim run`: by its process id, by the name of its program or script (also
+after a restart), or the whole machine. Prints warnings and creates the file of --stop-file. Stops and kills a process
+only with --enforce. Ctrl-C ends the watch; the watched process continues.
 """
 
 _FOR_MEMORY = 4
 
 
-def watch(
-    showing: ShowingFlags,
-    watching: WatchingFlags,
-    rungs: Rungs,
-    written: Written,
-    live: LiveFlags,
-    pid: Annotated[int | None, typer.Argument(metavar="PID", help="The process to watch, with all it started.")] = None,
-    match: Annotated[
-        str | None,
-        typer.Option("--match", metavar="TEXT", help="Whatever has this in the name of its program or script."),
-    ] = None,
-    system: Annotated[bool, typer.Option("--system", help="The whole machine.")] = False,
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="The limit. (default: what it has and may still get)")
-    ] = None,
-    act: Annotated[bool, typer.Option("--act", help="Stop and kill it when it is over the lines.")] = False,
-    act_on_all: Annotated[
-        bool, typer.Option("--all", help="With --match --act: act on every program that matches.")
-    ] = False,
-    background: Annotated[bool, typer.Option("--background", help="Go on in the background.")] = False,
-    for_s: Annotated[float | None, typer.Option("--for", metavar="S", help="End the watch after this long.")] = None,
-) -> None:
-    from brim.report.live_server import shown_live
-    from brim.watching.launch import Board, Orders, WatcherProcess
-    from brim.watching.run_log import prepare_log
+@dataclass(frozen=True, kw_only=True)
+class WatchCommand(MonitorOptions, ShowOptions):
+    """`brim watch [PID]`."""
 
-    check_report(written)
-    target = _target(pid, match, system)
-    if act_on_all and not (act and match):
-        raise InputError("--all says that --act may end every program that --match finds: it needs both.")
-    if act and match:
-        _show_matches(match, act_on_all, showing.json)
-    limit, given = _limit(memory, target)
-    log = log_path(written, match or ("system" if system else f"pid{pid}"))
-    ladder = ladder_of(rungs, written, log, act, target.command, act_on_all)
-    ladder.lines(limit.bytes), ladder.system_lines()
-    if for_s is not None and not 0 < for_s < math.inf:
-        raise InputError(f"--for takes seconds, not {for_s:g}.")
-    if background and live.port is not None:
-        raise InputError(
-            "--live ends with this command; look at a watch in the background with: brim report LOG --follow"
-        )
-    if background and written.report:
-        raise InputError("--report is written at the end, which --background does not wait for.")
+    pid: Annotated[
+        int | None, Option("The process to watch, with its child processes.", "PID", argument=True, minimum=1)
+    ] = None
+    match: Annotated[
+        str | None, Option("Watch processes whose program or script has this in its name.", "TEXT", common=True)
+    ] = None
+    system: Annotated[bool, Option("Watch the whole machine.", common=True)] = False
+    enforce: Annotated[
+        bool, Option("Stop and kill the process at these levels, not only warn.", common=True, old=("act",))
+    ] = False
+    enforce_all: Annotated[
+        bool, Option("With --match and --enforce: stop every program that matches.", old=("all",))
+    ] = False
+    background: Annotated[bool, Option("Continue in the background.", common=True)] = False
+    for_s: Annotated[Seconds | None, Option("End the watch after this many seconds.", flags=("--for",))] = None
+
+    def check_options(self) -> None:
+        if sum((self.pid is not None, self.match is not None, self.system)) != 1:
+            raise InputError(
+                "Name what to watch: a process number, --match TEXT, or --system.", hint="brim watch --match train.py"
+            )
+        if self.match is not None and not self.match.strip():
+            raise InputError("--match takes a part of the name of a program or script, such as train.py.")
+        if self.enforce_all and not (self.enforce and self.match):
+            raise InputError("--enforce-all can only be used with --match and --enforce.")
+        if self.for_s == 0:
+            raise InputError("--for takes seconds above zero, not 0.")
+        if self.background and self.port is not None:
+            raise InputError(
+                "--live cannot be used with --background.", hint="Follow the log: brim report LOG.jsonl --follow"
+            )
+        if self.background and self.report:
+            raise InputError("--report cannot be used with --background.", hint="Later: brim report LOG.jsonl")
+
+
+def run(options: WatchCommand) -> None:
+    from brim.monitor.report.live_server import shown_live
+    from brim.monitor.watching.launch import Board, Orders, WatcherProcess
+    from brim.monitor.watching.run_log import prepare_log
+
+    check_report(options)
+    target = _target(options)
+    if options.enforce and options.match:
+        _show_matches(options.match, options.enforce_all, options.json)
+    limit, is_limit_set = _limit(options.memory, target)
+    log = log_path(options, options.match or ("system" if options.system else f"pid{options.pid}"))
+    levels = make_levels(options, log, enforce=options.enforce, command=target.command, enforce_all=options.enforce_all)
+    levels.lines(limit.bytes), levels.system_lines()  # raises for wrong levels before the watch starts
     prepare_log(log, anew=True)
-    board = None if background else Board()
+    board = None if options.background else Board()
     orders = Orders(
         target=target,
         log=str(log),
         limit_bytes=limit.bytes,
         limit_why=limit.reason,
-        floating=not given and not system,
+        floating=not is_limit_set and not options.system,
         asked_bytes=limit.asked_bytes,
-        ladder=ladder,
+        ladder=levels,
         board=board.descriptor if board else None,
-        speak=not (background or showing.json),
-        detached=background,
+        speak=not (options.background or options.json),
+        detached=options.background,
     )
     watcher = WatcherProcess(orders)
     if board is None:
         watcher.let_go()
-        _say_background(watcher.pid, log, ladder.alerts, showing.json)
+        _show_background(watcher.pid, log, levels.alerts, options.json)
         return
-    if not (showing.json or watching.quiet):
-        tell(f"brim: watching {_name(target)} under {limit}, {'acting' if act else 'only looking'}; log {log}")
-    with shown_live(log, live.port, live.open_page, tell):
-        end = _follow(watcher, board, _view(showing.json, watching.quiet, limit.bytes), for_s)
-    _show(log, showing.json)
-    write_report(written, log)
-    sys.exit(_FOR_MEMORY if act and end.get("stopped") else 0)
+    if not (options.json or options.quiet):
+        mode = "acting" if options.enforce else "only watching"
+        print_stderr(f"brim: watching {_name(target)} under {limit}, {mode}; log {log}")
+    with shown_live(log, options.port, options.open_page, print_stderr):
+        end = _follow(watcher, board, _view(options.json, options.quiet, limit.bytes), options.for_s)
+    _show(log, options.json)
+    write_report(options, log)
+    sys.exit(_FOR_MEMORY if options.enforce and end.get("stopped") else 0)
 
 
-def _target(pid: int | None, match: str | None, system: bool) -> Any:
+def _target(options: WatchCommand) -> Any:
     from brim.memory.meter import started
+    from brim.monitor.watching.find_processes import command_line
+    from brim.monitor.watching.launch import Target
     from brim.redact import redact_command
-    from brim.watching.find_processes import command_line
-    from brim.watching.launch import Target
 
-    if sum((pid is not None, match is not None, system)) != 1:
-        raise InputError("Say what to watch: a process number, --match TEXT, or --system.")
-    if system:
+    if options.system:
         return Target("machine")
-    if match is not None:
-        if not match.strip():
-            raise InputError("--match takes a part of the name of a program or script, like train.py.")
-        return Target("match", pattern=match)
-    assert pid is not None
-    if sys.platform == "linux" and started(pid) is None:
-        raise InputError(f"There is no process {pid} that this user can see.", hint="ps -e lists them.")
-    return Target("process", pid=pid, command=tuple(redact_command(list(command_line(pid)))))
+    if options.match is not None:
+        return Target("match", pattern=options.match)
+    assert options.pid is not None
+    if sys.platform == "linux" and started(options.pid) is None:
+        raise InputError(f"There is no process {options.pid} that this user can see.", hint="ps -e lists them.")
+    return Target("process", pid=options.pid, command=tuple(redact_command(list(command_line(options.pid)))))
 
 
-def _show_matches(pattern: str, act_on_all: bool, as_json: bool) -> None:
-    """What would be acted on; several programs only if that was asked for."""
+def _show_matches(pattern: str, enforce_all: bool, as_json: bool) -> None:
+    """Print the processes that --enforce would stop; raise for several programs without --enforce-all."""
+    from brim.monitor.watching.find_processes import command_line, find, leaders
     from brim.redact import redact_command
-    from brim.watching.find_processes import command_line, find, leaders
 
     roots = leaders(find(pattern))
     lines = [f"{pid}  {' '.join(redact_command(command_line(pid)))[:100]}" for pid in roots]
-    if len(roots) > 1 and not act_on_all:
+    if len(roots) > 1 and not enforce_all:
         raise InputError(
-            f"{len(roots)} programs match {pattern!r}, and --act would end all of them:\n  " + "\n  ".join(lines[:20]),
-            hint="Name one by its number, or add --all.",
+            f"{len(roots)} programs match {pattern!r}, and --enforce would stop all of them:\n  "
+            + "\n  ".join(lines[:20]),
+            hint="Name one by its number, or add --enforce-all.",
         )
     if not as_json:
-        for line in lines:
-            tell(f"brim: acting on process {line}")
+        for process in lines:
+            print_stderr(f"brim: acting on process {process}")
 
 
-def _limit(memory: str | None, target: Any) -> tuple[Any, bool]:
-    """What was asked for; else what it holds already and what is left."""
+def _limit(memory: str | int | float | None, target: Any) -> tuple[Any, bool]:
+    """Return the limit and whether the user has set it. The default is the memory in use plus the available memory."""
     from brim.memory.limit import Limit, watch_limit
     from brim.memory.meter import machine_now, tree_bytes
 
-    held = None if target.pid is None else tree_bytes(target.pid)
-    limit = watch_limit(memory, held_bytes=held, pid=target.pid or "self")
+    used_bytes = None if target.pid is None else tree_bytes(target.pid)
+    limit = watch_limit(memory, held_bytes=used_bytes, pid=target.pid or "self")
     if memory is not None or os.environ.get("BRIM_MEMORY"):
         return limit, True
     if target.kind == "machine":
@@ -160,13 +166,13 @@ def _name(target: Any) -> str:
     return f"{target.pattern!r}" if target.pattern else f"process {target.pid}"
 
 
-def _say_background(pid: int, log: Path, alerts: str, as_json: bool) -> None:
+def _show_background(pid: int, log: Path, alerts: str, as_json: bool) -> None:
     if as_json:
         emit("watching", pid=pid, log=str(log), alerts=alerts)
         return
-    say(
+    print_stderr_lines(
         [
-            ("watching", f"in the background, as process {pid}; to end it: kill {pid}"),
+            ("watching", f"in the background, as process {pid}; to stop watching: kill {pid}"),
             ("alerts", f"tail -F {alerts}"),
             ("log", str(log)),
         ]
@@ -174,17 +180,17 @@ def _say_background(pid: int, log: Path, alerts: str, as_json: bool) -> None:
 
 
 def _view(as_json: bool, quiet: bool, limit_bytes: int) -> Any:
-    from brim.report.watch_view import JsonView, NoView, PlainView, TerminalView
+    from brim.monitor.report.watch_view import JsonView, NoView, PlainView, TerminalView
 
     if as_json:
         return JsonView(emit)
     if quiet:
         return NoView()
-    return TerminalView(limit_bytes) if sys.stderr.isatty() else PlainView(limit_bytes, tell)
+    return TerminalView(limit_bytes) if sys.stderr.isatty() else PlainView(limit_bytes, print_stderr)
 
 
 def _follow(watcher: Any, board: Any, view: Any, for_s: float | None) -> dict[str, Any]:
-    """Show what the watcher sees, until it or the user ends it."""
+    """Show the measurements of the watcher until the watcher exits, the time is over, or the user presses Ctrl-C."""
     import time
 
     deadline = math.inf if for_s is None else time.monotonic() + for_s
@@ -196,7 +202,7 @@ def _follow(watcher: Any, board: Any, view: Any, for_s: float | None) -> dict[st
                 if time.monotonic() >= deadline:
                     break
     except KeyboardInterrupt:
-        pass  # the way to end a watch
+        pass  # Ctrl-C is how the user ends the watch
     watcher.tell("finish")
     end = wait(10.0)
     watcher.let_go()
@@ -204,10 +210,13 @@ def _follow(watcher: Any, board: Any, view: Any, for_s: float | None) -> dict[st
 
 
 def _show(log: Path, as_json: bool) -> None:
-    from brim.report.watch_view import screen, summarise
+    from brim.monitor.report.watch_view import screen, summarise
 
     summary = summarise(log)
     if as_json:
         emit("watched", **summary.facts())
     else:
-        say(screen(summary))
+        print_stderr_lines(screen(summary))
+
+
+COMMAND = Command(WatchCommand, run, EXAMPLES, DETAILS)

@@ -1,4 +1,7 @@
-"""Parquet files that are encrypted: brim has no keys, and says so. Imports nothing large: every worker loads it."""
+"""Recognize encrypted Parquet files, for which brim has no keys.
+
+This module imports nothing large, because every worker loads it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from brim.errors import InputError
 
 
 def is_encrypted(error: BaseException) -> bool:
-    """Whether pyarrow has refused a file, or a column of one, for want of a key."""
+    """Return whether pyarrow refused a file, or one of its columns, because it has no key."""
     return "encrypt" in str(error) or "decrypt" in str(error)
 
 

@@ -1,11 +1,11 @@
-"""Bytes inside of structs and lists to any depth, as numbers of values that lie elsewhere.
+"""Replace bytes inside structs and lists by numbers of values, at any depth.
 
-A column that holds bytes somewhere inside is a tree. In a file table it has the same shape, with a number where its
-bytes would be (`numbered_type`); in a skeleton it has empty bytes there (`emptied`). `assembled` makes the shape of one
-leaf from the levels of its Parquet column, `merged` puts leaves that were made or read apart together again.
+A column with bytes somewhere inside is a tree. A file table has a column of the same shape with a number instead of
+each value (`numbered_type`); a skeleton has empty bytes (`with_empty_bytes`). `assemble_leaf` builds the shape of one
+leaf from the levels of its Parquet column, `merge_leaves` combines leaves that were built or read separately.
 
-Columns of one file a row, or of one list of them, are not made here: sources/value_places.py. What has maps or lists of
-fixed length on the way to its bytes is not taken apart, and is decoded.
+Columns with one file per row, or one list of files, are not built here: sources/value_places.py. Columns with maps or
+lists of fixed length above their bytes are not supported (`byte_leaves` returns None) and are decoded.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim.file_set import Ints
+from brim.formats.parquet_levels import OPTIONAL, REPEATED, is_list_type
 
-Path = tuple[str, ...]  # the names of the struct fields on the way from a column to a leaf
-OPTIONAL, REPEATED = 1, 2  # as Parquet numbers what adds a level
+Path = tuple[str, ...]  # the names of the struct fields from a column down to a leaf
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+def _list_type(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
+    """Return the list type with other elements."""
+    field = kind.value_field.with_type(element)
+    return pa.large_list(field) if pa.types.is_large_list(kind) else pa.list_(field)
 
 
 def byte_leaves(kind: pa.DataType, nullable: bool = True) -> list[tuple[Path, tuple[int, ...]]] | None:
-    """The leaves of bytes below a column, with what adds a level on the way; None if one cannot be taken apart."""
+    """Return the path and levels of each leaf of bytes in a column; None if a leaf is not supported."""
     own = (OPTIONAL,) if nullable else ()
     if _is_bytes(kind):
         return [((), own)]
@@ -41,134 +43,129 @@ def byte_leaves(kind: pa.DataType, nullable: bool = True) -> list[tuple[Path, tu
         if any(leaves is None for _, leaves in parts) or len({field.name for field in kind}) < kind.num_fields:
             return None
         return [((name, *path), own + levels) for name, leaves in parts for path, levels in leaves or ()]
-    if _is_list(kind):
-        leaves = byte_leaves(kind.value_type, kind.value_field.nullable)
-        return None if leaves is None else [(path, (*own, REPEATED, *levels)) for path, levels in leaves]
+    if is_list_type(kind):
+        elements = byte_leaves(kind.value_type, kind.value_field.nullable)
+        return None if elements is None else [(path, (*own, REPEATED, *levels)) for path, levels in elements]
     if any(byte_leaves(kind.field(number).type) != [] for number in range(kind.num_fields)):
         return None
     return None if pa.types.is_dictionary(kind) and byte_leaves(kind.value_type) != [] else []
 
 
-def _with(kind: pa.DataType, inner: pa.Field) -> pa.DataType:
-    return pa.large_list(inner) if pa.types.is_large_list(kind) else pa.list_(inner)
-
-
 def numbered_type(kind: pa.DataType) -> pa.DataType:
-    """The same type with numbers in the place of bytes."""
+    """Return the same type with numbers instead of bytes."""
     if _is_bytes(kind):
         return pa.int64()
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(numbered_type(field.type)) for field in kind])
-    return _with(kind, kind.value_field.with_type(numbered_type(kind.value_type))) if _is_list(kind) else kind
+    return _list_type(kind, numbered_type(kind.value_type)) if is_list_type(kind) else kind
 
 
 def _lengths(array: Any) -> Ints:
     return np.asarray(pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
 
 
-def _absent(array: Any) -> Any:
+def _null_mask(array: Any) -> Any:
     return array.is_null() if array.null_count else None
 
 
-def _listed(kind: pa.DataType, lengths: Ints, values: Any, absent: Any) -> Any:
-    large = pa.types.is_large_list(kind)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64() if large else pa.int32())
-    return (pa.LargeListArray if large else pa.ListArray).from_arrays(offsets, values, type=kind, mask=absent)
+def _make_list(kind: pa.DataType, lengths: Ints, values: Any, null_mask: Any) -> Any:
+    is_large = pa.types.is_large_list(kind)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64() if is_large else pa.int32())
+    return (pa.LargeListArray if is_large else pa.ListArray).from_arrays(offsets, values, type=kind, mask=null_mask)
 
 
 def leaf_cells(array: Any, kind: pa.DataType, rows: Ints | None = None) -> Iterator[tuple[Any, Ints]]:
-    """The numbers of each leaf of bytes, nulls among them, and the row of each. `kind` is the type with bytes."""
+    """Yield the numbers of each leaf, with nulls, and the row of each. `kind` is the type with bytes."""
     rows = np.arange(len(array), dtype=np.int64) if rows is None else rows
     if _is_bytes(kind):
         yield array, rows
     elif pa.types.is_struct(kind):
         for field, child in zip(kind, array.flatten(), strict=True):
             yield from leaf_cells(child, field.type, rows)
-    elif _is_list(kind):
+    elif is_list_type(kind):
         yield from leaf_cells(array.flatten(), kind.value_type, np.repeat(rows, _lengths(array)))
 
 
-def changed(array: Any, kind: pa.DataType, out: pa.DataType, change: Callable[[Any, pa.DataType], Any]) -> Any:
-    """The same shape with other leaves: `change` is given the numbers of a leaf and the type that it has in `out`."""
+def map_leaves(array: Any, kind: pa.DataType, out: pa.DataType, change: Callable[[Any, pa.DataType], Any]) -> Any:
+    """Replace the leaves: `change` gets the numbers of a leaf and its type in `out`. `kind` is the type with bytes."""
     if _is_bytes(kind):
         return change(array, out)
     if pa.types.is_struct(kind) and kind.num_fields:
         children = zip(kind, out, array.flatten(), strict=True)
-        parts = [changed(child, field.type, made.type, change) for field, made, child in children]
-        return pa.StructArray.from_arrays(parts, fields=list(out), mask=_absent(array))
-    if _is_list(kind):
-        values = changed(array.flatten(), kind.value_type, out.value_type, change)
-        return _listed(out, _lengths(array), values, _absent(array))
+        parts = [map_leaves(child, field.type, new_field.type, change) for field, new_field, child in children]
+        return pa.StructArray.from_arrays(parts, fields=list(out), mask=_null_mask(array))
+    if is_list_type(kind):
+        values = map_leaves(array.flatten(), kind.value_type, out.value_type, change)
+        return _make_list(out, _lengths(array), values, _null_mask(array))
     return array
 
 
-def emptied(array: Any, kind: pa.DataType) -> Any:
-    """With empty bytes where there are numbers."""
-
-    def empty(cells: Any, of: pa.DataType) -> Any:
-        none = pa.scalar(None, pa.binary())
-        return pc.if_else(cells.is_valid(), pa.scalar(b"", pa.binary()), none).cast(of)
-
-    return changed(array, kind, kind, empty)
+def with_empty_bytes(array: Any, kind: pa.DataType) -> Any:
+    """Replace numbers by empty bytes, nulls by nulls."""
+    null, empty = pa.scalar(None, pa.binary()), pa.scalar(b"", pa.binary())
+    return map_leaves(array, kind, kind, lambda cells, out: pc.if_else(cells.is_valid(), empty, null).cast(out))
 
 
 def without_bytes(array: Any) -> Any | None:
-    """A column as it is read without its leaves of bytes; None if nothing is left."""
+    """Remove the leaves of bytes from a column; return None if nothing remains."""
     kind = array.type
     if pa.types.is_struct(kind):
-        found = [(field, without_bytes(array.field(at))) for at, field in enumerate(kind)]
-        kept = [(field, child) for field, child in found if child is not None]
-        fields = [field.with_type(child.type) for field, child in kept]
-        made = pa.StructArray.from_arrays([child for _, child in kept], fields=fields, mask=_absent(array))
-        return made if kept or not kind.num_fields else None
-    if _is_list(kind):
-        inner = without_bytes(array.flatten())
-        if inner is None:
+        children = [(field, without_bytes(array.field(number))) for number, field in enumerate(kind)]
+        remaining = [(field, child) for field, child in children if child is not None]
+        if not remaining and kind.num_fields:
             return None
-        return _listed(_with(kind, kind.value_field.with_type(inner.type)), _lengths(array), inner, _absent(array))
+        fields = [field.with_type(child.type) for field, child in remaining]
+        return pa.StructArray.from_arrays([child for _, child in remaining], fields=fields, mask=_null_mask(array))
+    if is_list_type(kind):
+        elements = without_bytes(array.flatten())
+        if elements is None:
+            return None
+        return _make_list(_list_type(kind, elements.type), _lengths(array), elements, _null_mask(array))
     return None if _is_bytes(kind) else array
 
 
-def assembled(field: pa.Field, path: Path, repetition: Ints, definition: Ints, numbers: pa.Array) -> pa.Array:
-    """One leaf of a column in its shape, other leaves left out, by the levels of its slots; `numbers` has one for each.
+def assemble_leaf(field: pa.Field, path: Path, repetition: Ints, definition: Ints, numbers: pa.Array) -> pa.Array:
+    """Build the shape of a column with one leaf from the levels of its slots; `numbers` has one entry per slot.
 
-    Levels are those of the types, as `byte_leaves` has them.
+    The levels are those of the types, as `byte_leaves` returns them.
     """
 
-    def made(field: pa.Field, path: Path, slots: Ints, depth: int, defined: int) -> Any:
+    def build(field: pa.Field, path: Path, slots: Ints, list_depth: int, defined: int) -> Any:
         kind = field.type
         defined += field.nullable
-        here = definition[slots]
-        absent = None if (here >= defined).all() else pa.array(here < defined)
+        is_null = definition[slots] < defined
+        null_mask = pa.array(is_null) if is_null.any() else None
         if _is_bytes(kind):
             cells = numbers.take(pa.array(slots))
-            return cells if absent is None else pc.if_else(absent, pa.scalar(None, pa.int64()), cells)
+            return cells if null_mask is None else pc.if_else(null_mask, pa.scalar(None, pa.int64()), cells)
         if pa.types.is_struct(kind):
-            inner = kind.field(path[0])
-            child = made(inner, path[1:], slots, depth, defined)
-            return pa.StructArray.from_arrays([child], fields=[inner.with_type(child.type)], mask=absent)
-        inside = np.flatnonzero((repetition <= depth + 1) & (definition > defined))
-        edges = np.searchsorted(inside, np.append(slots, len(definition)))
-        child = made(kind.value_field, path, inside, depth + 1, defined + 1)
-        return _listed(_with(kind, kind.value_field.with_type(child.type)), np.diff(edges), child, absent)
+            child_field = kind.field(path[0])
+            child = build(child_field, path[1:], slots, list_depth, defined)
+            return pa.StructArray.from_arrays([child], fields=[child_field.with_type(child.type)], mask=null_mask)
+        elements = np.flatnonzero((repetition <= list_depth + 1) & (definition > defined))
+        edges = np.searchsorted(elements, np.append(slots, len(definition)))
+        child = build(kind.value_field, path, elements, list_depth + 1, defined + 1)
+        return _make_list(_list_type(kind, child.type), np.diff(edges), child, null_mask)
 
-    return made(field, path, np.flatnonzero(repetition == 0), 0, 0)
+    return build(field, path, np.flatnonzero(repetition == 0), 0, 0)
 
 
-def merged(kind: pa.DataType, parts: Sequence[Any]) -> Any:
-    """Leaves of one column that were made or read apart, put together as `kind`. ValueError if they do not fit."""
+def merge_leaves(kind: pa.DataType, parts: Sequence[Any]) -> Any:
+    """Combine leaves of one column that were built or read separately. Raises ValueError if their shapes differ."""
     first = parts[0]
     if any(len(part) != len(first) for part in parts):
         raise ValueError("the columns of a struct have other rows")
     if pa.types.is_struct(kind) and kind.num_fields:
         children = []
         for field in kind:
-            own = [part.field(at) for part in parts if (at := part.type.get_field_index(field.name)) >= 0]
-            children.append(merged(field.type, own))
-        return pa.StructArray.from_arrays(children, fields=list(kind), mask=_absent(first))
-    if _is_list(kind) and len(parts) > 1:
+            numbers = [part.type.get_field_index(field.name) for part in parts]
+            own = [part.field(number) for part, number in zip(parts, numbers, strict=True) if number >= 0]
+            children.append(merge_leaves(field.type, own))
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=_null_mask(first))
+    if is_list_type(kind) and len(parts) > 1:
         lengths = _lengths(first)
         if any((_lengths(part) != lengths).any() for part in parts[1:]):
             raise ValueError("the lists of a struct have other lengths")
-        return _listed(kind, lengths, merged(kind.value_type, [part.flatten() for part in parts]), _absent(first))
+        elements = merge_leaves(kind.value_type, [part.flatten() for part in parts])
+        return _make_list(kind, lengths, elements, _null_mask(first))
     return first

@@ -1,6 +1,6 @@
-"""What the columns of a Parquet file hold, without their media: types, bytes, how many values each row has.
+"""Describe the columns of a Parquet file without reading their media: types, sizes, number of values in each row.
 
-Of a column of files only the paths are read, whatever the files weigh. Any writer's files are understood.
+Of a file column only the paths are read, however large the files are. The file may come from any writer.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import pyarrow.compute as pc
 
 from brim.errors import BrimError
 from brim.file_set import Ints
+from brim.formats.file_views import FileView
 from brim.formats.parquet_footer import UNREADABLE, damaged, is_damage, open_parquet
-from brim.formats.parquet_shard import CREATED_BY, LEAF
-from brim.formats.readable import Readable, ReadableFile
+from brim.formats.parquet_levels import is_list_type, single_array
+from brim.formats.parquet_writer import CREATED_BY, LEAF
+from brim.formats.readable import Readable
 
-_BUFFER_BYTES = 1 << 20  # pages are read as they are wanted, not whole columns
+_BUFFER_BYTES = 1 << 20  # makes pyarrow read page by page instead of complete columns
 
 
 class ParquetColumns:
-    """One file. Close the Readable after use. DamageFound for one that cannot be read, also inside of its context."""
+    """The columns of one file. Close the Readable after use. Raises VerificationError if it cannot be read."""
 
     def __init__(self, shard: Readable) -> None:
         self._name = shard.name
@@ -32,7 +34,7 @@ class ParquetColumns:
         try:
             self.footer = self.file.metadata
             self.schema: pa.Schema = self.file.schema_arrow
-            self._leaves = [self.footer.schema.column(n).path for n in range(self.footer.num_columns)]
+            self._leaf_paths = [self.footer.schema.column(n).path for n in range(self.footer.num_columns)]
         except UNREADABLE as error:
             if not is_damage(error):
                 raise
@@ -42,79 +44,70 @@ class ParquetColumns:
     def rows(self) -> int:
         return int(self.footer.num_rows)
 
-    def features(self) -> dict[str, Any]:
-        """What `datasets` is told of the columns; nothing if nobody said."""
-        return _features(self.schema)
-
-    def column_bytes(self) -> dict[str, int]:
-        """The bytes of each column as stored."""
-        total = dict.fromkeys(self.schema.names, 0)
-        owner = [self._owner(path) for path in self._leaves]
-        for group in range(self.footer.num_row_groups):
-            row_group = self.footer.row_group(group)
-            for number, name in enumerate(owner):
-                total[name] += int(row_group.column(number).total_compressed_size)
-        return total
-
-    def _owner(self, path: str) -> str:
-        """The column that a leaf belongs to: the longest name that its path begins with. Names may hold dots."""
-        end = len(path)
-        while end > 0 and path[:end] not in self._names:
-            end = path.rfind(".", 0, end)
-        return path[: max(end, 0)]
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(self.schema.names)
-
-    @cached_property
-    def _numbers(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for number, path in enumerate(self._leaves):
-            found.setdefault(self._owner(path), []).append(number)
-        return found
-
-    def leaves_of(self, name: str) -> list[int]:
-        """The numbers of a column's leaves."""
-        return self._numbers.get(name, [])
-
     @property
     def is_spliced(self) -> bool:
-        """Whether brim wrote it: then files lie in it as they are."""
+        """Return whether brim wrote the file, so that files are stored in it unchanged."""
         return str(self.footer.created_by or "") == CREATED_BY.decode()
 
-    def _small_leaves(self, name: str) -> list[int]:
-        """The leaves of a column that tell how many values there are: the path of a file, not its content."""
-        mine = self.leaves_of(name)
-        small = [number for number in mine if not self._leaves[number].endswith(f".{LEAF}")]
-        return (small or mine)[:1] if is_file_type(self.schema.field(name).type) else mine
+    def features(self) -> dict[str, Any]:
+        """Return the features that the file has for `datasets`, if any."""
+        return _features(self.schema)
+
+    @cached_property
+    def _by_column(self) -> dict[str, list[int]]:
+        """The leaves of each column: the longest name that a leaf's path starts with. Names may contain dots."""
+        names = frozenset(self.schema.names)
+        numbers: dict[str, list[int]] = {}
+        for number, path in enumerate(self._leaf_paths):
+            end = len(path)
+            while end > 0 and path[:end] not in names:
+                end = path.rfind(".", 0, end)
+            numbers.setdefault(path[: max(end, 0)], []).append(number)
+        return numbers
+
+    def column_leaves(self, name: str) -> list[int]:
+        """Return the numbers of a column's leaves."""
+        return self._by_column.get(name, [])
+
+    def column_bytes(self) -> dict[str, int]:
+        """Return the stored bytes of each column."""
+        total = dict.fromkeys(self.schema.names, 0)
+        for group in range(self.footer.num_row_groups):
+            row_group = self.footer.row_group(group)
+            for name, numbers in self._by_column.items():
+                total[name] += sum(int(row_group.column(number).total_compressed_size) for number in numbers)
+        return total
 
     def cells(self, group: int, name: str) -> pa.Array:
-        """A column of a row group; of files only what is beside their content."""
-        read = self.file.reader.read_row_group(group, column_indices=self._small_leaves(name), use_threads=False)
-        array = read.column(0).combine_chunks()
-        return array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+        """Read a column of a row group; of a file column only the paths."""
+        numbers = self.column_leaves(name)
+        if is_file_type(self.schema.field(name).type):
+            small = [number for number in numbers if not self._leaf_paths[number].endswith(f".{LEAF}")]
+            numbers = (small or numbers)[:1]
+        read = self.file.reader.read_row_group(group, column_indices=numbers, use_threads=False)
+        return single_array(read.column(0))
 
     def counts(self, group: int, name: str) -> tuple[Ints, int, int]:
-        """The places that each row has (one or none if it is no list), all values in them, and rows that have one."""
+        """Return the list length of each row (0 or 1 outside of lists), the number of values, and of non-empty rows."""
         array = self.cells(group, name)
         if is_list_type(array.type):
-            places = np.asarray(pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
-            inner = array.flatten()
-            return places, len(inner) - inner.null_count, int((places > 0).sum())
-        there = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
-        return there.astype(np.int64), int(there.sum()), int(there.sum())
+            lengths = np.asarray(pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+            elements = array.flatten()
+            return lengths, len(elements) - elements.null_count, int((lengths > 0).sum())
+        valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
+        return valid.astype(np.int64), int(valid.sum()), int(valid.sum())
 
-    def crooked(self, pairs: dict[str, str]) -> Iterator[str]:
-        """Rows in which lists that go together are not of one length, in words."""
-        here = {name: of for name, of in pairs.items() if name in self.schema.names and of in self.schema.names}
+    def unequal_lists(self, pairs: dict[str, str]) -> Iterator[str]:
+        """Describe rows in which lists that belong together differ in length, three per row group and pair."""
+        names = self.schema.names
+        pairs = {name: partner for name, partner in pairs.items() if name in names and partner in names}
         first = 0
-        for group in range(self.footer.num_row_groups) if here else ():
-            places = {name: self.counts(group, name)[0] for name in {*here, *here.values()}}
-            for name, of in here.items():
-                for row in np.flatnonzero(places[name] != places[of])[:3].tolist():
-                    held, its = places[name][row], places[of][row]
-                    yield f"row {first + row}: {name!r} holds {held} and {of!r}, which it is beside, {its}"
+        for group in range(self.footer.num_row_groups) if pairs else ():
+            lengths = {name: self.counts(group, name)[0] for name in {*pairs, *pairs.values()}}
+            for name, partner in pairs.items():
+                for row in np.flatnonzero(lengths[name] != lengths[partner])[:3].tolist():
+                    own, other = lengths[name][row], lengths[partner][row]
+                    yield f"row {first + row}: {name!r} holds {own} and {partner!r}, which it is beside, {other}"
             first += self.footer.row_group(group).num_rows
 
     def __enter__(self) -> Self:
@@ -127,25 +120,21 @@ class ParquetColumns:
 
 
 def _features(schema: pa.Schema) -> dict[str, Any]:
-    said = (schema.metadata or {}).get(b"huggingface")
+    stored = (schema.metadata or {}).get(b"huggingface")
     try:
-        found = json.loads(said)["info"]["features"] if said else {}
+        features = json.loads(stored)["info"]["features"] if stored else {}
     except (ValueError, KeyError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return features if isinstance(features, dict) else {}
 
 
 def features_of_arrow(shard: Readable) -> dict[str, Any]:
-    """What `datasets` is told of the columns of an Arrow stream; nothing if nobody said."""
-    with pa.ipc.open_stream(ReadableFile(shard)) as stream:
+    """Return the features that an Arrow stream has for `datasets`, if any."""
+    with pa.ipc.open_stream(FileView(shard)) as stream:
         return _features(stream.schema)
 
 
-def is_list_type(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
 def is_file_type(kind: pa.DataType) -> bool:
-    """Whether a column holds files as `datasets` stores them: bytes and a path, or lists of that."""
+    """Return whether a column has files as `datasets` stores them: bytes and a path, or lists of that."""
     inner = kind.value_type if is_list_type(kind) else kind
     return bool(pa.types.is_struct(inner) and {field.name for field in inner} == {LEAF, "path"})

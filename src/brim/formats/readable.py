@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
-from brim.formats.source_reader import Seekable
 from brim.formats.splice import Unreadable, copy_range
 from brim.records import dataclass
 from brim.state.durable import open_regular, pread_all, reading
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class Hashing(Protocol):
 
 
 class LocalFile:
-    """A file on disk. What cannot be read of it is DamageFound."""
+    """A file on disk. What cannot be read of it is VerificationError."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.path.basename(path)
@@ -84,41 +82,3 @@ class LocalFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class ValueFile(Seekable, io.RawIOBase):
-    """A range of a Readable as a file of its own."""
-
-    def __init__(self, source: Readable, start: int, size: int) -> None:
-        self._source, self._start, self._length = source, start, size
-
-    def _size(self) -> int:
-        return self._length
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer).cast("B")
-        wanted = max(min(len(view), self._length - self._at), 0)
-        data = self._source.read_at(self._start + self._at, wanted) if wanted else b""
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-    def buffered(self) -> io.BufferedReader:
-        return io.BufferedReader(self, 1 << 18)
-
-
-class ReadableFile(Seekable, io.RawIOBase):
-    """A Readable as the file that pyarrow and tarfile want. Closing it leaves the Readable open."""
-
-    def __init__(self, source: Readable, start: int = 0) -> None:
-        self._source, self._at = source, start
-
-    def _size(self) -> int:
-        return self._source.size
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer).cast("B")
-        data = self._source.read_at(self._at, len(view))
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)

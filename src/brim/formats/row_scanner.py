@@ -1,6 +1,6 @@
-"""Find where rows end in text: lines, JSON lines, and CSV whose quoted values may hold line ends.
+"""Find the ends of rows in text: lines, JSON lines, and CSV whose quoted values may contain line ends.
 
-A scanner is fed blocks in order and says where rows end in each, with NumPy and no Python object per row.
+A scanner reads blocks in order and returns the ends of rows in each, with NumPy and without a Python object per row.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ BOM = b"\xef\xbb\xbf"
 
 
 class RowScanner:
-    """Feed it consecutive blocks of a file, from the start of a row on."""
+    """Scan consecutive blocks of a file, beginning with the start of a row."""
 
     def __init__(self, kind: str, delimiter: str = ",") -> None:
         self.kind = kind
         self.in_quotes = False
         self._delimiter = ord(delimiter)
-        self._before = b"\n"  # the last byte of the block before
+        self._last = b"\n"  # the last byte of the previous block
         self._closed = False  # whether that byte is a quote that closed a value
         self._first = True
-        self._empty = True  # whether the line that is being read has nothing but blanks so far
+        self._empty = True  # whether the current line has only blanks so far
 
     def feed(self, block: bytes) -> Ints:
-        """The places in the block just behind the line ends that end a row. Blank lines of JSON and CSV end none."""
+        """Return the position after each row that ends in the block. Blank lines of JSON and CSV are not rows."""
         if not block:
             return np.zeros(0, np.int64)
         if self._first and self.kind == "csv" and block.startswith(BOM):
@@ -40,22 +40,22 @@ class RowScanner:
         ends = np.flatnonzero(data == _NEWLINE)
         if self.kind == "csv":
             ends = self._outside_quotes(block, data, ends)
-        found = ends + 1
+        ends = ends + 1
         if self.kind != "lines":
-            found = self._without_blank(block, data, found)
-        self._before = block[-1:]
-        return found.astype(np.int64)
+            ends = self._without_blank(block, data, ends)
+        self._last = block[-1:]
+        return ends.astype(np.int64)
 
     def rest(self) -> int:
-        """How many rows end where the file does: one, if its last line has no line end."""
-        return 0 if (self._before == b"\n" and not self.in_quotes) or (self.kind != "lines" and self._empty) else 1
+        """Return the number of rows that end with the file: one if its last line has no line end."""
+        return 0 if (self._last == b"\n" and not self.in_quotes) or (self.kind != "lines" and self._empty) else 1
 
     def _without_blank(self, block: bytes, data: Octets, ends: Ints) -> Ints:
         starts = np.concatenate([np.zeros(1, np.int64), ends])
         blank_bytes = b"\r\n" if self.kind == "csv" else b" \t\r\n"
         table = np.zeros(256, bool)
         table[list(blank_bytes)] = True
-        first = data[np.minimum(starts, len(data) - 1)]  # a line that starts with a blank may be nothing else
+        first = data[np.minimum(starts, len(data) - 1)]  # only a line that starts with a blank can be blank
         suspects = np.flatnonzero(table[first])
         keep = np.ones(len(ends), bool)
         for number in suspects.tolist():
@@ -69,33 +69,32 @@ class RowScanner:
         return ends[keep]
 
     def _outside_quotes(self, block: bytes, data: Octets, ends: Ints) -> Ints:
+        """Remove line ends inside quoted values."""
         quotes = np.flatnonzero(data == _QUOTE)
         was_in = self.in_quotes
         if not len(quotes):
             self._closed = False
             return ends[:0] if was_in else ends
-        if not self._is_regular(data, quotes):
+        # Usually each quote that would open a value is at the start of one, or doubles another.
+        opening = quotes[1 if was_in else 0 :: 2]
+        before = np.where(opening > 0, data[opening - 1], self._last[0])
+        regular = (before == self._delimiter) | (before == _NEWLINE) | (before == _RETURN) | (before == _QUOTE)
+        is_cut = bool(len(opening)) and opening[0] == 0 and self._last == b'"' and not self._closed
+        if is_cut or not regular.all():
             quotes = np.array(self._real_quotes(block, quotes.tolist()), np.int64)
         odd = (np.searchsorted(quotes, ends) + was_in) % 2
         self.in_quotes = bool((len(quotes) + was_in) % 2)
         self._closed = not self.in_quotes and bool(len(quotes)) and quotes[-1] == len(block) - 1
         return np.asarray(ends[odd == 0], np.int64)
 
-    def _is_regular(self, data: Octets, quotes: Ints) -> bool:
-        """Whether each quote that would open a value stands at the start of one, or doubles another."""
-        opening = quotes[1 if self.in_quotes else 0 :: 2]
-        before = np.where(opening > 0, data[opening - 1], self._before[0])
-        good = (before == self._delimiter) | (before == _NEWLINE) | (before == _RETURN) | (before == _QUOTE)
-        return bool(good.all()) and not (len(opening) and opening[0] == 0 and self._before == b'"' and not self._closed)
-
     def _real_quotes(self, block: bytes, quotes: list[int]) -> list[int]:
-        """The quotes that open or close a value: others, as in `5" disk`, are part of one."""
+        """Return the quotes that open or close a value. Others, as in `5" disk`, are part of a value."""
         starters = bytes([self._delimiter]) + b"\r\n"
         inside, real = self.in_quotes, list[int]()
-        for place in quotes:
-            before = block[place - 1 : place] if place else self._before
-            doubled = real[-1] == place - 1 if real else self._closed and not place
+        for position in quotes:
+            before = block[position - 1 : position] if position else self._last
+            doubled = real[-1] == position - 1 if real else self._closed and not position
             if inside or doubled or before in starters:
                 inside = not inside
-                real.append(place)
+                real.append(position)
         return real

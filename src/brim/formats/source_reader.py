@@ -6,17 +6,12 @@ side, and a system call for each would take longer than the copy.
 
 Objects of a bucket are asked for ahead of the reading; ranges of objects that hold many values are joined where they
 are near each other. `open_file` is for those who look into one file.
-
-`Seekable` is what every file-like view has in common: a position in something whose size is known.
 """
 
 from __future__ import annotations
 
 import io
-import mmap
 import os
-import threading
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from types import TracebackType
@@ -24,59 +19,16 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, Self
 
 import numpy as np
 
-from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.read_object import PIECE_BYTES, Changed, ObjectFile, ObjectPiece, ahead, as_they_come, cut
 from brim.file_set import FileSet
+from brim.formats.file_views import FileView, Seekable
 from brim.memory.release import keep_heap_small
 from brim.records import dataclass
 from brim.state.durable import open_regular, reason, refuse_more_files
+from brim.storage.location import Location
+from brim.storage.reading import PIECE_BYTES, Changed, ObjectFile, ObjectPiece, ahead, as_they_come, cut
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-
-
-class Seekable(io.IOBase):
-    """`_at` is where the next read begins; whoever inherits says how large it is."""
-
-    _at = 0
-
-    def _size(self) -> int:
-        raise NotImplementedError
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size()}[whence]
-        if base + offset < 0:
-            raise ValueError(f"cannot seek to {base + offset}")
-        self._at = base + offset
-        return self._at
-
-
-class Buffers:
-    """Gives out buffers of one size. One comes back by itself when the last view of it is gone."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._free: list[mmap.mmap] = []
-        self._lock = threading.Lock()
-
-    def take(self) -> memoryview:
-        with self._lock:
-            memory = self._free.pop() if self._free else None
-        if memory is None:
-            memory = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # The array stands for all views of the memory: when it goes, nobody has one.
-        array = np.frombuffer(memory, np.uint8)
-        weakref.finalize(array, self._free.append, memory).atexit = False
-        return memoryview(array)  # type: ignore[arg-type]
 
 
 _NONE = -1
@@ -144,7 +96,7 @@ class SourceReader:
         return self._descriptor
 
     def read_into(self, target: memoryview, at: int) -> int:
-        """Fill as much of `target` as one read gives, from byte `at` of the file; SourceChanged if it ended."""
+        """Fill as much of `target` as one read gives, from byte `at` of the file; SourceChangedError if it ended."""
         size = len(target)
         start = at - self._ahead_at
         follows = 0 <= at - self._end <= _NEAR_BYTES
@@ -256,7 +208,7 @@ class JoinedReader:
         if not wanted:
             raise ValueError("a range is read that was not announced")
         self._blocks = {}
-        pieces: dict[BucketAddress, list[tuple[int, ObjectPiece]]] = {}
+        pieces: dict[Location, list[tuple[int, ObjectPiece]]] = {}
         for source, ranges in wanted.items():
             remote = self._files.remotes[source]
             for start, stop in join_ranges(ranges):
@@ -390,8 +342,13 @@ def open_file(files: FileSet, number: int, *, whole: bool = False) -> BinaryIO:
         return io.BufferedReader(_Value(files, number))
     if files.bucket is None:
         return open(open_regular(files.full_path(number)), "rb")
-    raw = _WholeObject(files, number) if whole else _SomeOfObject(files, number)
-    return io.BufferedReader(raw, _AHEAD_BYTES if whole else io.DEFAULT_BUFFER_SIZE)
+    assert files.etags is not None
+    size, etag, path = int(files.sizes[number]), files.etags[number].as_py(), files.path(number)
+    file = ObjectFile(files.bucket, path, size, etag, lambda: files.changed(number, _OTHER_OBJECT))
+    if not whole:
+        return io.BufferedReader(FileView(file))
+    pieces = ahead(files.bucket, cut(files.bucket.key(path), 0, size, etag))
+    return io.BufferedReader(FileView(_ObjectInOrder(file, pieces), 0, size, owned=True), _AHEAD_BYTES)
 
 
 class _Value(Seekable, io.RawIOBase):
@@ -420,53 +377,22 @@ class _Value(Seekable, io.RawIOBase):
         return step
 
 
-class _SomeOfObject(Seekable, io.RawIOBase):
-    """A few places of an object; what is read near each other shares a request."""
-
-    def __init__(self, files: FileSet, number: int) -> None:
-        assert files.bucket is not None
-        assert files.etags is not None
-        self._files, self._number = files, number
-        size, etag = int(files.sizes[number]), files.etags[number].as_py()
-        self._object = ObjectFile(files.bucket, files.path(number), size, etag)
-
-    def _size(self) -> int:
-        return self._object.size
-
-    def _read(self, size: int) -> bytes | memoryview:
-        return self._object.read_at(self._at, size)
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer).cast("B")
-        try:
-            data = self._read(len(view))
-        except Changed:
-            raise self._files.changed(self._number, _OTHER_OBJECT) from None
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-
-class _WholeObject(_SomeOfObject):
+class _ObjectInOrder:
     """All of an object, asked for ahead. Going elsewhere than on takes requests of its own."""
 
-    def __init__(self, files: FileSet, number: int) -> None:
-        super().__init__(files, number)
-        assert files.bucket is not None
-        assert files.etags is not None
-        key = files.bucket.key(files.path(number))
-        self._pieces = ahead(files.bucket, cut(key, 0, self._object.size, files.etags[number].as_py()))
+    def __init__(self, file: ObjectFile, pieces: Iterator[tuple[ObjectPiece, bytes]]) -> None:
+        self._file, self._pieces = file, pieces
         self._left, self._streamed = memoryview(b""), 0
 
-    def _read(self, size: int) -> bytes | memoryview:
-        if self._at != self._streamed:
-            return super()._read(size)
+    def read_at(self, offset: int, size: int) -> bytes | memoryview:
+        if offset != self._streamed:
+            return self._file.read_at(offset, size)
         if not self._left:
-            self._left = memoryview(next(self._pieces, (None, b""))[1])
+            with self._file.watched():
+                self._left = memoryview(next(self._pieces, (None, b""))[1])
         data, self._left = self._left[:size], self._left[size:]
         self._streamed += len(data)
         return data
 
     def close(self) -> None:
         self._pieces.close()  # type: ignore[attr-defined]
-        super().close()

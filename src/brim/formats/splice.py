@@ -1,11 +1,11 @@
-"""A shard as a recipe: an ordered list of segments, each a literal, a range of a source file or of a scratch file.
+"""Describe a shard as an ordered list of segments: literals, and ranges of source files or of a scratch file.
 
-The size of a splice is known before a byte is read, any range of it can be read at any time, and reading
-it twice gives the same bytes. Segments are columns of numbers, not objects: a million files in one shard
-must stay small. Every source file is checked against the plan when it is opened and again when it has
-been read (`formats/source_reader.py`); a difference is SourceChanged.
+The size of a splice is known before a byte is read, any range of it can be read at any time, and reading it twice gives
+the same bytes. Segments are columns of numbers, not objects: a million files in one shard must need little memory.
+Every source file is compared with the plan when it is opened and again after it was read (`formats/source_reader.py`);
+a difference raises SourceChangedError.
 
-What a splice means (Parquet, tar) is decided in the modules beside this one.
+The formats that are spliced: parquet_writer.py, tar_shard.py.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import numpy as np
 import pyarrow as pa
 
 from brim.file_set import END, FileSet, Ints, member_header, padding
-from brim.formats.source_reader import Buffers, Seekable, SourceReader, reader_of
+from brim.formats.file_views import Seekable
+from brim.formats.source_reader import SourceReader, reader_of
 from brim.state.durable import BUFFER_BYTES, write_all
 from brim.state.scratch import Scratch
+from brim.storage.upload_content import Buffers
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -38,14 +40,14 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Unreadable(OSError):
-    """What is copied cannot be read; where it goes is not to blame."""
+    """The source of a copy cannot be read; its destination is not the cause."""
 
 
 class Splice:
     """Bytes that exist only as a list of segments. Safe to read from several threads.
 
-    `files` are the files that are opened. Close it when it has been read for the last time: it may own a
-    scratch file, which takes disk until then.
+    `files` are the files that are opened. Close the splice after its last use: it may own a scratch file, which takes
+    disk space until then.
     """
 
     __slots__ = ("_ends", "_literals", "_scratch", "_sources", "_starts", "files", "size")
@@ -62,12 +64,12 @@ class Splice:
         self._scratch = scratch
 
     def close(self) -> None:
-        """Give back what the splice holds beside memory; it cannot be read any more if that was something."""
+        """Remove the scratch file, if any; such a splice cannot be read any more."""
         if self._scratch is not None:
             self._scratch.close()
 
     def _segments(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(source, start in the source, size) of what lies between `start` and `stop`.
+        """Yield (source, start in the source, size) of each segment between `start` and `stop`.
 
         Zero-byte files inside the range are segments too, so that they are checked like the others.
         """
@@ -77,11 +79,11 @@ class Splice:
         for block in range(first, last, _BLOCK):
             cut = slice(block, min(block + _BLOCK, last))
             ends = self._ends[cut]
-            begins = np.concatenate([self._ends[block - 1 : block] if block else _ZERO, ends[:-1]])
-            skips = np.maximum(start - begins, 0)
-            sizes = np.minimum(ends, stop) - begins - skips
-            at = self._starts[cut] + skips
-            yield from zip(self._sources[cut].tolist(), at.tolist(), sizes.tolist(), strict=True)
+            positions = np.concatenate([self._ends[block - 1 : block] if block else _ZERO, ends[:-1]])
+            skips = np.maximum(start - positions, 0)
+            sizes = np.minimum(ends, stop) - positions - skips
+            offsets = self._starts[cut] + skips
+            yield from zip(self._sources[cut].tolist(), offsets.tolist(), sizes.tolist(), strict=True)
 
     def chunks(
         self,
@@ -92,46 +94,49 @@ class Splice:
         keep: Buffers | None = None,
         as_they_come: bool = False,
     ) -> Iterator[memoryview]:
-        """The bytes from `start` to `stop`. A chunk is valid until the next one is asked for.
+        """Yield the bytes from `start` to `stop`. A chunk is valid until the next one is requested.
 
-        With `keep`, which has buffers of `buffer_bytes`, a chunk is valid for as long as somebody holds it. With that
-        and `as_they_come`, large pieces of objects are handed on as they were received, and chunks are of any size.
+        With `keep`, whose buffers have `buffer_bytes`, a chunk is valid as long as it is referenced. With
+        `as_they_come` too, large parts of objects are yielded as they were received, and chunks have any size.
         """
         stop = self.size if stop is None else min(stop, self.size)
-        room = max(1, min(buffer_bytes, stop - start))
-        buffer = _page_aligned(room) if keep is None else keep.take()[:room]
+        limit = max(1, min(buffer_bytes, stop - start))
+        if keep is not None:
+            buffer = keep.take()[:limit]
+        else:  # aligned to pages, as direct writes require
+            buffer = memoryview(mmap.mmap(-1, limit, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         filled, literals = 0, self._literals
         with reader_of(self.files, self._segments(start, stop), stop - start) as reader:
-            for source, at, size in self._segments(start, stop):
-                if source == _LITERAL and filled + size < room:  # half of all segments: the length of a value
-                    buffer[filled : filled + size] = literals[at : at + size]
+            for source, offset, size in self._segments(start, stop):
+                if source == _LITERAL and filled + size < limit:  # half of all segments: the length of a value
+                    buffer[filled : filled + size] = literals[offset : offset + size]
                     filled += size
                     continue
                 if source >= 0:
-                    reader.turn_to(source)  # a file of zero bytes is looked at too
+                    reader.turn_to(source)  # also opens and checks a file of zero bytes
                 while size > 0:
-                    if as_they_come and source >= 0 and (piece := reader.piece(at, size)) is not None:
+                    if as_they_come and source >= 0 and (part := reader.piece(offset, size)) is not None:
                         if filled:
                             assert keep is not None
                             yield buffer[:filled]
-                            buffer, filled = keep.take()[:room], 0
-                        yield piece
-                        at, size = at + len(piece), size - len(piece)
+                            buffer, filled = keep.take()[:limit], 0
+                        yield part
+                        offset, size = offset + len(part), size - len(part)
                         continue
-                    target = buffer[filled : filled + min(size, room - filled)]
+                    target = buffer[filled : filled + min(size, limit - filled)]
                     if source >= 0:
-                        step = reader.read_into(target, at)
+                        step = reader.read_into(target, offset)
                     elif source == _LITERAL:
                         step = len(target)
-                        target[:] = literals[at : at + step]
+                        target[:] = literals[offset : offset + step]
                     else:
                         assert self._scratch is not None
-                        step = self._scratch.read_into(target, at)
-                    at, size, filled = at + step, size - step, filled + step
-                    if filled == room:
+                        step = self._scratch.read_into(target, offset)
+                    offset, size, filled = offset + step, size - step, filled + step
+                    if filled == limit:
                         yield buffer
                         filled = 0
-                        buffer = buffer if keep is None else keep.take()[:room]
+                        buffer = buffer if keep is None else keep.take()[:limit]
             reader.leave()
         if filled:
             yield buffer[:filled]
@@ -140,7 +145,7 @@ class Splice:
         return b"".join(bytes(chunk) for chunk in self.chunks(offset, offset + max(size, 0)))
 
     def sha256(self, advance: Callable[[int], None] | None = None) -> str:
-        """`advance` is told of bytes, and may raise to stop."""
+        """Hash all bytes. `advance` is called with the number of bytes after each chunk, and may raise to stop."""
         digest = hashlib.sha256()
         for chunk in self.chunks():
             digest.update(chunk)
@@ -149,23 +154,23 @@ class Splice:
         return digest.hexdigest()
 
     def copy_to(self, descriptor: int) -> None:
-        """Write everything at the descriptor's position, through the kernel where it can.
+        """Write everything at the descriptor's position, by copies inside the kernel if possible.
 
-        Not for a copy that is hashed as well: the bytes then come through this process anyway, and one
-        pass of small reads beats a kernel copy plus a second read.
+        Not for a copy that is hashed as well: its bytes pass through this process anyway, and one pass of small reads
+        is faster than a kernel copy plus a second read.
         """
         if self.files.bucket is not None or self.files.remotes:
             for chunk in self.chunks():
                 write_all(descriptor, chunk)
             return
         with SourceReader(self.files, 0) as reader:
-            for source, at, size in self._segments(0, self.size):
+            for source, offset, size in self._segments(0, self.size):
                 if source == _LITERAL:
-                    write_all(descriptor, self._literals[at : at + size])
+                    write_all(descriptor, self._literals[offset : offset + size])
                 elif self._scratch is not None and source == _SCRATCH:
-                    copy_range(self._scratch.descriptor, at, size, descriptor)
+                    copy_range(self._scratch.descriptor, offset, size, descriptor)
                 else:
-                    copy_range(reader.turn_to(source), at, size, descriptor)
+                    copy_range(reader.turn_to(source), offset, size, descriptor)
             reader.leave()
 
     def open(self) -> SpliceFile:
@@ -179,7 +184,7 @@ class Splice:
 
 
 class SpliceFile(Seekable, io.BufferedIOBase):
-    """A splice as a seekable binary file, for clients that want one."""
+    """A splice as a seekable binary file, for clients that need one."""
 
     def __init__(self, splice: Splice) -> None:
         self._splice = splice
@@ -190,8 +195,8 @@ class SpliceFile(Seekable, io.BufferedIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         if self.closed:
             raise ValueError("read of a closed file")
-        rest = max(self._splice.size - self._at, 0)
-        data = self._splice.read_at(self._at, rest if size is None or size < 0 else min(size, rest))
+        remaining = max(self._splice.size - self._at, 0)
+        data = self._splice.read_at(self._at, remaining if size is None or size < 0 else min(size, remaining))
         self._at += len(data)
         return data
 
@@ -206,7 +211,7 @@ class SpliceFile(Seekable, io.BufferedIOBase):
 
 
 class SpliceBuilder:
-    """Collects the segments of a splice in order."""
+    """Collect the segments of a splice in order."""
 
     def __init__(self, files: FileSet, scratch: Scratch | None = None) -> None:
         self._files = files
@@ -224,12 +229,12 @@ class SpliceBuilder:
             self._keep(data)
 
     def scratch(self, start: int, size: int) -> None:
-        """A range of the scratch file."""
+        """Append a range of the scratch file."""
         if size:
             self._add([size], [_SCRATCH], [start])
 
     def file(self, number: int, start: int = 0, size: int | None = None) -> None:
-        """A value (a source file, or a part of one), or a range of it."""
+        """Append a value (a source file, or a part of one), or a range of it."""
         _, holders, starts, sizes = self._files.places(np.array([number]))
         if len(holders) == 1:
             sizes = sizes - start if size is None else np.array([size])
@@ -238,11 +243,11 @@ class SpliceBuilder:
         stop = int(self._files.sizes[number]) if size is None else start + size
         ends = np.cumsum(sizes)
         low, high = np.maximum(ends - sizes, start), np.minimum(ends, stop)
-        there = low < high
-        self._add((high - low)[there], holders[there], (starts + low - ends + sizes)[there])
+        is_inside = low < high
+        self._add((high - low)[is_inside], holders[is_inside], (starts + low - ends + sizes)[is_inside])
 
     def value(self, number: int) -> None:
-        """A source file, or the tar of a folder that is packed as one value."""
+        """Append a source file, or the tar of a folder that is packed as one value."""
         bundle = self._files.bundles.get(number)
         if bundle is None:
             self.file(number)
@@ -255,7 +260,7 @@ class SpliceBuilder:
         self.literal(END)
 
     def interleave(self, literals: bytes, literal_sizes: Ints, files: Ints) -> None:
-        """The first literal, the first value, the second literal, the second value, and so on."""
+        """Append the first literal, the first value, the second literal, the second value, and so on."""
         count = len(files)
         if self._files.bundles and not self._files.bundles.keys().isdisjoint(files.tolist()):
             ends = np.cumsum(literal_sizes).tolist()
@@ -263,14 +268,14 @@ class SpliceBuilder:
                 self.literal(literals[start:end])
                 self.value(number)
             return
-        counts, holders, begins, lengths = self._files.places(files)
+        counts, holders, offsets, lengths = self._files.places(files)
         total = count + len(holders)
         sizes, sources, starts = (np.zeros(total, np.int64) for _ in range(3))
         literal = np.zeros(total, bool)
-        literal[np.cumsum(counts + 1) - counts - 1] = True  # before the pieces of each value
+        literal[np.cumsum(counts + 1) - counts - 1] = True  # before the segments of each value
         sizes[literal], sizes[~literal] = literal_sizes, lengths
         sources[literal], sources[~literal] = _LITERAL, holders
-        starts[literal], starts[~literal] = self._literal_bytes + np.cumsum(literal_sizes) - literal_sizes, begins
+        starts[literal], starts[~literal] = self._literal_bytes + np.cumsum(literal_sizes) - literal_sizes, offsets
         self._add(sizes, sources, starts)
         self._keep(literals)
 
@@ -291,41 +296,37 @@ class SpliceBuilder:
         return Splice(self._files.on_disk, b"".join(self._literals), ends, sources, starts, self._scratch)
 
 
-def _page_aligned(size: int) -> memoryview:
-    """A buffer that direct writes accept."""
-    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-
-def copy_range(source: int, at: int, size: int, target: int) -> None:
-    """Copy a range of one descriptor to the position of another, inside the kernel where it can."""
-    kernel = hasattr(os, "copy_file_range")
+def copy_range(source: int, offset: int, size: int, target: int) -> None:
+    """Copy a range of one descriptor to the position of another, inside the kernel if possible."""
+    in_kernel = hasattr(os, "copy_file_range")
     buffer: memoryview | None = None
     while size > 0:
-        if kernel:
+        if in_kernel:
             try:
-                step = os.copy_file_range(source, target, min(size, 1 << 30), at)
+                step = os.copy_file_range(source, target, min(size, 1 << 30), offset)
             except OSError as error:
                 if error.errno in _FULL:
                     raise
-                kernel = False  # it cannot, or something is wrong: read and written apart, it is known with which file
-                continue
-            if step == 0:  # some file systems answer 0 instead of an error: the plain read decides
-                kernel = False
+                step = 0
+            if step == 0:
+                # Not supported, or an error that some file systems report as 0 bytes. A separate read and write shows
+                # which of the two files causes it.
+                in_kernel = False
                 continue
         else:
             buffer = buffer or memoryview(bytearray(BUFFER_BYTES))
             try:
-                step = os.preadv(source, [buffer[: min(size, BUFFER_BYTES)]], at)
+                step = os.preadv(source, [buffer[: min(size, BUFFER_BYTES)]], offset)
             except OSError as error:
                 raise Unreadable(error.errno, error.strerror) from error
             if step == 0:
                 raise Unreadable(errno.EIO, "the file is shorter than its recorded size")
             write_all(target, buffer[:step])
-        at, size = at + step, size - step
+        offset, size = offset + step, size - step
 
 
 class FileSplice(Splice):
-    """All of one file, which a folder on the same disk may take as it is instead of a copy."""
+    """One complete file, which a folder on the same disk can move into place instead of copying it."""
 
     __slots__ = ("path",)
 
@@ -334,6 +335,6 @@ class FileSplice(Splice):
         size, mtime, inode = (np.array([value], np.int64) for value in (stat.st_size, stat.st_mtime_ns, stat.st_ino))
         builder = SpliceBuilder(FileSet(str(path.parent), pa.array([path.name]), size, mtime, inode))
         builder.file(0)
-        whole = builder.finish()
-        super().__init__(whole.files, b"", whole._ends, whole._sources, whole._starts)
+        splice = builder.finish()
+        super().__init__(splice.files, b"", splice._ends, splice._sources, splice._starts)
         self.path = path

@@ -1,8 +1,8 @@
-"""The spliced WebDataset shard: a tar whose file contents are left where they are.
+"""Write and read the spliced WebDataset shard: a tar whose file contents are not copied.
 
 A row is a group of members that share a key: `KEY.json` with the metadata and the original paths, then
-`KEY.COLUMN.EXT` (or `KEY.COLUMN.0.EXT` for lists) for each file. Headers come from the standard library's
-tarfile, with PAX records where a name or size needs them.
+`KEY.COLUMN.EXT` (or `KEY.COLUMN.0.EXT` for lists) for each file. Headers come from the standard library's tarfile, with
+PAX records if a name or size needs them.
 """
 
 from __future__ import annotations
@@ -18,59 +18,59 @@ from typing import Any
 
 import pyarrow as pa
 
-from brim.errors import DamageFound
+from brim.errors import VerificationError
 from brim.file_set import END, FileSet, Ints, member_header, padding
-from brim.formats.readable import Readable, ReadableFile, ShardFile
+from brim.formats.file_views import FileView
+from brim.formats.readable import Readable, ShardFile
 from brim.formats.splice import Splice, SpliceBuilder
 
-_BATCH = 1024
-_FILES = "__files__"  # in the JSON of a row: which columns hold files, in the order of their members
+_BATCH_ROWS = 1024
+_FILES = "__files__"  # in the JSON of a row: the columns with files, in the order of their members
 
 
 def splice_tar(table: pa.Table, files: FileSet, numbers: Mapping[str, Ints], first_key: int) -> Splice:
-    """The shard that holds `table`; `numbers` gives the files of each file column in order."""
+    """Return the shard with the rows of `table`; `numbers` has the files of each file column in order."""
     out = SpliceBuilder(files)
     members = _member_names(table.column_names)
-    queues = {name: iter(of.tolist()) for name, of in numbers.items()}
+    queues = {name: iter(column.tolist()) for name, column in numbers.items()}
     key = first_key
-    for batch in _readable(table).to_batches(max_chunksize=_BATCH):
+    for number, field in enumerate(table.schema):  # Python's times have no nanoseconds
+        if pa.types.is_timestamp(field.type) or pa.types.is_time(field.type):
+            table = table.set_column(number, field.name, table.column(number).cast(pa.string()))
+        elif pa.types.is_duration(field.type):
+            table = table.set_column(number, field.name, table.column(number).cast(pa.int64()))
+    for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
         for row in batch.to_pylist():
             stem = f"{key:09d}"
             metadata = {name: _paths(value) if name in numbers else value for name, value in row.items()}
             metadata[_FILES] = list(numbers)
-            text = json.dumps(metadata, default=_plain, ensure_ascii=False).encode()
+            text = json.dumps(metadata, default=_json_value, ensure_ascii=False).encode()
             out.literal(member_header(f"{stem}.json", len(text)) + text + padding(len(text)))
             for name, queue in queues.items():
-                for suffix, path in _files_of(row[name]):
-                    number = next(queue)
-                    size = int(files.sizes[number])
-                    out.literal(member_header(f"{stem}.{members[name]}{suffix}{_extension(path)}", size))
-                    out.value(number)
-                    out.literal(padding(size))
+                cell = row[name]
+                elements = {f".{n}": each for n, each in enumerate(cell)} if isinstance(cell, list) else {"": cell}
+                for suffix, element in elements.items():
+                    if element is not None:
+                        file = next(queue)
+                        size = int(files.sizes[file])
+                        ending = f"{suffix}{_extension(element['path'])}"
+                        out.literal(member_header(f"{stem}.{members[name]}{ending}", size))
+                        out.value(file)
+                        out.literal(padding(size))
             key += 1
     out.literal(END)
     out.literal(bytes(-out.position % tarfile.RECORDSIZE))
     return out.finish()
 
 
-def _readable(table: pa.Table) -> pa.Table:
-    """Times as texts: Python's own have no nanoseconds."""
-    for number, field in enumerate(table.schema):
-        if pa.types.is_timestamp(field.type) or pa.types.is_time(field.type):
-            table = table.set_column(number, field.name, table.column(number).cast(pa.string()))
-        elif pa.types.is_duration(field.type):
-            table = table.set_column(number, field.name, table.column(number).cast(pa.int64()))
-    return table
-
-
 def _member_names(columns: list[str]) -> dict[str, str]:
-    """Column names as parts of member names: no dots or slashes, none twice."""
+    """Turn column names into parts of member names: without dots and slashes, and unique."""
     names: dict[str, str] = {}
     for column in columns:
-        plain = re.sub(r"[^0-9A-Za-z_-]", "_", column) or "_"
-        while plain in names.values() or plain == "json":
-            plain += "_"
-        names[column] = plain
+        name = re.sub(r"[^0-9A-Za-z_-]", "_", column) or "_"
+        while name in names.values() or name == "json":
+            name += "_"
+        names[column] = name
     return names
 
 
@@ -82,23 +82,13 @@ def _extension(path: str) -> str:
     return last if last.endswith((".gz", ".bz2", ".xz", ".zst")) else "." + last.rsplit(".", 1)[-1]
 
 
-def _files_of(cell: Any) -> Iterator[tuple[str, str]]:
-    """(suffix, path) of each file in a cell."""
-    if isinstance(cell, list):
-        for position, element in enumerate(cell):
-            if element is not None:
-                yield f".{position}", element["path"]
-    elif cell is not None:
-        yield "", cell["path"]
-
-
 def _paths(cell: Any) -> Any:
     if isinstance(cell, list):
         return [_paths(element) for element in cell]
     return None if cell is None else cell["path"]
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime.date | datetime.time):
@@ -107,15 +97,18 @@ def _plain(value: Any) -> Any:
 
 
 def locate_tar(shard: Readable) -> Iterator[ShardFile]:
-    """Every file of a shard that brim wrote, found by reading the shard alone."""
+    """Yield every file of a shard that brim wrote, by reading the shard alone."""
     row = -1
-    expected: list[tuple[str, str]] = []
+    expected: list[tuple[str, str]] = []  # column and path of the row's files that follow
     for member, text in _members(shard):
         if text is not None:
             if expected:
                 raise _broken(shard, f"row {row} lacks files")
             row += 1
-            expected = _expected(json.loads(text))
+            metadata = json.loads(text)
+            for column in metadata[_FILES]:
+                paths = metadata[column] if isinstance(metadata[column], list) else [metadata[column]]
+                expected += [(column, path) for path in paths if path is not None]
         elif expected:
             column, path = expected.pop(0)
             yield ShardFile(column, row, path, member.offset_data, member.size)
@@ -126,31 +119,22 @@ def locate_tar(shard: Readable) -> Iterator[ShardFile]:
 
 
 def tar_rows(shard: Readable) -> int:
-    """How many rows a shard holds."""
+    """Return the number of rows of a shard."""
     return sum(text is not None for _, text in _members(shard))
 
 
 def _members(shard: Readable) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
-    """Every member, and the content of those that begin a row."""
+    """Yield every member, with its content if it starts a row."""
     try:
-        with tarfile.open(fileobj=io.BufferedReader(ReadableFile(shard)), mode="r:") as archive:
+        with tarfile.open(fileobj=io.BufferedReader(FileView(shard)), mode="r:") as archive:
             while (member := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # it would keep every header
-                begins = member.name.endswith(".json") and member.name.count(".") == 1
-                body = archive.extractfile(member) if begins else None
+                is_first = member.name.endswith(".json") and member.name.count(".") == 1
+                body = archive.extractfile(member) if is_first else None
                 yield member, None if body is None else body.read()
     except (tarfile.TarError, ValueError, KeyError, EOFError) as error:
         raise _broken(shard, str(error)) from error
 
 
-def _broken(shard: Readable, what: str) -> DamageFound:
-    return DamageFound(f"{shard.name} is not a shard that brim can read: {what}.")
-
-
-def _expected(metadata: dict[str, Any]) -> list[tuple[str, str]]:
-    """(column, path) of a row's files, in the order of its members."""
-    found = []
-    for column in metadata[_FILES]:
-        cell = metadata[column]
-        found += [(column, path) for path in (cell if isinstance(cell, list) else [cell]) if path is not None]
-    return found
+def _broken(shard: Readable, problem: str) -> VerificationError:
+    return VerificationError(f"{shard.name} is not a shard that brim can read: {problem}.")

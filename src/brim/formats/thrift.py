@@ -1,9 +1,8 @@
-"""Thrift's compact protocol, without schemas: enough to rewrite a Parquet footer and lose nothing.
+"""Decode and encode Thrift's compact protocol without schemas, to rewrite Parquet footers without losses.
 
-A struct is a dict of field id to `(type, value)`, a list is a `List` with its element type. A boolean has
-the type TRUE and its value; on the wire the type is the value. Every field is kept, known or not, so a
-footer that is decoded and encoded again is the same footer. Maps and sets do not occur in Parquet footers
-and are refused.
+A struct is a dict from field id to `(type, value)`, a list is a `List` with its element type. A boolean has the type
+TRUE and its value; in the encoded bytes the type is the value. Unknown fields are kept, so that a footer that is
+decoded and encoded again has the same bytes. Maps and sets do not occur in Parquet footers and are refused.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ class ThriftError(ValueError):
 
 
 def decode(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
-    """The struct at `start`, and the position after it."""
+    """Decode the struct at `start`; return the position after it too."""
     reader = _Reader(memoryview(data), start)
     try:
-        return reader.struct(), reader.at
+        return reader.struct(), reader.position
     except (IndexError, struct.error, RecursionError) as error:
-        raise ThriftError(f"cut short or broken at byte {reader.at}") from error
+        raise ThriftError(f"cut short or broken at byte {reader.position}") from error
 
 
 def encode(fields: Struct) -> bytes:
@@ -46,12 +45,12 @@ def encode(fields: Struct) -> bytes:
 
 
 class _Reader:
-    def __init__(self, data: memoryview, at: int) -> None:
-        self.data, self.at = data, at
+    def __init__(self, data: memoryview, position: int) -> None:
+        self.data, self.position = data, position
 
     def byte(self) -> int:
-        value = self.data[self.at]
-        self.at += 1
+        value = self.data[self.position]
+        self.position += 1
         return int(value)
 
     def varint(self) -> int:
@@ -63,7 +62,7 @@ class _Reader:
                 return value
             shift += 7
             if shift > 63:
-                raise ThriftError(f"a number is too long at byte {self.at}")
+                raise ThriftError(f"a number is too long at byte {self.position}")
 
     def zigzag(self) -> int:
         value = self.varint()
@@ -71,11 +70,11 @@ class _Reader:
 
     def struct(self) -> Struct:
         fields: Struct = {}
-        last = 0
+        number = 0
         while head := self.byte():
             kind = head & 0x0F
-            last = last + (head >> 4) if head >> 4 else self.zigzag()
-            fields[last] = (TRUE, kind == TRUE) if kind in (TRUE, FALSE) else (kind, self.value(kind))
+            number = number + (head >> 4) if head >> 4 else self.zigzag()
+            fields[number] = (TRUE, kind == TRUE) if kind in (TRUE, FALSE) else (kind, self.value(kind))
         return fields
 
     def value(self, kind: int) -> Any:
@@ -83,35 +82,30 @@ class _Reader:
             return self.zigzag()
         if kind == BINARY:
             size = self.varint()
-            self.at += size
-            if self.at > len(self.data):
+            self.position += size
+            if self.position > len(self.data):
                 raise ThriftError("a string runs past the end")
-            return bytes(self.data[self.at - size : self.at])
+            return bytes(self.data[self.position - size : self.position])
         if kind == STRUCT:
             return self.struct()
         if kind == LIST:
-            return self.list()
+            head = self.byte()
+            size = head >> 4 if head >> 4 < 15 else self.varint()
+            if size > len(self.data):
+                raise ThriftError(f"a list is longer than the data at byte {self.position}")
+            item_kind = head & 0x0F
+            return List(item_kind, [self.value(item_kind) for _ in range(size)])
         if kind in (TRUE, FALSE):  # inside a list
             return self.byte() == TRUE
         if kind == BYTE:
             return self.byte()
         if kind == DOUBLE:
-            self.at += 8
-            return struct.unpack("<d", self.data[self.at - 8 : self.at])[0]
-        raise ThriftError(f"type {kind} does not occur in Parquet, at byte {self.at}")
-
-    def list(self) -> List:
-        head = self.byte()
-        size = head >> 4
-        if size == 15:
-            size = self.varint()
-        if size > len(self.data):
-            raise ThriftError(f"a list is longer than the data at byte {self.at}")
-        kind = head & 0x0F
-        return List(kind, [self.value(kind) for _ in range(size)])
+            self.position += 8
+            return struct.unpack("<d", self.data[self.position - 8 : self.position])[0]
+        raise ThriftError(f"type {kind} does not occur in Parquet, at byte {self.position}")
 
 
-def _write_varint(out: bytearray, value: int) -> None:
+def write_varint(out: bytearray, value: int) -> None:
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
@@ -119,7 +113,7 @@ def _write_varint(out: bytearray, value: int) -> None:
 
 
 def _write_zigzag(out: bytearray, value: int) -> None:
-    _write_varint(out, value << 1 if value >= 0 else (-value << 1) - 1)
+    write_varint(out, value << 1 if value >= 0 else (-value << 1) - 1)
 
 
 def _write_struct(out: bytearray, fields: Struct) -> None:
@@ -143,7 +137,7 @@ def _write_value(out: bytearray, kind: int, value: Any) -> None:
     if kind in (I16, I32, I64):
         _write_zigzag(out, value)
     elif kind == BINARY:
-        _write_varint(out, len(value))
+        write_varint(out, len(value))
         out += value
     elif kind == STRUCT:
         _write_struct(out, value)
@@ -153,7 +147,7 @@ def _write_value(out: bytearray, kind: int, value: Any) -> None:
             out.append(count << 4 | value.kind)
         else:
             out.append(0xF0 | value.kind)
-            _write_varint(out, count)
+            write_varint(out, count)
         for item in value.items:
             _write_value(out, value.kind, item)
     elif kind in (TRUE, FALSE):

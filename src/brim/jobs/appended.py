@@ -18,11 +18,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brim.errors import DamageFound, DestinationError, InputError
+from brim.errors import DestinationError, InputError, VerificationError
 from brim.formats.card import CardFacts, SplitFacts
 from brim.formats.parquet_columns import ParquetColumns
 from brim.jobs.content import PlanContent
-from brim.jobs.known_rows import planned_again, with_known_classes
+from brim.jobs.known_rows import is_class_label, planned_again, with_known_classes
 from brim.jobs.published import SHARD_NAME, Published, PublishedPart, Subset, parts_of, told_by, told_of
 from brim.plans.cut_shards import Shard, shard_name
 from brim.plans.fingerprint import changes_between, digest_items, digest_json
@@ -69,7 +69,7 @@ def base_of(
         for subset in subsets:
             if subset.state in ("unfinished", "incomplete"):
                 raise DestinationError(
-                    f"{subset.name} is {subset.words.rstrip('.')}.", hint="Finish or mend it, then append to it."
+                    f"{subset.name} is {subset.words.rstrip('.')}.", hint="Finish or repair it, then append to it."
                 )
     receipts: dict[str, list[Receipt]] = {}
     foreign: list[Subset] = []
@@ -144,13 +144,13 @@ def _found(published: Published, subset: Subset) -> list[Receipt]:
     for name in sorted(subset.names, key=_number):
         if name.endswith(".tar"):
             raise DestinationError(
-                f"{name} was not written by brim, and a tar does not say the types of its columns.",
-                hint="`brim select` writes the same rows as shards of brim's own.",
+                f"{name} was not written by brim, and a tar does not store the types of its columns.",
+                hint="Write the same rows as shards of brim with `brim select`, then append to those.",
             )
         if SHARD_NAME.fullmatch(name) is None:
             raise DestinationError(
-                f"{name} is not called as shards are (SPLIT-00000-of-00001.parquet): nothing can come behind it.",
-                hint="`brim select` writes the same rows as shards, without their source.",
+                f"{name} is not named like a shard (SPLIT-00000-of-00001.parquet), so brim cannot append to it.",
+                hint="Write the same rows as shards with `brim select`, then append to those.",
             )
         with closing(published.open(name)) as shard, ParquetColumns(shard) as columns:
             rows = columns.rows
@@ -201,8 +201,8 @@ class AppendedContent:
                 name = shard_name(self.folder, split, number, total, self.extension)
                 if old and not self.renamed and len(name) != len(old[0].name):
                     raise InputError(
-                        f"{total:,} shards need longer numbers than those that are there have.",
-                        hint="Append larger shards, with --shard-size.",
+                        f"{total:,} shards need more digits than the names of the existing shards have.",
+                        hint="Append larger shards: raise --shard-size.",
                     )
                 shards.append(replace(shard, name=name, start=at, stop=at + shard.rows))
                 own[name] = shard
@@ -296,9 +296,9 @@ class AppendedContent:
     def slice(self, shard: Shard) -> Slice:
         own = self._names[2].get(shard.name)
         if own is None:
-            raise DamageFound(
-                f"{shard.name} is no longer there as its manifest says, and what it was made of is not known here.",
-                hint="brim verify lists everything that is wrong.",
+            raise VerificationError(
+                f"{shard.name} is missing or changed, and its source is not known here.",
+                hint="Run brim verify for a list of all problems.",
             )
         made = self.own.slice(own)
         assert isinstance(made, PlanSlice)
@@ -351,10 +351,15 @@ def check_agrees(base: AppendBase, plan: Plan) -> None:
     if not said and list(wanted) != list(found):
         said.append(f"the columns are in another order: {', '.join(found)} instead of {', '.join(wanted)}")
     if said:
-        raise InputError(
-            f"The new rows do not go with those that are there: {'; '.join(said)}.",
-            hint="Give them the same columns and types; --drop leaves columns out.",
-        )
+        hint = "Use a source with the same columns and types."
+        added = [name for name in found if name not in wanted]
+        if plan.table.can_drop or plan.table.verbatim:
+            hint += f" --drop={added[0]} leaves a column out." if added else ""
+        elif "label" in added and plan.table.recipe.get("label_from"):
+            hint = "Leave out --label-from: the dataset has no class labels."
+        elif is_class_label(base.features.get("label")) and "label" not in found:
+            hint = "Add --label-from=parent to store the folder names as class labels, as the dataset does."
+        raise InputError(f"The new rows do not match the existing dataset: {'; '.join(said)}.", hint=hint)
 
 
 def appended_content(
@@ -376,8 +381,8 @@ def appended_content(
     extension = os.path.splitext(base.names[0])[1]
     if extension != EXTENSIONS[plan.format]:
         raise InputError(
-            f"What is there are {extension} files, and the new shards would be {EXTENSIONS[plan.format]} files.",
-            hint="Choose the same --format.",
+            f"The existing shards are {extension} files, and the new shards would be {EXTENSIONS[plan.format]} files.",
+            hint="Use the same --format as the existing dataset.",
         )
     plan = planned_again(plan, with_known_classes(plan.table, base.features))
     check_agrees(base, plan)

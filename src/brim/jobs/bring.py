@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brim.errors import DestinationError, PlanChanged, SinkFailed
+from brim.errors import DestinationError, DestinationUnavailableError, PlanMismatchError
 from brim.formats.card import CardFacts, write_card, write_unfinished_card
 from brim.formats.shard_listing import LISTING, MOST_LISTING_BYTES
 from brim.jobs.content import Content
 from brim.plans.cut_shards import Shard
-from brim.progress import Progress, tell_rows
+from brim.progress import Progress
 from brim.records import dataclass
 from brim.schedule.scheduler import Bring, Listed, Retries, Task, TaskQueue, run
 from brim.schedule.threads import Dropped, ThreadBackend
@@ -58,7 +58,7 @@ _RETRIES = Retries(4, alone="with a node to itself")  # on a cluster: a thread i
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
+class DeliveryOptions:
     """How to run, apart from what. `card` is changed into the card of this destination."""
 
     workers: int
@@ -83,7 +83,7 @@ class Run:
     """One run, with the lock of the destination's ledger held."""
 
     def __init__(
-        self, content: Content, sink: Store, ledger: Ledger, options: RunOptions, progress: Progress, stop: Stop
+        self, content: Content, sink: Store, ledger: Ledger, options: DeliveryOptions, progress: Progress, stop: Stop
     ) -> None:
         self.content, self.sink, self.ledger, self.options = content, sink, ledger, options
         self.progress, self.stop = progress, stop
@@ -120,9 +120,9 @@ class Run:
                 self.progress.note(f"the destination no longer has {len(gone.names)} shard(s): sending them again")
                 for name in gone.names:
                     self.ledger.forget(name)
-        raise SinkFailed(
-            "Shards that were sent disappear from the destination before they are published.",
-            hint="Run the same command to try again.",
+        raise DestinationUnavailableError(
+            "Uploaded shards disappear from the destination before they can be published.",
+            hint="Run the same command to retry.",
         )
 
     def _check(self, new: bool, received: Sequence[Receipt]) -> set[str]:
@@ -287,10 +287,10 @@ class Run:
     def _need_room(self, todo: Sequence[Shard], freed: int = 0) -> None:
         need, free = 0 if self.content.linked else self.content.size(todo), self.sink.free_bytes()
         if free is not None and need > free + freed:
-            raise SinkFailed(
-                f"The destination has {format_size(free)} of free disk and the shards to write take "
+            raise DestinationUnavailableError(
+                f"The destination has {format_size(free)} of free disk space and the shards to write need "
                 f"{format_size(need)}; nothing was written.",
-                hint="Make room, then run the same command to continue.",
+                hint="Free disk space, then run the same command to continue.",
                 need_bytes=need,
                 free_bytes=free,
             )
@@ -307,7 +307,7 @@ class Run:
                 self.written += put.sent
                 self.sent_bytes += receipt.size if put.sent else 0
                 how = "already there" if not put.sent else "sent" if self.sink.staged else "written"
-                tell_rows(self.progress, receipt.rows)
+                self.progress.rows(receipt.rows)
                 self.progress.shard(receipt.name, receipt.size, receipt.sha256, how)
                 self._checkpoint()
 
@@ -425,14 +425,16 @@ def refuse_another(content: Content, previous: JobRecord, hint: str) -> None:
     """A destination that holds another dataset is not written over."""
     if previous.fingerprint != content.fingerprint:
         changes = content.changes_from(previous.facts)
-        raise PlanChanged(f"The destination holds another dataset: {'; '.join(changes)}.", hint=hint, changes=changes)
+        raise PlanMismatchError(
+            f"The destination has another dataset: {'; '.join(changes)}.", hint=hint, changes=changes
+        )
 
 
 def refuse_strangers(names: Sequence[str], staged: bool) -> None:
     """Files that brim did not write must not become part of a dataset."""
     if names:
         raise DestinationError(
-            f"The destination holds {len(names)} file(s) that brim did not write there, such as "
+            f"The destination has {len(names)} foreign file(s) that brim did not write, such as "
             f"{names[0]}; they would become part of the dataset.",
             hint="Move them away, or choose another destination."
             + (" --fresh replaces them; the repository's history keeps them." if staged else ""),

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from brim.buckets.bucket_address import BucketAddress
-from brim.choices import one_of
 from brim.errors import InputError
-from brim.formats.parquet_shard import MAX_CELL_BYTES
+from brim.formats.parquet_writer import MAX_CELL_BYTES
 from brim.jobs.bring import versions
 from brim.jobs.content import PlanContent
-from brim.jobs.job import Built, Job
+from brim.jobs.job import BuildResult, Job
 from brim.jobs.spec import (
-    How,
+    JobSettings,
     Spec,
     check_hub_limits,
     check_options,
@@ -27,39 +24,35 @@ from brim.jobs.spec import (
     stop_files,
 )
 from brim.memory.limit import Limit, effective_limit
-from brim.plans.cut_shards import CutOptions
+from brim.options.groups import CheckFileOptions, ShardOptions
 from brim.plans.describe_plan import BuildForecast, plan_facts, plan_lines
-from brim.plans.file_checks import CheckOptions, check_files, check_paths_stay_home, raise_refused, raise_unfit
+from brim.plans.file_checks import check_files, check_paths_stay_home, raise_refused, raise_unfit
 from brim.plans.fingerprint import changes_between
-from brim.plans.plan import EXTENSIONS, Format, Plan, make_plan
+from brim.plans.plan import Plan, make_plan
 from brim.progress import Progress, Watch, given_or_silent
 from brim.records import dataclass
 from brim.sources.file_table import FileTable
 from brim.state.durable import reason
 from brim.state.ledger import Ledger
-from brim.stores.destination import Destination, HubAddress, parse_destination
+from brim.storage.location import HubAddress, Location
+from brim.stores.destination import Destination, parse_destination
 from brim.wording import Described
 
 
-@dataclass(frozen=True, slots=True)
-class BuildOptions(How):
+@dataclass(frozen=True, kw_only=True)
+class BuildSettings(JobSettings, ShardOptions, CheckFileOptions):
     """How to build, and how files become shards."""
 
-    format: Format = "parquet"
-    cut: CutOptions = field(default_factory=CutOptions)
-    checks: CheckOptions = field(default_factory=CheckOptions)
 
-    def __post_init__(self) -> None:
-        How.__post_init__(self)
-        one_of("format", self.format, EXTENSIONS)
+class BuildPlan(Described):
+    """A plan with a destination. Print it to see what would happen, call `run()` to build it.
 
-
-class Build(Described):
-    """A plan with a destination: print it to see what would happen, `run()` it to make it happen."""
+    `rows`, `bytes` and `shards` are its numbers; `facts` has everything that `--json` prints.
+    """
 
     label_width = 14
 
-    def __init__(self, table: FileTable, destination: str | os.PathLike[str] | None, options: BuildOptions) -> None:
+    def __init__(self, table: FileTable, destination: str | os.PathLike[str] | None, options: BuildSettings) -> None:
         self.destination: Destination | None = (
             None if destination is None else parse_destination(destination, options.access)
         )
@@ -69,14 +62,29 @@ class Build(Described):
         self.limit: Limit = effective_limit(options.memory)
         cell = MAX_CELL_BYTES if options.format == "parquet" else None
         check_paths_stay_home(table)
-        checked = check_files(table, options.checks, cell)
-        self.plan: Plan = make_plan(checked, options.format, options.cut, options.hub.folder)
+        checked = check_files(table, options, cell)
+        self.plan: Plan = make_plan(checked, options.format, options.only(ShardOptions), options.hub.folder)
         check_hub_limits(PlanContent(self.plan), self.destination)
         self.forecast: BuildForecast = forecast_at(self.destination, self.plan, self.limit, options.workers)
 
     @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.plan.table)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the files that the rows refer to, in bytes. Shards are a little larger."""
+        return int(self.plan.facts["bytes"])
+
+    @property
+    def shards(self) -> int:
+        """Number of shards over all splits."""
+        return len(self.plan.shards)
+
+    @property
     def _is_remote(self) -> bool:
-        return isinstance(self.destination, HubAddress | BucketAddress)
+        return isinstance(self.destination, HubAddress | Location)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -96,7 +104,7 @@ class Build(Described):
     @property
     def takes(self) -> dict[str, int]:
         """What the forecast says for this machine: nothing of the nodes of a cluster."""
-        if self.options.scaling.engine != "local":
+        if self.options.engine != "local":
             return {}
         return dict.fromkeys(("low_bytes", "high_bytes"), self.forecast.total)
 
@@ -108,9 +116,9 @@ class Build(Described):
     def save_recipe(self, path: str | os.PathLike[str]) -> None:
         """Write the columns of a BIDS dataset as a recipe, so that a pilot and the whole dataset agree."""
         if self.plan.table.saved is None:
-            raise InputError("--save-recipe is for BIDS datasets read without another recipe.")
+            raise InputError("--save-recipe can only be used with a BIDS dataset read without another recipe.")
         if Path(path).suffix != ".toml":  # it could not be given as one, and may be something else
-            raise InputError(f"{os.fspath(path)!r} is not the name of a recipe.", hint="Write it like FILE.toml.")
+            raise InputError(f"{os.fspath(path)!r} is not a name for a recipe.", hint="Use a name that ends in .toml.")
         try:
             Path(path).write_text(self.plan.table.saved, encoding="utf-8")
         except OSError as error:
@@ -128,12 +136,15 @@ class Build(Described):
         preflight(spec)
         destination = spec.layout.destination
         if self.options.fresh:
-            raise InputError("A plan that is saved cannot start over.", hint="Choose an empty destination.")
+            raise InputError("--save cannot be used with --fresh.", hint="Choose an empty destination.")
         if self.options.append:
-            raise InputError("A plan that is saved cannot append: what is there may change until it is run.")
+            raise InputError(
+                "--save cannot be used with --append: the existing dataset may change before the plan runs."
+            )
         if self.options.update and not isinstance(destination, HubAddress):
             raise InputError(
-                "Parts cannot bring a folder up to date: only the Hub.", hint="Build on one machine, or choose another."
+                "--save --update can only be used with a destination on the Hub.",
+                hint="Build on one machine, or choose another destination.",
             )
         access = self.options.access
         receipts_at(path, access).all(self.plan.fingerprint)  # nobody may mix two plans
@@ -142,7 +153,7 @@ class Build(Described):
 
     def _destination_text(self, destination: Destination) -> str:
         """What a build would find at the destination, as far as this machine's ledger tells."""
-        ledger = Ledger(dataset_at(destination, self.options.state, self.options.hub).books)
+        ledger = Ledger(dataset_at(destination, self.options.state_dir, self.options.hub).books)
         if ledger.job is None:
             if not isinstance(destination, Path):
                 return f"{destination} (nothing sent from here yet)"
@@ -162,26 +173,26 @@ class Build(Described):
     def check_plan(self) -> None:
         """As `check`, but for a plan alone, which needs no content: what git-annex keeps elsewhere has a size."""
         raise_refused(self.plan.table, planning=True)
-        raise_unfit(self.plan.table, self.options.checks.strict)
+        raise_unfit(self.plan.table, self.options.strict)
 
     def check(self) -> None:
-        """FilesRefused if a file cannot be packaged; SourceError if rows are out of line or not as expected."""
+        """InvalidFilesError if a file cannot be packaged; SourceError if rows are out of line or not as expected."""
         raise_refused(self.plan.table)
-        raise_unfit(self.plan.table, self.options.checks.strict)
+        raise_unfit(self.plan.table, self.options.strict)
 
-    def run(self, progress: Progress | bool | None = None) -> Built:
+    def run(self, progress: Progress | bool | None = None) -> BuildResult:
         """Build what is missing at the destination."""
         self.check()
-        return Job(self._spec()).run(self.watch(progress)).built
+        return Job(self._spec()).run(self.watch(progress))
 
     def _spec(self) -> Spec:
         if self.destination is None:
-            raise InputError("This plan has no destination.", hint="Give DEST: brim.plan(source, destination).")
-        layout = dataset_at(self.destination, self.options.state, self.options.hub)
+            raise InputError("This plan has no destination.", hint="Pass one: brim.plan(source, destination).")
+        layout = dataset_at(self.destination, self.options.state_dir, self.options.hub)
         return Spec("build", PlanContent(self.plan), layout, self.options, self.limit, forecast=self.forecast)
 
 
-def _with_split(options: BuildOptions, table: FileTable) -> BuildOptions:
+def _with_split(options: BuildSettings, table: FileTable) -> BuildSettings:
     """A split that the user named is published alone: others stay as they are."""
     split = options.hub.split or table.recipe.get("split")
     if options.append and len(table.splits) == 1:

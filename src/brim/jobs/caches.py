@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from brim.errors import DamageFound, DestinationError, InputError
+from brim.errors import DestinationError, InputError, VerificationError
 from brim.jobs.spec import WriteBadRows
 from brim.outputs.output import MadeShard
 from brim.outputs.rows_file import read_schema
@@ -42,7 +42,7 @@ _PATIENCE_S = 10.0  # for a lock that a job may hold for hours
 
 
 @dataclass(frozen=True, slots=True)
-class Cached:
+class CacheEntry:
     """A cache folder, for people."""
 
     folder: Path
@@ -155,7 +155,7 @@ def sweep_caches(home: Path) -> None:
                 clear_scratch(folder / "units")
 
 
-def list_caches(home: Path) -> list[Cached]:
+def list_caches(home: Path) -> list[CacheEntry]:
     """Every cache, the one used longest ago first."""
     found = []
     for folder in sorted(home.iterdir()) if home.is_dir() else []:
@@ -164,7 +164,7 @@ def list_caches(home: Path) -> list[Cached]:
         about = _about(folder)
         ledger = _ledger(folder)
         found.append(
-            Cached(
+            CacheEntry(
                 folder,
                 sum(map(_size_of, folder.rglob("*"))),
                 (folder / _ABOUT).stat().st_mtime,
@@ -186,7 +186,7 @@ def _size_of(path: Path) -> int:
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
-def remove_cache(cached: Cached) -> bool:
+def remove_cache(cached: CacheEntry) -> bool:
     """Take a cache away; False if a job is using it. Datasets that are open stay readable until they are closed."""
     return remove_folder(cached.folder)
 
@@ -427,7 +427,7 @@ def open_dataset(
         try:
             block = MemoryMappedTable.from_file(os.fspath(path))
         except (pa.ArrowInvalid, OSError) as error:
-            raise DamageFound(f"{path} cannot be read: {error}.", hint="Remove it and run again.") from error
+            raise VerificationError(f"{path} cannot be read: {error}.", hint="Remove it and run again.") from error
         if block.num_rows:
             blocks.append(block)
     if not blocks:

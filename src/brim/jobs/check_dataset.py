@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import field, replace
@@ -20,32 +20,29 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.buckets.bucket_address import Access, is_bucket_address, parse_bucket_address
-from brim.buckets.listing import list_objects, read_small
-from brim.choices import at_least
-from brim.errors import BrimError, DamageFound, InputError, MissingExtra
+from brim.errors import BrimError, InputError, MissingDependencyError, VerificationError
 from brim.formats.card import CARD, card_rows, read_card
-from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_type
-from brim.formats.parquet_shard import MAX_CELL_BYTES
-from brim.formats.probe import look_of, probe_gzip, probe_header
+from brim.formats.file_headers import header_kind, probe_gzip, probe_header
+from brim.formats.parquet_columns import ParquetColumns, is_file_type
+from brim.formats.parquet_levels import is_list_type
 from brim.formats.readable import Readable
 from brim.jobs.check_files import Check, CheckReport, finding_check
-from brim.jobs.check_files import check as check_source
 from brim.jobs.dataset_info import incomplete, type_words, values_of
 from brim.jobs.published import SHARD_NAME, Published, opened, shards_below
 from brim.memory.limit import effective_limit, usable_cores
-from brim.plans.file_checks import Oversize
+from brim.options.build_options import ReadFilesOptions
+from brim.options.check_options import CheckOptions
+from brim.options.groups import CheckFileOptions
 from brim.plans.shard_bytes import hollow_in
-from brim.progress import Progress, Silent
+from brim.progress import Progress
 from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.features import kind_of_feature
-from brim.sources.file_table import FileTable
 from brim.sources.open_dataset import is_dataset
-from brim.sources.open_source import columns_beside, find_recipe, read_source, recipe_text
+from brim.sources.open_source import columns_beside, find_recipe, recipe_text
 from brim.sources.recipe import VALUE_TYPES, Counted, EntityColumn, Recipe, expectation_findings
-from brim.sources.selection import Selection
-from brim.sources.source_options import SourceOptions
+from brim.storage.listing import list_objects, read_small
+from brim.storage.location import Access, is_bucket_address, parse_bucket_address
 
 _REQUESTS = 8  # at a time, to the Hub or a bucket
 # Limits of the Hub's dataset viewer: "Scan size limit exceeded: ..., limit is 300000000 bytes" (TooBigContentError).
@@ -78,85 +75,18 @@ class _Looked:
     faults: list[str] = field(default_factory=list)
 
 
-def check(
-    source: str | os.PathLike[str] | FileTable | Selection,
-    *,
-    recipe: str | os.PathLike[str] | None = None,
-    sample_size: int = 10,
-    everything: bool = False,
-    deep: bool = False,
-    max_cell_bytes: int | None = MAX_CELL_BYTES,
-    oversize: Oversize = "error",
-    allow_empty: bool = False,
-    strict: bool = False,
-    tolerance: float | None = None,
-    extra: Sequence[Check] = (),
-    from_config: str | None = None,
-    from_split: str | None = None,
-    state: str | os.PathLike[str] | None = None,
-    endpoint_url: str | None = None,
-    anonymous: bool = False,
-    progress: Progress | None = None,
-) -> CheckReport:
-    """Look at the files of a source before a build, or at a dataset that is published.
+def is_published(source: str | os.PathLike[str], access: Access, recipe: str | os.PathLike[str] | None) -> bool:
+    """Whether a location is a dataset and not files to make one of: on the Hub, or with shards and a card or a ledger.
 
-    The source is a folder, a BIDS dataset or a table that names files, by its path; or what `files`, `bids` and `table`
-    make of one; what is published is hf://datasets/ORG/NAME, a place in a bucket or a folder, built by brim or not.
-    `recipe` is a built-in recipe's name, or a path that ends in .toml: what it expects is compared, up to `tolerance`.
-    `sample_size` headers of each column are looked at, or with `everything` (or `deep`, the same) all of them and the
-    gzip streams too. `max_cell_bytes`, `oversize`, `allow_empty`, `strict` and `extra` checks are for sources.
-    `from_config` and `from_split` name the part of what is published that is looked at. For buckets, `endpoint_url` and
-    `anonymous` are as for `files`.
+    The recipe `files` means files, whatever they contain.
     """
-    text = None if recipe is None else os.fspath(recipe)
-    source = source.table() if isinstance(source, Selection) else source
-    if not isinstance(source, FileTable):
-        if is_published(source, endpoint_url, anonymous, text):
-            given = {"oversize": oversize != "error", "allow-empty": allow_empty, "extra": bool(extra)}
-            refuse_for_sources([name for name, was in given.items() if was])
-            return check_dataset(
-                source, recipe=text, sample_size=sample_size, deep=deep or everything, tolerance=tolerance,
-                from_config=from_config, from_split=from_split, state=state, endpoint_url=endpoint_url,
-                anonymous=anonymous, progress=progress,
-            )  # fmt: skip
-        access = Access(endpoint_url, anonymous)
-        if from_config or from_split:
-            named = "from-config" if from_config else "from-split"
-            raise InputError(f"--{named} is for a dataset that is published, and this is a source.")
-        options = SourceOptions(recipe_text=recipe_text(text), lenient=True, tolerance=tolerance, access=access)
-        source = read_source(source, options)
-    elif recipe is not None:
-        raise InputError("recipe= is for paths: this table was read already.", hint="Give it to brim.bids.")
-    return check_source(
-        source, sample_size=sample_size, everything=deep or everything, max_cell_bytes=max_cell_bytes,
-        oversize=oversize, allow_empty=allow_empty, strict=strict, extra=extra, progress=progress,
-    )  # fmt: skip
-
-
-def refuse_for_sources(given: Sequence[str]) -> None:
-    """Options that say how a source is read have no place with what is published."""
-    if given:
-        raise InputError(
-            f"--{given[0]} is for sources, and this is a dataset that is published.",
-            hint="Leave it out; --recipe=files checks the shards as plain files.",
-        )
-
-
-def is_published(
-    source: str | os.PathLike[str],
-    endpoint_url: str | None = None,
-    anonymous: bool | None = None,
-    recipe: str | None = None,
-) -> bool:
-    """Whether what is there is a dataset, and not files to make one of: it is on the Hub, or has shards and a card (or
-    a ledger). The recipe `files` means files, whatever they are."""
     text = os.fspath(source)
     if recipe == "files":
         return False
     if text.startswith("hf://") and not is_bucket_address(text):
         return True
     if is_bucket_address(text):
-        address = parse_bucket_address(text, Access(endpoint_url, bool(anonymous)))
+        address = parse_bucket_address(text, access)
         return read_small(address, CARD) is not None and any(
             name.endswith(".parquet") or name.startswith("data/") for name, _ in list_objects(address)
         )
@@ -169,29 +99,24 @@ def is_published(
     return marked and (((folder / "data").is_dir() and any((folder / "data").iterdir())) or bool(shards_below(folder)))
 
 
-def check_dataset(
-    dataset: str | os.PathLike[str],
-    *,
-    recipe: str | None = None,
-    sample_size: int = 10,
-    deep: bool = False,
-    tolerance: float | None = None,
-    from_config: str | None = None,
-    from_split: str | None = None,
-    state: str | os.PathLike[str] | None = None,
-    endpoint_url: str | None = None,
-    anonymous: bool = False,
-    progress: Progress | None = None,
-) -> CheckReport:
-    """Look at what is published, by itself and by what a recipe (its name, or a path that ends in .toml) expects."""
-    at_least("sample-size", sample_size, 0)
-    wanted = find_recipe(recipe_text(recipe))
-    progress = progress or Silent()
-    access = Access(endpoint_url, anonymous)
-    with opened(dataset, state, progress.note, access, from_config, from_split) as published:
-        work = _DatasetCheck(published, wanted, progress)
-        checks = work.checks(tolerance)
-        checks += work.headers(None if deep else sample_size)
+def check_dataset(options: CheckOptions, progress: Progress) -> CheckReport:
+    """Check a published dataset by itself, and by what a recipe (a name, or a path that ends in .toml) expects."""
+    changed = [*options.changed(ReadFilesOptions), *options.changed(CheckFileOptions)]
+    changed = [item for item in changed if item.name not in ("recipe", "strict", "from_config", "from_split")]
+    changed += [item for item in options.changed() if item.name in ("bids_validator", "extra")]
+    if changed:
+        raise InputError(
+            f"{changed[0].spelling} can only be used with a source, and this is a published dataset.",
+            hint="Leave it out; --recipe=files checks the shards as plain files.",
+        )
+    recipe = find_recipe(recipe_text(None if options.recipe is None else str(options.recipe)))
+    access = Access(options.source_endpoint_url or options.endpoint_url, options.anonymous)
+    with opened(
+        options.source, options.state_dir, progress.note, access, options.from_config, options.from_split
+    ) as published:
+        work = _DatasetCheck(published, recipe, progress)
+        checks = work.checks(options.tolerance)
+        checks += work.headers(None if options.everything or options.deep else options.sample_size)
         return CheckReport(checks)
 
 
@@ -238,7 +163,7 @@ class _DatasetCheck:
                 for group in range(columns.footer.num_row_groups):
                     self._count(columns, group, look)
                 look.hollow = [column for column in look.hollow if look.values[column]]  # and not all null
-                look.crooked = list(columns.crooked(self._pairs(columns)))
+                look.crooked = list(columns.unequal_lists(self._pairs(columns)))
         except (pa.ArrowException, BrimError, ValueError) as error:
             look.fault = str(error).splitlines()[0]
         return look
@@ -400,7 +325,7 @@ class _DatasetCheck:
                             if fault:
                                 line.files.append(f"{name}: {path}")
                                 line.faults.append(fault)
-                except DamageFound as error:
+                except VerificationError as error:
                     line = found.setdefault("files can be read", _Looked())
                     line.counted += 1
                     line.files.append(name)
@@ -452,12 +377,12 @@ def _faults(
             if not size or value is None:
                 continue
             name = path or _guessed_name(value, kind)
-            look = look_of(name, kind)
+            look = header_kind(name, kind)
             if look is None:
                 continue
             try:
                 fault = probe_header(name, kind, functools.partial(nullcontext, value))
-            except MissingExtra as error:
+            except MissingDependencyError as error:
                 lacking.append(str(error))
                 fault, kind = None, "file"  # the stream can be read all the same
             yield f"{look} headers", shown, fault or ""

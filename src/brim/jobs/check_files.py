@@ -20,26 +20,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field, replace
 from functools import partial
-from typing import IO, Any, get_args
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.buckets.bucket_address import Access
-from brim.choices import at_least, one_of
-from brim.errors import InputError, MissingExtra, Stopped
+from brim.errors import InputError, MissingDependencyError, StoppedError
 from brim.file_set import Ints
-from brim.formats.parquet_shard import MAX_CELL_BYTES
-from brim.formats.probe import PROBED_NAMES, look_of, probe_gzip, probe_header
+from brim.formats.file_headers import PROBED_NAMES, header_kind, probe_gzip, probe_header
 from brim.formats.source_reader import open_file
 from brim.memory.limit import effective_limit, usable_cores
-from brim.plans.file_checks import REASONS, CheckOptions, Oversize, check_files, check_paths_stay_home, todo
-from brim.progress import Progress, Silent
+from brim.options.check_options import CheckOptions
+from brim.options.groups import CheckFileOptions
+from brim.plans.file_checks import REASONS, check_files, check_paths_stay_home, todo
+from brim.progress import Progress
 from brim.records import dataclass
 from brim.sources.file_table import FileTable, Finding, Reason, Refused, flat_numbers, nothing_chosen
-from brim.sources.open_source import read_source
-from brim.sources.source_options import SourceOptions
 from brim.wording import Described, worded
 
 _ABSENT: tuple[Reason, ...] = ("missing", "folder", "special", "unreadable", "url", "name", "twin")
@@ -110,39 +107,18 @@ class CheckReport(Described):
         return skipped + sampled
 
 
-def check(
-    source: str | os.PathLike[str] | FileTable,
-    *,
-    sample_size: int = 10,
-    everything: bool = False,
-    max_cell_bytes: int | None = MAX_CELL_BYTES,
-    oversize: Oversize = "error",
-    allow_empty: bool = False,
-    strict: bool = False,
-    extra: Sequence[Check] = (),
-    endpoint_url: str | None = None,
-    anonymous: bool = False,
-    progress: Progress | None = None,
+def check_table(
+    table: FileTable, options: CheckOptions, progress: Progress, extra: Sequence[Check] = ()
 ) -> CheckReport:
-    """Look at a source's files. `sample_size` headers a column, or all of them and the gzip streams too.
+    """Check the files of a source: all of them by `stat` and their first bytes, a sample or all by their headers.
 
-    The source is a folder, a BIDS dataset or a table that names files, by its path; or what `files`, `bids` and `table`
-    make of one. For a path in a bucket, `endpoint_url` and `anonymous` are as for `files`. `max_cell_bytes` None: the
-    format has no such limit; with oversize="skip" larger files are left out, so that they are no fault.
-    `extra` checks are part of the report.
+    Files that `oversize="skip"` leaves out of a build are not a fault. `extra` checks are added to the report.
     """
-    at_least("sample-size", sample_size, 0)
-    one_of("oversize", oversize, get_args(Oversize))
-    if oversize == "skip":
-        max_cell_bytes = None
-    if isinstance(source, FileTable):
-        table = source
-    else:
-        table = read_source(source, SourceOptions(lenient=True, access=Access(endpoint_url, anonymous)))
+    max_cell_bytes = None if options.oversize == "skip" else options.max_cell_bytes
     if table.recipe.get("steps") and not len(table):
         raise nothing_chosen(table, "check")
     at_home = _names_no_place(table)
-    looked = check_files(table, CheckOptions(allow_empty=allow_empty), max_cell_bytes)
+    looked = check_files(table, CheckFileOptions(allow_empty=options.allow_empty), max_cell_bytes)
     refused = [*looked.refused, *(Refused("annex", path) for path in looked.absent)]
     total = len(table.files)
     links = sum(r.reason == "annex" for r in table.refused)  # of git-annex, which lead nowhere: not among the files
@@ -150,19 +126,20 @@ def check(
         _refusals("exists and can be read", refused, _ABSENT, total + len(table.refused)),
         _refusals("is data, not a pointer", refused, ("annex", "lfs"), total + links),
     ]
-    if not allow_empty:
+    if not options.allow_empty:
         checks.append(_refusals("is not empty", refused, ("empty",), total))
     if max_cell_bytes is not None:
         checks.append(_refusals("fits the format", refused, ("oversize",), total))
     checks += _rows_are_whole(table)
     checks += [finding_check(finding) for finding in table.expected]
-    checks += _left(table, strict)
+    checks += _left(table, options.strict)
     if at_home.counted:
         checks.append(at_home)
     # An oversized file is whole as far as anybody knows; the others have nothing to look into.
     unfit = {r.path for r in refused if r.reason != "oversize"}
-    checks += _look_inside(table, unfit, None if everything else sample_size, progress or Silent())
-    checks += extra
+    sample_size = None if options.everything or options.deep else options.sample_size
+    checks += _look_inside(table, unfit, sample_size, progress)
+    checks += [*options.extra, *extra]
     reminder = anatomical_reminder(table)
     return CheckReport([*checks, reminder] if reminder.counted else checks)
 
@@ -239,10 +216,10 @@ def _refusals(name: str, refused: Sequence[Refused], reasons: Sequence[Reason], 
 def _look_inside(table: FileTable, unfit: set[str], sample_size: int | None, progress: Progress) -> list[Check]:
     """Headers, a line for each type of file; with no sample size those of all files, and gzip streams whole."""
     kinds, of_all = _chosen(table, unfit, sample_size)
-    looks = {number: look_of(table.files.path(number), kind) for number, kind in kinds.items()}
+    looks = {number: header_kind(table.files.path(number), kind) for number, kind in kinds.items()}
     headers: dict[int, str] = {}
     streams: dict[int, str] = {}
-    lacking: list[MissingExtra] = []
+    lacking: list[MissingDependencyError] = []
     zipped = [n for n in kinds if sample_size is None and table.files.path(n).lower().endswith(".gz")]
     whole = set(zipped)
 
@@ -252,7 +229,7 @@ def _look_inside(table: FileTable, unfit: set[str], sample_size: int | None, pro
             path = table.files.path(number)
         try:
             fault = probe_header(path, kind, partial(open_file, table.files, number))
-        except MissingExtra as error:
+        except MissingDependencyError as error:
             lacking.append(error)
             fault, kind = None, "file"  # the stream can be read all the same
         if fault is not None:
@@ -308,7 +285,7 @@ def _chosen(table: FileTable, unfit: set[str], sample_size: int | None) -> tuple
         numbers = _candidates(table, flat_numbers(table.rows.column(name)), column.kind, unfit)
         fresh = np.unique(numbers[~seen[numbers]])
         seen[fresh] = True
-        of_all.update(look_of(table.files.path(n), column.kind) or "" for n in fresh.tolist())
+        of_all.update(header_kind(table.files.path(n), column.kind) or "" for n in fresh.tolist())
         if sample_size is not None and len(numbers) > sample_size:
             numbers = numbers[np.linspace(0, len(numbers) - 1, sample_size).round().astype(np.int64)]
         for number in numbers.tolist():
@@ -337,7 +314,7 @@ def _in_threads(
 
     def advance(size: int) -> None:
         if stop.is_set():
-            raise Stopped("Stopped.")
+            raise StoppedError("Stopped.")
         progress.advance(size)
 
     def work() -> None:
@@ -367,11 +344,13 @@ def bids_validator(folder: str | os.PathLike[str]) -> list[Check]:
     beside = os.path.join(os.path.dirname(sys.executable), _PROGRAM)
     program = beside if os.path.isfile(beside) else shutil.which(_PROGRAM)
     if program is None:
-        raise MissingExtra(
+        raise MissingDependencyError(
             "The BIDS validator is not installed.", hint=f"Install it with: pip install {_PROGRAM}", extra=_PROGRAM
         )
     if not os.path.isdir(folder):
-        raise InputError(f"{os.fspath(folder)!r} is not a folder: --bids-validator is for BIDS folders.")
+        raise InputError(
+            f"{os.fspath(folder)!r} is not a folder, and --bids-validator can only be used with a BIDS folder."
+        )
     command = [program, "--format", "json", "--no-color", os.path.abspath(folder)]
     with (
         tempfile.TemporaryFile("w+", errors="replace") as said,
@@ -387,7 +366,7 @@ def bids_validator(folder: str | os.PathLike[str]) -> list[Check]:
             lines = said.read().split("\n")
             raise InputError(
                 f"The BIDS validator could not run: {lines[0].strip() or f'exit code {code}'}.",
-                hint=f"See what it says itself: {_PROGRAM} {os.fspath(folder)}",
+                hint=f"Run it yourself to see its output: {_PROGRAM} {os.fspath(folder)}",
             ) from error
 
 

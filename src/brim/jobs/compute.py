@@ -16,13 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brim.buckets.bucket_address import BucketAddress, parse_bucket_address
-from brim.buckets.listing import list_objects
-from brim.errors import DamageFound, PlanChanged
+from brim.errors import PlanMismatchError, VerificationError
 from brim.jobs.bring import Share, refuse_strangers, versions
 from brim.jobs.caches import CacheLayout, Kept, keep_in_place, read_kept
 from brim.jobs.content import ComputedContent, computed_changes, rows_of, without_function
-from brim.jobs.job import ALONE, Built, Computed, Job, built_of
+from brim.jobs.job import ALONE, BuildResult, Job, MapResult, built_of
 from brim.jobs.open_store import Books, published, reachable
 from brim.jobs.source_changes import (
     Comparison,
@@ -36,6 +34,7 @@ from brim.jobs.source_changes import (
 )
 from brim.memory.limit import cgroups
 from brim.memory.meter import process_bytes
+from brim.options.check_options import VerifyOptions
 from brim.outputs.output import CachedRows, Finished, Units, write_bad_rows
 from brim.plans.describe_plan import WORKER_BYTES, sending_bytes
 from brim.plans.fingerprint import digest_json
@@ -43,12 +42,13 @@ from brim.progress import Progress
 from brim.records import dataclass
 from brim.rows.unit import RowSource
 from brim.schedule.processes import ProcessBackend
-from brim.schedule.unit_work import ComputeOptions, Outcome, UnitShare, UnitWork, compute
+from brim.schedule.unit_work import ComputeOptions, UnitShare, UnitStats, UnitWork, compute
 from brim.state.later_sync import boot_here, sync_rest
 from brim.state.ledger import JobRecord, Ledger, SourceRecord
 from brim.state.stop import Stop
+from brim.storage.listing import list_objects
+from brim.storage.location import HubAddress, Location, parse_bucket_address
 from brim.stores.bucket_store import clear_units, fetch_unit, units_there
-from brim.stores.destination import HubAddress
 from brim.stores.store import Carrier, PublishedThere
 
 if TYPE_CHECKING:
@@ -125,13 +125,13 @@ def _same_units(before: dict[str, Any], now: dict[str, Any]) -> bool:
     return digest_json(without_function(before)) == digest_json(without_function(now))
 
 
-def _another(before: JobRecord, wanted: Wanted) -> PlanChanged:
-    return _changed("another dataset", before, wanted, "--fresh starts over; or choose another destination.")
+def _another(before: JobRecord, wanted: Wanted) -> PlanMismatchError:
+    return _changed("another dataset", before, wanted, "Use --fresh to start over, or choose another destination.")
 
 
-def _changed(what: str, before: JobRecord, wanted: Wanted, hint: str) -> PlanChanged:
+def _changed(what: str, before: JobRecord, wanted: Wanted, hint: str) -> PlanMismatchError:
     changes = computed_changes(before.facts, wanted.facts)
-    return PlanChanged(f"The destination holds {what}: {'; '.join(changes)}.", hint=hint, changes=changes)
+    return PlanMismatchError(f"The destination has {what}: {'; '.join(changes)}.", hint=hint, changes=changes)
 
 
 _LOOK_S = 0.1
@@ -151,7 +151,7 @@ class Computing:
     def _wanted(self) -> Wanted:
         return Wanted(self.spec.fingerprint, self.spec.facts, self.how.fresh, self.how.keep_done)
 
-    def part(self, folder: Path, share: UnitShare, types: str) -> Outcome:
+    def part(self, folder: Path, share: UnitShare, types: str) -> UnitStats:
         """Do a share of the units, in a folder of its own; nothing is put together and nothing is brought."""
         units = open_units(folder, self._wanted, self.books.ledger, self._is_removed())
         try:
@@ -162,11 +162,12 @@ class Computing:
         finally:
             units.close()
 
-    def run(self, share: Share = ALONE) -> Computed:
+    def run(self, share: Share = ALONE) -> MapResult:
         wanted = self._wanted
         if self._is_done(wanted):
             self.layout.clear()  # of a run that was killed at its very end
-            return Computed(self._as_it_is(self.books.ledger), kept=self._kept(self.books.ledger))
+            ledger = self.books.ledger
+            return MapResult.from_build(self._as_it_is(ledger), cached=self._kept(ledger))
         self.layout.refuse_strangers(self.books.ledger, self.how.fresh)
         executor, carrier = self._way_there()
         units = open_units(self.layout.units, wanted, self.books.ledger, self._is_removed())
@@ -177,6 +178,8 @@ class Computing:
             self._drop_changed(units, everything=share.units is None)
             outcome = self._make(units, carrier, self.layout.units, self._share(share))
             finished = self._finish(outcome, work)
+            for note in finished.notes:
+                self.books.progress.note(note)
             done = self._deliver(units, outcome, finished, executor)
         except BaseException:
             with suppress(OSError):  # what is lost by that is computed again
@@ -190,20 +193,20 @@ class Computing:
         return done
 
     @cached_property
-    def _units_at(self) -> BucketAddress | None:
+    def _units_at(self) -> Location | None:
         """Where the nodes of a cluster put units, if that is a bucket: that of the destination, or one for the work."""
-        said, place = self.how.scaling.workspace, self.layout.place
-        if self.cluster is None or (said is None and not isinstance(place, BucketAddress)):
+        said, place = self.how.workspace, self.layout.place
+        if self.cluster is None or (said is None and not isinstance(place, Location)):
             return None
         root = place if said is None else parse_bucket_address(said, self.how.access)
-        assert isinstance(root, BucketAddress)
+        assert isinstance(root, Location)
         return root.below(f".brim/units/{self.spec.fingerprint[:16]}")
 
     def _share(self, share: Share) -> UnitShare:
         there = None if self._units_at is None else units_there(self._units_at)
         return UnitShare(there=there)
 
-    def _fetch(self, at: BucketAddress, names: Iterable[str]) -> None:
+    def _fetch(self, at: Location, names: Iterable[str]) -> None:
         """Files that lie in a bucket, to where they are put together or sent from."""
         for name in names:
             self.books.stop.check()
@@ -287,8 +290,8 @@ class Computing:
 
         try:
             endpoint = self.how.access.endpoint
-            verify(str(self.layout.destination), endpoint_url=endpoint, progress=self.books.progress)
-        except DamageFound:
+            verify(VerifyOptions(str(self.layout.destination), endpoint_url=endpoint), self.books.progress)
+        except VerificationError:
             return False
         return True
 
@@ -301,7 +304,7 @@ class Computing:
         executor = None
         shared = self.cluster is not None and self._units_at is None
         if shared and self.cluster is not None and not isinstance(to, Path) and not self.layout.apart:
-            shard_bytes = WORKER_BYTES + (sending_bytes(0) if isinstance(to, BucketAddress) else 0)
+            shard_bytes = WORKER_BYTES + (sending_bytes(0) if isinstance(to, Location) else 0)
             from brim.schedule.ray_cluster import Sight  # of use where there is a cluster, as below
 
             sight = Sight(paths=(str(self.layout.units.absolute()),))
@@ -309,12 +312,12 @@ class Computing:
         carrier = reachable(self.layout.place, how.hub, self.books)
         return executor, None if self.layout.apart else carrier
 
-    def _make(self, units: Ledger, carrier: Carrier | None, folder: Path, share: UnitShare) -> Outcome:
+    def _make(self, units: Ledger, carrier: Carrier | None, folder: Path, share: UnitShare) -> UnitStats:
         """A model takes all cores of a machine by itself."""
         model = self.spec.verb == "embed"
         options = ComputeOptions(
             self.spec.limit.bytes,
-            self.how.workers or (1 if model and self.how.scaling.engine == "local" else None),
+            self.how.workers or (1 if model and self.how.engine == "local" else None),
             self.how.on_error,
             self.step.batch_rows or 1,
             self.spec.label or self.spec.verb,
@@ -333,11 +336,11 @@ class Computing:
 
         return compute(work, functools.partial(RayUnits, self.cluster, carrier, self._units_at))
 
-    def _finish(self, outcome: Outcome, work: Path) -> Finished:
+    def _finish(self, outcome: UnitStats, work: Path) -> Finished:
         limit_bytes, receipts, at = self.spec.limit.bytes, outcome.receipts, self._units_at
         if at is not None and outcome.bad_rows and self.how.on_error == "quarantine":
             self._fetch(at, [name for name, _ in list_objects(at) if name.endswith(".bad.arrow")])
-        units = Units(self.layout.units, receipts, limit_bytes, self.source.schema, work)
+        units = Units(self.layout.units, receipts, limit_bytes, self.source.schema, work, self.source.name)
         self.books.progress.start("finish", sum(receipt.size for receipt in receipts), 0, limit_bytes)
         if self.cluster is not None and self.output.joins:
             return self._finish_there(self.cluster, outcome, units)
@@ -348,7 +351,7 @@ class Computing:
         outcome.peak_bytes = max(outcome.peak_bytes, watched.peak_bytes)
         return finished
 
-    def _finish_there(self, cluster: Cluster, outcome: Outcome, units: Units) -> Finished:
+    def _finish_there(self, cluster: Cluster, outcome: UnitStats, units: Units) -> Finished:
         """Joined, packed and cut by a task on a node. Without a shared disk, what it made is fetched."""
         from brim.schedule.ray_tasks import finish_on_cluster
         from brim.schedule.ray_worker import Ending
@@ -362,10 +365,12 @@ class Computing:
         outcome.peak_bytes = max(outcome.peak_bytes, peak)
         return finished
 
-    def _deliver(self, units: Ledger, outcome: Outcome, finished: Finished, executor: RayBringing | None) -> Computed:
+    def _deliver(
+        self, units: Ledger, outcome: UnitStats, finished: Finished, executor: RayBringing | None
+    ) -> MapResult:
         if isinstance(self.layout, CacheLayout):
             keep_in_place(self.layout.units, outcome.receipts, finished.made.values(), units)
-            return Computed(self._as_it_is(units), outcome, kept=self._kept(units))
+            return MapResult.from_build(self._as_it_is(units), outcome, cached=self._kept(units))
         ledger, layout = self.books.ledger, self.layout
         watched = _Watched(self.books.progress, self.books.stop)
         write = functools.partial(write_bad_rows, layout.units)
@@ -384,9 +389,9 @@ class Computing:
             source=source,
             published_source=published_record(self.source, source),
         )
-        return Computed(built, outcome, quarantine, finished.counts)
+        return MapResult.from_build(built, outcome, quarantine=quarantine, counts=finished.counts)
 
-    def _as_it_is(self, ledger: Ledger) -> Built:
+    def _as_it_is(self, ledger: Ledger) -> BuildResult:
         """What finished receipts say."""
         receipts = list(ledger.receipts.values())
         return built_of(self.spec, receipts, rows_of([receipt.rows for receipt in receipts], self.layout.apart))

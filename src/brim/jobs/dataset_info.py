@@ -17,22 +17,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.buckets.bucket_address import Access
-from brim.choices import at_least
-from brim.errors import BrimError, DamageFound, InputError
+from brim.errors import BrimError, InputError, VerificationError
 from brim.formats.card import CARD, read_card
-from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_type
-from brim.formats.parquet_index import locate_parquet
-from brim.formats.probe import shape_of
-from brim.formats.readable import Readable, ValueFile
+from brim.formats.file_headers import shape_of
+from brim.formats.file_views import FileView
+from brim.formats.parquet_columns import ParquetColumns, is_file_type
+from brim.formats.parquet_levels import is_list_type
+from brim.formats.parquet_locate import locate_parquet
+from brim.formats.readable import Readable
+from brim.jobs.known_rows import is_class_label
 from brim.jobs.published import SHARD_NAME, Published, missing_numbers, opened
+from brim.options.check_options import InfoOptions
 from brim.plans.cut_shards import shard_name
 from brim.plans.shard_bytes import count_rows
 from brim.records import dataclass
 from brim.sizes import format_size, plural
-from brim.sources.features import kind_of_feature
+from brim.sources.features import fits_type, kind_of_feature
+from brim.storage.location import Access
 from brim.wording import Described
 
+_SHOWN_CLASSES = 10
 _REQUESTS = 8  # at a time
 _CARD_FIELDS = ("pretty_name", "license", "license_name", "language", "task_categories", "tags")
 _MOST_VALUE_BYTES = 64_000_000  # of media in an encoded column, which has to be read to be shown
@@ -46,6 +50,15 @@ class ColumnInfo:
     type: str
     is_file: bool
     bytes: int
+    classes: tuple[str, ...] = ()  # names of a ClassLabel
+
+    @property
+    def text(self) -> str:
+        """The type for people, with the first names of classes."""
+        if not self.classes:
+            return self.type
+        more = ", …" if len(self.classes) > _SHOWN_CLASSES else ""
+        return f"ClassLabel({len(self.classes):,}: {', '.join(self.classes[:_SHOWN_CLASSES])}{more})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +100,22 @@ class DatasetInfo(Described):
             held = f"{plural(split.rows, 'row')}, {plural(split.shards, 'shard')}, {format_size(split.bytes)}"
             held += "" if split.state in ("", "whole") else f", {split.state}"
             lines.append(("split", f"{name}: {held}"))
-        lines.append(("bytes", format_size(self.bytes)))
+        lines.append(("size", format_size(self.bytes)))
         lines.append(("shards", f"{self.shards:,}: {smallest} / {median} / {largest}  (smallest / median / largest)"))
-        lines += [("column", f"{c.name}: {c.type}, {format_size(c.bytes)}") for c in self.columns]
+        lines += [("column", f"{c.name}: {c.text}, {format_size(c.bytes)}") for c in self.columns]
         if self.card is None:
             lines.append(("card", "none"))
         else:
             texts = {name: value if isinstance(value, list) else [value] for name, value in self.card.items()}
             said = [f"{name} {', '.join(map(str, value))}" for name, value in texts.items()]
             lines.append(("card", "; ".join(said) or "README.md"))
-        lines.append(("written by", ", ".join(self.writers) or "nobody knows"))
-        whole = {True: "yes, by what was written down", False: "no", None: "nobody wrote down what it should be"}
-        lines.append(("whole", whole[self.whole]))
+        lines.append(("written by", ", ".join(self.writers) or "unknown"))
+        complete = {
+            True: "yes, as its manifest or its file names say",
+            False: "no",
+            None: "unknown, it has no manifest",
+        }
+        lines.append(("complete", complete[self.whole]))
         lines += [("problem", problem) for problem in self.problems[:10]]
         if len(self.problems) > 10:
             lines.append(("problem", f"and {len(self.problems) - 10:,} more"))
@@ -111,33 +128,22 @@ class _Shard:
     columns: dict[str, int]
     types: dict[str, tuple[str, bool]]
     writer: str
+    classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def info(
-    dataset: str | os.PathLike[str],
-    *,
-    head: int = 0,
-    from_config: str | None = None,
-    from_split: str | None = None,
-    state: str | os.PathLike[str] | None = None,
-    endpoint_url: str | None = None,
-    anonymous: bool = False,
-) -> DatasetInfo:
-    """What is at a folder, hf://datasets/ORG/NAME[@REVISION] or s3://BUCKET/PREFIX, built by brim or not.
-
-    `head` is how many of the first rows to show: files as their type, shape and size, read from their beginnings.
-    `from_config` and `from_split` name the part that is looked at.
-    """
-    at_least("head", head, 0)
-    access = Access(endpoint_url, anonymous)
-    with opened(dataset, state, lambda _: None, access, from_config, from_split) as published:
+def info(options: InfoOptions) -> DatasetInfo:
+    """Describe a dataset from its footers, its card and its manifest, whoever wrote it."""
+    dataset, head, access = options.dataset, options.head, Access(options.endpoint_url, options.anonymous)
+    with opened(
+        dataset, options.state_dir, lambda _: None, access, options.from_config, options.from_split
+    ) as published:
         found = _summed(os.fspath(dataset), published)
         first = next((name for name in sorted(published.sizes) if name.endswith(".parquet")), None)
         if head and first is not None:
             try:
                 with closing(published.open(first)) as shard:
                     found.head = list(first_rows(shard, head))
-            except DamageFound as error:
+            except VerificationError as error:
                 found.problems.append(f"{first}: its first rows cannot be read ({error.words[0]})")
                 found.whole = False
         return found
@@ -160,11 +166,13 @@ def _summed(address: str, published: Published) -> DatasetInfo:
     found.splits = _splits(published, looks)
     total: dict[str, int] = {}
     types: dict[str, tuple[str, bool]] = {}
+    classes: dict[str, tuple[str, ...]] = {}
     for look in looks.values():
+        classes |= look.classes
         for name, size in look.columns.items():
             total[name] = total.get(name, 0) + size
             types.setdefault(name, look.types[name])
-    found.columns = [ColumnInfo(name, *types[name], size) for name, size in total.items()]
+    found.columns = [ColumnInfo(name, *types[name], size, classes.get(name, ())) for name, size in total.items()]
     built = {f"brim {job.versions.get('brim', '?')}" for job in published.told.jobs}
     found.writers = sorted(built | {look.writer for look in looks.values() if look.writer and not built})
     found.problems += list(incomplete(published))
@@ -191,9 +199,21 @@ def _look(published: Published, name: str) -> _Shard | str:
                     column.name: (type_words(column.type, features.get(column.name)), is_file_type(column.type))
                     for column in columns.schema
                 }
-                return _Shard(columns.rows, columns.column_bytes(), types, str(columns.footer.created_by or ""))
+                writer = str(columns.footer.created_by or "")
+                return _Shard(columns.rows, columns.column_bytes(), types, writer, _class_names(columns))
     except (pa.ArrowException, BrimError, ValueError) as error:
         return f"cannot be read ({str(error).splitlines()[0]})"
+
+
+def _class_names(columns: ParquetColumns) -> dict[str, tuple[str, ...]]:
+    """Return the class names of each ClassLabel column whose type in the file is the one that its feature says."""
+    labels = {name: feature for name, feature in columns.features().items() if is_class_label(feature)}
+    schema = columns.schema
+    return {
+        name: tuple(map(str, feature["names"]))
+        for name, feature in labels.items()
+        if name in schema.names and fits_type(feature, schema.field(name).type)
+    }
 
 
 def type_words(kind: pa.DataType, feature: Any = None) -> str:
@@ -245,6 +265,9 @@ def first_rows(shard: Readable, count: int) -> Iterator[dict[str, Any]]:
         files = [column.name for column in columns.schema if is_file_type(column.type)]
         shown = {name: _media(shard, columns, name, features.get(name), count) for name in files}
         values = {n: columns.cells(0, n).slice(0, count).to_pylist() for n in columns.schema.names if n not in files}
+        for name, classes in _class_names(columns).items():
+            known = range(len(classes))
+            values[name] = [classes[number] if number in known else number for number in values[name]]
         for row in range(count):
             yield {name: (shown.get(name) or values[name])[row] for name in columns.schema.names}
 
@@ -277,7 +300,12 @@ def values_of(
         return
     for found in locate_parquet(shard, first_rows=rows, column=name):
         if rows is None or found.row < rows:
-            yield found.row, found.path, ValueFile(shard, found.offset, found.size).buffered(), found.size
+            yield (
+                found.row,
+                found.path,
+                io.BufferedReader(FileView(shard, found.offset, found.size), 1 << 18),
+                found.size,
+            )
 
 
 def _decoded(
@@ -286,10 +314,10 @@ def _decoded(
     footer, first = columns.footer, 0
     for group in range(footer.num_row_groups):
         row_group = footer.row_group(group)
-        heavy = sum(row_group.column(n).total_uncompressed_size for n in columns.leaves_of(name))
+        heavy = sum(row_group.column(n).total_uncompressed_size for n in columns.column_leaves(name))
         most = max(1, int(_MOST_VALUE_BYTES / max(heavy / max(row_group.num_rows, 1), 1)))
         if heavy / max(row_group.num_rows, 1) > _MOST_VALUE_BYTES:
-            raise InputError(f"A row of {name!r} is too large to be read: it is encoded.")
+            raise InputError(f"A row of {name!r} is too large to be decoded.")
         for batch in columns.file.iter_batches(batch_size=min(most, 256), row_groups=[group], columns=[name]):
             for cell in batch.column(0).to_pylist():
                 for value in cell if isinstance(cell, list) else [cell]:

@@ -12,10 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from brim.buckets.bucket_address import Access, BucketAddress
-from brim.buckets.bucket_client import explained
-from brim.buckets.listing import stat_object
-from brim.buckets.send_object import delete_objects
 from brim.errors import DestinationError
 from brim.formats.splice import FileSplice, Splice
 from brim.jobs.spec import WriteBadRows, write_aside
@@ -23,6 +19,10 @@ from brim.outputs.vector_output import check_target, quarantine_path, rows_path
 from brim.records import dataclass
 from brim.state.durable import failures, free_bytes, rename
 from brim.state.ledger import Ledger, Piece
+from brim.storage.explain_error import explained
+from brim.storage.listing import stat_object
+from brim.storage.location import Access, Location
+from brim.storage.storage import open_storage
 from brim.stores.bucket_store import BucketCarrier
 from brim.stores.destination import UNITS, Destination, Footprints, parse_destination, state_folder
 from brim.stores.folder_store import FolderCarrier
@@ -38,7 +38,7 @@ class FileLayout:
     user's state; the file is made there, sent, and removed.
     """
 
-    destination: Path | BucketAddress
+    destination: Path | Location
     state: Path
     waits: bool = False
     apart = True
@@ -48,7 +48,7 @@ class FileLayout:
         return self.destination.name if isinstance(self.destination, Path) else Path(self.destination.prefix).name
 
     @property
-    def place(self) -> Path | BucketAddress:
+    def place(self) -> Path | Location:
         if isinstance(self.destination, Path):
             return self.destination.parent
         return replace(self.destination, prefix=self.destination.prefix.rpartition("/")[0])
@@ -67,7 +67,7 @@ class FileLayout:
 
     @property
     def _hidden(self) -> Path:
-        """Beside the file, on its disk: it gets its name by a rename, so not on the disk that --state may be on."""
+        """Beside the file, on its disk: it gets its name by a rename, so not on the disk that --state-dir may be on."""
         return hidden_books(self.destination) if isinstance(self.destination, Path) else self.state
 
     @property
@@ -101,8 +101,8 @@ class FileLayout:
     def refuse_strangers(self, ledger: Ledger, fresh: bool) -> None:
         if ledger.job is None and not fresh and (found := self.store().shards()):
             raise DestinationError(
-                f"{_below(self.place, found[0])} exists, and brim did not write it.",
-                hint="--fresh replaces it at the end.",
+                f"{_below(self.place, found[0])} already exists, and brim did not write it.",
+                hint="Use --fresh to replace it when the job is done.",
             )
 
     def keep_bad_rows(self, write: WriteBadRows, fresh: bool, watcher: PutWatcher) -> Path | str | None:
@@ -116,7 +116,7 @@ class FileLayout:
             return str(self.place.below(name))
         if fresh:
             with explained(self.place):
-                delete_objects(self.place, [self.place.key(name)])
+                open_storage(self.place).delete([self.place.key(name)])
         return None
 
     def clear(self) -> None:
@@ -130,18 +130,20 @@ class FileLayout:
         """Nothing: it is on disk."""
 
 
-def file_layout(destination: str | os.PathLike[str], state: str | None, access: Access) -> FileLayout:
+def file_layout(
+    destination: str | os.PathLike[str], state: str | os.PathLike[str] | None, access: Access
+) -> FileLayout:
     """A file to be made; its ending chooses the format."""
     where = parse_destination(destination, access)
-    if isinstance(where, BucketAddress):
+    if isinstance(where, Location):
         layout = FileLayout(where, state_folder(where, state))
     elif isinstance(where, Path):
         layout = FileLayout(where, state_folder(where, state) if state else hidden_books(where))
     else:
-        raise DestinationError(f"{str(where)!r} is a repository, and no file.", hint="Give the name of a file.")
+        raise DestinationError(f"{str(where)!r} is a repository, not a file.", hint="Name a file.")
     check_target(Path(layout.name))
     if isinstance(where, Path) and where.is_dir():
-        raise DestinationError(f"{os.fspath(destination)!r} is a folder.", hint="Give the name of a file.")
+        raise DestinationError(f"{os.fspath(destination)!r} is a folder.", hint="Name a file.")
     return layout
 
 
@@ -149,7 +151,7 @@ def hidden_books(target: Path) -> Path:
     return target.with_name(f".{target.name}.brim")
 
 
-def _below(place: Path | BucketAddress, name: str) -> Path | BucketAddress:
+def _below(place: Path | Location, name: str) -> Path | Location:
     return place / name if isinstance(place, Path) else place.below(name)
 
 
@@ -237,7 +239,7 @@ class FileStore(_Files):
 class ObjectFileStore(_Files):
     """Files in a place of a bucket."""
 
-    def __init__(self, folder: BucketAddress, names: Sequence[str]) -> None:
+    def __init__(self, folder: Location, names: Sequence[str]) -> None:
         self.folder, self._names = folder, names
 
     def shards(self) -> list[str]:
@@ -260,5 +262,5 @@ class ObjectFileStore(_Files):
 
     def publish(self, publication: Publication) -> str:
         with explained(self.folder):
-            delete_objects(self.folder, [self.folder.key(name) for name in sorted(publication.gone)])
+            open_storage(self.folder).delete([self.folder.key(name) for name in sorted(publication.gone)])
         return ""

@@ -13,30 +13,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from brim.errors import SinkFailed
+from brim.errors import DestinationUnavailableError
 from brim.formats.card import write_waiting_card
 from brim.jobs.appended import AppendBase, AppendedContent, appended_content
-from brim.jobs.bring import Run, RunOptions, Share
+from brim.jobs.bring import DeliveryOptions, Run, Share
 from brim.jobs.content import Content, PlanContent
 from brim.jobs.known_rows import planned_again, without_known_rows
+from brim.jobs.next_steps import next_steps
 from brim.jobs.open_store import Books, carrying_bytes, dataset_there, open_books, open_store
 from brim.jobs.repair import refuse_append_to_damaged
 from brim.jobs.spec import Spec, check_hub_limits, limits_of, preflight, stop_files
 from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
+from brim.options.declare import warn_deprecated
+from brim.options.groups import EngineOptions
 from brim.plans.plan import Plan
-from brim.progress import Progress, Silent
+from brim.progress import Progress
 from brim.records import dataclass
-from brim.schedule.scheduler import Scaling
-from brim.schedule.unit_work import Outcome
+from brim.schedule.unit_work import UnitStats
 from brim.sizes import format_size, plural
 from brim.state.ledger import Receipt, SourceRecord
-from brim.stores.destination import HubAddress, HubOptions
+from brim.storage.location import HubAddress
+from brim.stores.destination import PublishOptions
 from brim.stores.hub_store import HubStore
 from brim.stores.store import CardMaker, Moved, SendingRoom
-from brim.wording import Described
+from brim.wording import Result
 
 if TYPE_CHECKING:
     from brim.jobs.caches import Kept
@@ -49,8 +52,11 @@ ALONE = Share()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Built(Described):
-    """What is at the destination. On the Hub: what was sent, in how many commits, and what the Hub says it holds."""
+class BuildResult(Result):
+    """What a build or a selection has written.
+
+    On the Hub also what was sent, in how many commits, and what the Hub lists.
+    """
 
     destination: str
     rows: int
@@ -65,6 +71,15 @@ class Built(Described):
     visibility: str = ""
     pull_request: int = 0
     proved: str = ""
+    file_bytes: int = 0  # of the source's files, as the plan reports them; `bytes` is the size of the shards
+    steps: tuple[tuple[str, str], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in BuildResult.__dataclass_fields__ if name != "steps"}
+
+    def next_steps(self) -> list[tuple[str, str]]:
+        """Return the commands that load and verify the result."""
+        return list(self.steps)
 
     @property
     def place(self) -> str:
@@ -79,54 +94,110 @@ class Built(Described):
         pull = f", by pull request {self.pull_request}" if self.pull_request else ""
         return f" in {plural(self.commits, 'commit')}{pull}"
 
-    @property
-    def lines(self) -> list[tuple[str, str]]:
-        """What is there, for people."""
+    def summary(self) -> list[tuple[str, str]]:
+        """Return what is at the destination, for people."""
         files = f", {plural(self.files, 'file')}" if self.files else ""
-        holds = f"{plural(self.rows, 'row')}{files}, {format_size(self.bytes)}"
         kept = f", {self.kept:,} kept" if self.kept else ""
         brought = f"sent, {format_size(self.sent_bytes)}" if self.visibility else "written"
         shards = f"{self.shards:,} ({self.written:,} {brought}{kept}){self.commits_made}"
-        lines = [("built", self.place), ("holds", holds), ("shards", shards)]
+        lines = [("destination", self.place), ("contents", f"{plural(self.rows, 'row')}{files}")]
+        if self.file_bytes:
+            lines.append(("size of the files", format_size(self.file_bytes)))
+        lines += [("shards", shards), ("size", format_size(self.bytes))]
         if self.left_out:
             left = plural(len(self.left_out), "file")
-            lines.append(("left out", f"{left} too large for the format, listed in README.md"))
-        return [*lines, ("proved", self.proved)] if self.proved else lines
+            lines.append(("skipped", f"{left} too large for the format, listed in README.md"))
+        return [*lines, ("verified", self.proved)] if self.proved else lines
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Computed(Described):
-    """What a job did. `outcome` counts units: a build has none, nor has a job that was done before."""
+class MapResult(BuildResult):
+    """What map, tokenize or embed has written, and what was computed for it.
 
-    built: Built
-    outcome: Outcome = field(default_factory=Outcome)
-    quarantine: Path | str | None = None  # an address, where it is beside a file in a bucket
+    A job that was finished before has computed no units.
+    """
+
+    stats: UnitStats = field(default_factory=UnitStats)
+    quarantine: Path | str | None = None  # an address, if it is next to a file in an object store
     counts: Mapping[str, int] = field(default_factory=dict)
-    kept: Kept | None = None  # of a cache: what there is to open
+    cached: Kept | None = None  # the files of a result that stays in the cache
+
+    @classmethod
+    def from_build(cls, built: BuildResult, stats: UnitStats | None = None, **more: Any) -> MapResult:
+        return cls(**built.as_dict(), steps=built.steps, stats=stats or UnitStats(), **more)
 
     @property
-    def lines(self) -> list[tuple[str, str]]:
-        """What was done, for people."""
-        done, built, units = self.outcome, self.built, len(self.outcome.receipts)
-        holds = f"{plural(built.rows, 'row')}, {format_size(built.bytes)} in {plural(built.shards, 'shard')}"
-        lines = [("done", built.place), ("holds", holds)]
+    def units(self) -> int:
+        return len(self.stats.receipts)
+
+    @property
+    def computed(self) -> int:
+        """The number of units that this run has computed."""
+        return self.stats.computed
+
+    @property
+    def retries(self) -> int:
+        return self.stats.retries
+
+    @property
+    def bad_rows(self) -> int:
+        """The number of rows that were left out because they failed."""
+        return self.stats.bad_rows
+
+    @property
+    def bad_batches(self) -> int:
+        """The number of batches that were left out as a whole."""
+        return self.stats.bad_batches
+
+    @property
+    def encoders(self) -> Mapping[str, int]:
+        """The number of units that each encoder of tokenize has processed."""
+        return self.stats.encoders
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.stats.peak_bytes
+
+    @property
+    def built(self) -> BuildResult:
+        """Deprecated: the result itself."""
+        warn_deprecated("MapResult.built is the result itself: write result.rows.")
+        return self
+
+    @property
+    def outcome(self) -> UnitStats:
+        """Deprecated: the result has these values itself."""
+        warn_deprecated("MapResult.outcome is part of the result: write result.retries.")
+        return self.stats
+
+    def as_dict(self) -> dict[str, Any]:
+        values: dict[str, Any] = {**BuildResult.as_dict(self), "units": self.units, "computed": self.computed}
+        values |= {"retries": self.retries, "bad_rows": self.bad_rows, "bad_batches": self.bad_batches}
+        values |= {"peak_bytes": self.peak_bytes, **({"encoders": self.encoders} if self.encoders else {})}
+        return {**values, **self.counts, "quarantine": self.quarantine}
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return what was done, for people."""
+        done, units = self.stats, self.units
+        contents = f"{plural(self.rows, 'row')}, {format_size(self.bytes)} in {plural(self.shards, 'shard')}"
+        lines = [("destination", self.place), ("contents", contents)]
         lines += [(name, f"{number:,}") for name, number in self.counts.items()]
         kept = f", {units - done.computed:,} kept" if units > done.computed else ""
-        again = f", {done.retries:,} tried again" if done.retries else ""
+        retried = f", {done.retries:,} retried" if done.retries else ""
         workers = f", {plural(done.workers, 'worker')}" if done.workers else ""
-        told = f"{done.computed:,} done{kept}{again}{workers}" if units else "nothing to do: it was all there"
-        lines.append(("units", told))
-        if built.visibility:
-            lines.append(("sent", f"{format_size(built.sent_bytes)}{built.commits_made}"))
+        counted = f"{done.computed:,} done{kept}{retried}{workers}" if units else "nothing to do: all were done before"
+        lines.append(("units", counted))
+        if self.visibility:
+            lines.append(("sent", f"{format_size(self.sent_bytes)}{self.commits_made}"))
         if done.bad_rows:
             where = f", kept in {self.quarantine}" if self.quarantine else ""
-            lines.append(("left out", f"{_left_out(done)}{where}"))
-        if built.proved:
-            lines.append(("proved", built.proved))
-        return [*lines, ("memory", f"{format_size(done.peak_bytes)} at most")] if done.peak_bytes else lines
+            lines.append(("skipped", f"{_left_out(done)}{where}"))
+        if self.proved:
+            lines.append(("verified", self.proved))
+        return [*lines, ("peak memory", format_size(done.peak_bytes))] if done.peak_bytes else lines
 
 
-def _left_out(done: Outcome) -> str:
+def _left_out(done: UnitStats) -> str:
     """The rows that failed. A batch that may not be done in parts is left out as a whole, and is not called rows."""
     batches, rows = done.bad_batches, done.bad_rows - done.bad_batch_rows
     if not batches:
@@ -138,14 +209,14 @@ def _left_out(done: Outcome) -> str:
 
 
 @contextmanager
-def workplace(scaling: Scaling) -> Iterator[Cluster | None]:
+def workplace(engine: EngineOptions) -> Iterator[Cluster | None]:
     """The cluster that a job runs on, connected for as long as it does; None: this machine."""
-    if scaling.engine == "local":
+    if engine.engine == "local":
         yield None
         return
     from brim.schedule.ray_cluster import connected  # of use where there is a cluster
 
-    with connected(scaling.address) as cluster:
+    with connected(engine.address) as cluster:
         yield cluster
 
 
@@ -165,33 +236,33 @@ class Job:
         """Making this file ends a run cleanly."""
         return stop_files(self.spec.layout.state, self.spec.how)[-1].absolute()
 
-    def run(self, progress: Progress | None = None, share: Share = ALONE) -> Computed:
-        """Do what is missing. With a share, bring that and publish nothing."""
-        spec, progress = self.spec, progress or Silent()
-        if spec.limit.warning and spec.how.scaling.engine == "local":
+    def run(self, progress: Progress | None = None, share: Share = ALONE) -> BuildResult:
+        """Do what is missing. With a share, bring that and publish nothing. A job with a step returns a MapResult."""
+        spec, progress = self.spec, progress or Progress()
+        if spec.limit.warning and spec.how.engine == "local":
             progress.note(spec.limit.warning)
         for note in () if isinstance(spec.source, PlanContent) else spec.source.notes:
             progress.note(note)
-        with workplace(spec.how.scaling) as cluster:
+        with workplace(spec.how) as cluster:
             executor = self._brought_by(cluster)
             with open_books(spec.layout, spec.how, progress, share) as books:
                 done = self._run(books, share, cluster, executor)
         spec.layout.afterwards()
         return done
 
-    def _run(self, books: Books, share: Share, cluster: Cluster | None, executor: RayBringing | None) -> Computed:
+    def _run(self, books: Books, share: Share, cluster: Cluster | None, executor: RayBringing | None) -> BuildResult:
         spec = self.spec
         if isinstance(spec.source, PlanContent) and spec.how.append:
-            return Computed(self._append(spec.source, books, executor))
+            return self._append(spec.source, books, executor)
         if isinstance(spec.source, PlanContent):
             if share is ALONE:  # parts write shards before the destination's own ledger knows of a job
                 spec.layout.refuse_strangers(books.ledger, spec.how.fresh)
-            return Computed(self.bring(spec.source, books, share, executor))
+            return self.bring(spec.source, books, share, executor)
         from brim.jobs.compute import Computing  # a build has no use for it, and would hold it
 
         return Computing(self, spec.source, cluster, books).run(share)
 
-    def _append(self, new: PlanContent, books: Books, executor: RayBringing | None) -> Built:
+    def _append(self, new: PlanContent, books: Books, executor: RayBringing | None) -> BuildResult:
         """Bring new rows behind those that are there. What changes meanwhile is looked at again."""
         layout, hub = self.spec.layout, self.spec.how.hub
         refuse_append_to_damaged(books.ledger, str(layout.destination))
@@ -208,9 +279,9 @@ class Job:
                 return self.bring(content, books, ALONE, executor)
             except Moved:
                 books.progress.note("somebody else has changed what is there: looking again")
-        raise SinkFailed(
-            "Others change the destination all the time, so that nothing could be appended.",
-            hint="Run the same command to continue; nothing that was sent is lost.",
+        raise DestinationUnavailableError(
+            "The destination kept changing while brim tried to append, so nothing was appended.",
+            hint="Run the same command to continue; uploads that finished are kept.",
         )
 
     def _without_known(self, books: Books, address: str, plan: Plan, base: AppendBase) -> Plan | None:
@@ -259,7 +330,7 @@ class Job:
         fresh: bool | None = None,
         source: SourceRecord | None = None,
         published_source: SourceRecord | None = None,
-    ) -> Built:
+    ) -> BuildResult:
         """Bring what is missing at the destination, and publish it unless others share it.
 
         `source` is what a computed job has read.
@@ -269,7 +340,7 @@ class Job:
         fresh = how.fresh if fresh is None else fresh
         check_hub_limits(content, spec.layout.destination)
         # What brim did not write stays in a folder or bucket; a repository keeps it, and a file was asked for by name.
-        replaced = isinstance(spec.layout.place, HubAddress) and (how.hub.replace or fresh)
+        replaced = isinstance(spec.layout.place, HubAddress) and (how.hub.replace_foreign or fresh)
         replaced = replaced or (spec.layout.apart and fresh)
         room = SendingRoom(free_bytes, workers, self.limit.asked_for)
         base = content.base if isinstance(content, AppendedContent) else None
@@ -280,7 +351,7 @@ class Job:
             if isinstance(at.store, HubStore) and share.only is None:
                 for text in limits_of(content, replace(how.hub, public=at.store.holds_more)):
                     books.progress.note(f"the Hub: {text}")
-            options = RunOptions(
+            options = DeliveryOptions(
                 workers,
                 self.limit.bytes,
                 fresh=fresh,
@@ -302,6 +373,7 @@ class Job:
             receipts = run.run()
         built = built_of(spec, receipts, content.rows, run.written)
         built = replace(built, files=content.files, left_out=content.left_out, proved=run.proved)
+        built = replace(built, file_bytes=int(content.facts.get("bytes", 0)))
         if not isinstance(spec.layout.place, Path):
             built = replace(built, sent_bytes=run.sent_bytes)
         if isinstance(at.store, HubStore):
@@ -318,19 +390,26 @@ class Job:
         return workers, max(self.limit.bytes - tree_bytes(), 0)
 
 
-def _waiting_card(base: AppendBase, hub: HubOptions) -> CardMaker:
+def _waiting_card(base: AppendBase, hub: PublishOptions) -> CardMaker:
     there = {split: [receipt.name for receipt in of] for split, of in base.receipts.items()}
     return lambda card, names: write_waiting_card(card, hub.config, hub.folder, there)
 
 
-def built_of(spec: Spec, receipts: Sequence[Receipt], rows: int, written: int = 0) -> Built:
-    return Built(
+def built_of(spec: Spec, receipts: Sequence[Receipt], rows: int, written: int = 0) -> BuildResult:
+    """Sum up receipts. The file with the kept columns, next to a file of vectors, is not counted as a shard."""
+    shards = len(receipts)
+    if spec.layout.apart:
+        kept_columns = f"{Path(str(spec.layout.destination)).name}.rows.parquet"
+        shards = sum(receipt.name != kept_columns for receipt in receipts)
+        written = min(written, shards)
+    return BuildResult(
         destination=str(spec.layout.destination),
         rows=rows,
         files=0,
         bytes=sum(receipt.size for receipt in receipts),
-        shards=len(receipts),
+        shards=shards,
         written=written,
-        kept=len(receipts) - written,
+        kept=shards - written,
         left_out=(),
+        steps=next_steps(spec, receipts),
     )

@@ -43,14 +43,19 @@ def with_known_classes(table: FileTable, features: Mapping[str, Any]) -> FileTab
     own = dict(table.features or {})
     for name, feature in own.items():
         known: Any = features.get(name)
-        if not (_is_label(feature) and _is_label(known)) or feature["names"] == known["names"]:
+        if not (is_class_label(feature) and is_class_label(known)) or feature["names"] == known["names"]:
             continue
         unknown = [one for one in feature["names"] if one not in known["names"]]
         if unknown:
+            hint = "--append cannot add classes. Build the dataset again from all rows."
+            if label_from := table.recipe.get("label_from"):
+                hint = "--append cannot add classes. Put the new files next to the old ones and run: "
+                hint += f"brim build SOURCE DEST --label-from {label_from} --update"
             raise InputError(
-                f"The class {unknown[0]!r} of the column {name!r} is not among those of the dataset: "
-                f"{', '.join(map(str, known['names'][:10]))}.",
-                hint="Build a dataset of all rows for new classes.",
+                f"The column {name!r} has new classes: {_list_some(unknown)}. Those of the dataset are: "
+                f"{_list_some(known['names'])}.",
+                hint=hint,
+                classes=unknown,
             )
         numbers = pa.array([known["names"].index(one) for one in feature["names"]], pa.int64())
         column = one_array(table.rows.column(name))
@@ -61,7 +66,11 @@ def with_known_classes(table: FileTable, features: Mapping[str, Any]) -> FileTab
     return table
 
 
-def _is_label(feature: Any) -> bool:
+def _list_some(names: Sequence[Any]) -> str:
+    return ", ".join(map(str, names[:10])) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
+
+
+def is_class_label(feature: Any) -> bool:
     return isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel" and isinstance(feature["names"], list)
 
 

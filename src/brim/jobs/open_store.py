@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.xet import XET_BYTES
-from brim.errors import DestinationError, InputError, Stopped
+from brim.errors import DestinationError, InputError, StoppedError
 from brim.formats.card import CardFacts
 from brim.jobs.appended import AppendedContent
 from brim.jobs.bring import Share, refuse_another
 from brim.jobs.content import Content
 from brim.jobs.published import Published, PublishedRepository
 from brim.jobs.published import opened as dataset_at
-from brim.jobs.spec import How, Layout, stop_files
+from brim.jobs.spec import JobSettings, Layout, stop_files
 from brim.plans.describe_plan import HUB_BYTES, OBJECTS_BYTES
 from brim.progress import Progress, told_if_slow
 from brim.records import dataclass
@@ -25,11 +23,13 @@ from brim.state.ledger import STATE, Ledger
 from brim.state.lock import lock_in_turn, locked, owner_of
 from brim.state.retry import interrupted_by
 from brim.state.stop import Stop, stoppable
+from brim.storage.hub_client import HubClient
+from brim.storage.hub_session import explained, hub_session
+from brim.storage.location import HubAddress, Location
+from brim.storage.xet import XET_BYTES
 from brim.stores.bucket_store import BucketCarrier, BucketStore, need_place, published_in
-from brim.stores.destination import CLAIM, Destination, HubAddress, HubOptions, identity, make_state
+from brim.stores.destination import CLAIM, Destination, PublishOptions, identity, make_state
 from brim.stores.folder_store import FolderStore, make_folder
-from brim.stores.hub_client import HubClient
-from brim.stores.hub_session import explained, hub_session
 from brim.stores.hub_store import HubCarrier, HubStore, published_at
 from brim.stores.store import Carrier, Moved, PublishedThere, SendingRoom, Store
 
@@ -44,7 +44,7 @@ class Books:
 
 
 @contextmanager
-def open_books(layout: Layout, how: How, progress: Progress, share: Share) -> Iterator[Books]:
+def open_books(layout: Layout, how: JobSettings, progress: Progress, share: Share) -> Iterator[Books]:
     """The ledger, for this run alone; and whether somebody asked to stop."""
     state = share.books or layout.state
     with (
@@ -56,9 +56,9 @@ def open_books(layout: Layout, how: How, progress: Progress, share: Share) -> It
         try:
             with failures(layout.failing if share.books is None or isinstance(layout.destination, Path) else state):
                 yield Books(ledger, stop, progress)
-        except Stopped as stopped:
+        except StoppedError as stopped:
             if how.fresh:
-                raise Stopped(stopped.words[0], hint="Run it again without --fresh to continue.") from stopped
+                raise StoppedError(stopped.words[0], hint="Run it again without --fresh to continue.") from stopped
             raise
         finally:
             ledger.close()
@@ -66,9 +66,9 @@ def open_books(layout: Layout, how: How, progress: Progress, share: Share) -> It
 
 
 @contextmanager
-def _locked(layout: Layout, how: How, progress: Progress) -> Iterator[None]:
+def _locked(layout: Layout, how: JobSettings, progress: Progress) -> Iterator[None]:
     """The folders are there, and are this run's alone. Nothing stays of a job that is refused."""
-    claim = _claim(layout, how.fresh) if how.state else ""
+    claim = _claim(layout, how.fresh) if how.state_dir else ""
     footprints = layout.footprints()
     told = False
 
@@ -108,9 +108,9 @@ def _claim(layout: Layout, fresh: bool) -> str:
     books = Ledger(layout.books)
     if Ledger(layout.units).job is not None or (books.job is not None and not books.done):
         raise InputError(
-            f"The state folder {str(layout.state)!r} is that of an unfinished job for {before.splitlines()[-1]!r}, and "
+            f"The state folder {str(layout.state)!r} belongs to an unfinished job for {before.splitlines()[-1]!r}, and "
             f"this one is for {str(layout.destination)!r}.",
-            hint="Finish that job first, or give another --state; --fresh forgets what it has done.",
+            hint="Finish that job first, or give another --state-dir; --fresh forgets what it has done.",
         )
     return here
 
@@ -139,7 +139,7 @@ class OpenStore:
 
 @contextmanager
 def open_store(
-    layout: Layout, how: How, content: Content, room: SendingRoom, books: Books, share: Share
+    layout: Layout, how: JobSettings, content: Content, room: SendingRoom, books: Books, share: Share
 ) -> Iterator[OpenStore]:
     """Be ready for the shards of `content`."""
     opened = _store(layout, how, room, books, share.only)
@@ -172,7 +172,7 @@ def _refuse_moved(content: AppendedContent, manifests: Iterable[bytes]) -> None:
             raise Moved
 
 
-def _store(layout: Layout, how: How, room: SendingRoom, books: Books, mine: frozenset[str] | None) -> OpenStore:
+def _store(layout: Layout, how: JobSettings, room: SendingRoom, books: Books, mine: frozenset[str] | None) -> OpenStore:
     """The one place where a destination becomes a store. With `mine`, others put their shards there too."""
     own = layout.store()
     if own is not None:
@@ -180,12 +180,12 @@ def _store(layout: Layout, how: How, room: SendingRoom, books: Books, mine: froz
     to, check = layout.destination, books.stop.check
     if isinstance(to, Path):
         return OpenStore(FolderStore(to, mine))
-    if isinstance(to, BucketAddress):
+    if isinstance(to, Location):
         owner = owner_of(books.ledger.path.parent)
         bucket = BucketStore(to, owner, room, books.progress, check, mine=mine)
         return OpenStore(bucket, manifest_name=bucket.manifest_name)
     # Nothing is committed by a run that shares its destination.
-    hub = how.hub if mine is None else dataclasses.replace(how.hub, direct=False, create_pull=False)
+    hub = how.hub if mine is None else dataclasses.replace(how.hub, commit_as_you_go=False, create_pr=False)
     repository = HubStore(to, hub, books.ledger, room, books.progress, check, updates=how.update)
     return OpenStore(repository, lambda facts: _hub_card(facts, to, hub), repository.manifest_name)
 
@@ -204,7 +204,7 @@ def _respect(published: Ledger, content: Content, ledger: Ledger, hint: str) -> 
         refuse_another(content, published.job, hint)
 
 
-def _hub_card(facts: CardFacts, destination: HubAddress, hub: HubOptions) -> CardFacts:
+def _hub_card(facts: CardFacts, destination: HubAddress, hub: PublishOptions) -> CardFacts:
     return dataclasses.replace(
         facts,
         where=destination.repo,
@@ -217,10 +217,10 @@ def _hub_card(facts: CardFacts, destination: HubAddress, hub: HubOptions) -> Car
 
 
 @contextmanager
-def dataset_there(layout: Layout, how: How, books: Books) -> Iterator[tuple[Published | None, str]]:
+def dataset_there(layout: Layout, how: JobSettings, books: Books) -> Iterator[tuple[Published | None, str]]:
     """What is at a destination already, to be read, and its address; None if that is nothing yet."""
     to = layout.destination
-    if isinstance(to, HubAddress | BucketAddress):
+    if isinstance(to, HubAddress | Location):
         there = published(to, how.hub, books)
     else:
         there = PublishedThere((), list(FolderStore(to).shards()), unfinished=False)
@@ -230,20 +230,20 @@ def dataset_there(layout: Layout, how: How, books: Books) -> Iterator[tuple[Publ
     if isinstance(to, HubAddress):
         with hub_session(books.progress.note, books.stop.check), explained(to.repo, begun=False):
             to = HubClient(to, how.hub.token).beginning()
-    with dataset_at(str(to), how.state, books.progress.note, how.access, token=how.hub.token) as found:
+    with dataset_at(str(to), how.state_dir, books.progress.note, how.access, token=how.hub.token) as found:
         yield found, found.address if isinstance(found, PublishedRepository) else str(to)
 
 
 @contextmanager
-def waited_for(bucket: BucketAddress, books: Books) -> Iterator[None]:
+def waited_for(bucket: Location, books: Books) -> Iterator[None]:
     """A bucket that takes long to answer: it is said."""
     with told_if_slow(books.progress.note, f"still waiting for {bucket}"):
         yield
 
 
-def published(place: Destination, hub: HubOptions, books: Books) -> PublishedThere | None:
+def published(place: Destination, hub: PublishOptions, books: Books) -> PublishedThere | None:
     """What lies there already. None where the ledger that this run holds is all there is to know."""
-    if isinstance(place, BucketAddress):
+    if isinstance(place, Location):
         with waited_for(place, books):
             return published_in(place)
     if isinstance(place, HubAddress):
@@ -252,9 +252,9 @@ def published(place: Destination, hub: HubOptions, books: Books) -> PublishedThe
     return None
 
 
-def reachable(place: Destination, hub: HubOptions, books: Books) -> Carrier | None:
+def reachable(place: Destination, hub: PublishOptions, books: Books) -> Carrier | None:
     """What brings shards there, for other machines to try too. None for a folder, and a repository yet to be made."""
-    if isinstance(place, BucketAddress):
+    if isinstance(place, Location):
         bucket = BucketCarrier(place)
         with waited_for(place, books):
             need_place(place, books.progress.note)
@@ -271,10 +271,10 @@ def reachable(place: Destination, hub: HubOptions, books: Books) -> Carrier | No
         return HubCarrier(place, client.api.endpoint, token)
 
 
-def carrying_bytes(destination: Destination | None, hub: HubOptions) -> int:
+def carrying_bytes(destination: Destination | None, hub: PublishOptions) -> int:
     """What sending a shard takes beside making it."""
-    if isinstance(destination, BucketAddress):
+    if isinstance(destination, Location):
         return HUB_BYTES + XET_BYTES if destination.on_hub else OBJECTS_BYTES
     if not isinstance(destination, HubAddress):
         return 0
-    return HUB_BYTES + (XET_BYTES if hub.via == "xet" else 0)
+    return HUB_BYTES + (XET_BYTES if hub.upload_with == "xet" else 0)

@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from brim.buckets.bucket_address import Access, BucketAddress
-from brim.errors import InputError, SourceChanged
+from brim.errors import InputError, SourceChangedError
 from brim.jobs.bring import STAGED_S, Share, versions
 from brim.jobs.content import PlanContent
-from brim.jobs.job import Built, Job
+from brim.jobs.job import BuildResult, Job
 from brim.jobs.plan_place import Part, divide, listed, open_place, parse_part
-from brim.jobs.spec import How, Spec, dataset_at, forecast_at, stop_files
+from brim.jobs.spec import JobSettings, Spec, dataset_at, forecast_at, stop_files
 from brim.memory.limit import Limit, effective_limit
 from brim.plans.cut_shards import Shard
 from brim.plans.describe_plan import BuildForecast, plan_facts, plan_lines
@@ -33,29 +32,29 @@ from brim.progress import Progress, Watch, given_or_silent
 from brim.records import dataclass
 from brim.sizes import format_size
 from brim.state.ledger import STATE, Ledger, Receipt
-from brim.stores.destination import Destination, HubAddress, HubOptions, parse_destination
-from brim.wording import Described
+from brim.storage.location import Access, HubAddress, Location
+from brim.stores.destination import Destination, PublishOptions, parse_destination
+from brim.wording import Described, Result
 
 _SHOWN = 3
 
 
-@dataclass(frozen=True, slots=True)
-class SavedOptions(How):
-    """How this machine works on a saved plan. `access` is to the bucket that the plan is in.
+@dataclass(frozen=True, kw_only=True)
+class SavedSettings(JobSettings):
+    """How this machine works on a saved plan. `access` is to the object store of the plan.
 
-    Where it goes, how it is published, and whether it is an update, the plan says.
+    The plan decides the destination, how it is published, and whether it is an update.
     """
 
     root: str | None = None  # where the source is on this machine
 
-    def __post_init__(self) -> None:
-        How.__post_init__(self)
+    def check_options(self) -> None:
         if self.root is not None and "://" in self.root:
-            raise InputError(f"With --plan, --root is a folder of this machine, not {self.root!r}.")
+            raise InputError(f"With --plan, --root must be a folder of this machine, not {self.root!r}.")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PartDone(Described):
+class PartResult(Result):
     """What a run of a part did. `next` is the command that publishes when all parts are done."""
 
     part: int
@@ -69,16 +68,19 @@ class PartDone(Described):
     next: str
     of_units: bool = False  # of a computed job; otherwise shards were brought
 
-    @property
-    def lines(self) -> list[tuple[str, str]]:
-        """What was done, and the next command, for people."""
-        noun, did, at = ("units", "computed", "for") if self.of_units else ("shards", "brought", "at")
-        kept = f", {self.kept:,} kept" if self.kept else ""
+    def next_steps(self) -> list[tuple[str, str]]:
+        """Return the command that publishes when all parts are done."""
         last = f"  (when all {self.parts:,} parts are done)" if self.parts > 1 else ""
+        return [("next step", f"{self.next}{last}")]
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return what was done, and the next command, for people."""
+        noun, did, at = ("units", "computed", "for") if self.of_units else ("shards", "written", "at")
+        kept = f", {self.kept:,} kept" if self.kept else ""
         return [
             ("part", f"{self.part} of {self.parts}, {at} {self.destination}"),
             (noun, f"{self.shards:,} ({self.written:,} {did}{kept}), {format_size(self.bytes)}"),
-            ("next", f"{self.next}{last}"),
+            *self.next_steps(),
         ]
 
 
@@ -104,7 +106,7 @@ class PlanStatus:
             return list(range(1, count + 1))
         if self.parts != count:
             raise InputError(
-                f"This plan is done in {self.parts} parts, not in {count}.", hint=f"Ask with {self.parts} for N."
+                f"This plan is divided into {self.parts} parts, not into {count}.", hint=f"Use {self.parts} for N."
             )
         return sorted([*self.missing_parts, *self.unfinished_parts])
 
@@ -112,16 +114,16 @@ class PlanStatus:
         """How far it is, and the next command, for people."""
         lines = [("destination", self.destination)]
         if self.finished:
-            return [*lines, ("parts", "finished: it is published")]
+            return [*lines, ("parts", "all finished and published")]
         if self.parts is None:
-            return [*lines, ("parts", "none was begun"), ("next", command("--part", "1/N"))]
+            return [*lines, ("parts", "none started"), ("next step", command("--part", "1/N"))]
         missing, unfinished = self.missing_parts, self.unfinished_parts
         whole = self.parts - len(missing) - len(unfinished)
         lines.append(("parts", f"{whole:,} of {self.parts:,} done, {self.done:,} of {self.shards:,} {noun}"))
         lines += [("unfinished", f"part {listed(unfinished)}")] if unfinished else []
-        lines += [("not begun", f"part {listed(missing)}")] if missing else []
+        lines += [("not started", f"part {listed(missing)}")] if missing else []
         next_part = f"{[*unfinished, *missing][0]}/{self.parts}" if missing or unfinished else None
-        return [*lines, ("next", command(*(["--part", next_part] if next_part else ["--finish"])))]
+        return [*lines, ("next step", command(*(["--part", next_part] if next_part else ["--finish"])))]
 
 
 @dataclass(frozen=True)
@@ -142,14 +144,14 @@ class SavedBuild(Described):
 
     label_width = 14
 
-    def __init__(self, path: str | os.PathLike[str], options: SavedOptions | None = None) -> None:
-        self.options = options or SavedOptions()
+    def __init__(self, path: str | os.PathLike[str], options: SavedSettings | None = None) -> None:
+        self.options = options or SavedSettings()
         self.watch: Watch = given_or_silent
         self.place = open_place(path, self.options.access)
         try:
             self.saved: Saved = load_plan(self.place.path)
             with understood(self.place.path, self.saved.versions):
-                self.hub = HubOptions(**self.saved.job["hub"])
+                self.hub = PublishOptions.from_record(self.saved.job["hub"])
         except InputError as error:
             raise InputError(
                 error.words[0].replace(str(self.place.path), self.place.shown), hint=error.words[1], **error.facts
@@ -160,7 +162,7 @@ class SavedBuild(Described):
         self.receipts = self.place.receipts
         self.limit: Limit = effective_limit(self.options.memory)
         self.forecast: BuildForecast = forecast_at(self.destination, self.plan, self.limit, self.options.workers)
-        self.layout = dataset_at(self.destination, self.options.state, self.hub)
+        self.layout = dataset_at(self.destination, self.options.state_dir, self.hub)
 
     @property
     def _job(self) -> str:
@@ -181,7 +183,7 @@ class SavedBuild(Described):
         """Making this file ends a run cleanly; of a part, only the user's own does for all."""
         return stop_files(self.layout.state, self.options)[-1].absolute()
 
-    def part(self, part: Part | str, progress: Progress | bool | None = None) -> PartDone:
+    def part(self, part: Part | str, progress: Progress | bool | None = None) -> PartResult:
         """Bring what is missing of a part: "3/100" is the third of a hundred."""
         part = parse_part(part) if isinstance(part, str) else part
         watched = self.watch(progress)
@@ -194,7 +196,7 @@ class SavedBuild(Described):
             )
             done = self._run(self._content(mine, watched), watched, share) if mine else None
         counts = (done.bytes, done.shards, done.written, done.kept, done.sent_bytes) if done else (0, 0, 0, 0, 0)
-        return PartDone(part.number, part.count, str(self.destination), *counts, next=self.command("--finish"))
+        return PartResult(part.number, part.count, str(self.destination), *counts, next=self.command("--finish"))
 
     def _built_here(self, mine: Iterable[Shard], ledger: Ledger) -> Iterator[Receipt]:
         """What a build on one machine did in the same folder before counts as well."""
@@ -203,15 +205,15 @@ class SavedBuild(Described):
             found = (built.get(shard.name) for shard in mine if shard.name not in ledger.receipts)
             yield from (receipt for receipt in found if receipt is not None and receipt.job == self._job)
 
-    def finish(self, progress: Progress | bool | None = None) -> Built:
+    def finish(self, progress: Progress | bool | None = None) -> BuildResult:
         """Publish what all parts brought. InputError that names the parts which are missing."""
         return self._whole(self.watch(progress), only_publish=True)
 
-    def run(self, progress: Progress | bool | None = None) -> Built:
+    def run(self, progress: Progress | bool | None = None) -> BuildResult:
         """Bring whatever is missing, of all parts, and publish."""
         return self._whole(self.watch(progress), only_publish=False)
 
-    def _whole(self, progress: Progress, only_publish: bool) -> Built:
+    def _whole(self, progress: Progress, only_publish: bool) -> BuildResult:
         with self.receipts.alone():
             received = self.receipts.all(self.plan.fingerprint)
             if only_publish:  # before anything is made at the destination
@@ -243,13 +245,13 @@ class SavedBuild(Described):
         except OSError:
             return False
 
-    def _run(self, content: PlanContent, progress: Progress, share: Share) -> Built:
+    def _run(self, content: PlanContent, progress: Progress, share: Share) -> BuildResult:
         how = replace(self.options, hub=self.hub, update=self.saved.job["update"], access=self._access)
         spec = Spec("build", content, self.layout, how, self.limit, forecast=self.forecast)
         try:
-            return Job(spec).run(progress, share).built
-        except SourceChanged as error:
-            raise SourceChanged(
+            return Job(spec).run(progress, share)
+        except SourceChangedError as error:
+            raise SourceChangedError(
                 error.words[0], hint="Restore it, or plan again: brim plan … --save PLAN.", **error.facts
             ) from error
 
@@ -262,7 +264,8 @@ class SavedBuild(Described):
             return PlanContent(self.plan)
         if self.plan.table.files.bucket is not None:
             raise InputError(
-                "The source of this plan is in a bucket, and --root is for one in a folder.", hint="Leave --root out."
+                "--root can only be used with a source in a folder, and the source of this plan is in a bucket.",
+                hint="Leave out --root.",
             )
         plan, other = moved(self.plan, os.path.abspath(self.options.root), shards)
         if other:
@@ -276,8 +279,8 @@ class SavedBuild(Described):
         count = self.receipts.count()
         if count is None:
             raise InputError(
-                "No part of this plan was done yet.",
-                hint=f"Run {self.command('--part', '1/N')} and so on; without --part or --finish, all is done here.",
+                "No part of this plan has run yet.",
+                hint=f"Run {self.command('--part', '1/N')} and so on; without --part or --finish, all runs here.",
             )
         remote = isinstance(self.destination, HubAddress)
         expired = [shard.name for shard in lacking if shard.name in received]
@@ -337,14 +340,12 @@ class SavedBuild(Described):
     @property
     def lines(self) -> list[tuple[str, str]]:
         """The plan and how far it is, for people."""
-        remote = isinstance(self.destination, HubAddress | BucketAddress)
+        remote = isinstance(self.destination, HubAddress | Location)
         plan = plan_lines(self.plan, self.forecast, self.limit, remote)
         return [*plan, *self.status.lines(self.command, "shards")]
 
 
-def job_facts(destination: Destination, hub: HubOptions, update: bool) -> dict[str, Any]:
+def job_facts(destination: Destination, hub: PublishOptions, update: bool) -> dict[str, Any]:
     """What a saved plan tells beside the plan: where it goes and how it is published. Never the token."""
-    options = asdict(hub)
-    del options["token"]
-    endpoint = destination.access.endpoint if isinstance(destination, BucketAddress) else None
-    return {"destination": str(destination), "endpoint": endpoint, "hub": options, "update": update}
+    endpoint = destination.access.endpoint if isinstance(destination, Location) else None
+    return {"destination": str(destination), "endpoint": endpoint, "hub": hub.to_record(), "update": update}

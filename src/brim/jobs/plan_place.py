@@ -24,12 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from brim import cuts
-from brim.buckets.bucket_address import Access, BucketAddress, is_bucket_address, parse_bucket_address
-from brim.buckets.bucket_client import explained
-from brim.buckets.listing import list_objects, read_small, stat_object
-from brim.buckets.read_object import ObjectStream
-from brim.buckets.send_object import send_small
-from brim.errors import DamageFound, DestinationError, InputError, Stopped
+from brim.errors import DestinationError, InputError, StoppedError, VerificationError
 from brim.file_set import Ints
 from brim.formats.splice import FileSplice
 from brim.plans.cut_shards import Shard
@@ -39,7 +34,12 @@ from brim.state.durable import private_folder, reason, sha256_of, sync_folder, w
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import locked, owner_of
 from brim.state.retry import interrupted_by, leaving
-from brim.stores.bucket_lease import Lease
+from brim.storage.explain_error import explained
+from brim.storage.lease import Lease
+from brim.storage.listing import list_objects, read_small, stat_object
+from brim.storage.location import Access, Location, is_bucket_address, parse_bucket_address
+from brim.storage.reading import ObjectStream
+from brim.storage.storage import open_storage
 from brim.stores.bucket_store import BucketCarrier, fetch_unit, send_unit, units_there
 from brim.stores.destination import state_home
 
@@ -66,7 +66,7 @@ def parse_part(text: str) -> Part:
     match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text)
     part = Part(int(match[1]), int(match[2])) if match else None
     if part is None or not 1 <= part.number <= part.count <= _MOST:
-        raise InputError(f"--part takes I/N, the I-th of N parts from 1, not {text!r}.", hint="Like --part=3/100.")
+        raise InputError(f"--part must be I/N, the I-th of N parts from 1, not {text!r}.", hint="Write --part=3/100.")
     return part
 
 
@@ -100,8 +100,8 @@ class PartReceipts:
         found = {int(match[2]) for match in map(_FOLDER.fullmatch, self._names()) if match}
         if len(found) > 1:
             raise InputError(
-                f"{self.shown!r} holds parts of several divisions: {', '.join(map(str, sorted(found)))}.",
-                hint="Remove the folders of the one that was a mistake.",
+                f"{self.shown!r} has parts of several divisions: {', '.join(map(str, sorted(found)))}.",
+                hint="Remove the folders of the wrong one.",
             )
         return next(iter(found), None)
 
@@ -126,8 +126,8 @@ class PartReceipts:
         """Receipts of another plan are an error: nobody may mix the two."""
         if ledger.job is not None and ledger.job.fingerprint != fingerprint:
             raise InputError(
-                f"{self.shown!r} holds the receipts of another plan, in part {part}.",
-                hint="Save this plan under another name; or remove that folder, if what it did is not needed.",
+                f"{self.shown!r} has receipts of another plan, in part {part}.",
+                hint="Save this plan under another name, or remove that folder if its results are not needed.",
             )
 
     def all(self, fingerprint: str) -> dict[str, Receipt]:
@@ -155,9 +155,9 @@ class PartReceipts:
         count = self.count()
         if count is not None and count != part.count:
             raise InputError(
-                f"This plan is done in {count} parts, and --part={part} is of another division.",
-                hint=f"Use --part I/{count}; the same command without --part does the rest on one machine; or remove "
-                f"{self.shown!r} to divide anew.",
+                f"This plan is divided into {count} parts, and --part={part} belongs to another division.",
+                hint=f"Use --part I/{count}; or run without --part to do the rest on one machine; or remove "
+                f"{self.shown!r} to divide it again.",
             )
 
     @contextmanager
@@ -190,14 +190,14 @@ class PartReceipts:
         source, target = self.root / part.folder / name, folder / name
         try:
             if sha256 and sha256_of(source, lambda _: None) != sha256:
-                raise DamageFound(f"{str(source)!r} is not what was computed.")
+                raise VerificationError(f"{str(source)!r} differs from what was computed.")
             target.unlink(missing_ok=True)
             try:
                 os.link(source, target)
             except OSError:  # another disk, or a file system without links
                 write_whole(target, _blocks(source))
             sync_folder(folder)
-        except (FileNotFoundError, DamageFound) as error:
+        except (FileNotFoundError, VerificationError) as error:
             self.forget([name])  # a receipt that looks good to its part must not keep it from doing the unit again
             raise _not_there(str(source), part) from error
 
@@ -218,7 +218,7 @@ class PartReceipts:
 
 
 def _not_there(unit: str, part: Part) -> InputError:
-    return InputError(f"{unit!r} is not there as part {part} has computed it.", hint="Run that part again.")
+    return InputError(f"{unit!r} is missing or differs from what part {part} computed.", hint="Run that part again.")
 
 
 def listed(numbers: Sequence[int]) -> str:
@@ -253,7 +253,7 @@ def open_place(plan: str | os.PathLike[str], access: Access | None = None) -> Pl
     address = parse_bucket_address(text, access)
     stat = stat_object(address)
     if stat is None:
-        raise InputError(f"There is no plan at {address}.", hint="Save one with brim plan SOURCE DEST --save PLAN.")
+        raise InputError(f"No plan is saved at {address}.", hint="Save one with brim plan SOURCE DEST --save PLAN.")
     # Another plan under the same name has other receipts: its ETag tells.
     path = _home(address) / f"{hashlib.sha256(stat.etag.encode()).hexdigest()[:16]}.plan"
     if not path.exists() or path.stat().st_size != stat.st_size:  # a crash of the machine may have cut it off
@@ -305,7 +305,7 @@ def check_plan_place(plan: str | os.PathLike[str]) -> None:
     known = path.is_file() and (not path.stat().st_size or is_job_plan(path) or _begin(path).startswith(PLAN_MAGIC))
     if os.path.lexists(path) and not known:
         raise InputError(
-            f"{str(path)!r} is there already, and is no plan of brim.", hint="Name a new file for the plan."
+            f"{str(path)!r} already exists and is not a plan of brim.", hint="Name a new file for the plan."
         )
 
 
@@ -317,7 +317,7 @@ def save_to(plan: str | os.PathLike[str], write: Callable[[Path], None], access:
         return
     address = parse_bucket_address(text, access)
     if not address.prefix:
-        raise InputError(f"{text!r} names a bucket and no plan in it.", hint="Write s3://BUCKET/NAME.plan.")
+        raise InputError(f"{text!r} names a bucket, but not a plan in it.", hint="Write s3://BUCKET/NAME.plan.")
     made = _home(address) / f"new-{secrets.token_hex(8)}.plan"
     folder, _, name = address.prefix.rpartition("/")
     carrier = BucketCarrier(replace(address, prefix=folder))
@@ -331,11 +331,13 @@ def save_to(plan: str | os.PathLike[str], write: Callable[[Path], None], access:
 
 def _local(text: str) -> Path:
     if "://" in text:
-        raise InputError(f"A plan is kept in a file or a bucket, not at {text!r}.", hint="Name a file, or s3://…")
+        raise InputError(
+            f"A plan must be a file or an object in a bucket, not {text!r}.", hint="Name a file, or s3://…"
+        )
     return Path(os.path.abspath(text))
 
 
-def _home(address: BucketAddress) -> Path:
+def _home(address: Location) -> Path:
     """Where this machine keeps what it knows of a plan in a bucket."""
     home = state_home("plans", f"{address} {address.access.endpoint or ''}", address.prefix)
     with _usable(home):
@@ -349,8 +351,8 @@ def _usable(home: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DestinationError(
-            f"The folder that this machine keeps plans of buckets in, {str(home)!r}, cannot be used: {reason(error)}.",
-            hint="Name another one for all that brim keeps: set XDG_STATE_HOME.",
+            f"The folder for copies of plans in buckets, {str(home)!r}, cannot be used: {reason(error)}.",
+            hint="Set XDG_STATE_HOME to another folder.",
         ) from error
 
 
@@ -362,7 +364,7 @@ class _Nobody:
 class BucketReceipts(PartReceipts):
     """`PLAN.parts/` in a bucket."""
 
-    def __init__(self, plan: BucketAddress, home: Path) -> None:
+    def __init__(self, plan: Location, home: Path) -> None:
         super().__init__(home / "x")
         self.root = home / "parts"
         self._address = replace(plan, prefix=f"{plan.prefix}.parts")
@@ -399,7 +401,7 @@ class BucketReceipts(PartReceipts):
             data = (folder / LEDGER).read_bytes()
             if [data] != sent:
                 with explained(self._address):
-                    send_small(self._address, self._address.key(f"{part.folder}/{LEDGER}"), data)
+                    open_storage(self._address).put_bytes(self._address.key(f"{part.folder}/{LEDGER}"), data)
                 sent[:] = [data]
 
         def again() -> None:
@@ -415,7 +417,7 @@ class BucketReceipts(PartReceipts):
         thread.start()
         try:
             yield
-        except (Stopped, KeyboardInterrupt):
+        except (StoppedError, KeyboardInterrupt):
             stopped.set()
             raise
         finally:
@@ -434,7 +436,7 @@ class BucketReceipts(PartReceipts):
         there = self._address.below(part.folder)
         try:
             fetch_unit(there, name, folder, sha256)
-        except (DamageFound, DestinationError) as error:
+        except (VerificationError, DestinationError) as error:
             self.forget([name])  # a receipt that looks good to its part must not keep it from doing the unit again
             raise _not_there(str(there.below(name)), part) from error
 
@@ -462,11 +464,11 @@ class BucketReceipts(PartReceipts):
                 ledger.close()
                 with explained(self._address):
                     key = self._address.key(f"{part.folder}/{LEDGER}")
-                    send_small(self._address, key, (folder / LEDGER).read_bytes())
+                    open_storage(self._address).put_bytes(key, (folder / LEDGER).read_bytes())
 
 
 @contextmanager
-def _leased(address: BucketAddress, folder: Path) -> Iterator[None]:
+def _leased(address: Location, folder: Path) -> Iterator[None]:
     """While nobody else is at a place of the bucket; `folder` is what this machine has of it."""
     lease = Lease(address, owner_of(folder), lambda text: None)
     lease.take(lambda: None)
@@ -480,15 +482,15 @@ def _leased(address: BucketAddress, folder: Path) -> Iterator[None]:
 @contextmanager
 def _hurried() -> Iterator[None]:
     """What is left to do when a run ends. If it was stopped, a store that is silent is waited for a moment only."""
-    if not isinstance(sys.exception(), Stopped | KeyboardInterrupt):
+    if not isinstance(sys.exception(), StoppedError | KeyboardInterrupt):
         yield
         return
-    with suppress(Stopped), interrupted_by(_give_up), leaving(_MOMENT_S):
+    with suppress(StoppedError), interrupted_by(_give_up), leaving(_MOMENT_S):
         yield
 
 
 def _give_up() -> None:
-    raise Stopped("The store is silent.")
+    raise StoppedError("The store does not answer.")
 
 
 def _longer(there: bytes | None, here: bytes) -> bytes:

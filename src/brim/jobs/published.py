@@ -16,9 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from brim.buckets.bucket_address import Access, BucketAddress
-from brim.buckets.listing import ObjectStat, list_objects, read_small
-from brim.buckets.read_object import ObjectFile, ObjectStream
 from brim.errors import BrimError, InputError
 from brim.formats.card import BEGIN, CARD, card_folders, read_card
 from brim.formats.card_configs import UNFINISHED, card_entries, fits, is_unfinished, patterns_of
@@ -28,9 +25,13 @@ from brim.progress import Advance
 from brim.records import dataclass
 from brim.state.durable import reading, sha256_of
 from brim.state.ledger import LEDGER, STATE, JobRecord, Ledger, Receipt
-from brim.stores.destination import HubAddress, parse_destination, state_folder
-from brim.stores.hub_client import HubClient, RangeFile, Snapshot, StreamFile
-from brim.stores.hub_session import Note, explained, hub_session
+from brim.storage.hub_client import HubClient, RangeFile, Snapshot, StreamFile
+from brim.storage.hub_session import Note, explained, hub_session
+from brim.storage.listing import list_objects, read_small
+from brim.storage.location import Access, HubAddress, Location
+from brim.storage.reading import ObjectFile, ObjectStream
+from brim.storage.storage import ObjectStat
+from brim.stores.destination import parse_destination, state_folder
 from brim.stores.hub_store import MANIFESTS
 
 SHARD_NAME = re.compile(
@@ -259,12 +260,12 @@ class PublishedFolder:
 
     def __init__(self, folder: Path, state: str | os.PathLike[str] | None) -> None:
         if not folder.is_dir():
-            raise InputError(f"There is no folder {str(folder)!r}.", hint="Give the folder that brim built.")
+            raise InputError(f"The folder {str(folder)!r} does not exist.", hint="Use a folder that brim built.")
         self._folder = folder
         others = [] if (folder / "data").is_dir() else shards_below(folder)
         if not (folder / "data").is_dir() and not others:
             raise InputError(
-                f"{str(folder)!r} holds no dataset: it has no folder data/.", hint="Give the folder that brim built."
+                f"{str(folder)!r} has no dataset: the folder data/ is missing.", hint="Use a folder that brim built."
             )
         ledger = Ledger(state_folder(folder, state))
         self.told = told_by(ledger)
@@ -355,7 +356,7 @@ class PublishedRepository:
         # Where no card says where its files are, `load_dataset` takes them wherever they are.
         self.sizes: Mapping[str, int] = named or there
         if not self.sizes and not self.told.receipts and not begun:
-            raise InputError(f"{client.address} holds no dataset that brim can read: it has no Parquet or tar files.")
+            raise InputError(f"{client.address} has no dataset that brim can read: it has no Parquet or tar files.")
         self.subsets: Sequence[Subset] = _subsets(self)
 
     def card(self) -> str | None:
@@ -385,7 +386,7 @@ class PublishedObjects:
     remote, renames = True, False
     names: Collection[str] | None = None
 
-    def __init__(self, address: BucketAddress, state: str | os.PathLike[str] | None) -> None:
+    def __init__(self, address: Location, state: str | os.PathLike[str] | None) -> None:
         self._address = address
         self._there: dict[str, ObjectStat] = {}
         for folder in ("data", MANIFESTS):
@@ -406,7 +407,7 @@ class PublishedObjects:
             self.sizes = {name: stat.st_size for name, stat in sorted(self._there.items()) if name.endswith(".parquet")}
         # A dataset without rows has a card and nothing else.
         if not self.sizes and not self.told.receipts and BEGIN.encode() not in card:
-            raise InputError(f"{address} holds no dataset: there is nothing below data/.", hint="Give what brim built.")
+            raise InputError(f"{address} has no dataset: data/ is empty.", hint="Use an address that brim built.")
         self.subsets: Sequence[Subset] = _subsets(self)
 
     @property
@@ -541,7 +542,7 @@ def opened(
     with ExitStack() as stack:
         if isinstance(where, Path):
             published = PublishedFolder(where, state)
-        elif isinstance(where, BucketAddress):
+        elif isinstance(where, Location):
             published = PublishedObjects(where, state)
         else:
             stack.enter_context(explained(where.repo, begun=False, reading=True))

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from brim.errors import BrimError, DamageFound, DestinationError, InputError
+from brim.errors import BrimError, DestinationError, InputError, VerificationError
 from brim.formats.card import CARD
 from brim.jobs.published import (
     SHARD_NAME,
@@ -24,7 +24,8 @@ from brim.jobs.published import (
     ledger_fault,
     parts_of,
 )
-from brim.plans.cut_shards import CutOptions, Shard
+from brim.options.groups import ShardOptions
+from brim.plans.cut_shards import Shard
 from brim.plans.plan import EXTENSIONS, Plan, make_plan
 from brim.plans.shard_bytes import PlanSlice, slice_of
 from brim.progress import Progress
@@ -142,11 +143,11 @@ def plan_of_part(table: FileTable, part: PublishedPart) -> Plan | None:
 def plan_like(table: FileTable, job: JobRecord, folder: str = "data") -> Plan:
     """A plan of this source, cut as that of a job was."""
     try:
-        format, cut = job.facts["format"].split()[0], CutOptions(**job.facts["cut"])
+        format, cut = job.facts["format"].split()[0], ShardOptions.from_record(job.facts["cut"])
         if format not in EXTENSIONS:
             raise ValueError(format)
     except (TypeError, ValueError, KeyError, IndexError) as error:
-        raise DamageFound("The ledger does not say how rows were cut into shards.") from error
+        raise VerificationError("The ledger does not say how rows were cut into shards.") from error
     return make_plan(table, format, cut, folder)
 
 
@@ -161,11 +162,11 @@ def _from_names(
     formats = {suffix: format for format, suffix in EXTENSIONS.items()}
     format = formats.get(Path(min(wanted)).suffix)
     if counts and format is not None:
-        plan = make_plan(table, format, CutOptions())
+        plan = make_plan(table, format, ShardOptions())
         cuts = [
             _cut_by_rows(plan, wanted, rows),
             plan.shards,
-            make_plan(table, format, CutOptions(None, counts)).shards,
+            make_plan(table, format, ShardOptions(num_shards=counts)).shards,
         ]
         for shards in cuts:
             intact = [shard for shard in shards if shard.name not in damaged]
@@ -177,8 +178,8 @@ def _from_names(
                 yield from ((shard.name, slice_of(plan, shard), None) for shard in shards)
                 return
     raise InputError(
-        "The damaged shards cannot be written again: without a ledger, this source must give the other shards, and it "
-        "does not.",
+        "The damaged shards cannot be written again: without a ledger, the source must also give the other "
+        "shards, and it does not.",
         hint=f"Build it at another destination: brim build SOURCE {folder}-new",
     )
 
@@ -214,11 +215,11 @@ def refuse_append_to_damaged(ledger: Ledger, destination: str) -> None:
     if fault is not None:
         raise DestinationError(
             f"The ledger of {destination} is damaged: {fault}. Nothing is appended.",
-            hint=f"See what else is wrong: brim verify {destination}",
+            hint=f"Run brim verify {destination} for a list of all problems.",
         )
     if ledger.damaged:
         raise DestinationError(
-            f"{destination} holds {len(ledger.damaged)} damaged file(s), such as {min(ledger.damaged)}: nothing is "
+            f"{destination} has {len(ledger.damaged)} damaged file(s), such as {min(ledger.damaged)}: nothing is "
             "appended.",
             hint=f"Repair it first: brim verify {destination} SOURCE --repair",
         )

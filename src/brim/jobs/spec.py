@@ -11,40 +11,46 @@ done): names and places. How bytes travel is the store's (open_store.py). Here a
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, TypeVar
 
-from brim.buckets.bucket_address import Access, BucketAddress
-from brim.choices import at_least, one_of
 from brim.errors import InputError
 from brim.jobs.bring import refuse_strangers
 from brim.jobs.content import Content, PlanContent
 from brim.memory.limit import Limit, effective_limit, usable_cores
+from brim.options.declare import choose_one, shared_values
+from brim.options.groups import (
+    EngineOptions,
+    ErrorOptions,
+    FreshOptions,
+    HubOptions,
+    JobOptions,
+    RunOptions,
+    WriteOptions,
+)
 from brim.outputs.output import Output
 from brim.plans.describe_plan import BuildForecast, forecast_build
 from brim.plans.fingerprint import digest_json
 from brim.plans.plan import Plan
 from brim.records import dataclass
 from brim.rows.unit import RowSource
-from brim.schedule.messages import OnError
-from brim.schedule.scheduler import Scaling
-from brim.sizes import parse_size
 from brim.state.durable import rename
 from brim.state.ledger import Ledger
-from brim.state.stop import Stop, heard_at_once, stop_file_lies
+from brim.state.stop import heard_at_once, stop_file_lies
 from brim.steps.step import Step
+from brim.storage.location import Access, HubAddress, Location
 from brim.stores.destination import (
     QUARANTINE,
     UNITS,
     Destination,
     Footprints,
-    HubAddress,
-    HubOptions,
+    PublishOptions,
     check_shards,
     hub_limits,
     make_state,
@@ -59,47 +65,33 @@ from brim.stores.folder_store import FolderStore, make_folder
 from brim.stores.store import PutWatcher, Store
 
 _VERSION = 2  # raise it when the same computed job would give other rows or bytes
-_HUB_ONLY = ("config", "message", "public", "direct", "create_pull", "via")
+_HUB_ONLY = ("config", "commit_message", "public", "commit_as_you_go", "create_pr", "upload_with")
 
 
-@dataclass(frozen=True, slots=True)
-class How:
-    """How to run, apart from what. Nothing here but `on_error` decides a byte of the result."""
+@dataclass(frozen=True, kw_only=True)
+class JobSettings(RunOptions, EngineOptions, FreshOptions, WriteOptions, ErrorOptions):
+    """How to run a job, apart from what it does. Only `on_error` affects the result."""
 
-    memory: str | int | float | None = None
-    workers: int | None = None
-    on_error: OnError = "stop"
-    fresh: bool = False
-    update: bool = False  # what is unchanged of another dataset is kept
-    append: bool = False  # rows come behind those that are there
-    allow_duplicate_paths: bool = False  # append files also if the dataset has their paths with other content
-    keep_done: bool = False  # a changed function continues where the earlier one ended
-    state: str | None = None
-    stop_file: str | None = None
-    stop: Stop | None = None  # by which the caller may end it
-    hub: HubOptions = field(default_factory=HubOptions)
-    access: Access = field(default_factory=Access)  # to the bucket that is the destination
-    scaling: Scaling = field(default_factory=Scaling)
-    held_bytes: int = 0  # what this process holds for others: beside the limit, not within it
+    hub: PublishOptions = field(default_factory=PublishOptions)
+    access: Access = field(default_factory=Access)  # to the object store of the destination
+    held_bytes: int = 0  # what this process uses for its caller: not part of the limit
 
-    def __post_init__(self) -> None:
-        one_of("on-error", self.on_error, get_args(OnError))
-        at_least("workers", self.workers, 1)
-        if self.memory is not None:
-            parse_size(self.memory)
-        if self.fresh and self.update:
-            raise InputError("Choose one of --fresh (start over) and --update (keep what is unchanged).")
-        for name, other in (("fresh", self.fresh), ("update", self.update)):
-            if self.append and other:
-                raise InputError(f"Choose one of --append (rows come behind those that are there) and --{name}.")
-        if self.allow_duplicate_paths and not self.append:
-            raise InputError("--allow-duplicate-paths can only be used with --append.")
-        if self.append and self.hub.direct:
-            raise InputError("--append is published in one step, so that --direct has no place with it.")
-        if self.fresh and self.keep_done:
-            raise InputError("Choose one of --fresh (start over) and --keep-done (keep what is done).")
+    def check_options(self) -> None:
+        choose_one(self, "fresh", "update", "append")
+        choose_one(self, "fresh", "keep_done")
+        if self.append and self.hub.commit_as_you_go:
+            raise InputError("--commit-as-you-go cannot be used with --append, which is published in one step.")
         if self.stop_file:
             stop_file_lies(Path(self.stop_file))
+
+
+_Settings = TypeVar("_Settings", bound=JobSettings)
+
+
+def job_settings(kind: type[_Settings], options: JobOptions, **internal: Any) -> _Settings:
+    """Take from the options of a command what its job needs. The destination is never reached without credentials."""
+    hub = PublishOptions(**options.values(HubOptions))
+    return kind(**shared_values(kind, options), hub=hub, access=Access(options.endpoint_url), **internal)
 
 
 @dataclass(frozen=True)
@@ -110,7 +102,7 @@ class Spec:
     verb: str
     source: PlanContent | RowSource
     layout: Layout
-    how: How
+    how: JobSettings
     limit: Limit
     step: Step | None = None
     output: Output | None = None
@@ -130,14 +122,14 @@ class Spec:
         return self.source.fingerprint if isinstance(self.source, PlanContent) else digest_json(self.facts)
 
 
-def stop_files(state: Path, how: How) -> list[Path]:
+def stop_files(state: Path, how: JobSettings) -> list[Path]:
     """What a run obeys: a file beside its books, and the user's own, which comes last."""
     return [state / "stop", *([Path(how.stop_file)] if how.stop_file else [])]
 
 
 @contextmanager
 def heard_while_reading(
-    destination: str | os.PathLike[str] | None, how: How, *, as_file: bool = False
+    destination: str | os.PathLike[str] | None, how: JobSettings, *, as_file: bool = False
 ) -> Iterator[None]:
     """While a source is read and a job is made, before it has its books: a stop is heard, and a wish to stop that lies
     there already is an InputError before anything is loaded. Without a destination, only the caller may ask."""
@@ -149,9 +141,9 @@ def heard_while_reading(
     if as_file:
         from brim.jobs.file_layout import file_layout  # as below
 
-        layout = file_layout(destination, how.state, how.access)
+        layout = file_layout(destination, how.state_dir, how.access)
     else:
-        layout = dataset_layout(destination, how.state, how.hub, how.access)
+        layout = dataset_layout(destination, how.state_dir, how.hub, how.access)
     files = stop_files(layout.state, how)
     for file in files:
         stop_file_lies(file)
@@ -171,13 +163,13 @@ def computed_facts(verb: str, source: RowSource, step: Step, output: Output, on_
 
 
 def computed_spec(
-    verb: str, source: RowSource, step: Step, output: Output, layout: Layout, how: How, label: str = ""
+    verb: str, source: RowSource, step: Step, output: Output, layout: Layout, how: JobSettings, label: str = ""
 ) -> Spec:
     """Rows through a step: map, tokenize, embed."""
     return Spec(verb, source, layout, how, _limit_of(how), step, output, label=label)
 
 
-def _limit_of(how: How) -> Limit:
+def _limit_of(how: JobSettings) -> Limit:
     """All that this process holds is measured against the limit of a computed job, so that what is the caller's is
     added to it. (A build goes by a forecast, which has nothing of the caller's.)"""
     limit = effective_limit(how.memory)
@@ -191,19 +183,32 @@ def called_with(spec: Spec, held_bytes: int) -> Spec:
 
 
 def dataset_spec(
-    verb: str, source: RowSource, step: Step, output: Output, destination: str | os.PathLike[str], how: How
+    verb: str, source: RowSource, step: Step, output: Output, destination: str | os.PathLike[str], how: JobSettings
 ) -> Spec:
     """Rows through a step to shards with a card: in a folder, on the Hub, or in a bucket."""
-    layout = dataset_layout(destination, how.state, how.hub, how.access)
+    if verb == "embed":
+        _check_no_unknown_suffix(os.fspath(destination))
+    layout = dataset_layout(destination, how.state_dir, how.hub, how.access)
     return computed_spec(verb, source, step, output, layout, how)
 
 
-def vector_file_spec(source: RowSource, step: Step, destination: str | os.PathLike[str], how: How) -> Spec:
+def _check_no_unknown_suffix(destination: str) -> None:
+    """Raise an InputError if a destination looks like a file of a format that brim does not write."""
+    path = Path(destination)
+    is_new_path = "://" not in destination and not destination.endswith("/") and not path.exists()
+    if is_new_path and re.fullmatch(r"\.[A-Za-z]\w{0,11}", path.suffix):
+        raise InputError(
+            f"{path.name!r} has the suffix {path.suffix}, which is not a format that embed writes.",
+            hint="Use .safetensors, .npy or .parquet for one file, or a name that ends in / for a folder of shards.",
+        )
+
+
+def vector_file_spec(source: RowSource, step: Step, destination: str | os.PathLike[str], how: JobSettings) -> Spec:
     """Rows through a model to one file of vectors."""
     from brim.jobs.file_layout import file_layout  # other jobs have no use for them, and would hold them
     from brim.outputs.vector_output import VectorOutput
 
-    layout = file_layout(destination, how.state, how.access)
+    layout = file_layout(destination, how.state_dir, how.access)
     return computed_spec("embed", source, step, VectorOutput(layout.name, step.batch_rows or 1000), layout, how)
 
 
@@ -217,22 +222,22 @@ def preflight(spec: Spec) -> None:
         spec.output.check_room(spec.limit.bytes)
 
 
-def check_options(verb: str, how: How, destination: Destination | None) -> None:
+def check_options(verb: str, how: JobSettings, destination: Destination | None) -> None:
     """Options that have no meaning for this verb or destination are an error, not silence."""
     if how.keep_done and verb != "map":
-        raise InputError(f"--keep-done is for a function of yours that has changed, and {verb} has none.")
+        raise InputError(f"--keep-done can only be used with brim map, not with {verb}.")
     if how.update and verb != "build":
-        raise InputError(f"--update is for brim build: {verb} keeps what is unchanged by itself.")
+        raise InputError(f"--update can only be used with brim build; {verb} always keeps what is unchanged.")
     if how.append and verb not in ("build", "select"):
-        raise InputError(f"--append is for brim build and brim select: what {verb} computes is one result.")
+        raise InputError(f"--append can only be used with brim build and brim select, not with {verb}.")
     if destination is None or isinstance(destination, HubAddress):
         return
-    plain = HubOptions()
+    plain = PublishOptions()
     for name in _HUB_ONLY:
         if getattr(how.hub, name) != getattr(plain, name):
-            option = {"message": "commit-message", "create_pull": "create-pr"}.get(name, name)
+            option = name.replace("_", "-")
             what = "on this machine" if isinstance(destination, Path) else "a bucket"
-            raise InputError(f"--{option} is for the Hub, and the destination is {what}.")
+            raise InputError(f"--{option} can only be used with the Hub, and the destination is {what}.")
 
 
 def refuse_own_source(source: PlanContent | RowSource, layout: Layout) -> None:
@@ -259,7 +264,7 @@ def check_hub_limits(content: Content, destination: Destination | None) -> None:
         check_shards(len(content.shards), largest, content.size(content.shards))
 
 
-def limits_of(content: Content, hub: HubOptions) -> list[str]:
+def limits_of(content: Content, hub: PublishOptions) -> list[str]:
     """What the Hub may refuse of a dataset that has none of its own limits against it."""
     largest = max((shard.file_bytes for shard in content.shards), default=0)
     return hub_limits(len(content.shards), largest, content.size(content.shards), hub.public)
@@ -269,13 +274,13 @@ def usual_workers(destination: Destination | None) -> int:
     """One more than cores: while one waits for the disk or the line, the others hash. Not to a bucket, where several
     parts of each shard are on their way anyway."""
     cores = usable_cores()
-    return min(max(cores, 2) if isinstance(destination, BucketAddress) else cores + 1, 8)
+    return min(max(cores, 2) if isinstance(destination, Location) else cores + 1, 8)
 
 
 def forecast_at(destination: Destination | None, plan: Plan, limit: Limit, workers: int | None) -> BuildForecast:
     """What building a plan takes there."""
-    xet = isinstance(destination, BucketAddress) and destination.on_hub
-    hub, bucket = isinstance(destination, HubAddress) or xet, isinstance(destination, BucketAddress) and not xet
+    xet = isinstance(destination, Location) and destination.on_hub
+    hub, bucket = isinstance(destination, HubAddress) or xet, isinstance(destination, Location) and not xet
     return forecast_build(plan, limit, workers or usual_workers(destination), hub=hub, bucket=bucket, xet=xet)
 
 
@@ -422,13 +427,13 @@ class DatasetLayout:
 
 
 def dataset_layout(
-    destination: str | os.PathLike[str], state: str | None, hub: HubOptions, access: Access
+    destination: str | os.PathLike[str], state: str | os.PathLike[str] | None, hub: PublishOptions, access: Access
 ) -> DatasetLayout:
     """A dataset to be made. The ledger of each config and split of a repository is one of its own."""
     return dataset_at(parse_destination(destination, access), state, hub)
 
 
-def dataset_at(where: Destination, state: str | None, hub: HubOptions) -> DatasetLayout:
+def dataset_at(where: Destination, state: str | os.PathLike[str] | None, hub: PublishOptions) -> DatasetLayout:
     return DatasetLayout(where, state_folder(where, state, f"{hub.config}/{hub.split or '*'}"), hub.folder)
 
 

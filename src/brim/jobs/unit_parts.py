@@ -17,25 +17,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from brim.buckets.bucket_address import Access
-from brim.errors import FunctionFailed, InputError
+from brim.errors import InputError, UserFunctionError
 from brim.jobs.bring import Share
 from brim.jobs.compute import Computing
 from brim.jobs.content import PlanContent, computed_changes
-from brim.jobs.job import Computed, Job, workplace
+from brim.jobs.job import Job, MapResult, workplace
 from brim.jobs.open_store import Books
-from brim.jobs.parts import PartDone, PlanStatus
+from brim.jobs.parts import PartResult, PlanStatus
 from brim.jobs.plan_place import JOB_PLAN, Part, PlanPlace, check_plan_place, listed, open_place, parse_part, save_to
 from brim.jobs.spec import called_with
 from brim.memory.limit import Limit
-from brim.progress import Progress, Silent
+from brim.plans.saved_plan import PLAN_MAGIC
+from brim.progress import Progress
 from brim.records import dataclass
-from brim.schedule.unit_work import Outcome, UnitShare
+from brim.schedule.unit_work import UnitShare, UnitStats
 from brim.state.durable import failures, sha256_of, write_whole
 from brim.state.ledger import Ledger, Receipt, SourceRecord
 from brim.state.retry import interrupted_by
 from brim.state.stop import stoppable
 from brim.steps.step import Settles
+from brim.storage.location import Access
 from brim.stores.bucket_store import bad_rows_of
 
 _VERSION = 1
@@ -63,7 +64,7 @@ def save_job_plan(
     assert spec.step is not None
     assert not isinstance(spec.source, PlanContent)
     units = sum(1 for _ in spec.source.units(spec.step.batch_rows or 1, indices=spec.step.indices))
-    types = _settled(job, progress or Silent()) if isinstance(spec.step, Settles) and units else ""
+    types = _settled(job, progress or Progress()) if isinstance(spec.step, Settles) and units else ""
     plan = JobPlan(spec.verb, words, spec.fingerprint, spec.facts, units, types)
     text = json.dumps({"kind": JOB_PLAN, "version": _VERSION, **asdict(plan)}, indent=1)
     save_to(path, lambda file: _write(file, text), access)
@@ -92,7 +93,7 @@ def _computing(job: Job, folder: Path, progress: Progress) -> Iterator[Computing
     assert not isinstance(spec.source, PlanContent)
     stop_files = [folder / "stop", *([Path(spec.how.stop_file)] if spec.how.stop_file else [])]
     with (
-        workplace(spec.how.scaling) as cluster,
+        workplace(spec.how) as cluster,
         stoppable(*stop_files, asked=spec.how.stop) as stop,
         interrupted_by(stop.check),
         failures(folder),
@@ -105,6 +106,12 @@ def _computing(job: Job, folder: Path, progress: Progress) -> Iterator[Computing
 
 
 def load_job_plan(place: PlanPlace) -> JobPlan:
+    """Read a saved plan of map, tokenize or embed."""
+    with place.path.open("rb") as file:
+        if file.read(len(PLAN_MAGIC)) == PLAN_MAGIC:
+            raise InputError(
+                f"{place.shown!r} is a plan of brim build.", hint=f"Run `brim build --plan {shlex.quote(place.shown)}`."
+            )
     try:
         said = json.loads(place.path.read_text())
         if said.pop("kind") != JOB_PLAN or said.pop("version") != _VERSION:
@@ -112,7 +119,8 @@ def load_job_plan(place: PlanPlace) -> JobPlan:
         return JobPlan(**said)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
-            f"{place.shown!r} is no plan that this brim can read.", hint="Save it again with this version."
+            f"{place.shown!r} is not a plan that this version of brim can read.",
+            hint="Save it again with this version.",
         ) from error
 
 
@@ -141,8 +149,8 @@ class SavedComputation:
         if self.job.spec.fingerprint != self.plan.fingerprint:
             changes = computed_changes(self.plan.facts, self.job.spec.facts)
             raise InputError(
-                f"This is not the job that was planned: {'; '.join(changes)}.",
-                hint="Have the same files, function and versions on every machine; or save the plan again.",
+                f"This job differs from the planned one: {'; '.join(changes)}.",
+                hint="Use the same files, function and versions on every machine, or save the plan again.",
             )
 
     @property
@@ -158,7 +166,7 @@ class SavedComputation:
         words += ("--endpoint-url", endpoint) if endpoint else ()
         return shlex.join(["brim", self.plan.verb, "--plan", self.place.shown, *words])
 
-    def part(self, part: Part | str, progress: Progress | None = None) -> PartDone:
+    def part(self, part: Part | str, progress: Progress | None = None) -> PartResult:
         """Compute what is missing of a part: "3/100" is the third of a hundred."""
         part, job = parse_part(part) if isinstance(part, str) else part, self._called()
         with self.receipts.part(part) as folder:
@@ -170,16 +178,16 @@ class SavedComputation:
                 there=self.receipts.holder(part, folder),
             )
             try:
-                with _computing(job, folder, progress or Silent()) as computing:
+                with _computing(job, folder, progress or Progress()) as computing:
                     outcome = computing.part(folder, share, self.plan.types)
-            except FunctionFailed as failed:
+            except UserFunctionError as failed:
                 failed.with_hint(_MEND)
                 raise
         return self._done(part, outcome)
 
-    def _done(self, part: Part, outcome: Outcome) -> PartDone:
+    def _done(self, part: Part, outcome: UnitStats) -> PartResult:
         size, units = sum(receipt.size for receipt in outcome.receipts), len(outcome.receipts)
-        return PartDone(
+        return PartResult(
             part.number,
             part.count,
             self.destination,
@@ -192,20 +200,22 @@ class SavedComputation:
             of_units=True,
         )
 
-    def finish(self, progress: Progress | None = None) -> Computed:
+    def finish(self, progress: Progress | None = None) -> MapResult:
         """Put together what all parts computed, and publish it. InputError that names the parts which are missing."""
         return self._whole(progress, only_publish=True)
 
-    def run(self, progress: Progress | None = None) -> Computed:
+    def run(self, progress: Progress | None = None) -> MapResult:
         """Compute whatever is missing, of all parts, and publish."""
         return self._whole(progress, only_publish=False)
 
-    def _whole(self, progress: Progress | None, only_publish: bool) -> Computed:
+    def _whole(self, progress: Progress | None, only_publish: bool) -> MapResult:
         job = self._called()
         with self.receipts.alone():
             if only_publish:
                 self._refuse(self._lacking())
-            return job.run(progress, Share(units=self._take_over))
+            result = job.run(progress, Share(units=self._take_over))
+        assert isinstance(result, MapResult)
+        return result
 
     def _called(self) -> Job:
         """The job as it is called now."""
@@ -250,13 +260,13 @@ class SavedComputation:
         count = self.receipts.count()
         if count is None:
             raise InputError(
-                "No part of this plan was done yet.",
-                hint=f"Run {self.command('--part', '1/N')} and so on; without --part or --finish, all is done here.",
+                "No part of this plan has run yet.",
+                hint=f"Run {self.command('--part', '1/N')} and so on; without --part or --finish, all runs here.",
             )
         parts = sorted({number % count + 1 for number in lacking})
         commands = [self.command("--part", f"{number}/{count}") for number in parts[:_SHOWN]]
         raise InputError(
-            f"{len(lacking):,} of {self.plan.units:,} units are not there. Missing or unfinished: "
+            f"{len(lacking):,} of {self.plan.units:,} units are missing. Missing or unfinished: "
             f"part{'s' if len(parts) > 1 else ''} {listed(parts)} of {count}.",
             hint=f"Run {'; '.join(commands)}{'; and so on' if len(parts) > _SHOWN else ''}; then "
             f"{self.command('--finish')}.",

@@ -16,15 +16,17 @@ from typing import IO
 
 import numpy as np
 
-from brim.buckets.bucket_address import Access, is_web_file
-from brim.errors import DamageFound, InputError
-from brim.formats.parquet_columns import ParquetColumns, is_file_type, is_list_type
-from brim.formats.readable import Hashing, Readable, ReadableFile, ShardFile
+from brim.errors import InputError, VerificationError
+from brim.formats.file_views import FileView
+from brim.formats.parquet_columns import ParquetColumns, is_file_type
+from brim.formats.parquet_levels import is_list_type
+from brim.formats.readable import Hashing, Readable, ShardFile
 from brim.formats.splice import SpliceBuilder
 from brim.jobs.published import Published, Subset, opened
 from brim.memory.limit import effective_limit
+from brim.options.check_options import UnpackOptions
 from brim.plans.shard_bytes import locate
-from brim.progress import Progress, Silent, tell_begin
+from brim.progress import Progress
 from brim.records import dataclass
 from brim.safe_names import path_below
 from brim.sizes import format_size
@@ -34,8 +36,9 @@ from brim.sources.selection import Selection
 from brim.state.durable import BUFFER_BYTES, failures, write_all
 from brim.state.ledger import STATE, Receipt
 from brim.state.retry import interrupted_by
+from brim.storage.location import Access, is_web_file
 from brim.stores.destination import Destination, lies_in, parse_destination, refuse_nameless, refuse_source
-from brim.wording import Described
+from brim.wording import Result
 
 WAITING = ".brim-unpack"  # where files are until they are whole
 
@@ -48,7 +51,7 @@ def safe_place(name: str, where: str, root: str) -> str:
     """Where a file goes; refuses a path that leads out of the folder, also by a link that is there."""
     path = path_below(root, name, where)
     if path[len(root) :].lstrip(os.sep).partition(os.sep)[0].casefold() == WAITING:
-        raise InputError(f"{where} names {name!r}, which is where brim keeps files that are not whole yet.")
+        raise InputError(f"{where} names {name!r}, which is where brim keeps unfinished files.")
     return path
 
 
@@ -62,13 +65,13 @@ def named_files(table: FileTable) -> list[tuple[str, int]]:
             path = table.files.paths[number].as_py()
             if path is None:
                 raise InputError(
-                    f"The column {column!r} holds content without a name, so there is no file to write.",
+                    f"The column {column!r} has content without a file name, so there is no file to write.",
                     hint="Choose others with --columns, or read it with datasets.load_dataset.",
                 )
             other = seen.setdefault(path, number)
             if other != number and not _same_place(table, other, number):
                 raise InputError(
-                    f"{path!r} names two different files of the dataset, and one would take the place of the other.",
+                    f"{path!r} is the name of two different files of the dataset, and one would overwrite the other.",
                     hint=_CHOOSE,
                     path=path,
                 )
@@ -93,7 +96,7 @@ def _same_place(table: FileTable, one: int, other: int) -> bool:
 
 
 def safe_paths(files: Sequence[tuple[str, int]], root: str) -> dict[str, int]:
-    """Where each file goes. DamageFound for a path that would leave the folder, or that comes twice there."""
+    """Where each file goes. VerificationError for a path that would leave the folder, or that comes twice there."""
     found: dict[str, int] = {}
     folded: dict[str, str] = {}
     blind = _ignores_case(root)
@@ -111,7 +114,7 @@ def safe_paths(files: Sequence[tuple[str, int]], root: str) -> dict[str, int]:
         above = os.path.dirname(key)
         while len(above) > len(root):
             if above in folded:
-                raise InputError(f"{folded[above]!r} is a file, and {path!r} would lie in it.", hint=_CHOOSE)
+                raise InputError(f"{folded[above]!r} is a file, and {path!r} would be inside it.", hint=_CHOOSE)
             above = os.path.dirname(above)
     return found
 
@@ -190,10 +193,10 @@ def _folder(table: FileTable, place: str, number: int) -> Iterator[Content]:
             while (member := archive.next()) is not None:
                 body = archive.extractfile(member)
                 if body is None:
-                    raise DamageFound(f"{member.name!r} is not a file.")
+                    raise VerificationError(f"{member.name!r} is not a file.")
                 yield path_below(place, member.name, repr(table.files.path(number))), _blocks(body)
     except tarfile.TarError as error:
-        raise DamageFound(f"{table.files.path(number)!r} is not a folder that brim packed: {error}.") from error
+        raise VerificationError(f"{table.files.path(number)!r} is not a folder that brim packed: {error}.") from error
 
 
 class _Chunks:
@@ -240,13 +243,13 @@ def _is_there(path: str, temporary: str) -> bool:
                 same = block == other.read(BUFFER_BYTES)
     if not same:
         raise InputError(
-            f"{os.path.basename(path)!r} is already there with other content.", hint="Unpack into an empty folder."
+            f"{os.path.basename(path)!r} already exists with other content.", hint="Unpack into an empty folder."
         )
     return True
 
 
 @dataclass(repr=False)
-class Unpacked(Described):
+class UnpackResult(Result):
     """What was written."""
 
     files: int = 0
@@ -254,71 +257,56 @@ class Unpacked(Described):
     already_there: int = 0
     unproved: int = 0  # shards without a receipt to compare with
 
-    @property
-    def lines(self) -> list[tuple[str, str]]:
-        """What was written, for people."""
+    def summary(self) -> list[tuple[str, str]]:
+        """Return what was written, for people."""
         lines = [("written", f"{self.files:,} files, {format_size(self.bytes)}")]
         if self.already_there:
-            lines.append(("there", f"{self.already_there:,} files were there already, and are the same"))
-        return [*lines, ("unproved", f"{self.unproved:,} shards have no receipt")] if self.unproved else lines
+            lines.append(("existing", f"{self.already_there:,} files with the same content, kept"))
+        return [*lines, ("not verified", f"{self.unproved:,} shards have no receipt")] if self.unproved else lines
 
 
-def unpack(
-    destination: str | os.PathLike[str] | Selection | FileTable,
-    out: str | os.PathLike[str],
-    *,
-    where: str | None = None,
-    columns: str | Sequence[str] = (),
-    from_config: str | None = None,
-    from_split: str | None = None,
-    state: str | os.PathLike[str] | None = None,
-    endpoint_url: str | None = None,
-    anonymous: bool = False,
-    progress: Progress | None = None,
-) -> Unpacked:
-    """Write every file of a dataset, or of chosen rows, below `out`. What is there already must be the same, and stays.
+def unpack(options: UnpackOptions, progress: Progress) -> UnpackResult:
+    """Write every file of a dataset, or of chosen rows, below `out`. Existing files must have the same content.
 
-    No file appears before its shard is proved: one on disk is hashed first, one on the Hub as it streams. With `where`
-    or `columns` only the files of these rows and columns are written, and nothing else is fetched; they are not
-    compared with the receipts of their shards, which are of all of them. `from_config` and `from_split` name the part
-    that is read; of several whose files share names, each gets a folder of its own.
+    No file appears before its shard is verified: a local one is hashed first, one on the Hub as it streams. With
+    `where` or `columns`, files are not compared with the receipts of their shards, which are of the whole shards.
     """
+    destination, out, access = options.destination, options.out, Access(options.endpoint_url, options.anonymous)
+    config, split = options.from_config, options.from_split
     refuse_nameless(os.fspath(out))
     if "://" in os.fspath(out):
         raise InputError(
-            f"Files are unpacked to a folder, and {os.fspath(out)!r} is none.", hint="Give a local folder."
+            f"Files can only be unpacked to a local folder, not to {os.fspath(out)!r}.", hint="Name a local folder."
         )
     target = Path(out)
-    progress = progress or Silent()
     if target.exists() and not target.is_dir():
-        raise InputError(f"{str(target)!r} is a file.", hint="Give a folder.")
-    chosen = (columns,) if isinstance(columns, str) else tuple(columns)
-    access = Access(endpoint_url, anonymous)
-    if isinstance(destination, Selection | FileTable) or where is not None or chosen or _is_file(destination):
+        raise InputError(f"{str(target)!r} is a file.", hint="Name a folder.")
+    where, columns = options.where, list(dict.fromkeys(options.columns))
+    if isinstance(destination, Selection | FileTable) or where is not None or columns or _is_file(destination):
         if not isinstance(destination, Selection | FileTable) and "://" not in os.fspath(destination):
             _refuse_among_shards(Path(destination), target)
-        rows = open_dataset(destination, config=from_config, split=from_split, access=access)
+        rows = open_dataset(destination, config=config, split=split, access=access)
         rows = rows.where(where) if where is not None else rows
-        rows = rows.columns([*dict.fromkeys(chosen)]) if chosen else rows
+        rows = rows.columns(columns) if columns else rows
         return _unpack_chosen(rows, target, progress)
     _refuse_among_shards(parse_destination(destination, access), target)
-    with opened(destination, state, progress.note, access, from_config, from_split) as published:
+    with opened(destination, options.state_dir, progress.note, access, config, split) as published:
         receipts = published.told.receipts
         names = sorted(published.sizes)
         begun = next((subset for subset in published.subsets if subset.state == "unfinished"), None)
         if begun is not None or published.told.unfinished:
-            raise DamageFound(
+            raise VerificationError(
                 f"{os.fspath(destination)!r} is {'unfinished' if begun is None else begun.words}.",
-                hint="Then unpack it. --from-config and --from-split take a part of it that is whole.",
+                hint="Finish it first, or unpack a complete part of it with --from-config and --from-split.",
             )
         if not names:
-            raise InputError(f"{os.fspath(destination)!r} holds no shards.")
+            raise InputError(f"{os.fspath(destination)!r} has no shards.")
         if not receipts and not published.told.computed:  # somebody else wrote it
-            rows = open_dataset(destination, config=from_config, split=from_split, access=access)
+            rows = open_dataset(destination, config=config, split=split, access=access)
             return _unpack_chosen(rows, target, progress, len(names))
         missing = [name for name in receipts if name not in published.sizes]
         if missing:
-            raise DamageFound(f"{missing[0]} is missing.", hint="brim verify lists everything that is wrong.")
+            raise VerificationError(f"{missing[0]} is missing.", hint="Run brim verify for a list of all problems.")
         places = _places(published)
         if len(set(places.values())) > 1:
             progress.note("configs or splits have files of the same name: each goes into a folder of its own")
@@ -329,7 +317,7 @@ def unpack(
                 work = _Unpacking(published, os.path.realpath(target), progress)
                 try:
                     for name in names:
-                        tell_begin(progress, name, published.sizes[name])
+                        progress.begin(name, published.sizes[name])
                         work.shard(name, receipts.get(name), places.get(name, ""))
                 finally:
                     work.clear()
@@ -351,7 +339,7 @@ def _refuse_among_shards(source: Destination, target: Path) -> None:
         refuse_source(target, str(source))
         own = (source / STATE).is_dir()  # of brim's, whose shards are in one folder
         if lies_in(target, source / "data") or (not own and source.is_dir() and lies_in(target, source)):
-            raise InputError(f"{str(target)!r} lies among the shards of the dataset.", hint="Unpack to another folder.")
+            raise InputError(f"{str(target)!r} is inside the folder of the shards.", hint="Unpack to another folder.")
 
 
 def _folders(subsets: Sequence[Subset]) -> dict[str, str]:
@@ -390,8 +378,8 @@ def paths_in(shard: Readable) -> Iterator[str]:
                 yield from inner.field("path").drop_null().to_pylist()
 
 
-def _unpack_chosen(rows: Selection, target: Path, progress: Progress, unproved: int = 0) -> Unpacked:
-    no_files = InputError("There are no files in these columns.", hint=f"Columns: {', '.join(rows.origin.columns)}.")
+def _unpack_chosen(rows: Selection, target: Path, progress: Progress, unproved: int = 0) -> UnpackResult:
+    no_files = InputError("These columns have no files.", hint=f"Columns: {', '.join(rows.origin.columns)}.")
     if not rows.origin.file_columns:
         raise no_files  # before any row is read
     has_steps = bool(rows.steps)
@@ -407,7 +395,7 @@ def _unpack_chosen(rows: Selection, target: Path, progress: Progress, unproved: 
         for place, part in split_apart(table):
             of = unpack_rows(part, path_below(root, place, "a split") if place else root, progress)
             files, size, there = files + of[0], size + of[1], there + of[2]
-    return Unpacked(files, size, there, unproved)
+    return UnpackResult(files, size, there, unproved)
 
 
 class _Unpacking:
@@ -415,7 +403,7 @@ class _Unpacking:
 
     def __init__(self, published: Published, root: str, progress: Progress) -> None:
         self.published, self.root, self.progress = published, root, progress
-        self.result = Unpacked()
+        self.result = UnpackResult()
         self._waiting_room = os.path.join(root, WAITING)
         self._waiting: dict[str, str] = {}  # by its path, where a file waits
         self.clear()  # what a killed run left
@@ -441,9 +429,9 @@ class _Unpacking:
 
     def _prove(self, name: str, receipt: Receipt, sha256: str | None) -> None:
         if sha256 != receipt.sha256:
-            raise DamageFound(
-                f"{name} is damaged: its content is not what was written.",
-                hint="brim verify lists everything that is wrong.",
+            raise VerificationError(
+                f"{name} is damaged: its content differs from what was written.",
+                hint="Run brim verify for a list of all problems.",
             )
 
     def _file(self, shard: Readable, found: ShardFile, place: str) -> None:
@@ -452,7 +440,7 @@ class _Unpacking:
         if os.path.lexists(there):
             if not _holds(there, shard, found):
                 raise InputError(
-                    f"{found.path!r} is already there with other content.", hint="Unpack into an empty folder."
+                    f"{found.path!r} already exists with other content.", hint="Unpack into an empty folder."
                 )
             self.result.already_there += 1
             return
@@ -467,12 +455,12 @@ class _Unpacking:
         self.result.files += 1
         self.result.bytes += found.size
 
-    def finish(self) -> Unpacked:
+    def finish(self) -> UnpackResult:
         computed = self.published.told.computed
         if (self.result.unproved or computed) and not self.result.files + self.result.already_there:
             why = "was computed" if computed else "was not built by brim, and its columns are encoded"
             raise InputError(
-                f"There are no files that brim packed: the dataset {why}.",
+                f"The dataset has no files that brim packed: it {why}.",
                 hint="Read it with datasets.load_dataset.",
             )
         return self.result
@@ -484,7 +472,7 @@ class _Unpacking:
 
 def _members(shard: Readable, found: ShardFile) -> Iterator[ShardFile]:
     """The files of a folder that is packed as one value."""
-    file = io.BufferedReader(ReadableFile(shard, found.offset))
+    file = io.BufferedReader(FileView(shard, position=found.offset))
     with tarfile.open(fileobj=file, mode="r:") as archive:
         while (member := archive.next()) is not None:
             archive.members = []  # type: ignore[attr-defined]  # it would keep every header
@@ -496,7 +484,7 @@ def _safe_path(found: ShardFile, shard_name: str, root: str) -> str:
     name = found.path or ""
     if found.path is None:
         raise InputError(
-            f"{shard_name} row {found.row} holds content without a name in its column {found.column!r}, so there is no "
+            f"{shard_name} row {found.row} has content without a file name in its column {found.column!r}: there is no "
             "file to write.",
             hint="Read it with datasets.load_dataset.",
         )

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.buckets.bucket_address import Access, bucket_of, is_bucket_address
-from brim.errors import BrimError, DamageFound, DestinationError, InputError, SourceChanged, Stopped
+from brim.errors import BrimError, DestinationError, InputError, SourceChangedError, StoppedError, VerificationError
 from brim.file_set import Ints
 from brim.formats.card import (
     CARD,
@@ -29,7 +28,8 @@ from brim.formats.card import (
     repeated_field,
 )
 from brim.formats.card_configs import card_entries, config_faults, fits, names_nothing, patterns_of, resolved_files
-from brim.formats.parquet_columns import ParquetColumns, features_of_arrow, is_list_type
+from brim.formats.parquet_columns import ParquetColumns, features_of_arrow
+from brim.formats.parquet_levels import is_list_type
 from brim.formats.readable import Readable
 from brim.jobs.bring import versions
 from brim.jobs.known_rows import holds_bytes_of, with_known_classes
@@ -46,10 +46,11 @@ from brim.jobs.published import (
 )
 from brim.jobs.repair import plan_like, record_damage, repair_shards
 from brim.memory.limit import effective_limit, usable_cores
+from brim.options.check_options import VerifyOptions
 from brim.plans.cut_shards import shard_name
 from brim.plans.plan import Plan
 from brim.plans.shard_bytes import count_rows, hollow_in, locate, splice_of
-from brim.progress import Progress, Silent, tell_begin, tell_rows
+from brim.progress import Progress
 from brim.records import dataclass
 from brim.sizes import format_size, plural
 from brim.sources.features import as_yaml
@@ -59,8 +60,9 @@ from brim.sources.selection import Selection
 from brim.sources.source_options import SourceOptions
 from brim.state.ledger import JobRecord
 from brim.state.retry import interrupted_by
+from brim.storage.location import Access, bucket_of, is_bucket_address
 from brim.stores.destination import parse_destination
-from brim.wording import Described
+from brim.wording import Result
 
 _LISTED = (".parquet", ".arrow", ".tar")  # what a card lists under `configs`
 _FOREIGN_FILE = ": is not part of the dataset"
@@ -70,7 +72,7 @@ _STREAMS = 4  # at a time, from the Hub or a bucket: some 20 MB each
 
 
 @dataclass(repr=False)
-class Verified(Described):
+class VerifyResult(Result):
     """What was proved, and what could not be."""
 
     shards: int = 0
@@ -82,91 +84,74 @@ class Verified(Described):
     subsets: dict[str, str] = field(default_factory=dict)  # each config and split: whole, unfinished, not brim's
     repaired: int = 0  # shards that were written again
 
-    @property
-    def lines(self) -> list[tuple[str, str]]:
-        """What was proved, for people."""
-        lines = [("proved", f"{plural(self.rows, 'row')}, {format_size(self.bytes)} in {plural(self.shards, 'shard')}")]
-        if self.files_compared:
-            lines.append(("compared", f"{plural(self.files_compared, 'source file')}, byte for byte"))
-        return [*lines, *(("unproved", text) for text in self.unproved), *(("wrong", text) for text in self.findings)]
+    def summary(self) -> list[tuple[str, str]]:
+        """Return what was verified, for people."""
+        contents = f"{plural(self.rows, 'row')}, {format_size(self.bytes)} in {plural(self.shards, 'shard')}"
+        compared = f"{plural(self.files_compared, 'source file')}, byte for byte"
+        lines = [("verified", contents), *([("compared", compared)] if self.files_compared else [])]
+        lines += [("not verified", text) for text in self.unproved]
+        return lines + [("damage", text) for text in self.findings]
 
 
-def verify(
-    destination: str | os.PathLike[str],
-    source: str | os.PathLike[str] | FileTable | Selection | None = None,
-    *,
-    deep: bool = False,
-    repair: bool = False,
-    from_config: str | None = None,
-    from_split: str | None = None,
-    state: str | os.PathLike[str] | None = None,
-    root: str | os.PathLike[str] | None = None,
-    endpoint_url: str | None = None,
-    source_endpoint_url: str | None = None,
-    anonymous: bool = False,
-    progress: Progress | None = None,
-) -> Verified:
-    """Prove what is at a destination; raise DamageFound that names whatever is wrong.
+def verify(options: VerifyOptions, progress: Progress) -> VerifyResult:
+    """Verify a dataset; raise VerificationError with everything that is wrong.
 
-    A folder is read again. Of a repository on the Hub, the sizes and SHA-256 that it lists are compared with
-    the manifest, and the footers are read; of a place in a bucket, sizes and ETags. `deep` reads everything
-    back. With a source, every source file's bytes are compared with those inside the shards (on the Hub and in a
-    bucket: by the SHA-256 that its shards must have, unless `deep`). `from_config` and `from_split` name the part that
-    is looked at; otherwise every config and split is.
-
-    Damaged shards are recorded in the ledger (of a remote destination, in the state folder): the command that built
-    them writes exactly those again. `repair` writes the damaged shards of a folder at once, from the source.
-
-    `endpoint_url` is the S3 store of buckets, `source_endpoint_url` that of the source if it is another one;
-    `anonymous` reads without credentials: the source if it is in another bucket, else the destination too.
+    Damaged shards are recorded in the ledger (of a remote dataset, in the state folder), so that the command that built
+    them writes exactly those again.
     """
-    progress = progress or Silent()
-    other_store = source_endpoint_url not in (None, endpoint_url)
-    nameless = anonymous and not _in_another_bucket(source, destination, other_store)
-    where = parse_destination(destination, Access(endpoint_url, nameless))
-    if repair and source is None:
-        raise InputError("--repair needs the source.", hint=f"brim verify {os.fspath(destination)} SOURCE --repair")
-    if repair and not isinstance(where, Path):
+    destination, source, address = options.destination, options.source, os.fspath(options.destination)
+    other_store = options.source_endpoint_url not in (None, options.endpoint_url)
+    # --anonymous is for the source if that is in another bucket, else for the dataset too.
+    is_anonymous = options.anonymous and not _in_another_bucket(source, destination, other_store)
+    access = Access(options.endpoint_url, is_anonymous)
+    location = parse_destination(destination, access)
+    if options.repair and source is None:
+        raise InputError("--repair needs the source.", hint=f"brim verify {address} SOURCE --repair")
+    if options.repair and not isinstance(location, Path):
         raise InputError(
             "--repair can only be used with a folder.",
             hint="Run `brim verify` without it: then the command that built the dataset writes the damaged shards.",
         )
-    whole = from_config is None and from_split is None
+    is_everything = options.from_config is None and options.from_split is None
 
-    def look() -> _Verification:
-        access = Access(endpoint_url, nameless)
-        with opened(destination, state, progress.note, access, from_config, from_split) as published:
-            check = _Verification(published, deep, progress, everything=whole)
+    def read_once() -> _Verification:
+        with opened(
+            destination, options.state_dir, progress.note, access, options.from_config, options.from_split
+        ) as published:
+            check = _Verification(published, options.deep, progress, everything=is_everything)
             if source is not None and published.told.computed:
                 raise InputError(
-                    f"What is at {os.fspath(destination)!r} was computed, so its source cannot be found inside.",
-                    hint="Leave SOURCE out. The command that computed it, run again, says whether anything changed.",
+                    f"{os.fspath(destination)!r} was computed by map, tokenize or embed, so no source can be compared.",
+                    hint="Leave out SOURCE. Run the command that computed it again to see whether anything changed.",
                 )
             try:
                 check.shards()
                 check.card()
                 if source is not None:
-                    access = Access(source_endpoint_url or endpoint_url, anonymous)
-                    check.source(source, None if root is None else os.fspath(root), access)
+                    root = None if options.root is None else os.fspath(options.root)
+                    source_access = Access(options.source_endpoint_url or options.endpoint_url, options.anonymous)
+                    check.source(source, root, source_access)
             finally:
                 check.progress.finish()
         return check
 
-    check = look()
-    if check.damaged - {CARD} and repair and not check.another_source and isinstance(where, Path):
-        written = repair_shards(where, state, check.told, check.tables, check.damaged, check.rows_of, progress)
+    check = read_once()
+    if check.damaged - {CARD} and options.repair and not check.another_source and isinstance(location, Path):
+        written = repair_shards(
+            location, options.state_dir, check.told, check.tables, check.damaged, check.rows_of, progress
+        )
         progress.note(f"repaired {plural(len(written), 'shard')} from the source")
-        check = look()
+        check = read_once()
         check.result.repaired = len(written)
     if check.result.findings:
         count = len(check.result.findings)
-        recorded = not check.another_source and record_damage(where, state, check.told, check.damaged)
+        recorded = not check.another_source and record_damage(location, options.state_dir, check.told, check.damaged)
         other = [check.another_source] if check.another_source else []
         intact = [f"{name}: {words}" for name, words in check.result.subsets.items() if words == "whole"]
         intact = intact if len(check.result.subsets) > 1 else []
-        raise DamageFound(
+        raise VerificationError(
             "\n  ".join([*other, f"{count} problem{'s' if count != 1 else ''} found:", *check.lines(), *intact]),
-            hint=check.hint(os.fspath(destination), source, recorded),
+            hint=check.hint(address, source, recorded),
             findings=check.result.findings,
             subsets=check.result.subsets,
         )
@@ -174,7 +159,7 @@ def verify(
 
 
 def _in_another_bucket(source: object, destination: str | os.PathLike[str], other_store: bool) -> bool:
-    """A public archive, say, that was packaged into a bucket of one's own."""
+    """Whether the source is a public archive, say, that was packaged into another bucket."""
     text = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
     if not is_bucket_address(text):
         return False
@@ -186,7 +171,7 @@ def _in_another_bucket(source: object, destination: str | os.PathLike[str], othe
 class _Verification:
     def __init__(self, published: Published, deep: bool, progress: Progress, everything: bool = True) -> None:
         self.published, self.told, self.deep, self.progress = published, published.told, deep, progress
-        self.result = Verified()
+        self.result = VerifyResult()
         self.rows_of: dict[str, int] = {}
         self.types_of: dict[str, dict[str, Any]] = {}  # the features that the footer of a shard tells
         self._everything = everything
@@ -331,7 +316,7 @@ class _Verification:
         if size == 0:
             self.found(f"{name}: is empty", name)
             return None
-        tell_begin(self.progress, name, size)
+        self.progress.begin(name, size)
         try:
             with interrupted_by(self._look):
                 digest = self.published.sha256(name, self.deep, self._advance)
@@ -344,7 +329,7 @@ class _Verification:
         except pa.ArrowException as error:
             self.found(f"{name}: cannot be read as {Path(name).suffix[1:]} ({str(error).splitlines()[0]})", name)
             return None
-        except DamageFound as error:
+        except VerificationError as error:
             self._damaged(name, error)
             return None
         if rows is None:
@@ -357,11 +342,11 @@ class _Verification:
         if receipt is None:
             for column in hollow:
                 self.found(f"{name}: the files of its column {column!r} are empty: {rows:,} rows hold paths alone")
-        tell_rows(self.progress, rows)
+        self.progress.rows(rows)
         self.progress.shard(name, size, digest or "", "verified")
         return rows, size
 
-    def _damaged(self, name: str, error: DamageFound) -> None:
+    def _damaged(self, name: str, error: VerificationError) -> None:
         what = error.message.removeprefix(f"{name} ").removeprefix(f"{Path(name).name} ")
         self.found(f"{name}: {what.splitlines()[0].rstrip('.')}", name)
 
@@ -378,11 +363,11 @@ class _Verification:
                 if not is_computed(job) and not is_foreign(job):
                     pairs |= columns_beside(job.facts["recipe"].get("recipe_text"), columns.schema.names)
             lists = {one: of for one, of in pairs.items() if _holds_list(columns, of)}
-            return columns.rows, hollow_in(columns.file), list(columns.crooked(lists))
+            return columns.rows, hollow_in(columns.file), list(columns.unequal_lists(lists))
 
     def _look(self) -> None:
         if self._stopped.is_set():
-            raise Stopped("Stopped.")
+            raise StoppedError("Stopped.")
 
     def _advance(self, size: int) -> None:
         self._look()
@@ -400,7 +385,7 @@ class _Verification:
         except UnicodeDecodeError:
             self._wrong_card("is not UTF-8")
             return
-        except DamageFound as error:
+        except VerificationError as error:
             self._damaged(CARD, error)
             return
         except DestinationError as error:
@@ -527,13 +512,13 @@ class _Verification:
         self.progress.start("compare", int((expected * table.files.sizes).sum()), len(names), effective_limit().bytes)
         compared = 0
         for name in names:
-            tell_begin(self.progress, name, self.published.sizes[name])
+            self.progress.begin(name, self.published.sizes[name])
             try:
                 self._compare(name, table, number_of, seen)
                 compared += 1
-            except DamageFound as error:
+            except VerificationError as error:
                 self._damaged(name, error)
-            except SourceChanged as error:
+            except SourceChangedError as error:
                 self.found(f"source {error.facts['path']}: {error.facts['what']}")
             self.progress.shard(name, 0, "", "compared")
         self.result.files_compared += int(seen.sum())
@@ -578,7 +563,7 @@ class _Verification:
         for shard in plan.shards:
             name = next(left.get(shard.split, iter(())), shard.name)
             receipt = self.told.receipts.get(name)
-            tell_begin(self.progress, name, shard.file_bytes)
+            self.progress.begin(name, shard.file_bytes)
             with splice_of(plan, shard) as splice:
                 sha256 = splice.sha256(self.progress.advance)
             if receipt is None or receipt.sha256 != sha256:
@@ -613,7 +598,7 @@ class _Verification:
             try:
                 options = SourceOptions.from_recipe(recipe, root, access)
             except (TypeError, ValueError, AttributeError) as error:
-                raise DamageFound("The ledger does not say how the source was read.") from error
+                raise VerificationError("The ledger does not say how the source was read.") from error
             table = read_source(source, options)
             if self.told.job is not None and "parts" in self.told.job.facts:  # appended rows have the classes of all
                 features = next((found for found in self.types_of.values() if found), {})

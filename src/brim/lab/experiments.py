@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brim.forecasts.shapes import Forecast, concat, embed_files
 from brim.lab.measure import measure, need, need_room, step, tell
 from brim.lab.steps import Experiment, ExperimentPart, Watch
+from brim.monitor.forecasts.shapes import Forecast, concat, embed_files
 from brim.records import dataclass
 from brim.sizes import format_size
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from brim.errors import BrimError, DoesNotFit, InputError
+from brim.errors import BrimError, InputError, MemoryLimitError
 from brim.extras import missing
 from brim.lab.steps import ExperimentPart, ExperimentStep, LabSample, Watch
 from brim.memory.meter import Usage, machine_now, proportional_usage, read_process, resident_tree, tree
@@ -160,9 +160,11 @@ def _failure(name: str, code: int, errors: IO[bytes]) -> BrimError:
     errors.seek(0)
     text = errors.read().decode(errors="replace").strip().splitlines()
     if code == -signal.SIGKILL:
-        return DoesNotFit(f"The part {name!r} was killed, most likely for its memory.", hint="Choose smaller sizes.")
+        return MemoryLimitError(
+            f"The part {name!r} was killed, most likely for its memory.", hint="Choose smaller sizes."
+        )
     if "MemoryError" in (text[-1] if text else ""):
-        return DoesNotFit(f"The part {name!r} ran out of memory.", hint="Choose smaller sizes.")
+        return MemoryLimitError(f"The part {name!r} ran out of memory.", hint="Choose smaller sizes.")
     said = text[-1] if text else f"exit code {code}"
     return BrimError(f"The part {name!r} failed: {said}", hint="With other versions of its packages it may work.")
 
@@ -171,20 +173,20 @@ def need_room(folder: Path, disk_bytes: int, memory_bytes: int) -> None:
     """Refuse sizes that would fill the disk or the machine, before the first byte is written."""
     free = shutil.disk_usage(folder).free
     if disk_bytes > free:
-        raise DoesNotFit(
+        raise MemoryLimitError(
             f"This takes {format_size(disk_bytes)} of disk, and {format_size(free)} are free.",
             hint="Choose smaller sizes, or another disk with --keep DIR.",
         )
     available = machine_now().available_bytes
     if available is not None and memory_bytes > available:
-        raise DoesNotFit(
+        raise MemoryLimitError(
             f"This takes {format_size(memory_bytes)} of memory, and {format_size(available)} are available.",
             hint="Choose smaller sizes.",
         )
 
 
 def need(package: str) -> None:
-    """MissingExtra unless an optional library is there; it is not imported here."""
+    """MissingDependencyError unless an optional library is there; it is not imported here."""
     if importlib.util.find_spec(package) is None:
         raise missing(package, f"This experiment needs {package}.")
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from brim.memory.limit import watch_limit
 from brim.memory.meter import Usage, boot_id, machine_facts, versions
+from brim.monitor.watching.run_log import LogWriter
 from brim.records import dataclass
 from brim.sizes import format_size
-from brim.watching.run_log import LogWriter
 
 _WIDTH, _HEIGHT = 56, 6
 _SAMPLES_TOLD = 200

@@ -1,8 +1,8 @@
-"""Samples of what is watched: where the numbers come from, and how often they are worth taking.
+"""Sample memory, and decide how often.
 
-Close to the line the pause is 20 ms, far from it a second; less at the start and while memory moves, so that a
-short command and a short peak are seen far from any line too. It is never so short that sampling would take a
-notable share of a core: a two-hundredth while nothing moves, a quarter when the line is near.
+Close to the limit the interval is 20 ms, far from it one second. It is shorter at the start and while memory moves, so
+that short commands and short peaks are sampled too. Sampling uses at most a two-hundredth of a core while memory does
+not move, and a quarter when the limit is near.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Memory(ctypes.Structure):
 
 
 class Gpus:
-    """The GPUs of this machine; `read` is empty if there are none or the driver does not answer."""
+    """The GPUs of this machine; `read` is empty without GPUs or if the driver does not answer."""
 
     def __init__(self, library: str = _LIBRARY) -> None:
         self._devices: list[ctypes.c_void_p] = []
@@ -62,13 +62,14 @@ class Gpus:
 
 
 SHORTEST_S, LONGEST_S = 0.02, 1.0
-_FASTEST_BYTES_PER_S = 2e9  # what one thread can fill; more threads show in the measured rate
-_SAFETY = 4  # looks before the line would be reached at that rate
+_FASTEST_BYTES_PER_S = 2e9  # the rate of one thread; more threads show in the measured rate
+_SAFETY = 4  # samples before the limit would be reached at that rate
 _LOOKS_PER_AGE = 10  # a command of any length is looked at that often, and more
 _MOVING_BYTES_PER_S, _MOVING_S = 20e6, 0.1
 _REST_S = 5.0
 _STILL = 0.01  # of the limit
-_SHARE_AT_REST, _SHARE_IN_NEED = 1 / 200, 1 / 4
+_HALF_FULL = 0.4
+_SHARE_AT_REST, _SHARE_BETWEEN_STEPS, _SHARE_IN_NEED = 1 / 200, 1 / 20, 1 / 4
 
 
 class Meter(Protocol):
@@ -80,7 +81,7 @@ class Meter(Protocol):
 
 @dataclass(slots=True)
 class GroupMeter:
-    """A cgroup of its own: the kernel has counted every page once."""
+    """A cgroup that brim made: the kernel has counted every page once."""
 
     group: Cgroup
 
@@ -97,7 +98,7 @@ class GroupMeter:
 
 @dataclass(slots=True)
 class MachineMeter:
-    """The whole machine. Its processes are listed now and then only: there may be thousands."""
+    """The whole machine. Its processes, of which there may be thousands, are listed every ten seconds."""
 
     clock: Callable[[], float]
     list_every_s: float = 10.0
@@ -160,6 +161,8 @@ class Pace:
         wanted = min(wanted, (at - self._first) / _LOOKS_PER_AGE)
         if abs(rate) > _MOVING_BYTES_PER_S:
             wanted = min(wanted, _MOVING_S)
+        elif not resting and used_bytes > _HALF_FULL * limit_bytes:  # between two steps of a leak memory is still
+            wanted = min(wanted, max(_MOVING_S, cost_s / _SHARE_BETWEEN_STEPS))
         share = _SHARE_AT_REST if resting else _SHARE_IN_NEED
         return min(max(wanted, self.shortest_s, cost_s / share), LONGEST_S)
 

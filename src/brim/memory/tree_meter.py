@@ -63,6 +63,7 @@ class TmpfsFiles:
         self._bytes = 0
         self._again = 0.0
         self._written_before = _not_to_disk(running)
+        self._others_before = {pid: _not_to_disk([pid]) for pid in _all_pids()}
 
     def bytes_of(self, pids: Iterable[int]) -> int:
         """Bytes in files that these processes wrote and do not map (what they map is in RssShmem)."""
@@ -112,16 +113,18 @@ class TmpfsFiles:
         if written < _SMALL_BYTES:
             return 0
         written += written // 100 + _SMALL_BYTES  # files take whole pages
-        ours = set(members)
-        strange = {
+        others = _all_pids() - {*members, os.getpid()}
+        foreign = {
             identity
-            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-            if pid not in ours and pid != os.getpid()
+            for pid in others
             for identity in (*(found for found, *_ in self._open_files(pid)), *_mapped_memory(pid))
         }
-        mine = {identity: size for identity, size in unknown.items() if identity not in strange}
+        mine = {identity: size for identity, size in unknown.items() if identity not in foreign}
+        # A file is only taken for the tree's if no other process has written as much since the last look.
+        before, self._others_before = self._others_before, {pid: _not_to_disk([pid]) for pid in others}
+        most = max((size - before.get(pid, 0) for pid, size in self._others_before.items()), default=0)
         if sum(mine.values()) <= written:
-            self._ours |= mine.keys()
+            self._ours |= {identity for identity, size in mine.items() if size > most}
         return min(sum(mine.values()), written)
 
     def _changed(self) -> Iterator[tuple[str, Identity, int, int]]:
@@ -185,6 +188,13 @@ def _not_to_disk(pids: Iterable[int]) -> int:
         facts = dict(zip(lines[::2], map(int, lines[1::2]), strict=False))
         total += max(facts.get("wchar:", 0) - facts.get("write_bytes:", 0), 0)
     return total
+
+
+def _all_pids() -> set[int]:
+    try:
+        return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    except OSError:
+        return set()
 
 
 def _memfd_device() -> Iterator[int]:

@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from brim.choices import at_least, one_of
 from brim.errors import InputError
 from brim.formats.card import CardFacts
 from brim.outputs.rows_file import EXTENSIONS, RowsFile, Writing, read_rows, read_schema, write_rows
@@ -200,11 +199,12 @@ _BATCH_ROWS = {"arrow": 1000, "parquet": 100_000}
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Shards by name, what the card says of them, and what was counted on the way."""
+    """Shards by name, what the card says of them, what was counted on the way, and notes for the user."""
 
     made: Mapping[str, MadeShard]
     card: CardFacts
     counts: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +219,7 @@ class Units:
     limit_bytes: int
     schema: pa.Schema  # of the source
     work: Path
+    source: str = "the source"  # its name, for messages
 
 
 class Output(Protocol):
@@ -236,7 +237,7 @@ class Output(Protocol):
         """Whether all rows are written again when it is finished: units are not the shards."""
 
     def check_room(self, limit_bytes: int) -> None:
-        """DoesNotFit if it cannot be made within the limit: said before the first unit."""
+        """MemoryLimitError if it cannot be made within the limit: said before the first unit."""
 
     def finish(self, units: Units, shards: str, advance: Advance) -> Finished:
         """The files that the destination shall hold; those of a dataset lie in its folder `shards`.
@@ -253,10 +254,6 @@ class RowsOutput:
     rows_per_shard: int | None = None
     split: str = "train"
     writer_batch_rows: int | None = None
-
-    def __post_init__(self) -> None:
-        one_of("format", self.format, EXTENSIONS)
-        at_least("rows-per-shard", self.rows_per_shard, 1)
 
     @property
     def _shards(self) -> Writing:

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from brim.formats import thrift
 from brim.formats.thrift import I32, I64, LIST, STRUCT, Struct
+from brim.options.compute_options import TokenFileOptions
 from brim.outputs.output import Beside
 from brim.outputs.rows_file import PAGES, HashedFile, parquet_leaves
 from brim.outputs.token_documents import ends_of, tokens_of
@@ -126,20 +127,23 @@ class TokenShard:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class ShardOptions:
-    """`shard_tokens`: a shard has no more, unless one group has. `rows_per_shard` overrules it."""
-
-    format: str
-    shard_tokens: int
-    rows_per_shard: int | None = None
-
-
 class ShardWriter:
-    """The rows of one split, in order, into shards. Groups are encoded by `beside`."""
+    """Write the rows of one split, in order, to shards. Groups are encoded by `beside`.
 
-    def __init__(self, folder: Path, split: str, schema: pa.Schema, options: ShardOptions, beside: Beside) -> None:
+    A shard has at most `shard_tokens` tokens, or one group if that has more; `rows_per_shard` takes precedence.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        schema: pa.Schema,
+        options: TokenFileOptions,
+        shard_tokens: int,
+        beside: Beside,
+    ) -> None:
         self._folder, self._split, self._options, self._beside = folder, split, options, beside
+        self._shard_tokens = shard_tokens
         self._schema = schema
         self._group: list[pa.RecordBatch] = []
         self._group_rows = self._group_tokens = 0
@@ -193,7 +197,7 @@ class ShardWriter:
 
     def _shard(self) -> _OpenShard:
         """The shard that the group goes to: the last one, if it has room."""
-        limit = self._options.shard_tokens if self._options.rows_per_shard is None else 1 << 62
+        limit = self._shard_tokens if self._options.rows_per_shard is None else 1 << 62
         last = self._shards[-1] if self._shards else None
         if last is None or last.full or (last.rows and last.tokens + self._group_tokens > limit):
             kind = ParquetShard if self._options.format == "parquet" else ArrowShard

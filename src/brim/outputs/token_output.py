@@ -10,16 +10,16 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from brim.choices import at_least, one_of
-from brim.errors import DoesNotFit, InputError
+from brim.errors import InputError, MemoryLimitError
 from brim.formats.card import CardFacts
 from brim.memory.limit import usable_cores
 from brim.memory.meter import tree_bytes
+from brim.options.compute_options import TokenFileOptions, TokenSplitOptions
 from brim.outputs.output import Beside, Finished, MadeShard, Units, card_of, with_features
 from brim.outputs.rows_file import Writing
 from brim.outputs.token_documents import (
@@ -33,54 +33,41 @@ from brim.outputs.token_documents import (
     unit_batches,
     with_places,
 )
-from brim.outputs.token_files import GROUP_TOKENS, BinWriter, ShardOptions, ShardWriter, TokenShard
+from brim.outputs.token_files import GROUP_TOKENS, BinWriter, ShardWriter, TokenShard
 from brim.progress import Advance
 from brim.records import dataclass
 from brim.rows.schemas import unify
-from brim.sizes import format_size
+from brim.sizes import format_size, plural
+from brim.sources.source_options import check_split
 from brim.state.durable import failures, rename
-from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, ROUGH
+from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, ROUGH, Dtype
 
 WHOLE = (TokenSplit("train", 1.0),)
 _WORK = ".finish"
 _COPIES = 6  # of a packed row, or a group: held, joined, its group, encoded and compressed
 _LEFT_BYTES = 64 << 20  # for reading
 _ROW_BYTES = 19  # that pyarrow takes for each token while it writes a list as one row of Parquet
-_NAMES = {2: ("train", "validation"), 3: ("train", "validation", "test")}
 
 
-@dataclass(frozen=True, slots=True)
-class FinishOptions:
-    """What is made of the documents. `seed` decides the splits, and the order if `shuffle`.
+@dataclass(frozen=True, kw_only=True)
+class FinishOptions(TokenFileOptions):
+    """How documents become files. The seed decides the splits, and the order of shuffled documents.
 
-    `header` is told in the header of `bin` files: vocab_size, eos, tokenizer_sha256, created_by.
+    `header` is written to the header of `bin` files: vocab_size, eos, tokenizer_sha256, created_by.
     """
 
-    format: Literal["parquet", "arrow", "bin"] = "parquet"
-    dtype: str = "int32"
-    pack: int | None = None
-    pack_tail: Literal["drop", "keep"] = "drop"
+    dtype: Dtype = "int32"
     splits: tuple[TokenSplit, ...] = WHOLE
-    shuffle: bool = False
-    seed: int = 0
-    rows_per_shard: int | None = None
     shard_bytes: int = 256_000_000
     header: tuple[tuple[str, Any], ...] = ()
-
-    def __post_init__(self) -> None:
-        one_of("format", self.format, ("parquet", "arrow", "bin"))
-        one_of("pack-tail", self.pack_tail, ("drop", "keep"))
-        at_least("pack", self.pack, 2)
-        if self.pack is None and self.pack_tail != "drop":
-            raise InputError("--pack-tail is for rows of --pack.", hint="Add --pack=N, or leave --pack-tail out.")
-        at_least("rows-per-shard", self.rows_per_shard, 1)
-        if self.rows_per_shard is not None and self.format == "bin":
-            raise InputError("A bin file is one file for each split.", hint="Leave --rows-per-shard out.")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """`tokens` are those that were written; `rough` documents were cut where no place was safe."""
+    """`tokens` are those that were written; `rough` documents were cut where no boundary is safe.
+
+    `first_rough` is the number of the first of them in the order of the source, from 0.
+    """
 
     documents: int = 0
     tokens: int = 0
@@ -89,6 +76,7 @@ class TokenCounts:
     cut: int = 0
     rough: int = 0
     dropped_tail: int = 0
+    first_rough: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +88,13 @@ class FinishedTokens:
     counts: TokenCounts
 
 
-def parse_split(text: str) -> tuple[TokenSplit, ...]:
-    """Shares like 0.99/0.01, or 98/1/1: train, validation and test, in this order."""
-    try:
-        shares = [float(part) for part in text.split("/")]
-    except ValueError:
-        shares = []
-    total = sum(shares)
-    right = len(shares) in _NAMES and all(share > 0 for share in shares)
-    if not right or not (abs(total - 1) < 1e-6 or abs(total - 100) < 1e-4):
-        raise InputError(
-            f"--split takes two or three shares that make 1 or 100, not {text!r}.", hint="Write 0.99/0.01 or 98/1/1."
-        )
-    return tuple(TokenSplit(name, share / total) for name, share in zip(_NAMES[len(shares)], shares, strict=True))
+def token_splits(options: TokenSplitOptions) -> tuple[TokenSplit, ...]:
+    """Return the splits that documents go to, with their shares."""
+    shares = options.shares or {options.split or "train": 1.0}
+    for name in shares:
+        check_split(name)
+    total = sum(shares.values())
+    return tuple(TokenSplit(name, share / total) for name, share in shares.items())
 
 
 def finish_tokens(
@@ -139,9 +121,9 @@ def finish_tokens(
         work.mkdir(parents=True)
         counter = _Counter()
         documents = with_places(
-            counter.watch(unit_batches(units, types)), options.splits, options.seed, options.shuffle
+            counter.watch(unit_batches(units, types)), options.splits, options.seed, options.shuffle is not None
         )
-        if options.shuffle:
+        if options.shuffle is not None:
             total = sum(path.stat().st_size for path in units)
             documents = in_key_order(documents, total, work / "buckets", limit_bytes)
         beside = Beside(_encoders(options, limit_bytes), "brim-finish")
@@ -206,6 +188,9 @@ class _Counter:
             null = int(np.count_nonzero(notes == NULL))
             rough = int(np.count_nonzero(notes == ROUGH))
             now = self.counts
+            first = now.first_rough
+            if rough and first is None:
+                first = now.documents + int(np.argmax(notes == ROUGH))
             self.counts = replace(
                 now,
                 documents=now.documents + batch.num_rows,
@@ -214,6 +199,7 @@ class _Counter:
                 null=now.null + null,
                 cut=now.cut + int(np.count_nonzero(notes == CUT)) + rough,
                 rough=now.rough + rough,
+                first_rough=first,
             )
             yield batch
 
@@ -238,18 +224,20 @@ def _refuse_kept(schema: pa.Schema) -> None:
     kept = [name for name in schema.names if name != IDS]
     if kept:
         raise InputError(
-            f"--keep={' '.join(kept)} needs rows that are documents.", hint="Leave out --keep, or --pack and bin."
+            f"--keep-columns={' '.join(kept)} cannot be used with --pack or --format=bin: their rows are not "
+            "documents.",
+            hint="Leave out one of them.",
         )
 
 
 def _check_row_room(batch: pa.RecordBatch, options: FinishOptions, limit_bytes: int) -> None:
-    """DoesNotFit if a document is so long that writing it as one row would pass the limit."""
+    """MemoryLimitError if a document is so long that writing it as one row would pass the limit."""
     tokens = int(np.diff(ends_of(batch), prepend=0).max(initial=0))
     if tokens <= GROUP_TOKENS or options.format != "parquet" or options.pack is not None:
         return
     need_bytes = _ROW_BYTES * tokens + tree_bytes()
     if need_bytes > limit_bytes:
-        raise DoesNotFit(
+        raise MemoryLimitError(
             f"A document of {tokens:,} tokens does not fit a limit of {format_size(limit_bytes)}: writing it as a row "
             f"of Parquet takes {format_size(_ROW_BYTES * tokens)}.",
             hint=f"Give --memory={-(-need_bytes // 10**7) * 10}MB: finished units are kept.",
@@ -282,7 +270,7 @@ def _output(work: Path, split: str, schema: pa.Schema, options: FinishOptions, b
         block = options.pack if options.pack_tail == "drop" else None
         return BinWriter(work, split, options.dtype, dict(options.header) | {"pack": options.pack}, block, beside)
     tokens = options.shard_bytes // np.dtype(options.dtype).itemsize
-    writer = ShardWriter(work, split, schema, ShardOptions(options.format, tokens, options.rows_per_shard), beside)
+    writer = ShardWriter(work, split, schema, options, tokens, beside)
     packer = Packer(options.pack, schema.field(IDS).type.value_type) if options.pack is not None else None
     return _Rows(writer, packer, options.pack_tail == "keep")
 
@@ -323,7 +311,19 @@ class TokenOutput:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {**asdict(self.options), "splits": [asdict(split) for split in self.options.splits], "header": None}
+        options = self.options
+        return {
+            "format": options.format,
+            "dtype": options.dtype,
+            "pack": options.pack,
+            "pack_tail": options.pack_tail,
+            "splits": [asdict(split) for split in options.splits],
+            "shuffle": options.shuffle is not None,
+            "seed": options.seed,
+            "rows_per_shard": options.rows_per_shard,
+            "shard_bytes": options.shard_bytes,
+            "header": None,
+        }
 
     @property
     def joins(self) -> bool:
@@ -335,7 +335,7 @@ class TokenOutput:
             return
         need = _COPIES * 4 * self.options.pack * len(self.options.splits)
         if need > limit_bytes // 2:
-            raise DoesNotFit(
+            raise MemoryLimitError(
                 f"Rows of {self.options.pack:,} tokens are too long for a limit of {format_size(limit_bytes)}.",
                 hint=f"Give --memory={-(-2 * need // 10**6)}MB, a smaller --pack, or --format=bin, which has no rows.",
                 limit_bytes=limit_bytes,
@@ -354,7 +354,16 @@ class TokenOutput:
         for one in done.made:
             made[f"{shards}/{Path(one.name).name}"] = MadeShard(one.path, one.split, one.rows, one.size, one.sha256)
         card = self._card(done.schema, done.counts, shards)
-        return Finished(made, card, asdict(done.counts))
+        counts = asdict(done.counts)
+        first = counts.pop("first_rough")
+        notes = []
+        if first is not None:
+            some = plural(done.counts.rough, "long document")
+            notes.append(
+                f"{some} had no safe place for a cut: next to it, ids may differ from those of the whole text. "
+                f"The first is document {first:,} of {units.source}, counted from 0."
+            )
+        return Finished(made, card, counts, tuple(notes))
 
     def _card(self, schema: pa.Schema, counts: TokenCounts, shards: str) -> CardFacts:
         card = card_of(schema, f".{self.options.format}")
@@ -370,6 +379,6 @@ class TokenOutput:
         if self.options.pack is not None:
             joined = "" if self.eos is not None else ", without an end-of-document token"
             notes.append(f"packed in rows of {self.options.pack:,} tokens{joined}")
-        if self.options.shuffle:
+        if self.options.shuffle is not None:
             notes.append(f"shuffled with the seed {self.options.seed}")
         return notes

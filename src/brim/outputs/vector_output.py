@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.cuts import arrow_bytes
-from brim.errors import DamageFound, InputError
+from brim.errors import InputError, VerificationError
 from brim.formats.card import CardFacts
 from brim.outputs.output import Beside, Finished, MadeShard, Units
 from brim.outputs.rows_file import PAGES, HashedFile, Writing, parquet_leaves
@@ -179,7 +179,7 @@ def _write_body(
         beside.close()
         file.close()
     if file.size != body.size:
-        raise DamageFound(f"The units hold {file.size:,} bytes of vectors, and should hold {body.size:,}.")
+        raise VerificationError(f"The units hold {file.size:,} bytes of vectors, and should hold {body.size:,}.")
     return file.sha256
 
 
@@ -231,7 +231,7 @@ def _schema_of(units: Sequence[Path]) -> tuple[pa.Schema, Mapping[str, VectorTyp
         schema = reader.schema
     outputs = vectors_in(schema)
     if not outputs:
-        raise DamageFound(f"{units[0].name} holds no vectors.", path=str(units[0]))
+        raise VerificationError(f"{units[0].name} holds no vectors.", path=str(units[0]))
     return schema, outputs
 
 
@@ -254,4 +254,4 @@ def _opened(unit: Path, file: Any) -> Any:
     try:
         return pa.ipc.open_stream(file)
     except pa.ArrowInvalid as error:
-        raise DamageFound(f"The unit {unit.name} cannot be read: {error}", path=str(unit)) from error
+        raise VerificationError(f"The unit {unit.name} cannot be read: {error}", path=str(unit)) from error

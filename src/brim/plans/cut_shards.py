@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import pyarrow as pa
 
 from brim import cuts
-from brim.choices import at_least
 from brim.errors import InputError
 from brim.file_set import Ints
+from brim.options.groups import ShardOptions
 from brim.records import dataclass
 from brim.safe_names import stays_below
 from brim.sizes import format_size
@@ -34,40 +33,6 @@ def metadata_bytes(table: FileTable) -> Ints:
 DEFAULT_SHARD_BYTES = 500_000_000
 MOST_SHARDS = 5_000  # by default; the Hub takes 10,000 entries a folder
 _BLOCK = 10_000  # shards made at a time when all are asked for
-
-
-@dataclass(frozen=True, slots=True)
-class CutOptions:
-    """How the user wants the shards. One of size, number and rows; `shard_by` goes with size or number.
-
-    `num_shards` is the number for each split, or a number by name of split; splits that are not named are
-    cut by the default size.
-    """
-
-    shard_bytes: int | None = None
-    num_shards: int | Mapping[str, int] | None = None
-    rows_per_shard: int | None = None
-    shard_by: str | None = None
-
-    def __post_init__(self) -> None:
-        chosen = [n for n in (self.shard_bytes, self.num_shards, self.rows_per_shard) if n is not None]
-        if len(chosen) > 1:
-            raise InputError("Choose one of --shard-size, --num-shards and --rows-per-shard.")
-        at_least("shard-size", self.shard_bytes, 1)
-        at_least("rows-per-shard", self.rows_per_shard, 1)
-        for count in self.num_shards.values() if isinstance(self.num_shards, Mapping) else [self.num_shards]:
-            at_least("num-shards", count, 1)
-        if self.shard_by is not None and self.rows_per_shard is not None:
-            raise InputError("--shard-by keeps all rows of a value together, so --rows-per-shard cannot hold.")
-
-    def count_of(self, split: str) -> int | None:
-        """The number of shards asked for in a split."""
-        return self.num_shards.get(split) if isinstance(self.num_shards, Mapping) else self.num_shards
-
-    def facts(self) -> dict[str, Any]:
-        chosen = {field.name: getattr(self, field.name) for field in fields(self)}
-        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in chosen.items()}
-        return {name: value for name, value in plain.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +64,7 @@ def shard_name(folder: str, split: str, number: int, count: int, extension: str)
     name = f"{folder}/{split}-{number:0{width}d}-of-{count:05d}{extension}"
     if "/" in split or not stays_below(name):
         raise InputError(
-            f"The split {split!r} cannot be part of a file's name.",
+            f"The split name {split!r} cannot be part of a file name.",
             hint="Read one split with --from-split, and name it with --split.",
         )
     return name
@@ -159,10 +124,12 @@ class Shards(Sequence[Shard]):
 
 
 def cut_shards(
-    table: FileTable, extension: str, options: CutOptions, max_rows: int | None = None, folder: str = "data"
+    table: FileTable, extension: str, options: ShardOptions, max_rows: int | None = None, folder: str = "data"
 ) -> tuple[FileTable, Shards, str]:
     """The table in the order of its shards, the shards, and why there are so many."""
     table, groups = _grouped(table, options.shard_by)
+    if new := [note for note in options.notes if note not in table.warnings]:
+        table = table.replace(warnings=(*table.warnings, *new))
     values_before = cuts.running(metadata_bytes(table))
     total = cuts.running(table.file_bytes())
     total += values_before  # so that a table of long texts is cut as well
@@ -189,7 +156,7 @@ def _grouped(table: FileTable, column: str | None) -> tuple[FileTable, Ints]:
     if column not in table.rows.column_names or column in table.columns:
         names = [name for name in table.rows.column_names if name not in table.columns]
         raise InputError(
-            f"--shard-by names {column!r}, which is not a column to group by.",
+            f"--shard-by names {column!r}, which is not a column that rows can be grouped by.",
             hint=f"Columns are: {', '.join(names) or '(none)'}.",
         )
     values = table.rows.column(column).combine_chunks()
@@ -214,7 +181,7 @@ def _grouped(table: FileTable, column: str | None) -> tuple[FileTable, Ints]:
 
 
 def _boundaries(
-    pieces: list[tuple[Split, Ints]], total: Ints, options: CutOptions, max_rows: int | None
+    pieces: list[tuple[Split, Ints]], total: Ints, options: ShardOptions, max_rows: int | None
 ) -> tuple[list[Ints], str]:
     """For each split, the rows at which its shards begin and end; `total` is the running sum of rows' bytes."""
 
@@ -248,18 +215,18 @@ def _boundaries(
 
 
 def _by_number(
-    pieces: list[tuple[Split, Ints]], total: Ints, options: CutOptions, otherwise: list[Ints]
+    pieces: list[tuple[Split, Ints]], total: Ints, options: ShardOptions, otherwise: list[Ints]
 ) -> tuple[list[Ints], str]:
     """Splits cut into as many shards as asked for; those of which no number was said, as `otherwise` has it."""
     asked = options.num_shards
     if isinstance(asked, Mapping) and (strange := sorted(set(asked) - {split.name for split, _ in pieces})):
         names = ", ".join(split.name for split, _ in pieces)
         raise InputError(
-            f"--num-shards names the split {strange[0]!r}, which is not there.", hint=f"There are: {names}."
+            f"--num-shards names the split {strange[0]!r}, which does not exist.", hint=f"The splits are: {names}."
         )
     found = []
     for (split, edges), default in zip(pieces, otherwise, strict=True):
-        count, rows = options.count_of(split.name), len(edges) - 1
+        count, rows = options.shard_count(split.name), len(edges) - 1
         if count is None or rows == 0:
             found.append(default)
             continue

@@ -8,12 +8,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from brim import cuts
-from brim.buckets.read_object import AHEAD_BYTES
-from brim.buckets.send_object import part_bytes
-from brim.buckets.xet import XET_BYTES
-from brim.errors import DoesNotFit
-from brim.forecasts.shapes import EMBED_FACTORS
+from brim.errors import MemoryLimitError
 from brim.memory.limit import Limit
+from brim.monitor.forecasts.shapes import EMBED_FACTORS
 from brim.plans.cut_shards import metadata_bytes
 from brim.plans.file_checks import absent_text
 from brim.plans.plan import Plan
@@ -24,6 +21,10 @@ from brim.sources.file_table import FileTable, flat_numbers, is_list
 from brim.sources.folder_tree import datalad_get
 from brim.sources.table_memory import BASE_BYTES, COLUMN_BYTES, ROW_BYTES, SPOOLED_BYTES, SPOOLED_WORKER_BYTES
 from brim.sources.table_spool import mapped_columns
+from brim.storage.reading import AHEAD_BYTES
+from brim.storage.storage import part_bytes
+from brim.storage.xet import XET_BYTES
+from brim.wording import worded
 
 VIEWER_ROW_BYTES = 300_000_000  # the Hub's viewer refuses larger row groups
 # Measured on Python 3.11 with pyarrow 26 (benchmarks/package.py): the buffers of a worker, and a shard's segments,
@@ -64,7 +65,7 @@ class BuildForecast:
 def forecast_build(
     plan: Plan, limit: Limit, workers: int, *, hub: bool = False, bucket: bool = False, xet: bool = False
 ) -> BuildForecast:
-    """As many workers as asked for and as fit; DoesNotFit if not even one does. `xet`: shards go by nothing else."""
+    """Estimate memory with as many workers as fit; MemoryLimitError if not one does. `xet`: upload by Xet only."""
     table = plan.table
     paths = int(table.files.paths.nbytes)
     base = (
@@ -102,8 +103,8 @@ def forecast_build(
     fit = max((limit.bytes - base) // worker, 0)
     if fit < 1:
         need = base + worker
-        raise DoesNotFit(
-            f"The build needs about {format_size(need)} of memory and may take {limit}.",
+        raise MemoryLimitError(
+            f"The build needs about {format_size(need)} of memory; the limit is {limit}.",
             hint=f"Raise it with --memory={-(-need // 1_000_000)}MB"
             + (", or cut smaller shards." if worker - reader - sending_bytes(0) * bucket > 2 * WORKER_BYTES else "."),
             need_bytes=need,
@@ -237,8 +238,8 @@ def plan_lines(plan: Plan, forecast: BuildForecast, limit: Limit, remote: bool =
         *_by_column(plan),
     ]
     if facts["files"]:
-        lines.append(("as paths", f"{format_size(facts['path_bytes'])}, which is what a table of paths looks like"))
-        lines.append(("as data", f"{format_size(facts['file_bytes'])}, which is what it is"))
+        lines.append(("size of the paths", format_size(facts["path_bytes"])))
+        lines.append(("size of the files", format_size(facts["file_bytes"])))
     if facts["largest_file"] is not None:
         largest = facts["largest_file"]
         lines.append(("largest file", f"{format_size(largest['bytes'])}  {largest['path']}"))
@@ -259,7 +260,7 @@ def plan_lines(plan: Plan, forecast: BuildForecast, limit: Limit, remote: bool =
         ("temporary disk", f"up to {format_size(temporary)}: values that do not fit memory" if temporary else none)
     )
     if facts["files"]:
-        lines.append(("in one go", _one_go(facts)))
+        lines.append(("memory if loaded at once", _memory_at_once(facts)))
     if facts["rows_viewer_refuses"]:
         lines.append(
             (
@@ -270,12 +271,12 @@ def plan_lines(plan: Plan, forecast: BuildForecast, limit: Limit, remote: bool =
         )
     if table.left_out:
         shown = ", ".join(table.left_out[:3]) + ("…" if len(table.left_out) > 3 else "")
-        lines.append(("left out", f"{len(table.left_out)} file(s) too large for the format: {shown}"))
+        lines.append(("skipped", f"{len(table.left_out)} file(s) too large for the format: {shown}"))
     lines += [("expected", f"{finding.name}: {finding.detail}") for finding in table.expected if not finding.ok]
     if table.absent:
-        lines.append(("not here", f"{absent_text(table)}. Before a build: {datalad_get(table.absent)}"))
+        lines.append(("content missing", f"{absent_text(table)}. Before a build: {datalad_get(table.absent)}"))
     lines += [("unmatched", line) for line in (table.unmatched.lines() if table.unmatched is not None else [])]
-    lines += [("note", warning) for warning in table.warnings]
+    lines += [("note", worded(warning)) for warning in table.warnings]
     return lines
 
 
@@ -325,12 +326,10 @@ def _columns(plan: Plan) -> str:
     return f"  ({'; '.join(parts)}{'; guessed, --files to change' if guessed else ''})" if parts else ""
 
 
-def _one_go(facts: dict[str, Any]) -> str:
+def _memory_at_once(facts: dict[str, Any]) -> str:
     embed = facts["embedding_in_one_go"]
-    text = (
-        f"embedding all files first would hold {format_size(embed['low_bytes'])} to "
-        f"{format_size(embed['high_bytes'])} (2 to 3 × {format_size(facts['file_bytes'])})"
-    )
+    low, high = format_size(embed["low_bytes"]), format_size(embed["high_bytes"])
+    text = f"{low} to {high} (2 to 3 × {format_size(facts['file_bytes'])})"
     if embed["sized_by_path"]:
-        text += f"; `datasets` sizes {', '.join(embed['sized_by_path'])} columns by their paths and makes one shard"
+        text += f"; `datasets` counts only the paths of {', '.join(embed['sized_by_path'])} columns and makes one shard"
     return text

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim import cuts
-from brim.buckets.read_object import Changed, ObjectPiece, ahead
-from brim.errors import FilesRefused, InputError, SourceError
+from brim.errors import InputError, InvalidFilesError, SourceError
 from brim.file_set import FileSet, Ints
+from brim.options.groups import CheckFileOptions
 from brim.records import dataclass
 from brim.sizes import format_size
 from brim.sources.file_table import FileTable, Reason, Refused, flat_numbers, nested_numbers, one_array
@@ -30,6 +30,7 @@ from brim.sources.folder_tree import (
     is_annex_link,
     pointer_kind,
 )
+from brim.storage.reading import Changed, ObjectPiece, ahead
 
 _SHOWN = 3
 _BLOCK, _THREADS = 4096, 8
@@ -79,16 +80,7 @@ REASONS: dict[Reason, Words] = {
 Oversize = Literal["error", "skip"]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckOptions:
-    """What the user lets pass."""
-
-    allow_empty: bool = False
-    skip_oversize: bool = False
-    strict: bool = False  # counts that differ and data that no column takes are errors
-
-
-def check_files(table: FileTable, options: CheckOptions, max_cell_bytes: int | None) -> FileTable:
+def check_files(table: FileTable, options: CheckFileOptions, max_cell_bytes: int | None) -> FileTable:
     """The table with every refused file noted, and oversized cells emptied if the user asked for that."""
     table, refused = _with_absent(table, [*table.refused, *_unreadable_or_pointer(table)])
     if not options.allow_empty and not table.verbatim:
@@ -101,7 +93,7 @@ def check_files(table: FileTable, options: CheckOptions, max_cell_bytes: int | N
             if not len(over):
                 continue
             paths = _paths_of(table, name, over)
-            if options.skip_oversize:
+            if options.oversize == "skip":
                 table = table.replace(left_out=table.left_out + tuple(paths))
                 for one in _together(table, name):  # what goes with a file goes with it
                     table = _empty_cells(table, one, over)
@@ -140,12 +132,12 @@ def absent_text(table: FileTable) -> str:
 
 
 def raise_refused(table: FileTable, *, planning: bool = False) -> None:
-    """FilesRefused if there are any. A plan alone needs no content: what git-annex keeps elsewhere has a size."""
+    """InvalidFilesError if there are any. A plan alone needs no content: what git-annex keeps elsewhere has a size."""
     absent = () if planning else table.absent
     refused = [*table.refused, *(Refused("annex", path) for path in absent)]
     if refused:
         lines = refusal_lines(refused)
-        raise FilesRefused(
+        raise InvalidFilesError(
             f"{len(refused)} of {len(table.files) + _absent(table)} files cannot be packaged:\n"
             + "\n".join(f"  {line}" for line in lines),
             problems=[{"reason": r.reason, "path": r.path} for r in refused],
@@ -158,18 +150,18 @@ def raise_unfit(table: FileTable, strict: bool) -> None:
     if crooked := table.misaligned():
         more = [f"and {len(crooked) - _SHOWN} more"] if len(crooked) > _SHOWN else []
         raise SourceError(
-            "Lists that go together are not of one length:\n"
+            "These list columns must have the same length in every row, but do not:\n"
             + "\n".join(f"  {line}" for line in [*crooked[:_SHOWN], *more]),
-            hint="Restore the files that are missing: brim check names them.",
+            hint="Restore the missing files; brim check names them.",
         )
     unmet = [f"{finding.name}: {finding.detail}" for finding in table.expected if not finding.ok] if strict else []
-    left, hints = table.unmatched, ["Complete the source, or leave --strict out to build it as it is."] if unmet else []
+    left, hints = table.unmatched, ["Complete the source, or leave out --strict to build it as it is."] if unmet else []
     if left is not None and (strict or left.is_error) and left.count("data"):
         unmet.append(left.lines()[0])
         hints.append(left.hint)
     if unmet:
         raise SourceError(
-            f"The source is not what is asked for ({'--strict' if strict else 'the recipe says so'}):\n"
+            f"The source is not as expected (by {'--strict' if strict else 'the recipe'}):\n"
             + "\n".join(f"  {line}" for line in unmet),
             hint=" ".join(hints),
             findings=unmet,
@@ -250,7 +242,7 @@ def _pointers_in_bucket(files: FileSet, small: Ints) -> Iterator[Refused]:
         try:
             kind = pointer_kind(next(looked)[1])
         except Changed:
-            raise files.changed(number, "is not the object that was listed, or is gone") from None
+            raise files.changed(number, "was replaced or removed after it was listed") from None
         if kind is not None:
             yield Refused(kind, files.path(number))
 
@@ -318,7 +310,7 @@ def check_paths_stay_home(table: FileTable) -> None:
         for texts in (texts for chunk in table.rows.column(field.name).chunks for texts in _texts(chunk)):
             if any(pc.any(pc.match_substring(texts, f"{place}/")).as_py() for place in places):
                 raise InputError(
-                    f"The column {field.name!r} holds absolute paths of this machine, which would be published.",
+                    f"The column {field.name!r} has absolute paths of this machine, which would be published.",
                     hint=f"Leave it out with --drop={field.name}, package its files with --files={field.name}, "
                     "or make its paths relative.",
                 )

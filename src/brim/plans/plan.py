@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 from brim import cuts
 from brim.errors import SourceError
 from brim.file_set import FILE_TYPE, Ints
-from brim.formats.nested_values import emptied
-from brim.plans.cut_shards import CutOptions, Shard, Shards, cut_shards
+from brim.formats.nested_values import with_empty_bytes
+from brim.options.groups import ShardOptions
+from brim.plans.cut_shards import Shard, Shards, cut_shards
 from brim.plans.fingerprint import digest_ints, digest_items, digest_json, digest_table
 from brim.records import dataclass
 from brim.sources.file_table import FileTable, flat_numbers, is_list, nested_numbers, nothing_chosen, one_array
@@ -35,7 +36,7 @@ class Plan:
     table: FileTable
     shards: Shards
     format: Format
-    cut: CutOptions
+    cut: ShardOptions
     why: str
 
     @cached_property
@@ -54,7 +55,7 @@ class Plan:
             "bytes": int(table.file_bytes().sum()),
             "columns": {field.name: str(field.type) for field in self.schema},
             "features": digest_json(table.features),
-            "cut": self.cut.facts(),
+            "cut": self.cut.fingerprint_inputs(),
             "shards": digest_items([s.name, s.rows] for s in self.shards),
             "content": self._digest(0, len(table)),
             "recipe": dict(table.recipe),
@@ -139,7 +140,7 @@ class Plan:
                 column = self._placeholders(one_array(column), self.table.columns[field.name].stored)
             elif field.name in self.table.nested:
                 numbers[field.name] = self.table.numbers_of(field.name, rows)
-                column = emptied(one_array(column), field.type)
+                column = with_empty_bytes(one_array(column), field.type)
             elif pa.types.is_dictionary(column.type):
                 column = _encoded_anew(one_array(column))
             arrays.append(column)
@@ -209,10 +210,10 @@ def _encoded_anew(array: pa.Array) -> pa.Array:
     return pa.DictionaryArray.from_arrays(indices, again.dictionary, ordered=array.type.ordered)
 
 
-def make_plan(table: FileTable, format: Format, cut: CutOptions, folder: str = "data") -> Plan:
+def make_plan(table: FileTable, format: Format, cut: ShardOptions, folder: str = "data") -> Plan:
     """Cut a checked file table into shards, named to lie in `folder`."""
     if format == "webdataset" and table.files.ranges is not None and table.files.paths.null_count:
-        raise SourceError("The dataset has values without a name, which WebDataset cannot store.")
+        raise SourceError("The dataset has values without a file name, which WebDataset cannot store.")
     if len(table) == 0 and table.query:
         raise nothing_chosen(table, "build")
     if len(table) == 0 and not table.verbatim:
@@ -220,7 +221,7 @@ def make_plan(table: FileTable, format: Format, cut: CutOptions, folder: str = "
     try:
         table.rows.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise SourceError(f"The table holds values that are not what their type says: {error}.") from error
+        raise SourceError(f"The table has values that do not match their type: {error}.") from error
     ordered, shards, why = cut_shards(table, EXTENSIONS[format], cut, _MAX_ROWS[format], folder)
     plan = Plan(ordered, shards, format, cut, why)
     _check_schema(plan)
@@ -230,7 +231,7 @@ def make_plan(table: FileTable, format: Format, cut: CutOptions, folder: str = "
 def _check_schema(plan: Plan) -> None:
     """Some Arrow types cannot be stored: say so before the first byte."""
     if plan.format == "webdataset" and "__files__" in plan.schema.names:
-        raise SourceError("A column is named '__files__', which WebDataset shards need themselves.", hint="Rename it.")
+        raise SourceError("The column name '__files__' is reserved in WebDataset shards.", hint="Rename it.")
     import pyarrow.parquet as pq
 
     empty = plan.shard_table(Shard("", "", 0, 0, 0))[0].replace_schema_metadata(None)

@@ -22,15 +22,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.buckets.bucket_address import Access, BucketAddress, parse_bucket_address
 from brim.errors import InputError, SourceError
 from brim.file_set import Bundle, FileSet, Ints
-from brim.plans.cut_shards import CutOptions, Shard, Shards
+from brim.options.groups import ShardOptions
+from brim.plans.cut_shards import Shard, Shards
 from brim.plans.plan import FORMAT_VERSION, Plan
 from brim.records import dataclass
 from brim.safe_names import stays_below
 from brim.sources.file_table import FileColumn, FileTable, Split, flat_numbers
 from brim.state.durable import reason, rename
+from brim.storage.location import Access, Location, parse_bucket_address
 
 _SHARD_FACTS = ("folder", "extension", "splits", "counts")
 _SHARD_COLUMNS = ("starts", "stops", "file_bytes", "value_bytes")
@@ -55,7 +56,7 @@ def save_plan(path: Path, plan: Plan, job: Mapping[str, Any], versions: Mapping[
     """Write a plan, and whatever JSON `job` holds, to a file that appears whole or not at all."""
     if plan.table.files.ranges is not None:
         raise InputError(
-            "A dataset of `datasets` lives in this process, so its plan cannot be saved for others.",
+            "A dataset of `datasets` is in the memory of this process, so its plan cannot be saved.",
             hint="Save the dataset to files first, or build it here.",
         )
     with _written(path) as (file, temporary):
@@ -64,7 +65,7 @@ def save_plan(path: Path, plan: Plan, job: Mapping[str, Any], versions: Mapping[
         again = _read(temporary, trusting=False).plan
         if again.fingerprint != plan.fingerprint:
             raise InputError(
-                "The table holds types that do not come back from a file as they were.",
+                "The table has types that change when they are written to a file.",
                 hint="Leave such columns out with --drop, or build on one machine without --save.",
             )
 
@@ -99,7 +100,7 @@ def moved(plan: Plan, root: str, shards: Sequence[Shard]) -> tuple[Plan, int]:
         except OSError as error:
             raise SourceError(
                 f"The source file {files.path(number)!r} is not in {root!r}: {reason(error)}.",
-                hint="Give the folder that holds the source on this machine with --root=DIR.",
+                hint="Name the folder of the source on this machine with --root=DIR.",
             ) from error
         if now.st_size != files.sizes[number]:
             raise there.changed(number, f"was {files.sizes[number]} bytes when planned and is {now.st_size} there")
@@ -161,7 +162,7 @@ def _write(file: BufferedRandom, plan: Plan, job: Mapping[str, Any], versions: M
         "facts": plan.facts,
         "shards": {name: getattr(plan.shards, name) for name in _SHARD_FACTS},
         "format": plan.format,
-        "cut": plan.cut.facts(),
+        "cut": plan.cut.fingerprint_inputs(),
         "why": plan.why,
         "root": table.files.root,
         "bucket": _bucket_facts(table.files.bucket),
@@ -294,15 +295,15 @@ def _plan_of(header: dict[str, Any], sections: dict[str, pa.Table]) -> Plan:
         tuple(facts["counts"]),
         *(_one(shards.column(name)).to_numpy() for name in _SHARD_COLUMNS),
     )
-    return Plan(table, made, header["format"], CutOptions(**header["cut"]), header["why"])
+    return Plan(table, made, header["format"], ShardOptions.from_record(header["cut"]), header["why"])
 
 
-def _bucket_facts(bucket: BucketAddress | None) -> dict[str, Any] | None:
+def _bucket_facts(bucket: Location | None) -> dict[str, Any] | None:
     """Where objects are and how they are reached; credentials are the machine's own."""
     return None if bucket is None else {"address": str(bucket), **dataclasses.asdict(bucket.access)}
 
 
-def _bucket_of(facts: dict[str, Any] | None) -> BucketAddress | None:
+def _bucket_of(facts: dict[str, Any] | None) -> Location | None:
     if facts is None:
         return None
     return parse_bucket_address(facts["address"], Access(facts["endpoint"], facts["anonymous"]))

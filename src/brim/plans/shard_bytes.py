@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brim.file_set import FileSet, Ints
+from brim.formats.file_views import FileView
 from brim.formats.parquet_footer import open_parquet
-from brim.formats.parquet_index import locate_parquet
-from brim.formats.parquet_shard import splice_parquet
-from brim.formats.readable import Readable, ReadableFile, ShardFile
+from brim.formats.parquet_locate import locate_parquet
+from brim.formats.parquet_writer import splice_parquet
+from brim.formats.readable import Readable, ShardFile
 from brim.formats.splice import FileSplice, Splice
 from brim.formats.tar_shard import locate_tar, splice_tar, tar_rows
 from brim.plans.cut_shards import Shard
@@ -110,7 +111,7 @@ def count_rows(shard: Readable) -> int | None:
     if shard.name.endswith(".tar"):
         return tar_rows(shard)
     if shard.name.endswith(".arrow"):
-        with pa.ipc.open_stream(ReadableFile(shard)) as stream:
+        with pa.ipc.open_stream(FileView(shard)) as stream:
             return sum(int(batch.num_rows) for batch in stream)
     if not shard.name.endswith(".parquet"):
         return None

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from brim.buckets.read_object import RangeRun
 from brim.errors import InputError
-from brim.rows.open_files import AnyFile, Forward, Places, RemotePlace, SeekableContent
+from brim.formats.file_views import FileView
+from brim.rows.open_files import AnyFile, Forward, RemotePlace, open_places
 from brim.state.durable import open_regular
+from brim.storage.reading import RangeRun
 
 _NEAR_BYTES = 2 << 20  # to read so much takes no longer than to ask for a place behind it
 
@@ -79,7 +80,7 @@ class RemoteBatches:
     def __init__(self, file: RemotePlace) -> None:
         self.size = file.size
         self._file = file
-        self._places = Places(file)
+        self._places = open_places(file)
         self._stream: Forward | None = None
         self._last = self._passed = 0
         self._second: Forward | None = None
@@ -104,11 +105,11 @@ class RemoteBatches:
         return pa.py_buffer(self._stream.read_at(place, size))
 
     def source(self, place: int) -> Any:
-        return pa.PythonFile(SeekableContent(self._places, self.size, place), "r")
+        return pa.PythonFile(FileView(self._places, 0, self.size, position=place), "r")
 
     def stream(self) -> Any:
         self._second = self._forward(0, self.size)
-        return pa.PythonFile(SeekableContent(self._second, self.size, in_order=True), "r")
+        return pa.PythonFile(FileView(self._second, 0, self.size, passed=self._second.passed), "r")
 
     def expect(self, start: int, end: int) -> None:
         if self._stream is not None:
@@ -150,7 +151,7 @@ class ArrowFile:
 
     def _broken(self, place: int, why: str) -> InputError:
         return InputError(
-            f"{self.shown!r} is not a whole Arrow file: {why} (byte {place:,}).",
+            f"{self.shown!r} is not a complete Arrow file: {why} (byte {place:,}).",
             hint="Write it again.",
             path=self.shown,
         )

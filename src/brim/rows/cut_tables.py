@@ -73,7 +73,7 @@ def lay_out(found: RowFiles) -> TableLayout:
         except TypesDiffer as error:
             raise InputError(
                 f"The column {error.column!r} is {error.first} in {first!r} and {error.second} in {shown!r}.",
-                hint="Give the column one type in all files, or take them apart.",
+                hint="Use one type for the column in all files, or read the files separately.",
             ) from error
         layout.names.append(
             (found.full(number), shown, int(found.files.sizes[number]), int(found.files.mtimes_ns[number]))
@@ -101,7 +101,7 @@ def _of_parquet(file: AnyFile, shown: str, footer: bytes) -> tuple[pa.Schema, In
         reason = str(error).replace(str(file), shown).split("\n")[0].rstrip(".")
         if is_encrypted(error):
             raise encrypted(repr(shown)) from error
-        raise InputError(f"{shown!r} is not a whole Parquet file: {reason}.", hint="Write it again.") from error
+        raise InputError(f"{shown!r} is not a complete Parquet file: {reason}.", hint="Write it again.") from error
 
 
 def of_arrow(file: AnyFile, shown: str) -> tuple[pa.Schema, Ints, Ints]:

@@ -125,7 +125,7 @@ def csv_header(content: Iterable[bytes], delimiter: str, shown: str) -> tuple[li
     else:
         end = len(head)
     if scanner.in_quotes and end == len(head):
-        raise InputError(f"{shown!r} opens a quote in its first row and never closes it.", path=shown)
+        raise InputError(f"{shown!r} has a quote in its first row that is never closed.", path=shown)
     try:
         text = head[:end].decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -2,7 +2,7 @@
 
 A file is a path, or a `Remote`. Files of a disk are read where they lie. Objects are read by ranges: a run of bytes a
 few requests ahead, places here and there by one request each. Every request names the ETag that was planned, so an
-object that became another one is SourceChanged; nobody has to look before and after.
+object that became another one is SourceChangedError; nobody has to look before and after.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from brim.buckets.bucket_address import Access, BucketAddress, parse_object_address
-from brim.buckets.read_object import Changed, ObjectFile, ObjectPiece, RangeRun, cut
 from brim.errors import InputError
+from brim.formats.file_views import FileView
 from brim.records import dataclass
 from brim.rows.unit import Span, changed
 from brim.state.durable import open_regular, pread_all
+from brim.storage.location import Access, Location, parse_object_address
+from brim.storage.reading import Changed, ObjectFile, ObjectPiece, RangeRun, cut
 
 _BLOCK_BYTES = 1 << 20
 
@@ -37,8 +38,8 @@ def decompressed(file: AnyFile, codec: str, shown: str) -> Iterator[bytes]:
     except (pa.ArrowException, OSError) as error:
         reason = str(error).replace(str(file), shown).split("\n")[0].rstrip(".")
         raise InputError(
-            f"{shown!r} is damaged or cut off behind byte {place:,} of what is inside: {reason}.",
-            hint="Get or write the file again.",
+            f"{shown!r} is damaged or cut off after byte {place:,} of its decompressed content: {reason}.",
+            hint="Download or write the file again.",
             path=shown,
         ) from error
 
@@ -52,7 +53,7 @@ STREAM_BYTES = 8 << 20
 class RemotePlace:
     """An object: its bucket, its key, what it was when it was listed, and its name for people."""
 
-    bucket: BucketAddress
+    bucket: Location
     key: str
     size: int
     etag: str
@@ -97,7 +98,7 @@ class FileContent(Protocol):
 @contextmanager
 def looked_into(file: AnyFile) -> Iterator[FileContent]:
     """A file to look into here and there."""
-    content: FileContent = Places(file) if isinstance(file, RemotePlace) else _Local(file)
+    content: FileContent = open_places(file) if isinstance(file, RemotePlace) else _Local(file)
     try:
         yield content
     finally:
@@ -138,22 +139,9 @@ class _Local:
         os.close(self._number)
 
 
-class Places:
-    """An object, by one request for each place; places near each other share it."""
-
-    def __init__(self, file: RemotePlace) -> None:
-        self._file = file
-        self._content = ObjectFile(file.bucket, file.key, file.size, file.etag)
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        with watched(self._file):
-            return self._content.read_at(offset, size)
-
-    def passed(self, offset: int) -> None:
-        return None
-
-    def close(self) -> None:
-        self._content.close()
+def open_places(file: RemotePlace) -> ObjectFile:
+    """Open an object to read here and there: places near each other share a request."""
+    return ObjectFile(file.bucket, file.key, file.size, file.etag, lambda: changed(file.shown))
 
 
 class Forward:
@@ -186,7 +174,7 @@ class Forward:
             return b""
         first = bisect_right(self._starts, start) - 1
         if first < 0:
-            raise ValueError(f"{self._file.shown} is read forwards only")
+            raise ValueError(f"{self._file.shown} can only be read forwards")
         parts = []
         for at, view in zip(self._starts[first:], self._kept[first:], strict=True):
             if at >= stop:
@@ -268,47 +256,6 @@ def head_of(content: FileContent, end: int) -> Iterator[bytes]:
         seen, size = len(block), 4 * size
 
 
-class SeekableContent:
-    """An object as a file that pyarrow can read: in order with `start`, otherwise at any place."""
-
-    closed = False
-
-    def __init__(self, content: FileContent, size: int, start: int = 0, *, in_order: bool = False) -> None:
-        self._content, self._size, self._at, self._in_order = content, size, start, in_order
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._content.read_at(self._at, self._size - self._at if size is None or size < 0 else size)
-        self._at += len(data)
-        if self._in_order:
-            self._content.passed(self._at)
-        return data
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def size(self) -> int:
-        return self._size
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return not self._in_order
-
-    def writable(self) -> bool:
-        return False
-
-    def flush(self) -> None:
-        return None
-
-    def close(self) -> None:
-        return None
-
-
 @contextmanager
 def as_arrow_file(file: AnyFile, spans: Spans | None = None) -> Iterator[Any]:
     """A file for pyarrow, to be read in order."""
@@ -320,4 +267,4 @@ def as_arrow_file(file: AnyFile, spans: Spans | None = None) -> Iterator[Any]:
             yield opened
         return
     with streamed(file, 0, file.size, spans) as content:
-        yield pa.PythonFile(SeekableContent(content, file.size, in_order=True), "r")
+        yield pa.PythonFile(FileView(content, 0, file.size, passed=content.passed), "r")

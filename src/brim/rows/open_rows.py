@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from brim.cuts import arrow_bytes
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder
+from brim.options.groups import InputOptions
 from brim.records import dataclass
 from brim.rows.cut_tables import TableLayout, lay_out, of_arrow, row_units
 from brim.rows.cut_text import BOM, RowScanner, blocks, csv_header, next_line, shortened_row, text_units
@@ -59,7 +60,7 @@ def settle(found: RowFiles, options: RowOptions) -> pa.Schema:
         return pa.schema([("text", pa.string()), ("path", pa.string())])
     schema = _of_csv(found, options) if found.kind == "csv" else _of_json(found, options)
     if not len(schema):
-        raise InputError(f"{found.shown(0)!r} has no rows to tell the columns from.")
+        raise InputError(f"{found.shown(0)!r} has no rows, so its columns are unknown.")
     return schema
 
 
@@ -113,7 +114,8 @@ def _of_json(found: RowFiles, options: RowOptions) -> pa.Schema:
         shown = found.shown(number)
         if not place and text.removeprefix(BOM).lstrip()[:1] == b"[":
             raise InputError(
-                f"{shown!r} is one JSON array, not JSON lines.", hint="Make lines of it: jq -c '.[]' FILE > FILE.jsonl"
+                f"{shown!r} is one JSON array, not JSON lines.",
+                hint="Convert it to lines: jq -c '.[]' FILE > FILE.jsonl",
             )
         if options.leave_out_unreadable:
             reader = TextReader(pa.schema([]), None, on_unreadable=lambda row: None)
@@ -191,13 +193,13 @@ def pick_split(dataset: Any, options: RowOptions) -> Any:
         return dataset
     names = [str(name) for name in dataset]
     listed = f"It has: {', '.join(names)}."
-    if options.split is None and len(names) == 1:
+    if options.from_split is None and len(names) == 1:
         return dataset[names[0]]
-    if options.split is None:
+    if options.from_split is None:
         raise InputError("The dict of datasets has several splits.", hint=f"{listed} Name one with --from-split.")
-    if options.split not in names:
-        raise InputError(f"The dict of datasets has no split {options.split!r}.", hint=listed)
-    return dataset[options.split]
+    if options.from_split not in names:
+        raise InputError(f"The dict of datasets has no split {options.from_split!r}.", hint=listed)
+    return dataset[options.from_split]
 
 
 def mapped_layout(dataset: Any) -> tuple[TableLayout, dict[str, str]] | None:
@@ -313,7 +315,7 @@ def open_rows(source: Any, options: RowOptions | None = None) -> RowSource:
 def _chosen(source: Any, options: RowOptions) -> RowSource:
     """Rows for which a condition is true. They are read here in order, so that batches are of chosen rows alone."""
     text = str(options.where)
-    whole = _opened(source, replace(options, where=None, columns=None, limit=None))
+    whole = _opened(source, replace(options, where=None, columns=(), limit=None))
     labels, schema = labels_of(told_features(whole.schema)), plain_schema(whole.schema)
     where_mask(text, schema.empty_table(), labels)  # what is wrong with it is said now
 
@@ -332,7 +334,7 @@ def _chosen(source: Any, options: RowOptions) -> RowSource:
                         none = False
                         yield table if mask.all() else table.filter(pa.array(mask))
         if none:
-            raise InputError("No row was chosen.", hint=f"There is nothing to read: from {whole.name}; where {text}.")
+            raise InputError("No row was selected.", hint=f"There is nothing to read: from {whole.name}; where {text}.")
 
     facts = {**whole.facts, "options": options.facts}
     rows = _spooled(whole.name, tables, schema, facts, None, options, unreadable)
@@ -352,14 +354,14 @@ def _opened(source: Any, options: RowOptions) -> RowSource:
         if table.recipe.get("steps") and not len(table):
             raise nothing_chosen(table, "read")
         name = options.name or (source.name if isinstance(source, Selection) else "the table")
-        chosen = SelectedRows(table, options.split, name)
+        chosen = SelectedRows(table, options.from_split, name)
         facts = {**chosen.facts, "options": options.facts}
         rows = _spooled(name, chosen.tables, chosen.schema, facts, len(chosen), options)
         rows.table, rows.stamp = table, _stamp(table.files.on_disk)
         return rows
     library = type(source).__module__.split(".")[0]
-    if options.split is not None and not (library == "datasets" and isinstance(source, dict)):
-        raise InputError("--from-split names a part of a dataset, and this source has no parts.", hint="Leave it out.")
+    if options.from_split is not None and not (library == "datasets" and isinstance(source, dict)):
+        raise InputError("--from-split can only be used with a dataset that has splits.", hint="Leave it out.")
     if library == "datasets":
         return _open_dataset(pick_split(source, options), options)
     if library in ("pandas", "polars") or (hasattr(source, "__arrow_c_stream__") and not hasattr(source, "__next__")):
@@ -380,22 +382,17 @@ def _refuse_texts(source: Sequence[Any]) -> None:
         return
     first = source[0] if len(source[0]) <= 60 else f"{source[0][:60]}…"
     raise InputError(
-        f"A list of strings names files, and none of these {len(source):,} is one (the first is {first!r}).",
-        hint='Give texts as rows: [{"text": text} for text in texts].',
+        f"A list of strings must name files, and none of these {len(source):,} is a file (the first is {first!r}).",
+        hint='Pass texts as rows: [{"text": text} for text in texts].',
     )
 
 
 def _refuse_options_of_files(options: RowOptions) -> None:
-    plain = RowOptions()
-    for option, name in (
-        ("input-format", "format"),
-        ("text", "text"),
-        ("delimiter", "delimiter"),
-        ("from-config", "config"),
-    ):
-        if getattr(options, name) != getattr(plain, name):
+    for item in options.changed(InputOptions):
+        if item.name in ("input_format", "text", "delimiter", "from_config"):
             raise InputError(
-                f"--{option} says how files are read, and this source is read already.", hint="Leave it out."
+                f"{item.spelling} can only be used with files, and this source is already in memory.",
+                hint="Leave it out.",
             )
 
 
@@ -405,7 +402,7 @@ def _iterated(rows: Any) -> Iterator[Any]:
     except TypeError as error:
         raise InputError(
             f"Rows cannot be read from a {type(rows).__name__}.",
-            hint="Give a path, a list of paths, a datasets.Dataset, or an iterable of dicts.",
+            hint="Use a path, a list of paths, a datasets.Dataset, or an iterable of dicts.",
         ) from error
 
 
@@ -500,21 +497,21 @@ def _rows(
     cut: _Cut,
     options: RowOptions,
 ) -> RowSource:
-    if options.columns is not None:
+    if options.columns:
         missing = [column for column in options.columns if column not in schema.names]
         if missing:
             raise InputError(
                 f"The source has no column {missing[0]!r}.", hint=f"Its columns are: {', '.join(schema.names)}."
             )
-    names = schema.names if options.columns is None else options.columns
+    names = options.columns or schema.names
     twice = [column for column in names if len(schema.get_all_field_indices(column)) > 1]
     if twice:
         raise InputError(
             f"The source has several columns named {twice[0]!r}.", hint="Rename one, or choose others with --columns."
         )
-    if options.columns is not None:
+    if options.columns:
         schema = pa.schema([schema.field(column) for column in options.columns])
-    how = Reading(schema.serialize().to_pybytes(), options.columns, reading)
+    how = Reading(schema.serialize().to_pybytes(), tuple(options.columns) or None, reading)
 
     def blamed(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
         """Units, and what the system says of the source while they are cut: whoever asks may be writing."""
@@ -583,19 +580,17 @@ def _open_stream(
     tables = tables_of(make(), name)
     first = list(_first(tables))
     if not first:
-        raise InputError(f"{name} gives no rows.", hint="There is nothing to do.")
+        raise InputError(f"{name} has no rows.", hint="There is nothing to do.")
     schema = unify(table.schema for table in first)
     if not len(schema):
-        raise InputError(f"{name} gives rows without columns.")
+        raise InputError(f"{name} has rows without columns.")
     started: list[Iterator[pa.Table]] = [itertools.chain(first, tables)]
 
     def all_tables() -> Iterable[pa.Table]:
         if started:
             return started.pop()
         if once:
-            raise InputError(
-                "The rows of this iterator were read already.", hint="Give a function that makes it, not the iterator."
-            )
+            raise InputError("This iterator was already consumed.", hint="Pass a function that returns a new iterator.")
         return tables_of(make(), name)
 
     facts = _stream_facts(options)
@@ -633,7 +628,7 @@ def _spooled(
     unreadable: list[UnreadableRow] | None = None,
 ) -> RowSource:
     unit_bytes = options.unit_bytes or _STREAM_BYTES
-    if options.columns is not None and not set(options.columns) <= set(schema.names):
+    if not set(options.columns) <= set(schema.names):
         missing = next(column for column in options.columns if column not in schema.names)
         raise InputError(f"{name} has no column {missing!r}.", hint=f"Its columns are: {', '.join(schema.names)}.")
 

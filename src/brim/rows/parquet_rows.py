@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from brim.buckets.read_object import AHEAD_BYTES, ObjectPiece, RangeRun, ahead
+from brim.formats.file_views import FileView
 from brim.records import dataclass
 from brim.rows.open_files import (
     STREAM_BYTES,
@@ -22,11 +22,11 @@ from brim.rows.open_files import (
     FileContent,
     Forward,
     RemotePlace,
-    SeekableContent,
     looked_into,
     watched,
 )
 from brim.state.durable import open_regular
+from brim.storage.reading import AHEAD_BYTES, ObjectPiece, RangeRun, ahead
 
 _BUFFER_BYTES = 1 << 18
 _FOOTER_BYTES = 1 << 16
@@ -46,7 +46,7 @@ def parquet_file(file: AnyFile, footer: bytes = b"") -> Iterator[ParquetRows]:
         return
     with looked_into(file) as places:
         columns = _Columns(file, places, footer)
-        source = pa.PythonFile(SeekableContent(columns, file.size), "r")
+        source = pa.PythonFile(FileView(columns, 0, file.size), "r")
         try:
             with pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES) as opened:
                 yield ParquetRows(opened, columns)

@@ -15,7 +15,7 @@ Refuse = Callable[[int, str], None]  # the number of a row, and why it is left o
 
 
 class _BadValue(Exception):
-    """A value that its column cannot hold."""
+    """A value that its column cannot store. The message is data: quarantine.parquet has it, and its bytes stay."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ def _built(rows: Sequence[Any], known: pa.Schema | None, may_leave_out: bool) ->
         return pa.Table.from_batches([pa.RecordBatch.from_struct_array(pa.array(list(rows), pa.struct([])))]), bad
     odd = next((name for name in names if not isinstance(name, str)), None)
     if odd is not None:
-        raise InputError(f"The name of a column is {odd!r}, which is not text.", hint="Give columns text names.")
+        raise InputError(f"The column name {odd!r} is not text.", hint="Use text as column names.")
     columns = {}
     for name in names:
         values = [row.get(name) for row in rows]
@@ -145,7 +145,7 @@ def _type_of(value: Any, known: pa.DataType) -> pa.DataType:
 def _explained(error: Exception, name: str) -> _BadValue:
     if isinstance(error, TypesDiffer):
         message = f"the column {error.column!r} is {error.second} here and {error.first} before"
-        return _BadValue(message, "Give the column one type in all rows.")
+        return _BadValue(message, "Use one type for the column in all rows.")
     if isinstance(error, UnicodeEncodeError):
         hint = "Correct the text, as with text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
         return _BadValue(f"the column {name!r} holds half of a surrogate pair, which is not text", hint)
@@ -176,7 +176,7 @@ def tables_of(rows: Iterable[Any], name: str) -> Iterator[pa.Table]:
         if not isinstance(row, dict):
             raise InputError(
                 f"{name}, row {first + len(held):,}: this is a {type(row).__name__}, not a dict.",
-                hint="An iterator must give dicts, or Arrow tables or record batches.",
+                hint="An iterator must yield dicts, Arrow tables or record batches.",
             )
         held.append(row)
         size += _weight(row)

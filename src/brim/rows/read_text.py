@@ -47,7 +47,7 @@ def row_blocks(
                 break
             size = min(2 * size, span.end - place)
         if not block:
-            raise InputError(f"{shown!r} is shorter than it was (byte {place:,}).")
+            raise InputError(f"{shown!r} became shorter while it was read (byte {place:,}).")
         yield place, block
         place += len(block)
         content.passed(place)
@@ -158,9 +158,9 @@ class TextReader:
             self.schema = merged(self.schema, table.schema.with_metadata(self.schema.metadata))
         except TypesDiffer as error:  # a column that the plan has not seen, and that changes later
             raise InputError(
-                f"{place.shown!r}, behind byte {place.place:,}: the column {error.column!r} is {error.second} here and "
+                f"{place.shown!r}, after byte {place.place:,}: the column {error.column!r} is {error.second} here and "
                 f"{error.first} before.",
-                hint="Give the column one type in all rows.",
+                hint="Use one type for the column in all rows.",
                 column=error.column,
             ) from error
         return cast(table, self.schema)
@@ -240,7 +240,7 @@ class TextReader:
             scanner.feed(text)
             if scanner.in_quotes:
                 raise InputError(
-                    f"{place.shown!r} opens a quote behind byte {place.place:,} and never closes it.",
+                    f"{place.shown!r} has a quote after byte {place.place:,} that is never closed.",
                     hint="Close it, or double it if it is part of a value.",
                 )
         try:
@@ -308,10 +308,10 @@ class TextReader:
             pattern = CHANGES_AS_NUMBER if is_long and name in floats else r"^[+-]?0[0-9xX]"
             lost = pc.index(pc.match_substring_regex(table.column(name), pattern), True).as_py()
             if lost >= 0:
-                here = "" if place is None else f"{place.shown}, behind byte {place.place:,}: "
+                here = "" if place is None else f"{place.shown}, after byte {place.place:,}: "
+                value, kind = table.column(name)[lost].as_py(), wide.field(name).type
                 raise InputError(
-                    f"{here}the column {name!r} holds {table.column(name)[lost].as_py()!r}, which would be changed as "
-                    f"{wide.field(name).type}.",
+                    f"{here}the column {name!r} holds {value!r}, which would be changed as {kind}.",
                     hint=f"{_AS_TEXT} {_OR_LEAVE_OUT}",
                     column=name,
                 )
@@ -377,7 +377,7 @@ def _lines(text: bytes) -> pa.Table:
     offsets = np.concatenate([np.zeros(1, np.int64), ends - np.arange(len(ends))])
     data = text.replace(b"\n", b"")
     if len(data) >= 2**31:
-        raise InputError("A line is longer than 2 GiB.", hint="Read such files as documents or cut them.")
+        raise InputError("A line is longer than 2 GiB.", hint="Read such files with --text=document, or split them.")
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
     return pa.table({"text": pa.StringArray.from_buffers(len(ends), buffers[1], buffers[2])})
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from brim.buckets.bucket_address import is_bucket_address
 from brim.cuts import row_bytes as sizes_of_rows
 from brim.errors import BrimError, InputError
 from brim.formats.encrypted import encrypted, is_encrypted
@@ -28,6 +27,7 @@ from brim.rows.unit import Reading, Span, Unit, check_unchanged
 from brim.rows.unreadable import OnUnreadable, UnreadableRow
 from brim.sources.hive_partitions import partition_array
 from brim.state.durable import reason
+from brim.storage.location import is_bucket_address
 
 _MOST_ROWS = 8192
 
@@ -101,7 +101,7 @@ def read_unit(
     on_unreadable: OnUnreadable | None = None,
     hashed: SourceHash | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of a unit, in order. A file that is not what it was is SourceChanged, before or after it is read.
+    """The rows of a unit, in order. A file that is not what it was is SourceChangedError, before or after it is read.
 
     With `on_unreadable`, rows of text that cannot be read are left out and reported, and are no error. `hashed` gets
     all source bytes of the unit, once all rows are read.
@@ -185,7 +185,7 @@ def _wide(schema: pa.Schema, table: pa.Table, shown: str) -> pa.Schema:
     try:
         return merged(schema, table.schema.with_metadata(schema.metadata))
     except TypesDiffer as error:
-        raise InputError(f"{shown!r}: {error}.", hint="Give the column one type.", column=error.column) from error
+        raise InputError(f"{shown!r}: {error}.", hint="Use one type for the column.", column=error.column) from error
 
 
 def _document(
@@ -204,7 +204,7 @@ def _document(
         if hashed is not None:
             hashed.update(raw)
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{shown!r} cannot be read: {error}.", hint="Is the file whole?") from error
+        raise InputError(f"{shown!r} cannot be read: {error}.", hint="Check that the file is complete.") from error
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -214,7 +214,7 @@ def _document(
         on_unreadable(UnreadableRow(offset, shown, None, None, raw, message))
         return None
     if len(raw) >= 2**31:
-        raise InputError(f"{shown!r} is a document of more than 2 GiB.", hint="Read it as lines, or cut it.")
+        raise InputError(f"{shown!r} is a document of more than 2 GiB.", hint="Read it with --text=lines, or split it.")
     table = pa.table({"text": pa.array([text], pa.string()), "path": pa.array([shown], pa.string())})
     return table.select(list(wanted))
 

@@ -11,31 +11,27 @@ from __future__ import annotations
 import fnmatch
 import glob
 import hashlib
+import itertools
 import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from brim.buckets.bucket_address import (
-    BucketAddress,
-    is_bucket_address,
-    is_web_address,
-    parse_bucket_address,
-    parse_web_address,
-)
-from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_object
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder, Stat
 from brim.records import dataclass
 from brim.rows.open_files import AnyFile, as_option, located
 from brim.rows.row_options import RowOptions
 from brim.rows.unit import Kind, Span
+from brim.sources.bucket_tree import ObjectTree
 from brim.sources.dataset_files import DatasetFiles, find_files
-from brim.sources.folder_tree import IGNORED, Walk
+from brim.sources.folder_tree import Folder, LocalTree, Tree, Walk
 from brim.state.durable import reason
+from brim.storage.listing import stat_object
+from brim.storage.location import Location, is_remote, is_web_address, parse_location
 
 _FORMATS = {
     ".jsonl": "jsonl",
@@ -134,19 +130,13 @@ def find(sources: list[str], options: RowOptions) -> RowFiles:
     """The files that these paths, globs and folders lead to."""
     if not sources:
         raise InputError("The list of sources is empty.", hint="Give a file, a folder or a glob.")
-    remote = [is_bucket_address(source) or is_web_address(source) for source in sources]
+    remote = [is_remote(source) for source in sources]
     if any(remote) and not all(remote):
         raise InputError("The sources are partly in a bucket and partly on this machine.", hint="Take one at a time.")
-    if all(remote):
-        resolved = [resolve_objects(source, options) for source in sources]
-        bucket = common_root([one.root for one in resolved])
-        places: list[Iterator[tuple[str, Stat]]] = [one.below(bucket) for one in resolved]
-        builder = FileSetBuilder(str(bucket), bucket)
-    else:
-        local = [_resolve(source, options) for source in sources]
-        base = os.path.commonpath([root for root, _ in local])
-        places = [_below(root, paths, base) for root, paths in local]
-        builder = FileSetBuilder(base)
+    resolved = [_resolve_remote(source, options) if all(remote) else _resolve(source, options) for source in sources]
+    base = _common_root([root for root, _ in resolved])
+    places = [_below(root, files, base) for root, files in resolved]
+    builder = FileSetBuilder(str(base), base) if isinstance(base, Location) else FileSetBuilder(base)
     kinds: dict[tuple[str | None, str | None], str] = {}
     empty: list[str] = []
     for paths, source in zip(places, sources, strict=True):
@@ -156,20 +146,43 @@ def find(sources: list[str], options: RowOptions) -> RowFiles:
                 empty.append(path)
                 continue
             format, codec = split_name(path)
-            kinds.setdefault((options.format or format, codec), path)
+            kinds.setdefault((options.input_format or format, codec), path)
             builder.add(path, found)
         if len(builder) == before:
             if len(empty) > empty_before:
                 path = empty[empty_before]
                 raise InputError(f"{path!r} is empty.", hint="Remove it, or leave it out.", path=path)
-            wanted = f"files of the format {options.format}" if options.format else f"files that end in {endings()}"
+            kind = options.input_format
+            wanted = f"files of the format {kind}" if kind else f"files that end in {endings()}"
             raise InputError(f"Nothing was found at {source!r}. brim looked for {wanted}.", hint="Check the path.")
     return replace(_of_one_kind(builder.finish(), kinds, options), empty=tuple(empty))
 
 
-def _below(root: str, paths: Iterator[tuple[str, Stat]], base: str) -> Iterator[tuple[str, Stat]]:
-    for path, found in paths:
-        yield os.path.relpath(os.path.join(root, path), base) if root != base else path, found
+Root = str | Location  # a folder on this machine, or a location: what names start from
+Resolved = tuple[Root, Iterator[tuple[str, Stat]]]
+
+
+def _common_root(roots: Sequence[Root]) -> Root:
+    first = roots[0]
+    if isinstance(first, str):
+        return os.path.commonpath([str(root) for root in roots])
+    known = [root for root in roots if isinstance(root, Location)]
+    if any((root.scheme, root.bucket) != (first.scheme, first.bucket) for root in known):
+        raise InputError("The sources are in several buckets.", hint="Take one at a time.")
+    parts = zip(*(root.prefix.split("/") for root in known), strict=False)
+    shared = itertools.takewhile(lambda names: len(set(names)) == 1, parts)
+    return replace(first, prefix="/".join(names[0] for names in shared))
+
+
+def _below(root: Root, files: Iterator[tuple[str, Stat]], base: Root) -> Iterator[tuple[str, Stat]]:
+    """Yield the files with their names below `base` instead of `root`."""
+    if root == base:
+        yield from files
+    elif isinstance(root, Location) and isinstance(base, Location):
+        skip = len(base.prefix) + 1 if base.prefix else 0
+        yield from ((root.key(name)[skip:], found) for name, found in files)
+    else:
+        yield from ((os.path.relpath(os.path.join(str(root), name), str(base)), found) for name, found in files)
 
 
 def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str], options: RowOptions) -> RowFiles:
@@ -177,15 +190,15 @@ def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str]
     codecs = {codec: name for (_, codec), name in kinds.items()}
     if None in formats:
         raise InputError(
-            f"{formats[None]!r} has a name that does not tell what it is.",
-            hint=f"brim reads files that end in {endings()}; --input-format says what others are.",
+            f"{formats[None]!r} has a name without a known suffix.",
+            hint=f"brim reads files that end in {endings()}; --input-format sets the format of others.",
         )
     for what, several in (("formats", formats), ("compressions", codecs)):
         if len(several) > 1:
             first, second = list(several.values())[:2]
             raise InputError(
-                f"The source holds files of different {what}: {first!r} and {second!r}.",
-                hint="Take one kind at a time: give a glob like 'folder/*.jsonl', or --input-format.",
+                f"The source has files of different {what}: {first!r} and {second!r}.",
+                hint="Read one kind at a time: use a glob like 'folder/*.jsonl', or --input-format.",
             )
     (format,), (codec,) = formats, codecs
     for option, said, those in (
@@ -193,25 +206,28 @@ def _of_one_kind(files: FileSet, kinds: dict[tuple[str | None, str | None], str]
         ("text=document", options.text == "document", ("text",)),
     ):
         if said and format not in those:
-            raise InputError(f"--{option} is for {' and '.join(those)}, and the source is {format}.")
+            raise InputError(f"--{option} can only be used with {' and '.join(those)}, and the source is {format}.")
     delimiter = options.delimiter or ("\t" if format == "tsv" else ",")
     kind: Any = {"tsv": "csv", "text": "lines" if options.text == "lines" else "document"}.get(str(format), format)
     if codec and kind in ("parquet", "arrow"):
-        raise InputError(f"{next(iter(formats.values()))!r} is compressed as a whole.", hint="Decompress it first.")
+        raise InputError(
+            f"{next(iter(formats.values()))!r} is compressed as a file, although its format has its own compression.",
+            hint="Decompress it first.",
+        )
     return RowFiles(files, kind, codec, delimiter)
 
 
-def _resolve(source: str, options: RowOptions) -> tuple[str, Iterator[tuple[str, Stat]]]:
-    """The folder that names start from, and the files with their names."""
+def _resolve(source: str, options: RowOptions) -> Resolved:
+    """Return what a local path, folder or glob leads to."""
     if "://" in source:
         raise InputError(
-            f"{source!r} is not a local path.", hint="Give a file, a folder, a glob, or s3://BUCKET/PREFIX."
+            f"{source!r} is not a local path.", hint="Use a file, a folder, a glob, or s3://BUCKET/PREFIX."
         )
     path = os.path.abspath(source)
     if os.path.isdir(path):
-        return _in_folder(path, options)
+        return _in_folder(LocalTree(path), options, source)
     if _names_part(options) and (os.path.exists(path) or WILD.search(source)):
-        return _shards_here(source, options)
+        return _shards(source, options)
     if os.path.exists(path):
         return os.path.dirname(path), iter([(os.path.basename(path), _stat(path))])
     if not WILD.search(source):
@@ -223,6 +239,47 @@ def _resolve(source: str, options: RowOptions) -> tuple[str, Iterator[tuple[str,
     return root, ((name, found) for name in names if stat.S_ISREG((found := _stat(os.path.join(root, name))).st_mode))
 
 
+def _resolve_remote(source: str, options: RowOptions) -> Resolved:
+    """Return what the address of an object, a prefix or a glob of objects leads to."""
+    if is_web_address(source) and options.input_format in (None, "parquet"):
+        # The Parquet files of a config and split, if it has any; other formats are found as in a bucket.
+        try:
+            found = find_files(source, options.from_config, options.from_split)
+        except SourceError:
+            found = None
+        if found is not None and found.format == ".parquet":
+            splits = list(dict.fromkeys(file.split for file in found.files))
+            if options.from_split is None and len(splits) > 1:
+                hint = f"Name one with --from-split: {', '.join(splits)}."
+                raise InputError(f"{source!r} has several splits.", hint=hint)
+            return _files_of(found)
+    address = parse_location(source, options.access)
+    folder, _, name = address.prefix.rpartition("/")
+    own = None if source.endswith("/") else stat_object(address)
+    wild = WILD.search(address.prefix)
+    if own is not None and own.st_size:
+        one = iter([(name, own)])
+        return _shards(source, options) if _names_part(options) else (replace(address, prefix=folder), one)
+    tree = ObjectTree.listed(address)
+    if len(tree):  # a folder, also one that has a * in its name or an empty object for its mark
+        return _in_folder(tree, options, source)
+    if _names_part(options) and (own is not None or wild is not None):
+        return _shards(source, options)
+    if own is not None:
+        return replace(address, prefix=folder), iter([(name, own)])
+    if wild is not None:
+        root = replace(address, prefix=address.prefix[: wild.start()].rpartition("/")[0])
+        pattern = address.prefix[len(root.prefix) + 1 if root.prefix else 0 :]
+        parts = [None if part == "**" else _Part.of(part) for part in pattern.split("/")]
+        tree = ObjectTree.listed(root)
+        names = (f"{top}/{name}" if top else name for top, _, files in tree.walk("") for name in files)
+        fitting = sorted(name for name in names if _fits(name.split("/"), parts))
+        return root, ((name, _stat_in(tree, name)) for name in fitting)
+    raise InputError(
+        f"There is nothing at {source!r}.", hint="Give an object, a prefix (a folder) or a glob of objects."
+    )
+
+
 def _stat(path: str) -> os.stat_result:
     try:
         return os.stat(path)
@@ -231,169 +288,85 @@ def _stat(path: str) -> os.stat_result:
 
 
 def _names_part(options: RowOptions) -> bool:
-    return options.split is not None or options.config is not None
+    return options.from_split is not None or options.from_config is not None
 
 
-def _shards(source: str, options: RowOptions) -> DatasetFiles:
-    """The files of the config and split that are asked for, as a dataset of Parquet files tells them."""
-    what, why = "config" if options.split is None else "split", f"{source!r} is {options.format}"
-    if options.format in (None, "parquet"):
+def _shards(source: str, options: RowOptions) -> Resolved:
+    """Return the files of the config and split that are asked for, as a dataset of Parquet files tells them."""
+    what, why = "config" if options.from_split is None else "split", f"{source!r} is {options.input_format}"
+    if options.input_format in (None, "parquet"):
         try:
-            found = find_files(source, options.config, options.split, options.access)
+            found = find_files(source, options.from_config, options.from_split, options.access)
             if found.format == ".parquet":
-                return found
+                return _files_of(found)
             why = f"{source!r} holds tars"
         except SourceError as error:
             why = error.words[0].rstrip(".")
     raise InputError(
-        f"--from-{what} is for a dataset of Parquet files or one that `datasets` saved, and {why}.",
-        hint="Leave it out, and name the files that are meant, by a glob if they are many.",
+        f"--from-{what} can only be used with a dataset of Parquet files or one that `datasets` saved, and {why}.",
+        hint="Leave it out, and name the files, with a glob if there are many.",
     )
 
 
-def _shards_here(source: str, options: RowOptions) -> tuple[str, Iterator[tuple[str, Stat]]]:
-    files = _shards(source, options).files
-    return files[0].path.removesuffix(f"/{files[0].shown}"), ((file.shown, file.stat) for file in files)
+def _files_of(found: DatasetFiles) -> Resolved:
+    first = found.files[0]
+    root = first.path.removesuffix(f"/{first.shown}") if first.remote is None else first.remote.address
+    return root, ((file.shown, file.stat) for file in found.files)
 
 
-def _in_folder(folder: str, options: RowOptions) -> tuple[str, Iterator[tuple[str, Stat]]]:
-    whole, split = folder, options.split
-    if options.config and os.path.isdir(os.path.join(folder, options.config)):
-        folder = os.path.join(folder, options.config)
-    if os.path.exists(os.path.join(folder, "dataset_dict.json")):
-        splits = _read_json(folder, "dataset_dict.json").get("splits", [])
-        folder, split = os.path.join(folder, pick(splits, split, folder)), None
-    if os.path.exists(os.path.join(folder, "state.json")) and os.path.exists(os.path.join(folder, "dataset_info.json")):
-        state = _read_json(folder, "state.json")
-        _refuse_other_split(state, split, folder)
+def _in_folder(top: Tree, options: RowOptions, source: str) -> Resolved:
+    """Return the files of a folder: those of a dataset that `datasets` saved or prepared, else all files of rows."""
+    tree, split = top, options.from_split
+    if options.from_config and tree.is_folder(options.from_config):
+        tree = tree.below(options.from_config)
+    if tree.is_file("dataset_dict.json"):
+        splits = _read_json(tree, "dataset_dict.json").get("splits", [])
+        tree, split = tree.below(pick(splits, split, tree.root)), None
+    root = tree.bucket or tree.root
+    if not tree.is_file("dataset_info.json"):
+        if split is not None or (options.from_config is not None and tree is top):
+            return _shards(source, options)
+        return root, _walk(tree, options)
+    if tree.is_file("state.json"):
+        state = _read_json(tree, "state.json")
+        if split is not None:  # one Dataset that was saved is of one split, or of none
+            pick([state["_split"]] if state.get("_split") else [], split, tree.root)
         names = [str(file["filename"]) for file in state.get("_data_files", [])]
-        return folder, ((name, _stat(os.path.join(folder, name))) for name in names)
-    if os.path.exists(os.path.join(folder, "dataset_info.json")):
-        return folder, _of_cache(folder, options)
-    if split is not None or (options.config is not None and folder == whole):
-        return _shards_here(whole, options)
-    return folder, _walk(folder, options)
+    else:
+        splits = list(_read_json(tree, "dataset_info.json").get("splits") or {})
+        names = arrow_files_of_cache(tree.names(""), splits, options.from_split, tree.root)
+    return root, iter([(name, _stat_in(tree, name)) for name in names])
 
 
-def _refuse_other_split(state: dict[str, Any], wanted: str | None, folder: str) -> None:
-    """One Dataset that was saved is of one split, or of none."""
-    if wanted is not None:
-        pick([state["_split"]] if state.get("_split") else [], wanted, folder)
+def _stat_in(tree: Tree, name: str) -> Stat:
+    if tree.bucket is None:
+        return _stat(os.path.join(tree.root, name))
+    found = tree.look(name)
+    if isinstance(found, str | Folder):
+        raise InputError(f"{name!r} of the saved dataset is not at {tree.root}.", path=name)
+    return found
 
 
-def _of_cache(folder: str, options: RowOptions) -> Iterator[tuple[str, Stat]]:
-    """The files that `load_dataset` prepared, without those that later calls of map left beside them."""
-    splits = list(_read_json(folder, "dataset_info.json").get("splits") or {})
-    names = arrow_files_of_cache(os.listdir(folder), splits, options.split, folder)
-    return ((name, _stat(os.path.join(folder, name))) for name in names)
-
-
-def _read_json(folder: str, name: str) -> dict[str, Any]:
+def _read_json(tree: Tree, name: str) -> dict[str, Any]:
     try:
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
+        with tree.text(name, encoding="utf-8") as file:
             return dict(json.load(file))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{name!r} of the saved dataset cannot be read: {error}.") from error
 
 
-def _walk(folder: str, options: RowOptions) -> Iterator[tuple[str, Stat]]:
-    """Files of known formats, or of the one that was asked for. A README beside the data is not data."""
-    walk = Walk(folder)
+def _walk(tree: Tree, options: RowOptions) -> Iterator[tuple[str, Stat]]:
+    """Yield files of known formats, or of the one that was asked for. A README beside the data is not data."""
+    walk = Walk.through(tree)
     for path, found in walk:
         format = split_name(path)[0]
-        if format is None or (options.format is not None and format != options.format):
+        if format is None or (options.input_format is not None and format != options.input_format):
             continue
         if not COMPANIONS.fullmatch(path.rsplit("/", 1)[-1]):
             yield path, found
     if walk.refused:
         first = walk.refused[0]
-        raise InputError(f"{first.path!r} cannot be read ({first.reason}).", hint="Mend or remove it.", path=first.path)
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """Where names start from, and the objects with their names."""
-
-    root: BucketAddress
-    found: list[tuple[str, ObjectStat]]
-
-    def below(self, base: BucketAddress) -> Iterator[tuple[str, Stat]]:
-        """The same with names from another start."""
-        skip = len(base.prefix) + 1 if base.prefix else 0
-        return ((self.root.key(name)[skip:], stat) for name, stat in self.found)
-
-
-def common_root(roots: list[BucketAddress]) -> BucketAddress:
-    first = roots[0]
-    if any((root.scheme, root.bucket) != (first.scheme, first.bucket) for root in roots):
-        raise InputError("The sources are in several buckets.", hint="Take one at a time.")
-    parts = [root.prefix.split("/") if root.prefix else [] for root in roots]
-    shared = 0
-    while all(len(part) > shared and part[shared] == parts[0][shared] for part in parts):
-        shared += 1
-    return BucketAddress(first.scheme, first.bucket, "/".join(parts[0][:shared]), first.access)
-
-
-def resolve_objects(source: str, options: RowOptions) -> Resolved:
-    if is_web_address(source):
-        resolved = _on_the_web(source, options)
-        if resolved is not None:
-            return resolved
-    address = parse_web_address(source) if is_web_address(source) else parse_bucket_address(source, options.access)
-    folder, _, name = address.prefix.rpartition("/")
-    own = None if source.endswith("/") else stat_object(address)
-    wild = WILD.search(address.prefix)
-    if own is not None and own.st_size:
-        one = Resolved(_at(address, folder), [(name, own)])
-        return _objects_of(_shards(source, options)) if _names_part(options) else one
-    found = dict(_without_marks(list_objects(address)))
-    if found:  # a folder, also one that has a * in its name or an empty object for its mark
-        return _in_bucket(address, found, options, source)
-    if _names_part(options) and (own is not None or wild is not None):
-        return _objects_of(_shards(source, options))
-    if own is not None:
-        return Resolved(_at(address, folder), [(name, own)])
-    if wild is not None:
-        root = _at(address, address.prefix[: wild.start()].rpartition("/")[0])
-        pattern = address.prefix[len(root.prefix) + 1 if root.prefix else 0 :]
-        return Resolved(root, _matching(root, pattern))
-    raise InputError(
-        f"There is nothing at {source!r}.", hint="Give an object, a prefix (a folder) or a glob of objects."
-    )
-
-
-def _on_the_web(source: str, options: RowOptions) -> Resolved | None:
-    """The Parquet files of a config and split, if it has any; other formats are found as in a bucket."""
-    if options.format not in (None, "parquet"):
-        return None
-    try:
-        found = find_files(source, options.config, options.split)
-    except SourceError:
-        return None
-    if found.format != ".parquet":
-        return None
-    splits = list(dict.fromkeys(file.split for file in found.files))
-    if options.split is None and len(splits) > 1:
-        raise InputError(f"{source!r} has several splits.", hint=f"Name one with --from-split: {', '.join(splits)}.")
-    return _objects_of(found)
-
-
-def _objects_of(found: DatasetFiles) -> Resolved:
-    first = found.files[0].remote
-    assert first is not None
-    stats = [(file.shown, ObjectStat(int(file.stat.st_size), file.remote.etag)) for file in found.files if file.remote]
-    return Resolved(first.address, stats)
-
-
-def _at(address: BucketAddress, prefix: str) -> BucketAddress:
-    return BucketAddress(address.scheme, address.bucket, prefix, address.access)
-
-
-def _matching(root: BucketAddress, pattern: str) -> list[tuple[str, ObjectStat]]:
-    """As Python's glob has it: ** is any number of folders, and nothing hidden is meant that is not said."""
-    parts = [None if part == "**" else _Part.of(part) for part in pattern.split("/")]
-    found = {name: stat for name, stat in _without_marks(list_objects(root)) if _fits(name.split("/"), parts)}
-    return sorted(found.items(), key=lambda one: one[0])
+        raise InputError(f"{first.path!r} cannot be read ({first.reason}).", hint="Fix or remove it.", path=first.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,77 +398,3 @@ def _fits(names: list[str], parts: list[_Part | None]) -> bool:
         if names[number].startswith("."):
             return False
     return False
-
-
-def _in_bucket(address: BucketAddress, found: dict[str, ObjectStat], options: RowOptions, source: str) -> Resolved:
-    whole, split = address, options.split
-    if options.config and any(name.startswith(f"{options.config}/") for name in found):
-        address, found = _enter(address, found, options.config)
-    if "dataset_dict.json" in found:
-        splits = _read_json_object(address, "dataset_dict.json").get("splits", [])
-        address, found = _enter(address, found, pick(splits, split, address.prefix))
-        split = None
-    if "dataset_info.json" not in found:
-        if split is not None or (options.config is not None and address == whole):
-            return _objects_of(_shards(source, options))
-        return Resolved(address, _rows(found, options))
-    if "state.json" in found:
-        state = _read_json_object(address, "state.json")
-        _refuse_other_split(state, split, address.prefix)
-        names = [str(file["filename"]) for file in state.get("_data_files", [])]
-    else:
-        splits = list(_read_json_object(address, "dataset_info.json").get("splits") or {})
-        names = arrow_files_of_cache((n for n in found if "/" not in n), splits, options.split, address.prefix)
-    for name in names:
-        if name not in found:
-            raise InputError(f"{name!r} of the saved dataset is not at {address}.", path=name)
-    return Resolved(address, [(name, found[name]) for name in names])
-
-
-def _enter(
-    address: BucketAddress, found: dict[str, ObjectStat], folder: str
-) -> tuple[BucketAddress, dict[str, ObjectStat]]:
-    start = f"{folder}/"
-    return address.below(folder), {
-        name.removeprefix(start): stat for name, stat in found.items() if name.startswith(start)
-    }
-
-
-def _rows(found: dict[str, ObjectStat], options: RowOptions) -> list[tuple[str, ObjectStat]]:
-    """Files of known formats, or of the one that was asked for, in the order of a walk through folders."""
-    outputs = {name.partition("/.brim/")[0] for name in found if "/.brim/" in name}
-    wanted = []
-    for name in found:
-        *folders, last = names = name.split("/")
-        format = split_name(last)[0]
-        if format is None or (options.format is not None and format != options.format) or COMPANIONS.fullmatch(last):
-            continue
-        if any(part.startswith(".") or part in IGNORED for part in names):
-            continue
-        if outputs and any("/".join(folders[: depth + 1]) in outputs for depth in range(len(folders))):
-            continue
-        wanted.append(name)
-    wanted.sort(key=lambda name: name.split("/"))
-    return [(name, found[name]) for name in wanted]
-
-
-def _without_marks(listed: Iterable[tuple[str, ObjectStat]]) -> Iterator[tuple[str, ObjectStat]]:
-    """Without the empty objects that only mark a folder, like `data.parquet/`. Other empty ones come last."""
-    empty: dict[str, ObjectStat] = {}
-    for name, found in listed:
-        if empty:  # what is in a folder is listed behind its mark, sooner or later
-            folder = name
-            while folder := folder.rpartition("/")[0]:
-                empty.pop(folder, None)
-        if found.st_size:
-            yield name, found
-        else:
-            empty[name] = found
-    yield from empty.items()
-
-
-def _read_json_object(address: BucketAddress, name: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(read_small(address, name) or b""))
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{name!r} of the saved dataset cannot be read: {error}.") from error

@@ -43,8 +43,8 @@ def unify(schemas: Iterable[pa.Schema]) -> pa.Schema:
             whole = schema if whole is None else merged(whole, schema)
         except TypesDiffer as error:
             raise InputError(
-                f"{str(error).capitalize()}, and no type holds both.",
-                hint="Give the column one type.",
+                f"{str(error).capitalize()}, and no type can store both.",
+                hint="Use one type for the column.",
                 column=error.column,
             ) from error
     return pa.schema([]) if whole is None else whole
@@ -179,7 +179,7 @@ def cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
             raise InputError(
                 f"The column {field.name!r} is {table.schema.field(at).type} in some rows and {field.type} in others: "
                 f"its values would change.",
-                hint="Give the column one type in all rows.",
+                hint="Use one type for the column in all rows.",
                 column=field.name,
             ) from error
         columns.append(found)

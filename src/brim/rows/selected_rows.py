@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from brim import cuts
 from brim.errors import InputError
 from brim.file_set import FILE_TYPE
-from brim.formats.nested_values import changed
+from brim.formats.nested_values import map_leaves
 from brim.sources.file_table import FileTable, contents_of, is_list, one_array
 
 _BATCH_BYTES, _BATCH_ROWS = 16_000_000, 1024
@@ -70,7 +70,7 @@ class SelectedRows:
             for field in self.schema:
                 cells = rows.column(field.name)
                 if field.name in table.nested:
-                    cells = changed(one_array(cells), field.type, field.type, self._content)
+                    cells = map_leaves(one_array(cells), field.type, field.type, self._content)
                 elif field.name in table.columns:
                     cells = self._files(one_array(cells), field.type)
                 arrays.append(cells)

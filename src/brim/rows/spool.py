@@ -36,9 +36,9 @@ class _Spool:
     ) -> None:
         if folder is None:
             raise InputError(
-                "This source can be read from its start only (compressed text, an iterator, a dataset in memory): it "
-                "cannot be done in parts.",
-                hint="Decompress it, or write it as Parquet; or let --engine ray share the work.",
+                "This source can only be read from its start (compressed text, an iterator, a dataset in memory), so "
+                "it cannot be divided into parts.",
+                hint="Decompress it, or write it as Parquet; or use --engine=ray to distribute the work.",
             )
         self.folder, self.kind, self._skip = folder, kind, skip
         self._unreadable = [] if unreadable is None else unreadable
@@ -248,7 +248,7 @@ def _wider(schema: pa.Schema, table: pa.Table, name: str, row: int) -> pa.Schema
         raise InputError(
             f"{name}, rows {row:,} to {row + table.num_rows - 1:,}: the column {error.column!r} is {error.second} "
             f"here and {error.first} before.",
-            hint="Give the column one type in all rows.",
+            hint="Use one type for the column in all rows.",
             column=error.column,
         ) from error
 

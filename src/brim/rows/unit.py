@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
-from brim.errors import SourceChanged
+from brim.errors import SourceChangedError
 from brim.records import dataclass
 from brim.rows.unreadable import UnreadableRow
 from brim.state.durable import reason
@@ -152,16 +152,16 @@ def _stamp(size: int, mtime_ns: int) -> str:
     return f"{zlib.crc32(f'{size} {mtime_ns}'.encode()):08x}"
 
 
-def changed(shown: str, what: str = "was changed or removed") -> SourceChanged:
-    return SourceChanged(
+def changed(shown: str, what: str = "was changed or removed") -> SourceChangedError:
+    return SourceChangedError(
         f"The source file {shown!r} {what} since the job was planned.",
-        hint="Let the source come to rest, then run the same command again.",
+        hint="Make sure nothing is modifying the source, then run the same command again.",
         path=shown,
     )
 
 
 def check_unchanged(unit: Unit, number: int, shown: str) -> None:
-    """The file of a span is what it was when the unit was made, or SourceChanged."""
+    """The file of a span is what it was when the unit was made, or SourceChangedError."""
     expected = unit.mtimes[8 * number : 8 * number + 8]
     if not expected or unit.spans[number].version is not None:  # each request for an object says which it means
         return

@@ -2,7 +2,7 @@
 
 Above the soft line it closes the gate, above the hard line it ends a worker.
 
-The thresholds and their hysteresis are brim.memory.guard's, the count of pages brim.memory.tree_meter's.
+The thresholds and their hysteresis are brim.memory.thresholds', the count of pages brim.memory.tree_meter's.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from brim.memory.guard import Guard, Level, Line
 from brim.memory.meter import process_bytes, tree
 from brim.memory.sampler import Pace
+from brim.memory.thresholds import Guard, Level, Threshold
 from brim.memory.tree_meter import TreeMeter
 from brim.records import dataclass
 from brim.schedule.worker_process import WorkerProcess
@@ -92,7 +92,7 @@ class HeldLine:
     def __init__(self, room: WorkerRoom, workers: Callable[[], Sequence[WorkerProcess]], gate: Gate) -> None:
         self._room, self._workers, self._gate = room, workers, gate
         self._meter = TreeMeter(lambda: [worker.pid for worker in workers()])
-        hard = Line("hard", Level(bytes=room.hard_bytes), repeat_s=_AGAIN_S, hysteresis=0.0)
+        hard = Threshold("hard", Level(bytes=room.hard_bytes), repeat_s=_AGAIN_S, hysteresis=0.0)
         self._tree: set[int] = set()
         self._walk_at = 0.0
         self._guard = Guard(room.limit_bytes, [hard], horizon_s=0.0)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any
 
-from brim.errors import DoesNotFit
+from brim.errors import MemoryLimitError
 from brim.memory.limit import headrooms, usable_cores
 from brim.memory.meter import oom_kills, process_bytes
 from brim.schedule.memory_line import Gate, HeldLine, WorkerRoom
@@ -138,7 +138,7 @@ class ProcessBackend:
     def admit(self, queue: TaskQueue) -> None:
         self._queue = queue
         if self._line.own_bytes:
-            raise DoesNotFit(
+            raise MemoryLimitError(
                 "This process itself holds more than the limit, without any work.",
                 hint="Give it more with --memory, or let it hold less.",
                 limit_bytes=self._limit,
@@ -403,7 +403,7 @@ class ProcessBackend:
             self._most = max(len(self._workers), 1)
         return None
 
-    def _too_small(self, room: WorkerRoom) -> DoesNotFit:
+    def _too_small(self, room: WorkerRoom) -> MemoryLimitError:
         free = min((each.bytes for each in headrooms(os.environ)), default=0)
         return too_small(room, self._work.options.held_bytes, free // 2)
 

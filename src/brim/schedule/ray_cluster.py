@@ -20,22 +20,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from brim.buckets.bucket_address import Access, BucketAddress, is_bucket_address, parse_bucket_address
-from brim.buckets.listing import list_objects, stat_objects
 from brim.errors import (
     BrimError,
     DestinationError,
+    DestinationUnavailableError,
     InputError,
-    SinkFailed,
-    SourceChanged,
+    SourceChangedError,
     SourceError,
-    Stopped,
+    StoppedError,
 )
 from brim.extras import missing
 from brim.file_set import FileSet
 from brim.formats.source_reader import open_source
 from brim.records import dataclass
 from brim.schedule.ray_private import address_here, be_quiet
+from brim.storage.listing import list_objects, stat_objects
+from brim.storage.location import Access, Location, is_bucket_address, parse_bucket_address
 from brim.stores.store import Carrier
 
 Loss = Literal["lost", "memory"]
@@ -69,7 +69,7 @@ def loss_of(ray: Any, error: BaseException) -> Loss:
     if cause is not None and not isinstance(cause, OSError):
         raise cause from error  # a bug, here or in what the task calls
     said = str(cause or error).strip().split("\n")[0]
-    raise SinkFailed(
+    raise DestinationUnavailableError(
         f"A task failed on a node of the cluster: {said.rstrip('.')}.",
         hint="Look at the cluster with `ray status`, then run the same command to continue.",
     ) from error
@@ -111,7 +111,7 @@ class Cluster:
     def need_nodes(self) -> list[Node]:
         nodes = self.nodes()
         if not nodes:
-            raise SinkFailed(
+            raise DestinationUnavailableError(
                 "No node of the Ray cluster offers a CPU.", hint="Start nodes, then run the same command to continue."
             )
         return nodes
@@ -121,7 +121,7 @@ class Cluster:
         while (error := _unreachable(self._head)) is not None:
             if time.monotonic() > until:
                 self.lost = True
-                raise SinkFailed(
+                raise DestinationUnavailableError(
                     f"The head of the Ray cluster ({self._head}) is gone: {error.strerror or error}.",
                     hint="Start the cluster, then run the same command to continue. Finished work is kept.",
                 ) from error
@@ -174,10 +174,10 @@ def connected(address: str | None) -> Iterator[Cluster]:
                 signal.signal(number, handler)
     except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # Ray's own handler
-            raise Stopped("Stopped by SIGTERM.", hint="Run the same command to continue.") from error
+            raise StoppedError("Stopped by SIGTERM.", hint="Run the same command to continue.") from error
         said = str(error).strip().split("\n")[0] or "none of its nodes is on this machine"
         if head is not None and _unreachable(head) is not None:
-            raise SinkFailed(
+            raise DestinationUnavailableError(
                 f"The Ray cluster at {head} ended while brim connected to it.",
                 hint="Start it again, then run the same command to continue.",
             ) from error
@@ -250,7 +250,7 @@ class Sight:
         if self.mark and not os.path.exists(self.mark):
             raise DestinationError(
                 f"The folder {os.path.dirname(self.mark)!r} is not the one that the driver writes to.",
-                hint="Choose a destination, or a --state folder, on a disk that every node shares.",
+                hint="Choose a destination, or a --state-dir folder, on a disk that every node shares.",
             )
         if self.carrier is not None:
             self.carrier.check()
@@ -259,12 +259,12 @@ class Sight:
 def _open(files: FileSet, number: int) -> None:
     try:
         os.close(open_source(files, number))
-    except SourceChanged as error:
+    except SourceChangedError as error:
         what = "is not there, may not be read, or is not what the driver sees"
         raise SourceError(f"The source file {files.full_path(number)!r} {what}.", hint=_SHARED) from error
 
 
-def _see(bucket: BucketAddress, names: list[str]) -> None:
+def _see(bucket: Location, names: list[str]) -> None:
     """Whether these objects can be read from here; without any, whether the place can be listed."""
     if not names:
         next(list_objects(bucket), None)

@@ -18,8 +18,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from brim.buckets.bucket_address import Access, BucketAddress
-from brim.errors import BrimError, DoesNotFit, SinkFailed
+from brim.errors import BrimError, DestinationUnavailableError, MemoryLimitError
 from brim.outputs.output import Finished
 from brim.progress import Progress
 from brim.records import dataclass
@@ -49,6 +48,7 @@ from brim.schedule.work_failures import crashed, does_not_start, exit_words, too
 from brim.sizes import format_size
 from brim.state.stop import Stop
 from brim.steps.step import Settles
+from brim.storage.location import Access, Location
 from brim.stores.store import Carrier, Put, Store
 
 INTERPRETER_BYTES = 130_000_000  # a Ray worker with brim and pyarrow, before any work
@@ -248,7 +248,7 @@ class RayBringing:
 
     def __post_init__(self) -> None:
         if self.need_bytes > self.limit_bytes:
-            raise DoesNotFit(
+            raise MemoryLimitError(
                 f"A task of Ray takes about {format_size(self.need_bytes)} of memory with its interpreter, and a node "
                 f"may take {format_size(self.limit_bytes)} (--memory).",
                 hint=f"Raise it with --memory={-(-self.need_bytes // 10**6)}MB, or leave --engine=ray out.",
@@ -278,7 +278,7 @@ class RayShards(RayBackend):
     def _need_room(self, nodes: list[Node]) -> None:
         most, need = max(node.memory_bytes for node in nodes), self._bringing.need_bytes
         if need > most:
-            raise DoesNotFit(
+            raise MemoryLimitError(
                 f"A shard needs about {format_size(need)} of memory, and the largest Ray node offers "
                 f"{format_size(most)}.",
                 hint="Cut smaller shards, or start nodes with more (ray start --memory).",
@@ -308,13 +308,15 @@ class RayShards(RayBackend):
         if loss == "memory":
             what = f"{name} was stopped by Ray for want of memory"
             end: Callable[[], Exception] = functools.partial(
-                DoesNotFit,
+                MemoryLimitError,
                 f"{what}, with a node to itself.",
                 hint="Cut smaller shards, or use nodes with more memory. Finished shards are kept.",
             )
             return TaskLost(attempt, "memory", what, end, was_alone=attempt.alone)
         what = f"the worker or node that brought {name} was lost"
-        end = functools.partial(SinkFailed, f"T{what[1:]} {attempt.crashes + 1} times.", hint=_LOOK_AT_IT)
+        end = functools.partial(
+            DestinationUnavailableError, f"T{what[1:]} {attempt.crashes + 1} times.", hint=_LOOK_AT_IT
+        )
         return TaskLost(attempt, "crash", what, end)
 
 
@@ -325,7 +327,7 @@ class RayUnits(RayBackend):
         self,
         cluster: Cluster,
         carrier: Carrier | None,
-        units: BucketAddress | None,
+        units: Location | None,
         work: UnitWork,
         receipts: UnitReceipts,
     ) -> None:
@@ -480,7 +482,7 @@ class RayUnits(RayBackend):
         end: Callable[[], Exception] = functools.partial(self._work.does_not_fit, attempt, answer.at, held_bytes)
         if not held_bytes:
             end = functools.partial(
-                DoesNotFit,
+                MemoryLimitError,
                 f"Unit {number} was stopped by Ray for want of memory, with a node to itself.",
                 hint=f"Use nodes with more memory. Finished units are kept. {self._work.step.smaller(0)}".strip(),
             )
@@ -497,7 +499,9 @@ class RayUnits(RayBackend):
         if loss == "memory":
             return self._out_of_memory(attempt, Answer("memory", whole=attempt.alone))
         what = f"the Ray worker or node that did unit {attempt.unit.number} was lost"
-        end = functools.partial(SinkFailed, f"T{what[1:]} {attempt.crashes + 1} times.", hint=_LOOK_AT_IT)
+        end = functools.partial(
+            DestinationUnavailableError, f"T{what[1:]} {attempt.crashes + 1} times.", hint=_LOOK_AT_IT
+        )
         return TaskLost(attempt, "crash", what, end)
 
 
@@ -538,10 +542,14 @@ class RayFinishing(RayBackend):
         if loss == "memory":
             what = "putting the units together was stopped by Ray for want of memory"
             end: Callable[[], Exception] = functools.partial(
-                DoesNotFit, f"P{what[1:]}.", hint="Give less --memory, or use nodes with more. Finished units are kept."
+                MemoryLimitError,
+                f"P{what[1:]}.",
+                hint="Give less --memory, or use nodes with more. Finished units are kept.",
             )
             return TaskLost(attempt, "memory", what, end, was_alone=attempt.alone)
-        end = functools.partial(SinkFailed, f"T{what[1:]} {attempt.crashes + 1} times.", hint=_LOOK_AT_IT)
+        end = functools.partial(
+            DestinationUnavailableError, f"T{what[1:]} {attempt.crashes + 1} times.", hint=_LOOK_AT_IT
+        )
         return TaskLost(attempt, "crash", what, end)
 
 

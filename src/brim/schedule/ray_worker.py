@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from brim.buckets.bucket_address import BucketAddress
 from brim.errors import BrimError
 from brim.memory.meter import oom_kills, process_bytes
 from brim.no_pandas import postpone_pandas
@@ -28,6 +27,7 @@ from brim.schedule.messages import At, Done, Failed, Order, Probed, Ready
 from brim.schedule.ray_gauges import Telling, private_folder
 from brim.schedule.work_failures import aborted_for_memory
 from brim.schedule.worker_process import WorkerProcess
+from brim.storage.location import Location
 from brim.stores.bucket_store import fetch_unit, send_file, send_unit
 from brim.stores.store import Carrier, Put
 
@@ -62,7 +62,7 @@ class Asked:
     cpus: float
     threads: int
     cwd: str
-    units: BucketAddress | None = None  # where its file is put, if nodes share no folder
+    units: Location | None = None  # where its file is put, if nodes share no folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class Ending:
     output: Output
     units: Units
     shards: str
-    at: BucketAddress | None = None
+    at: Location | None = None
 
 
 def finish_there(run: str, name: str, ending: Ending) -> Finished | BrimError:
@@ -257,7 +257,7 @@ def finish_there(run: str, name: str, ending: Ending) -> Finished | BrimError:
         return error
 
 
-def _by_way_of(at: BucketAddress, ending: Ending, run: str, telling: Telling) -> Finished:
+def _by_way_of(at: Location, ending: Ending, run: str, telling: Telling) -> Finished:
     scratch = private_folder(run)
     try:
         here = replace(ending.units, folder=scratch, work=scratch / _MADE)
@@ -275,7 +275,7 @@ def _by_way_of(at: BucketAddress, ending: Ending, run: str, telling: Telling) ->
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _sent(at: BucketAddress, one: MadeShard, number: int, folder: Path) -> MadeShard:
+def _sent(at: Location, one: MadeShard, number: int, folder: Path) -> MadeShard:
     """A file that was made, in the bucket; under the name that it will have in the driver's folder."""
     name = f"{_MADE}/{number:08d}{one.path.suffix}"
     send_file(at, one.path, name)

@@ -11,12 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
-from brim.choices import one_of
-from brim.errors import InputError
-from brim.extras import need_extra
-from brim.progress import tell_again, tell_begin
 from brim.records import dataclass
 
 if TYPE_CHECKING:  # workers read what failed, and bring nothing
@@ -26,37 +22,6 @@ if TYPE_CHECKING:  # workers read what failed, and bring nothing
     from brim.rows.unit import Unit
     from brim.schedule.messages import At
     from brim.state.stop import Stop
-
-Engine = Literal["local", "ray"]
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """`address` is that of a running Ray: HOST:PORT, or auto for the one that this machine is part of.
-
-    `workspace` is a place in a bucket for the units of a computed job, if nodes share no disk.
-    """
-
-    engine: Engine = "local"
-    address: str | None = None
-    workspace: str | None = None
-
-    def __post_init__(self) -> None:
-        one_of("engine", self.engine, get_args(Engine))
-        if self.address is not None and self.engine != "ray":
-            raise InputError("--address is for --engine=ray.", hint="Add --engine=ray, or leave --address out.")
-        if self.workspace is not None and self.engine != "ray":
-            raise InputError("--workspace is for --engine=ray.", hint="Add --engine=ray, or leave --workspace out.")
-        if self.engine == "ray":
-            need_extra("ray", "--engine=ray needs Ray, on every node.")
-        if self.address in (None, "auto"):
-            return
-        host, _, port = str(self.address).rpartition(":")
-        if "://" in str(self.address) or not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise InputError(
-                f"--address takes auto or HOST:PORT, not {self.address!r}.",
-                hint="`ray start --head` prints it; auto takes the cluster that this machine is part of.",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +249,7 @@ class TaskQueue:
         """What is next goes to be done."""
         attempt = self._waiting.popleft()
         self._receipts.begin(attempt.task)
-        tell_begin(self._progress, attempt.task.name, attempt.task.bytes)
+        self._progress.begin(attempt.task.name, attempt.task.bytes)
         return attempt
 
     @property
@@ -303,7 +268,7 @@ class TaskQueue:
         attempt, first = event.attempt, event.first
         if event.alone and not any(waiting.alone for waiting in self._waiting):
             attempt, first = replace(attempt, alone=True), True
-        tell_again(self._progress, attempt.task.name)
+        self._progress.again(attempt.task.name)
         (self._waiting.appendleft if first else self._waiting.append)(attempt)
 
     def retry(self, lost: TaskLost) -> None:
@@ -312,7 +277,7 @@ class TaskQueue:
         if again is None:
             raise lost.end()
         self._progress.note(f"{lost.what}: trying it {self._retries.words(lost, again)}")
-        tell_again(self._progress, again.task.name)
+        self._progress.again(again.task.name)
         self.retried += 1
         self._waiting.append(again)
 

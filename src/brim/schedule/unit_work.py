@@ -18,13 +18,12 @@ from dataclasses import field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
-from brim.choices import at_least, one_of
-from brim.errors import DoesNotFit, SourceChanged
+from brim.errors import MemoryLimitError, SourceChangedError
 from brim.outputs.partial_unit import remove_partial
 from brim.outputs.rows_file import EXTENSIONS, Writing
-from brim.progress import Progress, tell_rows
+from brim.progress import Progress
 from brim.records import dataclass
 from brim.rows.unit import Reading, RowSource, Unit
 from brim.schedule.messages import At, Done, OnError
@@ -68,13 +67,9 @@ class ComputeOptions:
     whole_node: bool = False
     held_bytes: int = 0
 
-    def __post_init__(self) -> None:
-        one_of("on-error", self.on_error, get_args(OnError))
-        at_least("workers", self.workers, 1)
-
 
 @dataclass(slots=True)
-class Outcome:
+class UnitStats:
     """What a run did: the receipts of all units in order, and what was counted on the way."""
 
     receipts: list[Receipt] = field(default_factory=list)
@@ -138,7 +133,7 @@ class UnitWork:
 
     def does_not_fit(
         self, attempt: Attempt, at: At | None, held_bytes: int, by_kernel: bool = False, base_bytes: int = 0
-    ) -> DoesNotFit:
+    ) -> MemoryLimitError:
         from brim.schedule.work_failures import does_not_fit  # reads units, which most who import this do not
 
         options = self.options
@@ -297,7 +292,7 @@ class UnitReceipts:
             return False
         if not self.has(unit.number) or (receipt.key, receipt.mtimes) != (unit.key, unit.mtimes):
             if unit.spooled and not all(os.path.exists(span.path) for span in unit.spans):
-                raise SourceChanged(
+                raise SourceChangedError(
                     f"The source gives other rows than in the run that is continued (unit {unit.number}).",
                     hint="Start over with --fresh.",
                 )
@@ -326,7 +321,7 @@ class UnitReceipts:
         for (unit, done), receipt in zip(found, receipts, strict=True):
             self._take(unit, receipt, (done.bad_rows, done.bad_batches, done.bad_batch_rows), done.encoder)
             self.computed += 1
-            tell_rows(self._progress, done.rows)
+            self._progress.rows(done.rows)
             self._progress.shard(f"unit {unit.number}", done.size, done.sha256, "computed")
             for span in unit.spans if unit.spooled else ():
                 Path(span.path).unlink(missing_ok=True)
@@ -469,7 +464,7 @@ def _scratch(folder: Path) -> Iterator[Path]:
     return (path for pattern in patterns for path in folder.glob(pattern))
 
 
-def compute(work: UnitWork, backend_of: BackendOf) -> Outcome:
+def compute(work: UnitWork, backend_of: BackendOf) -> UnitStats:
     """Do the units of a source that are missing."""
     source, options, receipts = work.source, work.options, UnitReceipts(work)
     backend = backend_of(work, receipts)
@@ -491,7 +486,7 @@ def compute(work: UnitWork, backend_of: BackendOf) -> Outcome:
                 feed.close()
     finally:
         clear_scratch(work.folder)
-    return Outcome(
+    return UnitStats(
         receipts.receipts,
         receipts.computed,
         backend.most_workers,

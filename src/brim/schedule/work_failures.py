@@ -1,7 +1,7 @@
 """What went wrong in a worker, told for people: which rows, of which file, and the function's own words.
 
 The exception of a user's function arrives at whoever called as what it was. What is raised is of the user's type, so
-that `except ZeroDivisionError` works, and a FunctionFailed. Its traceback ends inside the function, made anew from
+that `except ZeroDivisionError` works, and a UserFunctionError. Its traceback ends inside the function, made anew from
 names and lines; its notes tell the row, the file and the unit.
 """
 
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brim.errors import BrimError, DoesNotFit, FunctionFailed, InputError
+from brim.errors import BrimError, InputError, MemoryLimitError, UserFunctionError
 from brim.memory.limit import gives_less
 from brim.rows.read_unit import where
 from brim.rows.unit import Reading, Unit
@@ -70,11 +70,11 @@ def frames_of(error: BaseException, ours: str) -> tuple[tuple[str, int, str], ..
 
 @contextmanager
 def users_own() -> Iterator[None]:
-    """FunctionFailed from here is of the type that the function raised, too."""
+    """UserFunctionError from here is of the type that the function raised, too."""
     raised: BaseException
     try:
         yield
-    except FunctionFailed as failed:
+    except UserFunctionError as failed:
         raised = own_error(failed)
         if isinstance(raised.__cause__, KeyboardInterrupt):
             raised = raised.__cause__  # who raises it means the program
@@ -85,7 +85,7 @@ def users_own() -> Iterator[None]:
     raise raised from raised.__cause__  # and not while something else was handled
 
 
-def own_error(failed: FunctionFailed) -> FunctionFailed:
+def own_error(failed: UserFunctionError) -> UserFunctionError:
     """The error as the caller gets it. Where types do not combine, the user's own is the cause."""
     original = _original(failed.parts)
     made = failed if original is None else _combined(original, failed) or failed
@@ -125,7 +125,7 @@ def _filled(
     return error  # type: ignore[no-any-return]
 
 
-def _combined(original: BaseException, failed: FunctionFailed) -> FunctionFailed | None:
+def _combined(original: BaseException, failed: UserFunctionError) -> UserFunctionError | None:
     """An exception of both types. The user's attributes come first, where both have one of a name."""
     kind = type(original)
     if not isinstance(original, Exception) or isinstance(original, StopIteration):
@@ -137,10 +137,10 @@ def _combined(original: BaseException, failed: FunctionFailed) -> FunctionFailed
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
-        **{name: value for name, value in vars(original).items() if hasattr(FunctionFailed, name)},
+        **{name: value for name, value in vars(original).items() if hasattr(UserFunctionError, name)},
     }
     try:
-        both: Any = types.new_class(kind.__name__, (kind, FunctionFailed), {}, lambda space: space.update(namespace))
+        both: Any = types.new_class(kind.__name__, (kind, UserFunctionError), {}, lambda space: space.update(namespace))
         made = both.__new__(both)
         fields = dict(_fields(original))
         _filled(made, original.args, {**vars(failed), **vars(original)}, fields, [])
@@ -206,7 +206,7 @@ def explain(error: BadRow, unit: Unit, reading: Reading, offset: int) -> InputEr
         rows = f"in a batch of {error.rows:,} rows, and on none of them alone; the first is"
         hint = "Try another --batch-size, or fix the model. Finished units are kept."
     cause = error.__cause__
-    return FunctionFailed(
+    return UserFunctionError(
         f"The function failed {rows} {place} (unit {unit.number}): {reason(error.__cause__)}{_where_in_code(error)}",
         hint=hint,
         unit=unit.number,
@@ -232,7 +232,7 @@ def _where_in_code(error: BadRow) -> str:
     return f", in line {last.lineno} of {last.name}{code}"
 
 
-def too_small(room: WorkerRoom, held_bytes: int = 0, enough_bytes: int = 0) -> DoesNotFit:
+def too_small(room: WorkerRoom, held_bytes: int = 0, enough_bytes: int = 0) -> MemoryLimitError:
     """The limit leaves no room for any work.
 
     How much would do is not known: the worker was stopped before it had loaded everything. `enough_bytes` is what is
@@ -244,7 +244,7 @@ def too_small(room: WorkerRoom, held_bytes: int = 0, enough_bytes: int = 0) -> D
     if enough_bytes > room.smallest_bytes:
         enough = f"{enough_bytes // 10**9}GB" if enough_bytes >= 10**10 else f"{enough_bytes // 10**6}MB"
         hint = f"Try --memory={enough}, half of what is free here: the summary then says how much the job took."
-    return DoesNotFit(
+    return MemoryLimitError(
         f"{format_size(limit)} of memory is too little: brim itself takes {format_size(own)} and {least}.",
         hint=hint,
         limit_bytes=limit,
@@ -266,7 +266,7 @@ def does_not_fit(
     by_kernel: bool = False,
     base_bytes: int = 0,
     caller_bytes: int = 0,
-) -> DoesNotFit:
+) -> MemoryLimitError:
     """The end of the road: which rows, what they took, whose limit it was, and what to change.
 
     `base_bytes` is what the worker held before its first row. `caller_bytes` is what the caller of the job holds, which
@@ -290,7 +290,7 @@ def does_not_fit(
     else:
         struck = f"the worker held {held} when it reached the limit of {limit}, with nothing else running."
         hint = "Run it again with more --memory: finished units are kept."
-    return DoesNotFit(
+    return MemoryLimitError(
         f"{fault}: {struck}",
         hint=f"{hint} {more}".strip(),
         limit_bytes=limit_bytes - caller_bytes,
@@ -316,7 +316,7 @@ def crashed(attempt: Attempt, reading: Reading, code: int, words: str, at: At | 
 
 def does_not_start(code: int, words: str, limit_bytes: int = 0) -> BrimError:
     if code == -signal.SIGKILL and limit_bytes and (who := gives_less(limit_bytes)):
-        return DoesNotFit(
+        return MemoryLimitError(
             f"The kernel ended a worker before its first row, not brim at its limit of {format_size(limit_bytes)}: "
             f"{who}.",
             hint=_WITHIN,

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from brim.memory.limit import usable_cores
 from brim.memory.meter import process_bytes, tree
+from brim.monitor.watching.launch import HOME
 from brim.records import dataclass
-from brim.watching.launch import HOME
 
 if TYPE_CHECKING:
     from brim.schedule.scheduler import Attempt

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field
 
 from brim.errors import SourceError
 from brim.extras import missing
 from brim.file_set import AbsentStat, Stat
+from brim.options.groups import BidsOptions
 from brim.records import dataclass
 from brim.sources.features import kind_of
 from brim.sources.file_table import Refused
 from brim.sources.folder_tree import Tree, Walk, natural
-from brim.sources.source_options import BidsOptions
 
 _PART = re.compile(r"([A-Za-z0-9]+)-(.+)")
 TEXT_EXTENSIONS = frozenset([".tsv", ".json", ".bval", ".bvec"])
@@ -117,8 +117,8 @@ def read_layout(tree: Tree, options: BidsOptions) -> BidsLayout:
     subjects = [subject for subject in _subjects(tree, "", layout.refused) if not ignored(f"{subject}/")]
     if not subjects:
         raise SourceError(
-            "This BIDS dataset has no subjects: there is no folder sub-*.",
-            hint="An atlas or template has no rows to make; --recipe=files packages every file of a folder.",
+            "This BIDS dataset has no subjects (folders named sub-*).",
+            hint="For an atlas or template, use --recipe=files to package every file of the folder.",
             path=tree.root,
         )
     _read_top(layout, ignored)
@@ -134,7 +134,7 @@ def read_layout(tree: Tree, options: BidsOptions) -> BidsLayout:
     _read_aside(layout, options, ignored)
     met = {item.name.suffix.lower() for item in layout.items}
     if unmet := [suffix for suffix in options.suffixes if suffix.lower() not in met]:
-        raise SourceError(f"--suffixes names {unmet[0]!r}, which no file has.", hint="brim plan shows those there are.")
+        raise SourceError(f"--suffixes names {unmet[0]!r}, which no file has.", hint="brim plan lists the suffixes.")
     _add_keys(layout, subjects)
     return layout
 
@@ -162,12 +162,12 @@ def _add_keys(layout: BidsLayout, subjects: list[str]) -> None:
         layout.keys = sorted(keys, key=lambda k: (order[k[0]], k[1] is not None, natural(k[1] or "")))
 
 
-def _check_asked(option: str, names: tuple[str, ...], prefix: str, there: list[str]) -> None:
+def _check_asked(option: str, names: Sequence[str], prefix: str, there: list[str]) -> None:
     """Every name that was asked for must be there."""
     asked = [name if name.startswith(prefix) else prefix + name for name in names]
     if unknown := [name for name in asked if name not in there]:
         some = ", ".join(there[:5]) + (", …" if len(there) > 5 else "")
-        raise SourceError(f"{option} names {unknown[0]}, which is not in the dataset.", hint=f"There is: {some}.")
+        raise SourceError(f"{option} names {unknown[0]}, which is not in the dataset.", hint=f"Choose from: {some}.")
 
 
 def _subjects(tree: Tree, folder: str, refused: list[Refused] | None = None) -> list[str]:
@@ -318,7 +318,7 @@ def _read_aside(layout: BidsLayout, options: BidsOptions, ignored: Ignored) -> N
     asked = [("phenotype", options.phenotype), ("derivatives", bool(options.derivatives))]
     for name, wanted in asked:
         if wanted and not layout.tree.is_folder(name):
-            raise SourceError(f"There is no {name}/ in this dataset.", hint=f"Leave --{name} out.")
+            raise SourceError(f"This dataset has no folder {name}/.", hint=f"Leave out --{name}.")
     for name in _ASIDE:
         if not layout.tree.is_folder(name) or (name == "phenotype" and options.phenotype):
             continue
@@ -335,8 +335,8 @@ def _read_aside(layout: BidsLayout, options: BidsOptions, ignored: Ignored) -> N
         unknown = set(options.derivatives) - set(present) - {"all"}
         if unknown:
             raise SourceError(
-                f"There is no derivatives/{min(unknown)} in this dataset.",
-                hint=f"There is: {', '.join(present) or 'none'}.",
+                f"This dataset has no folder derivatives/{min(unknown)}.",
+                hint=f"Its derivatives are: {', '.join(present) or 'none'}.",
             )
         for derivative in present:
             if derivative in options.derivatives or "all" in options.derivatives:
@@ -377,7 +377,7 @@ def _ignore_rules(tree: Tree) -> Ignored:
             "neuro",
             "This dataset has a .bidsignore, and the library that reads it is not installed.",
             "pathspec",
-            instead=". Or give --no-bidsignore.",
+            instead=". Or use --no-bidsignore.",
         ) from error
     with tree.text(".bidsignore", encoding="utf-8", errors="replace") as file:
         lines = file.read().splitlines()

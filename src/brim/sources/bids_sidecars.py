@@ -229,7 +229,7 @@ class Sidecars:
         try:
             if tree.size(path) > _MOST_TEXT_BYTES:
                 raise SourceError(
-                    f"{path} is too large to travel as text ({tree.size(path):,} bytes).",
+                    f"{path} is too large to be stored as text ({tree.size(path):,} bytes).",
                     hint="Leave it out with --exclude, or take other suffixes with --suffixes.",
                 )
             pointer = pointer_kind(tree.head(path))

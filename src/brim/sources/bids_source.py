@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSetBuilder
+from brim.options.groups import BidsOptions
 from brim.records import dataclass
 from brim.sources import bids_sidecars
 from brim.sources.bids_layout import BidsLayout, Item, file_kind, is_text, parse_name, read_layout
@@ -27,7 +28,7 @@ from brim.sources.bucket_tree import tree_of
 from brim.sources.features import KINDS
 from brim.sources.file_table import FileColumn, FileTable, Split, Unmatched, collect_unmatched
 from brim.sources.folder_tree import Tree, every_file
-from brim.sources.source_options import BidsOptions, SourceOptions
+from brim.sources.source_options import SourceOptions
 from brim.sources.table_memory import check_joined_table_fits
 from brim.sources.table_source import describe
 
@@ -162,7 +163,7 @@ def read_schema(text: str) -> Schema:
         )
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise InputError(
-            f"The recipe of a BIDS dataset is broken: {error}.", hint="Save it again with brim plan."
+            f"The recipe of a BIDS dataset is not valid: {error}.", hint="Save it again with brim plan."
         ) from error
 
 
@@ -207,10 +208,13 @@ def bids_source(folder: str | Tree, options: SourceOptions, schema: Schema | Non
     for option, value in (("--files", options.files), ("--label-from", options.label_from), ("--root", options.root)):
         if value:
             raise InputError(
-                f"{option} is not for BIDS datasets.", hint="--recipe=files reads a folder as plain files."
+                f"{option} cannot be used with a BIDS dataset.",
+                hint="Use --recipe=files to read the folder as plain files.",
             )
     if options.split_by:
-        raise InputError("--split-by is for tables.", hint="--split=NAME puts all rows into one split.")
+        raise InputError(
+            "--split-by can only be used with a table.", hint="Use --split=NAME to put all rows into one split."
+        )
     bids = options.bids
     if schema is not None:
         bids = replace(
@@ -226,8 +230,8 @@ def bids_source(folder: str | Tree, options: SourceOptions, schema: Schema | Non
     items = [item for item in layout.items if selected(item.path)]
     if not items and not layout.refused:
         raise SourceError(
-            "No file of the subjects has a BIDS name, or none was selected.",
-            hint="--recipe=files packages every file of a folder as it is.",
+            "No file of the subjects has a BIDS name and was selected.",
+            hint="Use --recipe=files to package every file of the folder as it is.",
         )
     phenotypes = [f"phenotype/{name}" for name in tree.names("phenotype")] if bids.phenotype else []
     for path in ["participants.tsv", *phenotypes]:
@@ -465,7 +469,9 @@ class _Reader:
         try:
             return array.cast(pa.type_for_alias(kind))
         except (pa.ArrowException, ValueError) as error:
-            raise SourceError(f"The column {name!r} does not hold {kind}, as the recipe says: {error}.") from error
+            raise SourceError(
+                f"The column {name!r} does not have the type {kind} that the recipe names: {error}."
+            ) from error
 
     def _rows_by_file(self, limit: int | None) -> dict[str, pa.Array]:
         items = [item for item in self.items if item.members is not None or not is_text(item.name)]
@@ -508,7 +514,7 @@ def _as_type(value: str | None, kind: pa.DataType, shown: str) -> Any:
     try:
         return int(value) if pa.types.is_integer(kind) else float(value)
     except ValueError as error:
-        raise SourceError(f"scans.tsv says {value!r} of {shown}, where a number was expected.") from error
+        raise SourceError(f"scans.tsv has {value!r} for {shown}, where a number is expected.") from error
 
 
 def _left_out(layout: BidsLayout) -> list[str]:

@@ -24,14 +24,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.buckets.bucket_address import Access, BucketAddress, is_bucket_address, parse_bucket_address
-from brim.buckets.listing import ObjectStat, list_objects, stat_objects
-from brim.buckets.read_object import Changed, ObjectPiece, ahead, cut
-from brim.errors import SourceChanged
+from brim.errors import SourceChangedError
 from brim.file_set import Ints
 from brim.memory.release import give_back_heap
 from brim.records import dataclass
 from brim.sources.folder_tree import HEAD_BYTES, MAX_POINTER_BYTES, Absent, Folder, LocalTree, Tree
+from brim.storage.listing import list_objects, stat_objects
+from brim.storage.location import Access, Location, is_bucket_address, parse_bucket_address
+from brim.storage.reading import Changed, ObjectPiece, ahead, cut
+from brim.storage.storage import ObjectStat
 
 _BLOCK = 65536
 _MARK = -1  # the size of what is the mark of a folder
@@ -93,8 +94,8 @@ class _Listing:
 class ObjectTree:
     """A folder of objects. The listing is shared by the trees below."""
 
-    def __init__(self, address: BucketAddress, listing: _Listing, prefix: str = "") -> None:
-        self.bucket: BucketAddress | None = address
+    def __init__(self, address: Location, listing: _Listing, prefix: str = "") -> None:
+        self.bucket: Location | None = address
         self.root = str(address)
         self._address, self._listing = address, listing
         self._prefix = prefix  # with a slash at the end
@@ -106,12 +107,12 @@ class ObjectTree:
         self._last = ("", b"")
 
     @classmethod
-    def listed(cls, address: BucketAddress) -> ObjectTree:
+    def listed(cls, address: Location) -> ObjectTree:
         """Everything below an address; nothing if nothing is there."""
         return cls(address, _listing(list_objects(address), address))
 
     @classmethod
-    def of(cls, address: BucketAddress, found: Iterable[tuple[str, ObjectStat]]) -> ObjectTree:
+    def of(cls, address: Location, found: Iterable[tuple[str, ObjectStat]]) -> ObjectTree:
         """A folder of which these objects are known, and nothing else."""
         return cls(address, _pack(found))
 
@@ -282,15 +283,15 @@ class ObjectTree:
         return posixpath.normpath(path)
 
 
-def _changed(path: str) -> SourceChanged:
-    return SourceChanged(
-        f"The source file {path!r} is not the object that was listed, or is gone.",
-        hint="Let the source come to rest, then run the same command again.",
+def _changed(path: str) -> SourceChangedError:
+    return SourceChangedError(
+        f"The source file {path!r} was replaced or removed after it was listed.",
+        hint="Make sure nothing is modifying the source, then run the same command again.",
         path=path,
     )
 
 
-def _listing(found: Iterable[tuple[str, ObjectStat]], address: BucketAddress) -> _Listing:
+def _listing(found: Iterable[tuple[str, ObjectStat]], address: Location) -> _Listing:
     """What the store lists, in order, with marks of folders told from empty files."""
     listing = _pack(found)
     alone = []

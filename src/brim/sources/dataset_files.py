@@ -18,17 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from brim.buckets.bucket_address import (
-    Access,
-    BucketAddress,
-    is_bucket_address,
-    is_web_address,
-    parse_bucket_address,
-    parse_web_address,
-)
-from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_object
-from brim.buckets.read_object import Changed, ObjectPiece, WindowFile, ahead
-from brim.errors import DestinationError, InputError, SourceChanged, SourceError
+from brim.errors import DestinationError, InputError, SourceChangedError, SourceError
 from brim.file_set import RemoteObject, Stat
 from brim.formats.card import CARD, SEVERAL_LICENSES, read_card
 from brim.formats.card_configs import card_entries, fits, patterns_of
@@ -38,6 +28,10 @@ from brim.records import dataclass
 from brim.state.durable import record_line
 from brim.state.ledger import STATE, Ledger, Receipt
 from brim.state.record_log import records_of
+from brim.storage.listing import list_objects, read_small, stat_object
+from brim.storage.location import Access, Location, is_remote, parse_location
+from brim.storage.reading import ObjectFile, ObjectPiece, ahead
+from brim.storage.storage import ObjectStat
 
 EXTENSIONS = (".parquet", ".tar")
 _WILD = re.compile(r"[*?\[]")
@@ -78,33 +72,30 @@ class DatasetFiles:
     card: Mapping[str, Any] = field(default_factory=dict)
     revision: str | None = None
     config: str = "default"
-    manifests: tuple[tuple[BucketAddress, str], ...] = ()  # by where they are and what they are called there
+    manifests: tuple[tuple[Location, str], ...] = ()  # by where they are and what they are called there
 
     @property
     def format(self) -> str:
         return os.path.splitext(self.files[0].path.partition("?")[0])[1]
 
 
-def changed(file: DatasetFile) -> SourceChanged:
-    return SourceChanged(
+def changed_file(file: DatasetFile) -> SourceChangedError:
+    return SourceChangedError(
         f"The source file {file.shown!r} was changed or removed while it was read.",
-        hint="Let the source come to rest, then run the same command again.",
+        hint="Make sure nothing is modifying the source, then run the same command again.",
         path=file.shown,
     )
 
 
-class RemoteShard(WindowFile):
-    """A Parquet file far away. Ranges that are asked for together are few requests, and are kept."""
+class RemoteShard(ObjectFile):
+    """A remote Parquet file. Ranges that are asked for together are few requests, and are kept."""
 
     def __init__(self, file: DatasetFile) -> None:
-        super().__init__(file.shown, int(file.stat.st_size))
         assert file.remote is not None
-        self._file, self._remote = file, file.remote
+        remote = file.remote
+        super().__init__(remote.address, file.shown, int(file.stat.st_size), remote.etag, lambda: changed_file(file))
+        self.key = remote.key
         self._kept: list[tuple[int, bytes]] = []
-
-    @property
-    def address(self) -> BucketAddress:
-        return self._remote.address
 
     def pieces(self, ranges: Iterable[Range]) -> list[ObjectPiece]:
         """What is asked for to have these ranges, apart from what is here."""
@@ -114,7 +105,7 @@ class RemoteShard(WindowFile):
             if self._find(start, min(stop, self.size) - start) is None
         ]
         joined = join_ranges((start, stop) for start, stop in missing if start < stop)
-        return [ObjectPiece(self._remote.key, start, stop, self._remote.etag) for start, stop in joined]
+        return [ObjectPiece(self.key, start, stop, self.etag) for start, stop in joined]
 
     def keep(self, start: int, data: bytes) -> None:
         """What is read of these bytes later takes no request."""
@@ -139,14 +130,8 @@ class RemoteShard(WindowFile):
         return self._fetch(start, stop)
 
     def _fetch(self, start: int, stop: int) -> bytes:
-        piece = ObjectPiece(self._remote.key, start, stop, self._remote.etag)
-        try:
-            return b"".join(data for _, data in ahead(self.address, [piece]))
-        except Changed:
-            raise changed(self._file) from None
-
-    def changed(self) -> SourceChanged:
-        return changed(self._file)
+        with self.watched():
+            return b"".join(data for _, data in ahead(self.address, [ObjectPiece(self.key, start, stop, self.etag)]))
 
     def close(self) -> None:
         super().close()
@@ -160,10 +145,9 @@ def fetched(wanted: Sequence[tuple[RemoteShard, Iterable[Range]]]) -> Iterator[t
         own = [(shard, piece) for shard, piece in asked if shard.address == address]
         coming = ahead(address, [piece for _, piece in own])
         for shard, piece in own:
-            try:
-                yield shard, piece.start, next(coming)[1]
-            except Changed:
-                raise shard.changed() from None
+            with shard.watched():
+                data = next(coming)[1]
+            yield shard, piece.start, data
 
 
 def fetch_together(wanted: Sequence[tuple[RemoteShard, Iterable[Range]]]) -> None:
@@ -191,17 +175,17 @@ def find_files(
 ) -> DatasetFiles:
     """The shards of a dataset. Of several configs one has to be named."""
     text = os.fspath(source)
-    if is_web_address(text) or is_bucket_address(text):
+    if is_remote(text):
         found = _remote_files(text, access or Access())
     elif "://" in text:
         raise SourceError(
             f"brim cannot read {text.partition('://')[0]}:// as a source.",
-            hint="Give a folder, a glob, hf://datasets/ORG/NAME, s3://BUCKET/PREFIX or an https address.",
+            hint="Use a folder, a glob, hf://datasets/ORG/NAME, s3://BUCKET/PREFIX or an https address.",
         )
     else:
         found = _local_files(text)
     if not found.files:
-        raise SourceError(f"There are no Parquet or tar files at {text!r}.", hint=_instead(text))
+        raise SourceError(f"{text!r} has no Parquet or tar files.", hint=_instead(text))
     return _listed(_of_split(_of_config(found, config, text), split, text))
 
 
@@ -210,12 +194,12 @@ def named_files(
 ) -> tuple[DatasetFile, ...]:
     """The shards of a dataset with these names, by split, whatever its card says."""
     names = [(split, name) for split, of in splits.items() for name in of]
-    if not (is_web_address(source) or is_bucket_address(source)):
+    if not is_remote(source):
         paths = [os.path.join(source, name) for _, name in names]
         return tuple(
             DatasetFile(path, name, os.stat(path), split) for path, (split, name) in zip(paths, names, strict=True)
         )
-    root = parse_web_address(source) if is_web_address(source) else parse_bucket_address(source, access or Access())
+    root = parse_location(source, access or Access())
     there = dict(list_objects(root))
     files = tuple(
         DatasetFile(f"{root}/{name}", name, there[name], split, RemoteObject(root, root.key(name), there[name].etag))
@@ -294,7 +278,7 @@ def _local_files(text: str) -> DatasetFiles:
         root = os.path.dirname(path[: _WILD.search(path).start()])  # type: ignore[union-attr]
         names = [os.path.relpath(match, root) for match in matches]
     else:
-        raise SourceError(f"The source {text!r} does not exist.", hint="Give a folder or a glob of shards.")
+        raise SourceError(f"The source {text!r} does not exist.", hint="Use a folder or a glob of shards.")
     files = []
     for name in names:
         try:
@@ -312,7 +296,7 @@ def _refuse_others(root: str, name: str, text: str) -> None:
     with open(os.path.join(root, name), "rb") as file:
         if file.read(4) != b"PAR1":
             hint = _as_parquet(text) if _TEXT.search(name) else "brim build is for other files."
-            raise SourceError(f"{name!r} is neither a Parquet file nor a tar.", hint=hint, path=name)
+            raise SourceError(f"{name!r} is not a Parquet or tar file.", hint=hint, path=name)
 
 
 def _is_shard(name: str) -> bool:
@@ -320,16 +304,16 @@ def _is_shard(name: str) -> bool:
 
 
 def _remote_files(text: str, access: Access) -> DatasetFiles:
-    address = parse_web_address(text) if is_web_address(text) else parse_bucket_address(text, access)
+    address = parse_location(text, access)
     own = None if address.scheme == "hf" and not address.prefix else stat_object(address)
     card: Mapping[str, Any] = {}
     revision = None
-    manifests: tuple[tuple[BucketAddress, str], ...] = ()
+    manifests: tuple[tuple[Location, str], ...] = ()
     if own is not None and (own.st_size or address.prefix.endswith(EXTENSIONS)):
         folder, _, name = address.prefix.rpartition("/")
         root, listed = replace(address, prefix=folder), [(name, own)]
     elif address.scheme in ("http", "https"):
-        raise SourceError(f"There is nothing at {text!r}.", hint="Give the address of a Parquet file.")
+        raise SourceError(f"{text!r} does not exist.", hint="Use the address of a Parquet file.")
     else:
         wild = _WILD.search(address.prefix)
         root = replace(address, prefix=address.prefix[: wild.start()].rpartition("/")[0]) if wild else address
@@ -391,7 +375,7 @@ def _of_config(found: DatasetFiles, config: str | None, text: str) -> DatasetFil
         if files:
             return replace(found, files=tuple(files), config=config)
         if patterns:
-            raise SourceError(f"{text!r} is not finished, or its card names files that are not there.")
+            raise SourceError(f"{text!r} is unfinished, or its card names files that do not exist.")
     if config in (None, "default"):
         folder = "data/"
         own = [file for file in found.files if file.shown.startswith(folder)]
@@ -409,7 +393,7 @@ def _of_config(found: DatasetFiles, config: str | None, text: str) -> DatasetFil
 def _of_split(found: DatasetFiles, split: str | None, text: str) -> DatasetFiles:
     kinds = {os.path.splitext(file.shown)[1] for file in found.files}
     if len(kinds) > 1:
-        raise SourceError(f"{text!r} holds Parquet and tar files.", hint="Give a glob of one kind.")
+        raise SourceError(f"{text!r} has both Parquet and tar files.", hint="Use a glob that matches only one kind.")
     names = list(dict.fromkeys(file.split for file in found.files))
     if not found.card.get("configs"):  # which has an order of its own
         names = list(dict.fromkeys([*(name for name, _ in _KEYWORDS if name in names), *names]))

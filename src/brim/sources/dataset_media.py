@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim import cuts
-from brim.errors import SinkFailed, SourceError
+from brim.errors import DestinationUnavailableError, SourceError
 from brim.file_set import FILE_TYPE, NO_CONTENT, Bools, Ints, RangeSetBuilder, Stat
 from brim.records import dataclass
 from brim.sizes import format_size
@@ -92,9 +92,9 @@ class Spill:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
                 raise
-            raise SinkFailed(
-                f"{str(self.folder)!r}, the folder for temporary files, cannot take more: {reason(error)}.",
-                hint="Make room there, or choose another folder.",
+            raise DestinationUnavailableError(
+                f"{str(self.folder)!r}, the folder for temporary files, cannot be written to: {reason(error)}.",
+                hint="Free disk space there, or choose another folder.",
             ) from error
 
 

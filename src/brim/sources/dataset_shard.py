@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brim.errors import BrimError, DamageFound, SourceError
+from brim.errors import BrimError, SourceError, VerificationError
 from brim.formats import thrift
+from brim.formats.file_views import FileView
 from brim.formats.nested_values import byte_leaves
-from brim.formats.parquet_footer import read_footer
-from brim.formats.parquet_values import Leaf, PageSpan, leaves_of, page_spans
-from brim.formats.readable import Readable, ReadableFile
+from brim.formats.parquet_footer import Leaf, read_footer, schema_leaves
+from brim.formats.parquet_values import PageSpan, page_spans
+from brim.formats.readable import Readable
 from brim.formats.thrift import Struct
 from brim.records import dataclass
 from brim.sources.dataset_files import DatasetFile
@@ -93,8 +94,8 @@ class DatasetShard:
             raise encrypted(file, file.shown)
         try:
             self.footer: Struct = read_footer(opened)
-            self.leaves = leaves_of(self.footer)
-            with pq.ParquetFile(ReadableFile(opened), pre_buffer=False) as parquet:
+            self.leaves = schema_leaves(self.footer)
+            with pq.ParquetFile(FileView(opened), pre_buffer=False) as parquet:
                 self.schema: pa.Schema = plain_schema(parquet.schema_arrow)
                 self.rows = int(parquet.metadata.num_rows)
             names = self.schema.names
@@ -105,11 +106,11 @@ class DatasetShard:
             self.groups: list[Struct] = self.footer[4][1].items if 4 in self.footer else []
             counts = [int(group[3][1]) for group in self.groups]
             if sum(counts) != self.rows or min(counts, default=0) < 0:
-                raise ValueError("its row groups have other rows than it says")
+                raise ValueError("its row groups do not have the number of rows that it declares")
             self.edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(counts, np.int64))])
             for group in self.groups:
                 if len(group[1][1].items) != len(self.leaves):
-                    raise ValueError("a row group has other columns than the file")
+                    raise ValueError("a row group has different columns than the file")
             self.content = {c.name: c for field in self.schema if (c := content_column(field)) is not None}
             self.leaf_of = {name: self._leaf(column) for name, column in self.content.items()}
             raw = [leaf for leaf in self.leaves if leaf.is_raw and leaf.path[0] not in self.content]
@@ -158,7 +159,7 @@ class DatasetShard:
         if 3 not in entry or 8 in entry:
             raise encrypted(self.file, f"The column {self.leaves[leaf].path[0]!r} of {self.file.shown}")
         if not isinstance(entry[3][1], dict):
-            raise broken(self.file, ValueError("the metadata of a column are broken"))
+            raise broken(self.file, ValueError("the metadata of a column is damaged"))
         return entry[3][1]
 
     def ranges_of(self, leaves: Sequence[int], groups: Iterable[int] | None = None) -> list[tuple[int, int]]:
@@ -180,7 +181,7 @@ class DatasetShard:
     def bounds(self, opened: Readable) -> list[dict[str, tuple[Any, Any]]]:
         """Of each row group, the smallest and the largest value of the columns whose statistics tell."""
         found: list[dict[str, tuple[Any, Any]]] = []
-        with pq.ParquetFile(ReadableFile(opened), pre_buffer=False) as parquet:
+        with pq.ParquetFile(FileView(opened), pre_buffer=False) as parquet:
             for group in range(len(self.groups)):
                 of, own = parquet.metadata.row_group(group), {}
                 for leaf in self.leaves:
@@ -206,16 +207,19 @@ class DatasetShard:
             return None
         start, size = int(entry[4][1]), int(entry[5][1])
         if not 0 < size <= opened.size - start:
-            raise ValueError("the page index is broken")
+            raise ValueError("the page index is damaged")
         return page_spans(opened.read_at(start, size), int(self.groups[group][3][1]))
 
 
 def encrypted(file: DatasetFile, what: str) -> SourceError:
-    return SourceError(f"{what} is encrypted, and brim has no key.", hint="Write it again without.", path=file.shown)
+    return SourceError(
+        f"{what} is encrypted, and brim has no key.", hint="Write it again without encryption.", path=file.shown
+    )
 
 
-def broken(file: DatasetFile, error: BaseException) -> DamageFound:
+def broken(file: DatasetFile, error: BaseException) -> VerificationError:
     reason = " ".join(str(error).split()) or type(error).__name__
-    return DamageFound(
-        f"{file.shown} is not a Parquet file that brim can read: {reason[:300]}.", hint="Get or write the file again."
+    return VerificationError(
+        f"{file.shown} is not a Parquet file that brim can read: {reason[:300]}.",
+        hint="Download or write the file again.",
     )

@@ -95,8 +95,8 @@ def read_stream(stream: Any, split: str, spill: Spill) -> tuple[pa.Table, Any]:
         return spill.rows(features.arrow_schema.remove_metadata(), tables), features
     except (CastError, _DoesNotFit, pa.ArrowException) as error:
         raise SourceError(
-            f"The rows of the split {split!r} do not fit its features: {' '.join(str(error).split())}.",
-            hint="Give the dataset features that hold for every row.",
+            f"The rows of the split {split!r} do not match its features: {' '.join(str(error).split())}.",
+            hint="Set features that match every row.",
         ) from error
 
 
@@ -123,7 +123,7 @@ def _with_features(stream: Any, split: str) -> Any:
         pass
     if not stream.features:
         raise SourceError(
-            f"The split {split!r} has no rows to tell its columns from.", hint="Give the dataset its features."
+            f"The split {split!r} has no rows, so its columns are unknown.", hint="Set the features of the dataset."
         )
     return stream
 
@@ -186,7 +186,7 @@ def _splits(dataset: Any, split: str | None) -> Iterator[tuple[str, Any]]:
         raise missing("datasets", "Reading a dataset of `datasets` needs that library.") from error
     if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
         if split is not None:
-            raise InputError("split= is for one dataset; a dict of datasets names its splits itself.")
+            raise InputError("split= can only be used with one dataset; the keys of a dict are its splits.")
         if not dataset:
             raise InputError("The dict of datasets is empty.", hint="There is nothing to build.")
         named = {str(name): one for name, one in dataset.items()}
@@ -197,7 +197,7 @@ def _splits(dataset: Any, split: str | None) -> Iterator[tuple[str, Any]]:
         if not isinstance(one, datasets.Dataset | datasets.IterableDataset):
             raise InputError(
                 f"This is a {type(one).__name__}, not a dataset of `datasets`.",
-                hint="Give a Dataset, an IterableDataset, or a DatasetDict or IterableDatasetDict.",
+                hint="Use a Dataset, an IterableDataset, a DatasetDict or an IterableDatasetDict.",
             )
         check_split(name)
         yield name, one
@@ -220,7 +220,7 @@ def _same_features(parts: list[_Part]) -> Any:
             differs = sorted(n for n in names if part.features.get(n) != first.features.get(n))
             raise InputError(
                 f"The splits {first.split!r} and {part.split!r} differ in the column {differs[0]!r}.",
-                hint="All splits need the same features.",
+                hint="All splits must have the same features.",
             )
     return first.features
 

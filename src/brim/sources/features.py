@@ -122,7 +122,7 @@ def as_feature_dict(features: Any) -> dict[str, Any]:
     if hasattr(features, "to_dict"):
         features = features.to_dict()
     if not isinstance(features, Mapping):
-        raise InputError("features= takes a datasets.Features or its to_dict().")
+        raise InputError("features= must be a datasets.Features or its to_dict().")
     return dict(features)
 
 
@@ -258,10 +258,10 @@ def cast_to_feature(column: Any, feature: Any, name: str) -> Any:
             names = pa.array(list(feature["names"]), pa.string())
             numbers = pc.index_in(column.cast(pa.string()), names)
             if numbers.null_count > column.null_count:
-                raise InputError(f"The column {name!r} holds values that are not among the names of its ClassLabel.")
+                raise InputError(f"The column {name!r} has values that are not class names of its ClassLabel.")
             return numbers.cast(pa.int64())
     except (pa.ArrowException, ValueError, KeyError) as error:
-        raise InputError(f"The column {name!r} cannot be what features= says of it: {error}.") from error
+        raise InputError(f"The column {name!r} cannot be converted to the type in features=: {error}.") from error
     return column
 
 

@@ -23,6 +23,7 @@ from brim.formats.nested_values import leaf_cells
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
 from brim.sources.features import extension_of, is_companion
+from brim.wording import worded
 
 Group = Literal["data", "sidecars", "documentation"]
 GROUPS: tuple[Group, ...] = ("data", "sidecars", "documentation")
@@ -204,6 +205,7 @@ class FileTable:
     within: tuple[str, ...] = ()  # folders here of which all shards are read: no job writes there
     nested: Mapping[str, pa.DataType] = field(default_factory=dict)  # columns with values of `files` deep inside
     query: tuple[tuple[str, str], ...] = ()  # how its rows were chosen, as (label, text) for people
+    can_drop: bool = False  # whether --drop can leave out columns of the source
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
@@ -236,9 +238,9 @@ class FileTable:
         return np.concatenate([numbers for numbers, _ in nested_numbers(column, self.nested[name])])
 
     def notes(self) -> list[str]:
-        """All that is worth a word before a build: warnings, expectations that do not hold, files that are left."""
+        """Return what the user should read before a build: warnings, unmet expectations, files that no column takes."""
         unmet = [f"{finding.name}: {finding.detail}" for finding in self.expected if not finding.ok]
-        return [*self.warnings, *unmet, *(self.unmatched.lines() if self.unmatched is not None else [])]
+        return [*map(worded, self.warnings), *unmet, *(self.unmatched.lines() if self.unmatched is not None else [])]
 
     def column_counts(self, name: str) -> tuple[int, int]:
         """The rows that hold something in a column, and how many values (files, texts) all of them hold."""
@@ -260,7 +262,9 @@ class FileTable:
             if name in self.rows.column_names and other in self.rows.column_names:
                 mine, its = _lengths(self.rows.column(name)), _lengths(self.rows.column(other))
                 for row in np.flatnonzero(mine != its)[:_NAMED].tolist():
-                    found.append(f"row {row}: {name!r} holds {mine[row]} and {other!r}, which it is beside, {its[row]}")
+                    found.append(
+                        f"row {row}: {name!r} holds {mine[row]} and {other!r}, which it must match, {its[row]}"
+                    )
         return found
 
     def replace(self, **changes: Any) -> FileTable:
@@ -347,12 +351,12 @@ def stacked(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
 
 def nothing_chosen(table: FileTable, verb: str) -> InputError:
     how = "; ".join(f"{label} {text}" for label, text in table.query)
-    return InputError("No row was chosen.", hint=f"There is nothing to {verb}: {how}.")
+    return InputError("No row was selected.", hint=f"There is nothing to {verb}: {how}.")
 
 
 def other_type(column: str, first: str, other: str) -> InputError:
     return InputError(
-        f"The column {column!r} is not of the same type in {other} as in {first}.",
+        f"The column {column!r} has different types in {first} and in {other}.",
         hint="Leave it out with --drop, or choose others with --columns.",
     )
 

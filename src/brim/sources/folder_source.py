@@ -17,7 +17,7 @@ from brim.sources.file_table import FileColumn, FileTable, Split, collect_unmatc
 from brim.sources.folder_tree import Tree, Walk
 from brim.sources.read_table import read_table
 from brim.sources.source_options import SourceOptions
-from brim.sources.table_source import describe, limit_rows, make_file_table
+from brim.sources.table_source import describe, encode_labels, limit_rows, make_file_table
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _SPLIT_FOLDERS = {
@@ -28,15 +28,23 @@ _SPLIT_FOLDERS = {
 _SPLIT_CODES = {folder: code for code, folders in enumerate(_SPLIT_FOLDERS.values(), start=1) for folder in folders}
 _COMPANION = 255
 _TAKE_ALL = "--files file:file takes every file as it is; --exclude leaves files out."
+_LABELED_KINDS = ("image", "audio", "video")  # scans are in folders by subject, not by class
+_MOST_CLASS_FOLDERS = 1000
+_BLOCK = 10_000
 _SPLIT_OF = {folder: split for split, folders in _SPLIT_FOLDERS.items() for folder in folders}
 
 
 def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
     """Rows from a folder of files."""
     if options.split_by or options.drop:
-        raise InputError("--split-by and --drop are for tables; a folder's splits are train/, validation/, test/.")
+        raise InputError(
+            "--split-by and --drop can only be used with a table.",
+            hint="Splits of a folder are its subfolders train/, validation/ and test/.",
+        )
     if options.root:
-        raise InputError("--root is for tables; a folder is its own root.")
+        raise InputError(
+            "--root can only be used with a table.", hint="Leave it out: the paths of a folder start at the folder."
+        )
     tree = tree_of(folder, options.access)
     walk = Walk.through(tree, keys=True)
     selected = options.selects()
@@ -62,7 +70,7 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
         return _with_metadata(tree, metadata, files.paths.to_pylist(), options, warnings)
     if not len(files) and not refused:
         what = " that --include and --exclude leave" if options.include or options.exclude else ""
-        raise SourceError(f"There are no files{what} in {tree.shown or tree.root!r}.", path=tree.root)
+        raise SourceError(f"{tree.shown or tree.root!r} has no files{what}.", path=tree.root)
     codes = np.frombuffer(kinds, np.uint8)
     name, kind, guessed = _column(codes, options)
     numbers = np.arange(len(files), dtype=np.int64)
@@ -83,6 +91,9 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
     given: dict[str, Any] = {}
     if options.label_from:
         rows, given["label"] = _label(rows, name, files.paths, options)
+    elif kind in _LABELED_KINDS:
+        in_splits = options.split is None and any(tops)
+        warnings += _class_folders_note(files.paths, depth=2 if in_splits else 1)
     features, _ = describe(rows.schema, columns, given)
     return FileTable(
         rows,
@@ -94,6 +105,28 @@ def folder_source(folder: str | Tree, options: SourceOptions) -> FileTable:
         warnings,
         recipe=options.recipe(),
         unmatched=None if options.limit else collect_unmatched(left, hint=_TAKE_ALL),
+    )
+
+
+def _class_folders_note(paths: pa.Array, depth: int) -> tuple[str, ...]:
+    """Return a hint at --label-from if the folders look like classes.
+
+    They do if every file is directly in a folder of the given depth, and there are several of them with several files
+    each. Paths are read in blocks, because a copy of a million paths takes memory.
+    """
+    if not pc.all(pc.equal(pc.count_substring(paths, "/"), depth)).as_py():
+        return ()
+    names: set[str] = set()
+    for first in range(0, len(paths), _BLOCK):
+        names |= {path.split("/")[-2] for path in paths.slice(first, _BLOCK).to_pylist()}
+        if len(names) > _MOST_CLASS_FOLDERS:
+            return ()
+    if len(names) < 2 or len(paths) < 2 * len(names):
+        return ()
+    shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+    return (
+        f"the files are in {len(names):,} folders ({shown}). Add --label-from=parent to store the folder names as "
+        "class labels.",
     )
 
 
@@ -110,9 +143,13 @@ def _walk_warnings(walk: Walk) -> tuple[str, ...]:
 
 def _column(codes: np.ndarray[Any, np.dtype[np.uint8]], options: SourceOptions) -> tuple[str, str, bool]:
     """The name and kind of the file column, from the kinds of all files."""
+    if options.renamed_columns():
+        raise InputError(
+            "--files NAME=COLUMN can only be used with a table.", hint="For a folder of files, use --files NAME[:TYPE]."
+        )
     named = options.file_columns()
     if len(named) > 1:
-        raise InputError("A folder of files has one file column; --files was given more than once.")
+        raise InputError("A folder of files has one file column, so --files can only be used once.")
     found = set(np.flatnonzero(np.bincount(codes)).tolist()) - {_COMPANION}
     kind = KINDS[found.pop()] if len(found) == 1 else "file"
     for name, given in named.items():
@@ -131,8 +168,8 @@ def _splits(
     outside = numbers[tops == 0]
     if len(outside):
         raise SourceError(
-            f"The folder has splits ({', '.join(names[code - 1] for code in present)}), but {len(outside)} file(s) lie "
-            f"outside of them, for example {paths[int(outside[0])].as_py()!r}.",
+            f"The folder has splits ({', '.join(names[code - 1] for code in present)}), but {len(outside)} file(s) are "
+            f"outside them, for example {paths[int(outside[0])].as_py()!r}.",
             hint="Move them, leave them out with --exclude, or put all into one split with --split=train.",
         )
     ends = np.cumsum([int((tops == code).sum()) for code in present]).tolist()
@@ -142,14 +179,19 @@ def _splits(
 
 def _label(rows: pa.Table, column: str, paths: pa.Array, options: SourceOptions) -> tuple[pa.Table, dict[str, Any]]:
     """The name of the folder that a column's file lies in, as a class label; null for files in the top folder."""
+    if options.label_from != "parent":
+        raise InputError(
+            f"--label-from={options.label_from} names a column, but a folder of files has none.",
+            hint="Use --label-from=parent to store the folder names as class labels.",
+        )
     if "label" in rows.column_names:
-        raise SourceError("--label-from=parent would add a column 'label', which is there already.")
+        raise SourceError("--label-from=parent cannot add the column 'label': it already exists.")
     parts = [(path or "").split("/") for path in paths.take(one_array(rows.column(column))).to_pylist()]
     depth = 1 if options.split is None and any(p[0] in _SPLIT_OF and len(p) > 1 for p in parts) else 0
     labels = pa.array([p[-2] if len(p) > depth + 1 else None for p in parts], pa.string())
     names = sorted(pc.unique(labels.drop_null()).to_pylist())
     if not names:
-        raise SourceError("--label-from=parent: no file lies in a folder that could be its label.")
+        raise SourceError("--label-from=parent needs files in subfolders, but all files are at the top.")
     numbers = pc.index_in(labels, pa.array(names, pa.string())).cast(pa.int64())
     return rows.append_column("label", numbers), {"names": names, "_type": "ClassLabel"}
 
@@ -164,12 +206,17 @@ def _with_metadata(
     try:
         rows = pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
-        raise SourceError(f"The metadata files {', '.join(metadata)} do not go together: {error}.") from error
+        raise SourceError(
+            f"The metadata files {', '.join(metadata)} have columns that do not match: {error}."
+        ) from error
     split_column = "\0split"
     rows = rows.append_column(split_column, pa.array(_row_splits(rows, options), pa.string()))
     columns = _metadata_columns(rows, paths, options)
     rows = rows.rename_columns([columns.get(name, (name, None))[0] for name in rows.column_names])
     file_columns = dict(columns.values())
+    labels: dict[str, Any] = {}
+    if options.label_from not in (None, "parent"):
+        rows, labels[options.label_from] = encode_labels(rows, options.label_from, [*file_columns, split_column])
     listed = _listed(rows, list(file_columns))
     unlisted = [path for path in paths if path not in listed]
     left = collect_unmatched(unlisted, hint=f"Name them in {metadata[0]}, or leave them out with --exclude.")
@@ -180,11 +227,11 @@ def _with_metadata(
         split_by=split_column,
         root=tree.root,
     )
-    table = make_file_table(rows, file_columns, tree, reading, {}, warnings)
+    table = make_file_table(rows, file_columns, tree, reading, labels, warnings)
     table = table.replace(recipe=options.recipe(), unmatched=None if options.limit else left)
-    if options.label_from and all(column.is_list for column in table.columns.values()):
-        raise SourceError("--label-from=parent needs a column with one file a row.")
-    if options.label_from:
+    if options.label_from == "parent" and all(column.is_list for column in table.columns.values()):
+        raise SourceError("--label-from=parent needs a column with one file per row.")
+    if options.label_from == "parent":
         first = next(name for name, column in table.columns.items() if not column.is_list)
         labelled, label = _label(table.rows, first, table.files.paths, options)
         features = None if table.features is None else {**table.features, "label": label}
@@ -203,7 +250,7 @@ def _row_splits(rows: pa.Table, options: SourceOptions) -> list[str]:
     if set(splits) - {None} and None in splits:
         stray = firsts[splits.index(None)]
         raise SourceError(
-            f"The metadata names files in splits, and {splits.count(None)} outside of them, such as {stray!r}.",
+            f"The metadata names files in splits, and {splits.count(None)} outside them, such as {stray!r}.",
             hint="Move them, or put all into one split with --split=train.",
         )
     return [split or "train" for split in splits]
@@ -244,7 +291,7 @@ def _is_file_names(name: str) -> bool:
 
 def _metadata_columns(rows: pa.Table, paths: list[str], options: SourceOptions) -> dict[str, tuple[str, FileColumn]]:
     """Old name → (new name, file column): `file_name` is named after its kind, `mask_file_name` is `mask`."""
-    named = options.file_columns()
+    named, renamed = options.file_columns(), options.renamed_columns()
     columns: dict[str, tuple[str, FileColumn]] = {}
     for old in rows.column_names:
         if not (_is_file_name(old) or _is_file_names(old)):
@@ -252,16 +299,18 @@ def _metadata_columns(rows: pa.Table, paths: list[str], options: SourceOptions) 
         is_list = _is_file_names(old)
         values = [v for cell in rows.column(old).to_pylist() for v in (cell if is_list and cell else [cell]) if v]
         if values and not all(isinstance(value, str) for value in values):
-            raise SourceError(f"The column {old!r} of the metadata does not hold names of files.")
+            raise SourceError(f"The column {old!r} of the metadata does not have file names.")
         kinds = {kind_of(value) for value in values}
         kind = kinds.pop() if len(kinds) == 1 else "file"
         new = old.removesuffix("_file_names" if is_list else "_file_name")
-        if old in ("file_name", "file_names"):
-            new = next(iter(named), kind + "s" if is_list else kind)
+        if old in renamed:
+            new, kind = renamed[old], named[old] or kind
+        elif old in ("file_name", "file_names"):
+            new = next((name for name in named if name not in renamed), kind + "s" if is_list else kind)
             kind = named.get(new) or kind
         if new in rows.column_names:
             raise SourceError(f"The metadata has both {old!r} and {new!r}.", hint="Rename one of them.")
-        columns[old] = (new, FileColumn(kind, is_list, guessed=new not in named))
+        columns[old] = (new, FileColumn(kind, is_list, guessed=new not in named and old not in renamed))
     return columns
 
 

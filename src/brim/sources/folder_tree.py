@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
 from typing import BinaryIO, Literal, Protocol, TextIO
 
-from brim.buckets.bucket_address import BucketAddress
 from brim.errors import SourceError
 from brim.file_set import AbsentStat, Stat
 from brim.records import dataclass
 from brim.sources.file_table import Refused
 from brim.state.durable import open_regular, reason
+from brim.storage.location import Location
 
 
 def natural(text: str) -> tuple[object, ...]:
@@ -206,7 +206,7 @@ class Tree(Protocol):
     """A folder of files. `bucket` is where it is if that is no local folder."""
 
     root: str
-    bucket: BucketAddress | None
+    bucket: Location | None
 
     @property
     def shown(self) -> str:
@@ -256,7 +256,7 @@ class Tree(Protocol):
 class LocalTree:
     """A folder on disk. Symbolic links are followed."""
 
-    bucket: BucketAddress | None = None
+    bucket: Location | None = None
 
     def __init__(self, root: str) -> None:
         self.root = root

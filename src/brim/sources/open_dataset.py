@@ -1,7 +1,5 @@
 """Open what is a dataset already: Parquet shards, WebDataset tars, a `datasets.Dataset`, here or far away."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile
@@ -13,15 +11,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from brim.buckets.bucket_address import Access, is_web_address
-from brim.errors import InputError
-from brim.records import dataclass
+from brim.options.build_options import QueryOptions
+from brim.options.groups import parse_shares
 from brim.sources.dataset_files import CITATION, LICENSES, DatasetFiles, find_files
 from brim.sources.features import features_in
 from brim.sources.file_table import FileTable
 from brim.sources.selection import Origin, Selection, TableOrigin
-from brim.sources.where import need_duckdb
 from brim.state.scratch import scratch_folder
+from brim.storage.location import Access, is_web_address
 
 
 def open_dataset(
@@ -52,77 +49,34 @@ def open_dataset(
     return Selection(origin, name=name, reading=reading, within=within)
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
-    """What `brim select` is asked for, in one place for the command line and for Python."""
-
-    where: str | None = None
-    sql: str | None = None
-    columns: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    sort_by: tuple[str, ...] = ()
-    shuffle: int | None = None
-    sample: str | None = None
-    limit: int | None = None
-    unique: str | None = None
-    split_into: str | Mapping[str, float] | None = None
-    group_by: str | None = None
-    also: tuple[Any, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.sort_by and self.shuffle is not None:
-            raise InputError("Choose one of --sort-by and --shuffle.")
-        if self.group_by and not self.split_into:
-            raise InputError("--group-by goes with --split-into.")
-        if self.where is not None and self.sql is not None:
-            raise InputError("Choose one of --where and --sql.")
-        if self.sql:
-            need_duckdb()
-
-    def shares(self) -> dict[str, float]:
-        if isinstance(self.split_into, Mapping):
-            return dict(self.split_into)
-        found: dict[str, float] = {}
-        for part in (self.split_into or "").split(","):
-            name, equals, share = part.partition("=")
-            if name.strip() in found:
-                raise InputError(f"--split-into names {name.strip()!r} twice.")
-            try:
-                found[name.strip()] = float(share)
-            except ValueError:
-                equals = ""
-            if not equals:
-                raise InputError(f"--split-into takes shares like train=0.9,test=0.1, not {self.split_into!r}.")
-        return found
-
-    def choose(self, rows: Selection) -> Selection:
-        """The rows that are asked for. Columns are left out last, so that others can decide."""
-        if self.where is not None:
-            rows = rows.where(self.where)
-        if self.sql is not None:
-            rows = rows.sql(self.sql)
-        if self.unique:
-            rows = rows.unique(self.unique)
-        if self.sample is not None:
-            rows = rows.sample(self.sample, self.shuffle or 0)
-        if self.sort_by:
-            rows = rows.sort(self.sort_by)
-        if self.shuffle is not None:
-            rows = rows.shuffle(self.shuffle)
-        if self.limit is not None:
-            rows = rows.limit(self.limit)
-        if self.split_into:
-            rows = rows.split(self.shares(), group_by=self.group_by, seed=self.shuffle or 0)
-        return rows
+def _choose(query: QueryOptions, rows: Selection) -> Selection:
+    """The rows that are asked for. Columns are left out last, so that others can decide."""
+    if query.where is not None:
+        rows = rows.where(query.where)
+    if query.sql is not None:
+        rows = rows.sql(query.sql)
+    if query.distinct:
+        rows = rows.unique(query.distinct)
+    if query.sample is not None:
+        rows = rows.sample(query.sample, query.shuffle or 0)
+    if query.sort_by:
+        rows = rows.sort(query.sort_by)
+    if query.shuffle is not None:
+        rows = rows.shuffle(query.shuffle)
+    if query.limit is not None:
+        rows = rows.limit(query.limit)
+    if query.split_into:
+        rows = rows.split(parse_shares(query.split_into), group_by=query.group_by, seed=query.shuffle or 0)
+    return rows
 
 
 def selected(
-    source: Any, query: Query, config: str | None = None, split: str | None = None, access: Access | None = None
+    source: Any, query: QueryOptions, config: str | None = None, split: str | None = None, access: Access | None = None
 ) -> Selection:
     """What a query chooses of a dataset, or of several with the same columns."""
-    parts = [open_dataset(one, config=config, split=split, access=access) for one in (source, *query.also)]
-    if not query.also:
-        return _columns(query.choose(parts[0]), query)
+    parts = [open_dataset(one, config=config, split=split, access=access) for one in (source, *query.concat)]
+    if not query.concat:
+        return _columns(_choose(query, parts[0]), query)
     if not {name for part in parts for name in part.column_names}.issuperset(query.drop):
         return _columns(parts[0], query)  # it will say which one is not there
     wanted = [[n for n in _columns(p, replace(query, drop=())).column_names if n not in query.drop] for p in parts]
@@ -131,7 +85,7 @@ def selected(
         parts = [part.columns(shared) for part in parts]  # rows may be chosen by what is left out in the end
     else:
         parts = [part.columns(names) for part, names in zip(parts, wanted, strict=True)]
-    rows = query.choose(parts[0].concat(*parts[1:]))
+    rows = _choose(query, parts[0].concat(*parts[1:]))
     return rows if rows.column_names == wanted[0] else rows.columns(wanted[0])
 
 
@@ -140,7 +94,7 @@ def _is_shared(name: str, parts: Sequence[Selection]) -> bool:
     return features[0] is not None and all(one == features[0] for one in features)
 
 
-def _columns(rows: Selection, query: Query) -> Selection:
+def _columns(rows: Selection, query: QueryOptions) -> Selection:
     rows = rows.columns(query.columns) if query.columns else rows
     return rows.drop(query.drop) if query.drop else rows
 

@@ -6,16 +6,17 @@ import os
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from brim.buckets.bucket_address import is_bucket_address, is_web_address, parse_bucket_address
 from brim.errors import InputError, SourceError
+from brim.options.groups import BidsOptions
 from brim.sources.bucket_tree import ObjectTree
 from brim.sources.file_table import FileTable
 from brim.sources.folder_source import folder_source
 from brim.sources.folder_tree import LocalTree, Tree
 from brim.sources.open_dataset import is_dataset, open_dataset
-from brim.sources.source_options import BidsOptions, SourceOptions
+from brim.sources.source_options import SourceOptions
 from brim.sources.table_source import table_source
 from brim.state.durable import reason, refuse_more_files
+from brim.storage.location import is_bucket_address, is_web_address, parse_bucket_address
 
 if TYPE_CHECKING:  # BIDS and recipes are loaded for folders that have to do with them
     from brim.sources.recipe import Recipe
@@ -45,10 +46,10 @@ def _read(path: str, options: SourceOptions) -> FileTable:
     if "://" in path:
         raise SourceError(
             f"brim cannot read {path.partition('://')[0]}:// as a source.",
-            hint="Give a folder, a table that names files, or s3://BUCKET/PREFIX.",
+            hint="Use a folder, a table that names files, or s3://BUCKET/PREFIX.",
         )
     if not os.path.lexists(path):
-        raise SourceError(f"The source {path!r} does not exist.", hint="Give a folder, or a table that names files.")
+        raise SourceError(f"The source {path!r} does not exist.", hint="Use a folder, or a table that names files.")
     if os.path.isdir(path):
         return _read_folder(LocalTree(os.path.abspath(path)), options)
     return _read_table(path, options)
@@ -68,7 +69,7 @@ def _read_dataset(path: str, options: SourceOptions) -> FileTable:
     )  # fmt: skip
     if plain != options:
         raise InputError(
-            f"{path!r} is a dataset already, and an option was given that is for files or tables.",
+            f"{path!r} is already a dataset, so options for files or tables cannot be used.",
             hint="Datasets take --from-config, --from-split, --limit, --drop and --split; brim select takes more.",
         )
     selection = open_dataset(path, config=options.from_config, split=options.from_split, access=options.access)
@@ -84,7 +85,7 @@ def _read_dataset(path: str, options: SourceOptions) -> FileTable:
 
 def _read_table(path: str, options: SourceOptions) -> FileTable:
     if options.recipe_text or options.bids != BidsOptions():
-        raise InputError("Recipes and the options of BIDS are for folders, not for tables.")
+        raise InputError("Recipes and BIDS options can only be used with a folder, not with a table.")
     return table_source(path, options)
 
 
@@ -97,7 +98,7 @@ def _read_folder(folder: Tree, options: SourceOptions) -> FileTable:
     if recipe is not None and recipe != _PLAIN:
         return _read_by_recipe(folder, recipe, options)
     if options.bids != BidsOptions():
-        raise InputError("This folder is not a BIDS dataset, and an option of BIDS was given.")
+        raise InputError("This folder is not a BIDS dataset, so BIDS options cannot be used.")
     return folder_source(folder, options)
 
 

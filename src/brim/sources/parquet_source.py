@@ -19,8 +19,9 @@ import pyarrow.parquet as pq
 
 from brim.errors import BrimError, SourceError
 from brim.file_set import Bools, Ints
-from brim.formats.nested_values import merged, numbered_type
-from brim.formats.readable import LocalFile, Readable, ReadableFile
+from brim.formats.file_views import FileView
+from brim.formats.nested_values import merge_leaves, numbered_type
+from brim.formats.readable import LocalFile, Readable
 from brim.formats.shard_listing import ShardListing
 from brim.sources.dataset_files import DatasetFile, RemoteShard, fetch_together, open_together
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, broken, plain_schema
@@ -46,7 +47,7 @@ class ParquetOrigin:
         self._opened: dict[int, Readable] = {}
         self._known: dict[int, DatasetShard] = {}
         if not files:
-            raise SourceError(f"{name} holds no Parquet files.")
+            raise SourceError(f"{name} has no Parquet files.")
         self._first = self._shard(0)
         # With what a manifest tells, shards are asked for when values are taken from them.
         self._listed = all(file.listing is not None and self._fits(file.listing) for file in files)
@@ -87,7 +88,7 @@ class ParquetOrigin:
                 if file.remote is None:
                     opened.close()
             if file.listing is not None and file.listing.rows != shard.rows:
-                raise broken(file, ValueError("it has other rows than its manifest tells"))
+                raise broken(file, ValueError("it does not have the rows that its manifest lists"))
             self._known[number] = shard
         return self._known[number]
 
@@ -131,8 +132,8 @@ class ParquetOrigin:
                     types[field.name] = wide
             if differs:
                 raise SourceError(
-                    f"{shard.file.shown} has other columns than {first.file.shown}: {differs[0]}.",
-                    hint="Name one config with --from-config, or give a glob of files that belong together.",
+                    f"{shard.file.shown} has different columns than {first.file.shown}: {differs[0]}.",
+                    hint="Name one config with --from-config, or use a glob that matches files with the same columns.",
                 )
             nullable |= {field.name for field in shard.schema if field.nullable}
         fields = [pa.field(f.name, types[f.name], f.name in nullable, f.metadata) for f in first.schema]
@@ -368,7 +369,7 @@ class ParquetOrigin:
         """Some leaves of a shard: all rows at once, or in batches, or each row group alone (of none: no rows)."""
         opened = self._open(number)
         try:
-            with pq.ParquetFile(ReadableFile(opened), pre_buffer=False, buffer_size=1 << 20) as parquet:
+            with pq.ParquetFile(FileView(opened), pre_buffer=False, buffer_size=1 << 20) as parquet:
                 reader = parquet.reader
                 if in_batches:
                     every = list(range(len(shard.groups)))
@@ -382,7 +383,7 @@ class ParquetOrigin:
                         rows = sum(int(shard.groups[group][3][1]) for group in some)
                         table = reader.read_row_groups(some, column_indices=leaves, use_threads=False)
                     if table.num_rows != rows:
-                        raise ValueError("its columns have other rows than it says")
+                        raise ValueError("its columns do not have the number of rows that it declares")
                     yield self._widened(_plain(table), shard)
         except BrimError:
             raise
@@ -402,9 +403,9 @@ class ParquetOrigin:
                 table = table.set_column(at, field.name, table.column(at).cast(wide.type))
             except pa.ArrowInvalid as error:
                 raise SourceError(
-                    f"The column {field.name!r} is {field.type} in {shard.file.shown}, and its values would change as "
-                    f"{wide.type}, which the files need together: {str(error)[:200]}.",
-                    hint="Give the column one type in all files.",
+                    f"The column {field.name!r} is {field.type} in {shard.file.shown}, and its values would change if "
+                    f"stored as {wide.type}, which the files need together: {str(error)[:200]}.",
+                    hint="Use one type for the column in all files.",
                     path=shard.file.shown,
                 ) from error
         return table
@@ -482,7 +483,7 @@ class ParquetOrigin:
         if small is not None:
             parts.append(one_array(small if rows is None else small.take(pa.array(rows))))
         try:
-            return merged(numbered_type(kind), parts)
+            return merge_leaves(numbered_type(kind), parts)
         except BROKEN as error:
             raise broken(self._first.file, error) from error
 
@@ -527,7 +528,7 @@ class ParquetOrigin:
     def _deep_rows(self, number: int, shard: DatasetShard, names: Sequence[str], rows: Ints) -> Iterator[pa.Table]:
         opened = self._open(number)
         try:
-            with pq.ParquetFile(ReadableFile(opened), pre_buffer=False, buffer_size=1 << 20) as parquet:
+            with pq.ParquetFile(FileView(opened), pre_buffer=False, buffer_size=1 << 20) as parquet:
                 for group in range(len(shard.groups)):
                     first, last = shard.edges[group : group + 2]
                     own = rows[np.searchsorted(rows, first) : np.searchsorted(rows, last)] - first
@@ -541,7 +542,7 @@ class ParquetOrigin:
                         if len(inside):
                             yield _plain(pa.Table.from_batches([batch])).take(pa.array(inside))
                     if at != last - first:
-                        raise ValueError("its columns have other rows than it says")
+                        raise ValueError("its columns do not have the number of rows that it declares")
         finally:
             if shard.file.remote is None:
                 opened.close()

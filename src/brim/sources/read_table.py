@@ -65,14 +65,14 @@ class _TableFile:
 
 
 def read_table(path: str, tree: Tree | None = None, memory: str | int | float | None = None) -> pa.Table:
-    """The table at a path of a tree, which for an absolute path may be any. DoesNotFit if `memory` is not enough."""
+    """Read the table at a path of a tree. MemoryLimitError if it does not fit into `memory`."""
     tree = tree or LocalTree("/")
     extension = table_extension(path)
     shown = os.path.basename(path)
     if extension is None:
         raise SourceError(
-            f"{shown!r} is not a table that brim reads.",
-            hint=f"Give a folder, or a file that ends in {', '.join(TABLE_EXTENSIONS)}.",
+            f"{shown!r} is not a table that brim can read.",
+            hint=f"Use a folder, or a file that ends in {', '.join(TABLE_EXTENSIONS)}.",
             path=path,
         )
     try:
@@ -102,7 +102,7 @@ def read_table(path: str, tree: Tree | None = None, memory: str | int | float | 
     except (pa.ArrowException, UnicodeDecodeError) as error:
         said = str(error).replace(os.path.dirname(path) + os.sep, "").strip().rstrip(".")
         raise SourceError(
-            f"The table {shown!r} is broken: {said}.", hint="Mend that place and run again.", path=path
+            f"The table {shown!r} is not valid: {said}.", hint="Fix it and run the same command again.", path=path
         ) from error
 
 
@@ -125,10 +125,10 @@ def as_table(source: Any) -> pa.Table:
         else:
             raise SourceError(
                 f"brim.table() cannot read a {type(source).__name__}.",
-                hint="Give a path, a pandas, Polars or Arrow table, or a list of dicts.",
+                hint="Use a path, a pandas, Polars or Arrow table, or a list of dicts.",
             )
     except (pa.ArrowException, TypeError, AttributeError) as error:
-        raise SourceError(f"The table cannot be turned into Arrow: {error}.") from error
+        raise SourceError(f"The table cannot be converted to Arrow: {error}.") from error
     return checked(table, "the table")
 
 

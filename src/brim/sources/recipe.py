@@ -46,7 +46,7 @@ class TomlTable:
 
     def _value(self, key: str, default: Any) -> Any:
         if key not in self.values and default is None:
-            raise InputError(f"{self.shown}: {key} is missing.", hint="`brim recipes arc` shows a whole recipe.")
+            raise InputError(f"{self.shown}: {key} is missing.", hint="`brim recipes arc` shows a complete recipe.")
         return self.values.get(key, default)
 
     def text(self, key: str, default: str | None = None, allowed: tuple[str, ...] = ()) -> str:
@@ -225,8 +225,8 @@ def load_recipe(name_or_path: str) -> Recipe:
         texts = _builtin_texts()
         if name_or_path not in texts:
             raise InputError(
-                f"There is no recipe {name_or_path!r}. The built-in ones are: {', '.join(sorted(texts))}.",
-                hint="Use one of them, or give a file that ends in .toml.",
+                f"Unknown recipe {name_or_path!r}. The built-in recipes are: {', '.join(sorted(texts))}.",
+                hint="Use one of them, or a file that ends in .toml.",
             )
         return parse_recipe(texts[name_or_path], f"{name_or_path}.toml")
     shown = os.path.basename(name_or_path)
@@ -274,7 +274,9 @@ def parse_recipe(text: str, shown: str = "the recipe") -> Recipe:
     columns = tuple(_column(item, f"{shown}, columns[{i}]", key) for i, item in enumerate(top.tables("columns")))
     tables = tuple(_table(item, f"{shown}, tables[{i}]", key) for i, item in enumerate(top.tables("tables")))
     if all(isinstance(column, EntityColumn) or column.type == "text" for column in columns):
-        raise InputError(f"{shown}: there is no column of files.", hint="Add [[columns]] with name, pattern and type.")
+        raise InputError(
+            f"{shown}: no column of files is defined.", hint="Add [[columns]] with name, pattern and type."
+        )
     columns = tuple(_with_partner(column, columns, f"{shown}, columns[{i}]") for i, column in enumerate(columns))
     names = [*key, *_names(columns), *(c.name for table in tables for c in table.columns)]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -336,11 +338,11 @@ def _column(item: Any, shown: str, key: tuple[str, ...]) -> RecipeColumn | Entit
         ("values", "split", split),
     ):
         if option in place.values and not there:
-            raise InputError(f"{shown}: {option} is for columns that have {needs}.")
+            raise InputError(f"{shown}: {option} can only be used with {needs}.")
     if "final_newline" in place.values and kind != "text":
-        raise InputError(f'{shown}: final_newline is for columns of type = "text".')
+        raise InputError(f'{shown}: final_newline can only be used with type = "text".')
     if split and beside:
-        raise InputError(f"{shown}: a column is either split or beside another.")
+        raise InputError(f"{shown}: a column cannot have both split and beside.")
     return RecipeColumn(
         place.text("name"),
         pattern,
@@ -375,15 +377,15 @@ def _with_partner(
     partner = next((c for c in own if c.name == name), None)
     if partner is None:
         raise InputError(
-            f"{shown}: {key} names {name!r}, which is no column of files of its own.",
-            hint=f"There is: {', '.join(c.name for c in own) or 'none'}.",
+            f"{shown}: {key} names {name!r}, which is not a column of files.",
+            hint=f"Columns of files are: {', '.join(c.name for c in own) or 'none'}.",
         )
     if isinstance(column, EntityColumn):
         if column.is_list and not partner.is_list:
             raise InputError(f"{shown}: {column.name!r} is a list, and {name!r} is not.")
         return column
     if column.is_list and not partner.is_list:
-        raise InputError(f"{shown}: {column.name!r} is a list, and {name!r}, which it is beside, is not.")
+        raise InputError(f"{shown}: {column.name!r} is a list, and {name!r}, which it must match, is not.")
     return replace(column, is_list=partner.is_list)
 
 
@@ -396,7 +398,7 @@ def _table(item: Any, shown: str, key: tuple[str, ...]) -> RecipeTable:
     joined = {name: match.text(name) for name in match.values}
     if not joined and not _PLACEHOLDER.search(pattern):
         raise InputError(
-            f"{shown}: {pattern!r} is one table for all rows, and key does not say how to join it.",
+            f"{shown}: {pattern!r} is one table for all rows, so key must name the column to join by.",
             hint=f'Add key = {{{key[0]} = "NAME_OF_ITS_COLUMN"}}, or a placeholder like {{{key[0]}}} to the pattern.',
         )
     given = place.values.get("columns")
@@ -444,12 +446,14 @@ def _pattern(pattern: str, key: tuple[str, ...], shown: str) -> str:
     if not pattern or pattern.startswith("/") or "\\" in pattern or any(part in ("", ".", "..") for part in parts):
         raise InputError(f"{shown} must be a relative path with / between its parts, not {pattern!r}.")
     if "**" in pattern or "[" in pattern:
-        raise InputError(f"{shown} {pattern!r}: only * and ? are understood, each within one part of the path.")
+        raise InputError(
+            f"{shown} {pattern!r}: only the wildcards * and ? are allowed, each within one part of the path."
+        )
     unknown = [name for name in _PLACEHOLDER.findall(pattern) if name not in key]
     if unknown or re.search("[{}]", _PLACEHOLDER.sub("", pattern)):
         allowed = ", ".join(f"{{{name}}}" for name in key) or "none here"
         what = f"{{{unknown[0]}}}" if unknown else "a brace"
-        raise InputError(f"{shown} {pattern!r}: {what} stands for nothing.", hint=f"Placeholders: {allowed}.")
+        raise InputError(f"{shown} {pattern!r}: {what} is not a placeholder.", hint=f"Placeholders: {allowed}.")
     return pattern
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from brim.errors import InputError, SourceError
+from brim.options.groups import BidsOptions
 from brim.records import dataclass
 from brim.sources.bucket_tree import tree_of
 from brim.sources.file_table import FileColumn, FileTable, Finding, Refused, RowFault, Unmatched, collect_unmatched
@@ -32,7 +33,7 @@ from brim.sources.recipe import (
     required_findings,
 )
 from brim.sources.recipe_tables import Join, SmallFiles
-from brim.sources.source_options import BidsOptions, SourceOptions
+from brim.sources.source_options import SourceOptions
 from brim.sources.table_source import make_file_table
 
 _SHOWN = 3
@@ -49,15 +50,15 @@ def recipe_source(folder: str | Tree, recipe: Recipe, options: SourceOptions) ->
     file goes with it.
     """
     if options.files or options.split_by or options.drop or options.label_from or options.root:
-        raise InputError("With a recipe, --files, --drop, --split-by, --label-from and --root have no place.")
+        raise InputError("--files, --drop, --split-by, --label-from and --root cannot be used with a recipe.")
     if options.bids != BidsOptions():
-        raise InputError("With a recipe, the options of BIDS have no place: the recipe says what the rows are.")
+        raise InputError("BIDS options cannot be used with a recipe: the recipe defines the rows.")
     finder = _Finder(tree_of(folder, options.access), recipe)
     keys = finder.keys()
     if not keys:
         raise SourceError(
             f"The recipe {recipe.name!r} finds no row: no folder matches {' or '.join(recipe.rows)} in {finder.shown}.",
-            hint="Give the folder that holds them.",
+            hint="Use the folder that contains them.",
             path=finder.tree.root,
         )
     cells = _Cells(finder, keys, options)
@@ -109,8 +110,8 @@ class _Finder:
             if not tree.is_folder(""):
                 raise SourceError(f"The source {top!r} is not a folder.", path=top)
             raise SourceError(
-                f"The recipe {recipe.name!r} reads the folder {recipe.root!r}, which {tree.shown!r} lacks.",
-                hint=f"Give the folder that holds {recipe.root!r}.",
+                f"The recipe {recipe.name!r} reads the folder {recipe.root!r}, which {tree.shown!r} does not have.",
+                hint=f"Use the folder that contains {recipe.root!r}.",
                 path=top,
             )
 
@@ -205,7 +206,7 @@ class _Cells:
         for column in self.recipe.of_files:
             for name, cells in self._split(column) if column.split else [(column.name, self.found[column.name])]:
                 if name in self.paths or name in self.recipe.key:
-                    raise InputError(f"The recipe makes two columns of the name {name!r}.", hint="Rename one of them.")
+                    raise InputError(f"The recipe makes two columns named {name!r}.", hint="Rename one of them.")
                 self.columns[name], self.paths[name] = column, cells
         said = [column for column in self.recipe.columns if isinstance(column, EntityColumn)]
         self.said = {column.name: self._entities(column) for column in said}

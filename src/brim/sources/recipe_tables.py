@@ -65,8 +65,8 @@ class SmallFiles:
         self._text_bytes += size
         if size > _MAX_TEXT_BYTES or self._text_bytes > _MAX_TEXTS_BYTES:
             raise SourceError(
-                f"{path!r} is too long for a column of texts, or all texts together are: they are held in memory.",
-                hint='Give its column type = "file" in the recipe.',
+                f"{path!r} makes a column of texts too long for memory.",
+                hint='Set type = "file" for its column in the recipe.',
                 path=path,
             )
         try:
@@ -74,7 +74,9 @@ class SmallFiles:
                 return file.read()
         except UnicodeDecodeError as error:
             raise SourceError(
-                f"{path!r} is not UTF-8 text (byte {error.start}).", hint='Give its column type = "file".', path=path
+                f"{path!r} is not UTF-8 text (byte {error.start}).",
+                hint='Set type = "file" for its column in the recipe.',
+                path=path,
             ) from error
 
 
@@ -136,7 +138,7 @@ class Join:
                 what = f"lists {' '.join(key)} twice" if key else "should have a single row and has more"
                 raise SourceError(
                     f"{path!r} {what}: {_line_or_row(path)}s {first[key]} and {number}.",
-                    hint="Leave one of them." if key else "Say with key in the recipe which one to take.",
+                    hint="Remove one of them." if key else "Add key to the recipe to choose one.",
                     path=path,
                 )
             rows[key] = [self._value(cell, column, path, number) for column in self.table.columns]
@@ -150,7 +152,7 @@ class Join:
         except ValueError as error:
             raise SourceError(
                 f"{path!r}, {_line_or_row(path)} {number}: {column.source} is {value!r}, which is not {error}.",
-                hint="Mend it, or change its type or the table's null in the recipe.",
+                hint="Fix it, or change its type or the table's null in the recipe.",
                 path=path,
             ) from error
 
@@ -169,8 +171,8 @@ def _places(header: Sequence[Any], table: RecipeTable, path: str) -> dict[str, i
         if _folded(source) not in there and source not in optional:
             raise SourceError(
                 f"{path!r} has no column {source!r}.",
-                hint=f"Its columns are: {', '.join(map(_as_text, header))}. In the recipe, optional = true lets it be "
-                "absent.",
+                hint=f"Its columns are: {', '.join(map(_as_text, header))}. "
+                "If it may be missing, set optional = true in the recipe.",
                 path=path,
             )
     return {source: there[_folded(source)] for source in wanted if _folded(source) in there}

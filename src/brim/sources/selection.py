@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -18,10 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.choices import at_least, whole
-from brim.errors import InputError
+from brim.errors import ArgumentError, InputError
 from brim.file_set import Bools, Ints, join_sets
-from brim.formats.nested_values import changed
+from brim.formats.nested_values import map_leaves
 from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
 from brim.sources.file_table import FileTable, Split, comparable, is_list, one_array, other_type, stacked
@@ -119,7 +120,7 @@ def _with_numbers(table: FileTable, used: Ints | int) -> pa.Table:
     for name in (*table.columns, *table.nested):
         at, cells = rows.column_names.index(name), one_array(rows.column(name))
         if name in table.nested:
-            anew = changed(cells, table.nested[name], cells.type, lambda one, _: _renumbered(one, used))
+            anew = map_leaves(cells, table.nested[name], cells.type, lambda one, _: _renumbered(one, used))
         else:
             anew = _renumbered(cells, used)
         rows = rows.set_column(at, rows.schema.field(name), anew)
@@ -217,7 +218,7 @@ def _must_agree(first: Selection, other: Selection) -> None:
     if first.column_names != other.column_names:
         differs = sorted({*first.column_names} ^ {*other.column_names})
         raise InputError(
-            f"{other.name} has other columns than {first.name}: {differs[0]}.",
+            f"{other.name} has different columns than {first.name}: {differs[0]}.",
             hint="Leave it out with --drop, or choose columns that both have with --columns.",
         )
     mine, others = first.features, other.features
@@ -239,6 +240,14 @@ def _joined_about(parts: Sequence[Selection]) -> dict[str, Any]:
 
 
 Step = tuple[str, Mapping[str, Any]]
+
+
+def _whole_number(name: str, value: Any) -> int:
+    """Return a seed as a whole number; a number of NumPy and a text of digits are accepted."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and (isinstance(value, str) or int(value) == value):
+            return int(value)
+    raise ArgumentError(f"--{name} takes a whole number, not {value!r}.", option=name)
 
 
 @dataclass(frozen=True)
@@ -276,14 +285,15 @@ class Selection:
 
     def shuffle(self, seed: int = 0) -> Selection:
         """In an order that looks random, the same for ever: by a keyed hash of each row's number in the source."""
-        return self._with("shuffle", seed=whole("seed", seed))
+        return self._with("shuffle", seed=_whole_number("seed", seed))
 
     def sample(self, amount: int | str, seed: int = 0) -> Selection:
         """So many rows, or a percentage like "10%", in their order; the same for ever."""
-        return self._with("sample", amount=str(amount), seed=whole("seed", seed))
+        return self._with("sample", amount=str(amount), seed=_whole_number("seed", seed))
 
     def limit(self, rows: int) -> Selection:
-        at_least("limit", rows, 0)
+        if operator.index(rows) < 0:
+            raise ArgumentError(f"limit takes a number of at least 0, not {rows!r}.", option="limit")
         return self._with("limit", rows=int(rows))
 
     def unique(self, column: str) -> Selection:
@@ -295,13 +305,13 @@ class Selection:
     ) -> Selection:
         """Splits of these shares. With `group_by`, rows that share a value are in one split."""
         shares, groups = {**(parts or {}), **more}, {"group_by": group_by} if group_by else {}
-        return self._with("split", parts=shares, seed=whole("seed", seed), **groups)
+        return self._with("split", parts=shares, seed=_whole_number("seed", seed), **groups)
 
     def take(self, rows: Any) -> Selection:
         """Rows by their places in the present order."""
         wanted = np.asarray(rows)
         if wanted.ndim != 1 or (len(wanted) and not np.issubdtype(wanted.dtype, np.integer)):
-            raise InputError("rows= takes the numbers of rows, counted from 0.")
+            raise InputError("rows= must be row numbers, counted from 0.")
         return self._with("take", rows=wanted.astype(np.int64))
 
     def concat(self, *others: Selection | FileTable) -> Selection:
@@ -313,7 +323,7 @@ class Selection:
         """Further steps, as `steps` has them or as they come back from JSON."""
         known = {"where", "sql", "columns", "drop", "sort", "shuffle", "sample", "limit", "unique", "split", "take"}
         if wrong := [name for name, _ in steps if name not in known]:
-            raise InputError(f"The rows were chosen by {wrong[0]!r}, which cannot be done again from one source.")
+            raise InputError(f"The rows were selected by {wrong[0]!r}, which cannot be repeated from one source.")
         return replace(self, steps=(*self.steps, *((name, dict(arguments)) for name, arguments in steps)))
 
     @cached_property
@@ -436,7 +446,9 @@ class _Chosen:
 
     def _check(self, name: str) -> None:
         if name not in self.names:
-            raise InputError(f"There is no column {name!r}.", hint=f"Columns: {', '.join(self.names[:30])}.")
+            raise InputError(
+                f"The dataset has no column {name!r}.", hint=f"Its columns are: {', '.join(self.names[:30])}."
+            )
 
     def small(self, names: Sequence[str]) -> pa.Table:
         names = [name for name in self.names if name in names]
@@ -468,7 +480,7 @@ class _Chosen:
         for name in names:
             self._check(name)
         if len(set(names)) < len(names) or not names:
-            raise InputError("--columns names a column twice, or none.")
+            raise InputError("--columns must name each column once.")
         self.names = list(names)
 
     def drop(self, names: Sequence[str]) -> None:
@@ -476,7 +488,7 @@ class _Chosen:
             self._check(name)
         self.names = [name for name in self.names if name not in names]
         if not self.names:
-            raise InputError("--drop leaves no column.")
+            raise InputError("--drop would leave out all columns.")
 
     def sort(self, by: Sequence[str], descending: bool = False) -> None:
         keys = []
@@ -527,18 +539,20 @@ class _Chosen:
     def take(self, rows: Any) -> None:
         wanted, own = np.asarray(rows, np.int64), self.rows
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= len(own)):
-            raise InputError(f"There are {len(own):,} rows, and another one was asked for.")
+            raise InputError(f"A row number is too large: there are {len(own):,} rows.")
         self.parts, self.untouched = [(self.parts[0][0] if self.parts else "train", own[wanted])], False
 
     def unique(self, column: str) -> None:
         files = [name for name in self.names if name in self._origin.file_columns]
         if column == CONTENT and column not in self.names:
             if len(files) != 1:
-                raise InputError("--unique content needs a single file column.", hint=f"Name one: {', '.join(files)}.")
+                raise InputError(
+                    "--distinct content needs a single file column.", hint=f"Name one: {', '.join(files)}."
+                )
             column = files[0]
         self._check(column)
         if column in self._origin.partial and column not in files:
-            raise InputError(f"--unique cannot compare {column!r}, which holds bytes inside.")
+            raise InputError(f"--distinct cannot compare {column!r}, which has bytes inside.")
         keys = self._contents(column) if column in files else _values(self.small([column]).column(0))
         _, first = np.unique(keys, return_index=True)
         mask = np.zeros(len(keys), bool)
@@ -550,7 +564,7 @@ class _Chosen:
         table = self._origin.locate(self.rows, [column])
         cells = one_array(table.rows.column(column))
         if is_list(cells.type):
-            raise InputError(f"--unique takes a column of one file a row, and {column!r} holds lists.")
+            raise InputError(f"--distinct needs a column with one file per row, but {column!r} has lists.")
         numbers = cells.fill_null(-1).to_numpy(zero_copy_only=False)
         sizes = np.where(numbers < 0, -1, np.append(table.files.sizes, 0)[numbers])
         _, same, counts = np.unique(sizes, return_inverse=True, return_counts=True)
@@ -566,7 +580,9 @@ class _Chosen:
         for name in shares:
             check_split(name)
         if not shares or not min(shares.values()) > 0 or not abs(sum(shares.values()) - 1) <= 1e-6:
-            raise InputError("The shares of --split-into are above zero and add up to 1.", hint="train=0.9,test=0.1")
+            raise InputError(
+                "The shares of --split-into must be above zero and add up to 1.", hint="Write train=0.9,test=0.1."
+            )
         rows = self.rows
         edges = np.rint(np.cumsum(list(shares.values())) * len(rows)).astype(np.int64)
         edges[-1] = len(rows)

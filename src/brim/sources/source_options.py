@@ -5,88 +5,34 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, field
-from typing import Any, Literal, get_args
+from typing import Any
 
-from brim.buckets.bucket_address import Access
-from brim.choices import at_least, one_of
 from brim.errors import InputError
+from brim.options.groups import BidsOptions, FileSourceOptions
 from brim.records import dataclass
 from brim.sources.features import parse_kind
-
-RowsOf = Literal["session", "subject", "file"]
-Sidecars = Literal["safe", "full", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class BidsOptions:
-    """What the user asked for."""
-
-    rows: RowsOf = "session"
-    sidecars: Sidecars = "safe"
-    subjects: tuple[str, ...] = ()
-    sessions: tuple[str, ...] = ()
-    suffixes: tuple[str, ...] = ()
-    derivatives: tuple[str, ...] = ()  # names, or "all"
-    phenotype: bool = False
-    bidsignore: bool = True
-
-    def __post_init__(self) -> None:
-        one_of("rows", self.rows, get_args(RowsOf))
-        one_of("sidecars", self.sidecars, get_args(Sidecars))
-
-    def wants_subject(self, folder: str) -> bool:
-        return _wanted(folder, self.subjects, "sub-")
-
-    def wants_session(self, folder: str | None) -> bool:
-        return not self.sessions or (folder is not None and _wanted(folder, self.sessions, "ses-"))
-
-    def wants_suffix(self, suffix: str) -> bool:
-        """Photos of people and head shapes only if they are asked for by name."""
-        if self.suffixes:
-            return suffix.lower() in {s.lower() for s in self.suffixes}
-        return suffix not in PRIVATE_SUFFIXES
-
-
-PRIVATE_SUFFIXES = frozenset(["photo", "headshape"])
-
-
-def _wanted(folder: str, names: tuple[str, ...], prefix: str) -> bool:
-    return not names or folder in {name if name.startswith(prefix) else prefix + name for name in names}
-
+from brim.storage.location import Access
 
 _OF_THE_RUN = ("root", "bids", "lenient", "tolerance", "access", "memory")  # decide no row, or are recorded elsewhere
 _SPLIT = re.compile(r"\w+(\.\w+)*")  # what `datasets` accepts as the name of a split
 
 
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """What the user asked for. Nothing here names a place, except `root` and `access`."""
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(FileSourceOptions):
+    """How a source is read: what the user asked for, and what its callers know besides."""
 
-    files: tuple[str, ...] = ()  # COLUMN or COLUMN:TYPE
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    limit: int | None = None
-    label_from: Literal["parent"] | None = None
-    drop: tuple[str, ...] = ()
-    split: str | None = None
-    split_by: str | None = None
-    root: str | None = None
-    recipe_text: str | None = None  # a built-in recipe's name, or the TOML of another
+    recipe_text: str | None = None  # the name of a built-in recipe, or the TOML of another
     bids: BidsOptions = field(default_factory=BidsOptions)
-    lenient: bool = False  # for a check: note what does not fit instead of stopping there
+    lenient: bool = False  # for a check: note what does not fit instead of raising
     tolerance: float | None = None  # how far counts may be from what a recipe expects
-    access: Access = field(default_factory=Access)  # how a bucket is reached
-    dataset: bool = False  # whether it is read as a dataset that holds its files, whatever else it may be
-    from_config: str | None = None  # of a dataset
-    from_split: str | None = None
+    access: Access = field(default_factory=Access)  # to an object store
+    dataset: bool = False  # read it as a dataset that contains its files, whatever else it may be
     steps: tuple[Any, ...] = ()  # how the rows of a dataset are chosen: see selection.py
-    memory: str | int | float | None = None  # the limit of the job, against which a table is compared
+    memory: str | int | float | None = None  # the limit of the job, with which the size of a table is compared
 
-    def __post_init__(self) -> None:
-        at_least("limit", self.limit, 1)
-        one_of("label-from", self.label_from, (None, "parent"))
+    def check_options(self) -> None:
         if self.split is not None:
             check_split(self.split)
         for glob in (*self.include, *self.exclude):
@@ -94,18 +40,22 @@ class SourceOptions:
                 raise InputError(f"{glob!r} starts with /.", hint="Globs are matched against relative paths.")
 
     def file_columns(self, known: Collection[str] = ()) -> dict[str, str | None]:
-        """The file columns the user named, and the types given with them.
+        """Return the file columns that --files names, and the type given with each."""
+        return {column: kind for column, _, kind in self._parse_files(known)}
 
-        A name may hold a colon: if it is the name of a column as it stands, that column is meant.
-        """
-        columns: dict[str, str | None] = {}
+    def renamed_columns(self, known: Collection[str] = ()) -> dict[str, str]:
+        """Return the new names that --files NAME=COLUMN gives to columns."""
+        return {column: name for column, name, _ in self._parse_files(known) if name}
+
+    def _parse_files(self, known: Collection[str]) -> Iterator[tuple[str, str | None, str | None]]:
+        """Yield column, new name and type of each --files. A column in `known` may have ':' or '=' in its name."""
         for text in self.files:
-            name, colon, kind = text.rpartition(":")
-            if colon and name and text not in known:
-                columns[name] = parse_kind(kind)
-            else:
-                columns[text] = None
-        return columns
+            column, colon, typed = text.rpartition(":")
+            kind = parse_kind(typed) if colon and column and text not in known else None
+            column = text if kind is None else column
+            name, _, source = column.partition("=")
+            is_renamed = name and source and column not in known
+            yield (source, name, kind) if is_renamed else (column, None, kind)
 
     def selects(self) -> Callable[[str], bool]:
         """A test for paths: matched by `include` if there is one, and not by `exclude`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brim.errors import DoesNotFit
+from brim.errors import MemoryLimitError
 from brim.memory.limit import effective_limit
 from brim.sizes import format_size
 
@@ -20,7 +20,7 @@ _SMALL_BYTES = 1_000_000
 
 
 def check_table_fits(shown: str, memory: str | int | float | None, columns: int, rows: int = 0, held: int = 0) -> None:
-    """Raise DoesNotFit if a table of this shape, and `held` bytes of it, cannot stay within the limit of a job.
+    """Raise MemoryLimitError if a table of this shape, and `held` bytes of it, cannot stay within the limit of a job.
 
     The number that is named is enough for the whole job, not only for what is known of the table so far.
     """
@@ -32,8 +32,8 @@ def check_table_fits(shown: str, memory: str | int | float | None, columns: int,
         return
     need = least + SPOOLED_BYTES + SPOOLED_WORKER_BYTES + _WRITER_BYTES
     shape = f"has {columns:,} columns" + (f" and {rows:,} rows" if rows else "") if columns else "is held in memory"
-    raise DoesNotFit(
-        f"The table {shown!r} {shape}: it needs about {format_size(need)} and may take {limit}.",
+    raise MemoryLimitError(
+        f"The table {shown!r} {shape}: it needs about {format_size(need)} of memory and the limit is {limit}.",
         hint=f"Raise it with --memory={-(-need // 1_000_000)}MB"
         + (", or leave columns out of the table." if COLUMN_BYTES * columns > least // 2 else "."),
         need_bytes=need,
@@ -42,6 +42,6 @@ def check_table_fits(shown: str, memory: str | int | float | None, columns: int,
 
 
 def check_joined_table_fits(shown: str, memory: str | int | float | None, size: int) -> None:
-    """Raise DoesNotFit if a table of `size` bytes cannot be held cell by cell, as those that are joined to rows are."""
+    """Raise MemoryLimitError if a table of `size` bytes that is joined to rows cannot be held cell by cell."""
     if size > _SMALL_BYTES:
         check_table_fits(shown, memory, 0, held=_CELLS_FACTOR * size)

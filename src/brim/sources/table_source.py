@@ -12,7 +12,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from brim import cuts
-from brim.buckets.bucket_address import ADDRESSES, Access, BucketAddress, is_bucket_address, parse_bucket_address
-from brim.buckets.listing import stat_object
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder, Stat
 from brim.sources.bucket_tree import ObjectTree
@@ -40,12 +38,14 @@ from brim.sources.folder_tree import Folder, LocalTree, Tree, Walk, passed_over
 from brim.sources.read_table import as_table, read_table
 from brim.sources.source_options import SourceOptions, check_split
 from brim.sources.table_spool import mapped_columns, spooled
+from brim.storage.listing import stat_object
+from brim.storage.location import ADDRESSES, Access, Location, is_bucket_address, parse_bucket_address
 
 
 class Base:
     """Where a table's relative paths start. A bucket is listed when that is needed, once."""
 
-    def __init__(self, place: str | BucketAddress) -> None:
+    def __init__(self, place: str | Location) -> None:
         self.place = place
         self._tree: Tree | None = None
 
@@ -64,11 +64,11 @@ def base_of(root: str, access: Access) -> Base:
     return Base(os.path.abspath(root))
 
 
-def table_at(address: BucketAddress) -> tuple[str, ObjectTree]:
+def table_at(address: Location) -> tuple[str, ObjectTree]:
     """The name of a table that is an object, and a tree of its folder that holds nothing else."""
     found = stat_object(address)
     if found is None:
-        raise SourceError(f"There is nothing at {address}.", hint="Check the bucket and the prefix.", path=str(address))
+        raise SourceError(f"{address} does not exist.", hint="Check the bucket and the prefix.", path=str(address))
     folder, _, name = address.prefix.rpartition("/")
     return name, ObjectTree.of(replace(address, prefix=folder), [(name, found)])
 
@@ -82,7 +82,7 @@ def in_one_tree(
     says that the user named the base.
     """
     names = list(columns)
-    home = base.place if isinstance(base.place, BucketAddress) else None
+    home = base.place if isinstance(base.place, Location) else None
     if home is None and not any(_holds_addresses(rows.column(name)) for name in names):
         return rows, base.tree
     paths = {path: None for name in names for path in _distinct(rows.column(name))}
@@ -91,7 +91,7 @@ def in_one_tree(
         other = next(path for path in paths if not is_bucket_address(path))
         raise SourceError(
             f"The table names objects, such as {addresses[0]!r}, and files of this machine, such as {other!r}.",
-            hint="Bring them to one place, or make two tables of it.",
+            hint="Copy them to one location, or make two tables.",
         )
     bucket = home
     keys: dict[str, str] = {}
@@ -114,7 +114,7 @@ def in_one_tree(
     if root is None or not all(_is_below(key, root) for key in keys.values()):
         if fixed:
             outside = next(path for path, key in keys.items() if root is None or not _is_below(key, root))
-            raise SourceError(f"{outside!r} lies outside of --root.", hint="Give a folder above it.")
+            raise SourceError(f"{outside!r} is outside --root.", hint="Use a folder above it.")
         root = posixpath.commonpath([posixpath.dirname(key) for key in keys.values()])
     tree = base.tree if home is not None and root == home.prefix else ObjectTree.listed(replace(bucket, prefix=root))
     inside = {path: posixpath.relpath(key, root or ".") for path, key in keys.items()}
@@ -156,6 +156,7 @@ def _replaced(rows: pa.Table, names: list[str], inside: Mapping[str, str]) -> pa
 
 
 _SAMPLE = 64
+_MOST_CLASSES = 100_000  # their names are written to every shard
 _SPLIT_ORDER = ("train", "validation", "test")
 
 
@@ -164,19 +165,22 @@ def table_source(source: Any, options: SourceOptions, features: Any = None) -> F
     rows, base = _read(source, options)
     if rows.num_rows == 0:
         raise SourceError("The table has no rows.", hint="There is nothing to build.")
-    if options.label_from:
-        raise InputError("--label-from is for folders of files; a table has its labels in a column.")
-    base = base_of(options.root, options.access) if options.root else base
+    base = base_of(str(options.root), options.access) if options.root else base
     rows = _drop(rows, options.drop)
-    given = as_feature_dict(features) if features is not None else {}
-    columns = _file_columns(rows, base, options, given)
+    renamed = options.renamed_columns(rows.column_names)
+    named = {renamed.get(name, name): kind for name, kind in options.file_columns(rows.column_names).items()}
+    rows = _rename(rows, renamed)
+    given = dict(as_feature_dict(features)) if features is not None else {}
+    columns = _file_columns(rows, base, named, given)
     for name, feature in given.items():
         if name not in columns:
             cast = cast_to_feature(rows.column(name), feature, name)
             rows = rows.set_column(rows.column_names.index(name), name, cast)
+    if options.label_from:
+        rows, given[options.label_from] = encode_labels(rows, options.label_from, [*columns, options.split_by])
     rows, tree = in_one_tree(rows, columns, base, options.root is not None, options.access)
     made = make_file_table(rows, columns, tree, options, given)
-    return made.replace(unmatched=None if options.limit else _unnamed(made, source, options))
+    return made.replace(can_drop=True, unmatched=None if options.limit else _unnamed(made, source, options))
 
 
 def _unnamed(table: FileTable, source: Any, options: SourceOptions) -> Unmatched | None:
@@ -276,10 +280,47 @@ def limit_rows(rows: pa.Table, splits: tuple[Split, ...], limit: int) -> tuple[p
     return rows.slice(0, limit), cut
 
 
-def _drop(rows: pa.Table, names: tuple[str, ...]) -> pa.Table:
+def _drop(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     for name in names:
         _need_column(rows, name, "--drop")
     return rows.drop_columns(list(names)) if names else rows
+
+
+def _rename(rows: pa.Table, names: Mapping[str, str]) -> pa.Table:
+    """Rename the columns of --files NAME=COLUMN."""
+    for old, new in names.items():
+        _need_column(rows, old, "--files")
+        if new in rows.column_names:
+            raise SourceError(
+                f"--files {new}={old} cannot rename the column {old!r}: the table already has a column {new!r}.",
+                hint=f"Choose another name, or leave the other column out with --drop={new}.",
+            )
+    return rows.rename_columns([names.get(name, name) for name in rows.column_names]) if names else rows
+
+
+def encode_labels(rows: pa.Table, name: str, other_uses: Collection[str | None]) -> tuple[pa.Table, dict[str, Any]]:
+    """Replace the texts of a column by class numbers. Return the rows and the ClassLabel feature.
+
+    Classes are numbered in the order of their sorted names; null and empty texts have no class.
+    """
+    _need_column(rows, name, "--label-from")
+    column = rows.column(name)
+    if name in other_uses or not _holds_text(column.type):
+        what = "files or splits" if name in other_uses else str(column.type)
+        raise SourceError(
+            f"--label-from names the column {name!r}, which holds {what}, not texts.",
+            hint="Name a column with one class name per row.",
+        )
+    texts = column.cast(pa.large_string())
+    names = sorted(text for text in pc.unique(texts).to_pylist() if text)
+    if not names or len(names) > _MOST_CLASSES:
+        raise SourceError(
+            f"--label-from names the column {name!r}, which has {len(names):,} distinct texts.",
+            hint=f"Name a column with 1 to {_MOST_CLASSES:,} class names.",
+        )
+    numbers = pc.index_in(texts, pa.array(names, pa.large_string())).cast(pa.int64())
+    rows = rows.set_column(rows.column_names.index(name), name, numbers)
+    return rows, {"names": names, "_type": "ClassLabel"}
 
 
 def _need_column(rows: pa.Table, name: str, option: str) -> None:
@@ -303,9 +344,8 @@ def _is_text_list(kind: pa.DataType) -> bool:
 
 
 def _file_columns(
-    rows: pa.Table, base: Base, options: SourceOptions, given: Mapping[str, Any]
+    rows: pa.Table, base: Base, named: dict[str, str | None], given: Mapping[str, Any]
 ) -> dict[str, FileColumn]:
-    named = options.file_columns(rows.column_names)
     columns: dict[str, FileColumn] = {}
     for name, feature in given.items():
         _need_column(rows, name, "features=")
@@ -323,8 +363,8 @@ def _file_columns(
         is_list = not _holds_text(column_type)
         media = kind_of_feature(given[name]) if name in given else None
         if media is not None and media[1] != is_list:
-            said, has = ("lists of files", "one a row") if media[1] else ("one file a row", "lists")
-            raise SourceError(f"features= says {said} for the column {name!r}, and the table has {has}.")
+            said, has = ("lists of files", "one per row") if media[1] else ("one file per row", "lists")
+            raise SourceError(f"features= has {said} for the column {name!r}, but the table has {has}.")
         columns[name] = FileColumn(kind or _kind_of_sample(_sample(rows.column(name))), is_list)
     if columns:
         return columns
@@ -347,13 +387,13 @@ def _guess(rows: pa.Table, base: Base) -> dict[str, FileColumn]:
         return columns
     if absent:
         raise SourceError(
-            f"The column {absent[0]!r} looks like names of files, but they are not there, for example "
+            f"The column {absent[0]!r} looks like file names, but the files do not exist, for example "
             f"{_sample(rows.column(absent[0]))[0]!r}.",
-            hint="Paths are relative to the table; --root=DIR says where else they start.",
+            hint="Paths are relative to the table; --root=DIR sets another folder.",
         )
     raise SourceError(
         f"No column of the table names files. Its columns are: {', '.join(rows.column_names)}.",
-        hint="Say which one does with --files=COLUMN[:TYPE].",
+        hint="Name the column with --files=COLUMN[:TYPE].",
     )
 
 
@@ -502,14 +542,14 @@ def _root(base: str, full: list[str], fixed: bool) -> str:
         return base
     if fixed:
         outside = next(path for path in full if not path.startswith(base + os.sep))
-        raise SourceError(f"{os.path.basename(outside)!r} lies outside of --root.", hint="Give a folder above it.")
+        raise SourceError(f"{os.path.basename(outside)!r} is outside --root.", hint="Use a folder above it.")
     root = os.path.commonpath([os.path.dirname(path) for path in full])
     _refuse_home_folders(root, full)
     if root == "/":
         raise SourceError(
-            f"The files of the table have nothing in common but {root!r}, so their paths would tell about "
-            "this machine.",
-            hint="Bring them below one folder (links will do) and name it with --root=DIR.",
+            f"The files of the table have only {root!r} in common, so their published paths would reveal "
+            "folders of this machine.",
+            hint="Put them below one folder (links are enough) and name it with --root=DIR.",
         )
     return root
 
@@ -532,7 +572,7 @@ def _refuse_home_folders(root: str, full: list[str]) -> None:
             raise SourceError(
                 f"Relative to {root!r}, the paths of the table's files would name the home folder {found!r}, and be "
                 "published.",
-                hint="Bring the files below one folder (links will do) and name it with --root=DIR.",
+                hint="Put the files below one folder (links are enough) and name it with --root=DIR.",
             )
 
 

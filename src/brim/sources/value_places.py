@@ -22,13 +22,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from brim import cuts
-from brim.errors import BrimError, SinkFailed
+from brim.errors import BrimError, DestinationUnavailableError
 from brim.file_set import NO_CONTENT, Bools, FileSet, Ints, Pieces, RangeSetBuilder
-from brim.formats.nested_values import assembled, changed
+from brim.formats.file_views import FileView
+from brim.formats.nested_values import assemble_leaf, map_leaves
+from brim.formats.parquet_footer import Leaf
 from brim.formats.parquet_levels import levels_of
-from brim.formats.parquet_values import ChunkReader, FoundValues, Leaf, NotLocated, PageSpan, Spooling
-from brim.formats.readable import Readable, ReadableFile
-from brim.formats.shard_listing import ListedValues, places_in_pages
+from brim.formats.parquet_values import ChunkReader, FoundValues, NotLocated, PageSpan, Spooling
+from brim.formats.readable import Readable
+from brim.formats.shard_listing import ListedValues, locate_listed
 from brim.records import dataclass
 from brim.sources.dataset_files import RemoteShard, fetch_together, fetched
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, NestedLeaf, broken
@@ -99,9 +101,9 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SinkFailed(
-            f"{scratch_folder()!r}, the folder for temporary files, cannot take more: {error.strerror}.",
-            hint="Make room there, or choose another folder with TMPDIR.",
+        raise DestinationUnavailableError(
+            f"{scratch_folder()!r}, the folder for temporary files, cannot be written to: {error.strerror}.",
+            hint="Free disk space there, or set TMPDIR to another folder.",
         ) from error
 
 
@@ -112,7 +114,7 @@ def decode_chunk(file: Readable, group: int, leaf: Leaf, spool: Spooling) -> Fou
     """All values of one column chunk, as ranges of the spool."""
     rows, repetition, definition, starts, sizes = [], [], [], [], []
     before = 0
-    with pq.ParquetFile(ReadableFile(file), pre_buffer=False, buffer_size=1 << 20) as parquet:
+    with pq.ParquetFile(FileView(file), pre_buffer=False, buffer_size=1 << 20) as parquet:
         for batch in parquet.reader.iter_batches(_ROWS, [group], [leaf.number], use_threads=False):
             field, array = batch.schema.field(0), batch.column(0)
             levels = levels_of(array, field.nullable)
@@ -159,7 +161,7 @@ def with_content(table: FileTable, names: Collection[str]) -> FileTable:
     with open(spool.descriptor, "wb", closefd=False) as sink, pa.ipc.new_stream(sink, schema) as writer:
         for start, stop in itertools.pairwise(cuts.fill(sizes, _BATCH_BYTES, _BATCH_ROWS).tolist()):
             rows = table.rows.slice(start, stop - start)
-            arrays = [changed(one_array(rows.column(name)), kind, kind, filled) for name, kind in kinds.items()]
+            arrays = [map_leaves(one_array(rows.column(name)), kind, kind, filled) for name, kind in kinds.items()]
             writer.write_batch(pa.record_batch(arrays, schema=schema))
     spool.size = os.fstat(spool.descriptor).st_size
     read, rows = pa.ipc.open_stream(pa.memory_map(spool.path)).read_all(), table.rows
@@ -255,13 +257,7 @@ class Finder:
             return None
         pages = self._shard.pages(self._opened, group, leaf.number)
         first, last = self._shard.edges[group : group + 2].tolist()
-        found = None if pages is None else places_in_pages(listed, leaf.max_definition, pages, first, last)
-        if found is None:
-            return None
-        none = np.zeros(0, np.int64)
-        pieces = Pieces(np.zeros(1, np.int64), none, none)
-        spooled = np.zeros(len(found.sizes), bool)
-        return FoundValues(found.rows, found.repetition, found.definition, spooled, found.starts, found.sizes, pieces)
+        return None if pages is None else locate_listed(listed, leaf.max_definition, pages, first, last)
 
     def copied(self, copy: FarCopy) -> None:
         """What was needed of the shard is in the copy now."""
@@ -311,7 +307,7 @@ class Finder:
     def nested(self, of: NestedLeaf, field: pa.Field) -> pa.Array:
         """The numbers of the values of one leaf inside of a column, in the shape that it has there."""
         none = np.zeros(0, np.int64)
-        parts = [assembled(field, of.path, none, none, pa.array(none))]
+        parts = [assemble_leaf(field, of.path, none, none, pa.array(none))]
         with self._failures():
             for group, rows, count in self._groups():
                 slots = _chosen_slots(self._chunk(group, of.leaf, rows, of.levels), len(of.levels), rows, count)
@@ -320,7 +316,7 @@ class Finder:
                 numbers = np.zeros(len(full), np.int64)
                 numbers[full] = self._numbers(slots.found, slots.value_of[full], every, every, None, 0)
                 cells = pa.array(numbers, mask=~full)
-                parts.append(assembled(field, of.path, slots.repetition, slots.definition, cells))
+                parts.append(assemble_leaf(field, of.path, slots.repetition, slots.definition, cells))
         return pa.concat_arrays(parts)
 
     def _groups(self) -> Iterator[tuple[int, Ints | None, int]]:

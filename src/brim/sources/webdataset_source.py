@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.errors import DamageFound, SourceError
+from brim.errors import SourceError, VerificationError
 from brim.file_set import NO_CONTENT, RangeSetBuilder
-from brim.formats.readable import LocalFile, Readable, ReadableFile
+from brim.formats.file_views import FileView
+from brim.formats.readable import LocalFile, Readable
 from brim.sources.dataset_files import DatasetFile, RemoteShard
 from brim.sources.features import NoFeature, feature_of, feature_of_type, kind_of
 from brim.sources.file_table import FileColumn, FileTable, Split
@@ -64,7 +65,9 @@ def webdataset_table(files: Sequence[DatasetFile], about: Mapping[str, Any]) -> 
     try:
         table = pa.table({name: _column(rows, name, name in columns) for name in names})
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise SourceError(f"The rows of the tars do not agree: {str(error).splitlines()[0]}.") from error
+        raise SourceError(
+            f"The rows of the tars have different columns or types: {str(error).splitlines()[0]}."
+        ) from error
     kinds = {name: _kind(table.column(name), paths) for name in sorted(columns)}
     return FileTable(
         rows=table,
@@ -121,7 +124,7 @@ def _rows(file: DatasetFile, others: list[str]) -> Iterator[tuple[dict[str, Any]
     try:
         yield from _groups(opened, others)
     except (tarfile.TarError, ValueError, KeyError, EOFError, RecursionError, OSError) as error:
-        raise DamageFound(f"{file.shown} is not a tar that brim can read: {error}.") from error
+        raise VerificationError(f"{file.shown} is not a tar that brim can read: {error}.") from error
     finally:
         opened.close()
 
@@ -133,7 +136,7 @@ def _groups(opened: Readable, others: list[str]) -> Iterator[tuple[dict[str, Any
     members: list[Member] = []
     expected: list[tuple[str, str, bool]] | None = None
     seen: set[str] = set()
-    with tarfile.open(fileobj=io.BufferedReader(ReadableFile(opened), 1 << 16), mode="r:") as archive:
+    with tarfile.open(fileobj=io.BufferedReader(FileView(opened), 1 << 16), mode="r:") as archive:
         while (member := archive.next()) is not None:
             archive.members = []  # type: ignore[attr-defined]  # it would keep every header
             if member.islnk() or member.issym():

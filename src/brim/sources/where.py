@@ -14,6 +14,7 @@ import ast
 import datetime
 import difflib
 import itertools
+import keyword
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from brim.file_set import Bools
 
 MOST_CHARACTERS, MOST_NODES, MOST_DEPTH = 128_000, 40_000, 60  # as long as an argument of a command can be
 _SQL_MEMORY = "256MB"
+_NOT_OPERATORS = frozenset(keyword.kwlist) - {"and", "or", "not", "in", "is", "None", "True", "False"}
 _NO_KERNEL = re.compile(r"has no kernel matching input types \((.+)\)")
 _BETWEEN = re.compile(r", (?![^(<]*[)>])")  # types, and not what is in the brackets of one
 
@@ -197,17 +199,16 @@ class _Evaluation:
             tree = ast.parse(self.text, mode="eval").body
         except SyntaxError as error:
             place = min(error.offset - 1 if error.offset else len(self.text), len(self.text))
-            hint = "Equality is written ==." if "=" in self.text.replace("==", "") else ""
-            raise self._wrong(f"is not an expression: {error.msg}", place, hint) from None
+            raise self._wrong(f"is not an expression: {error.msg}", place, _syntax_hint(self.text)) from None
         except (ValueError, RecursionError, MemoryError):
-            raise InputError("The expression of --where is nested too deeply or holds a null character.") from None
+            raise InputError("The expression of --where is nested too deeply or has a null character.") from None
         if sum(1 for _ in ast.walk(tree)) > MOST_NODES or _depth(tree) > MOST_DEPTH:
             raise InputError(f"The expression of --where has more than {MOST_NODES:,} parts or {MOST_DEPTH} levels.")
         found = self._value(tree)
         if isinstance(found, pa.Scalar) and pa.types.is_boolean(found.type):
             found = pa.repeat(found, self.table.num_rows)
         if not isinstance(found, pa.Array | pa.ChunkedArray) or not pa.types.is_boolean(found.type):
-            raise self._wrong("does not say yes or no for each row", 0, "Write a comparison, like age > 40.")
+            raise self._wrong("is not true or false for each row", 0, "Write a comparison, like age > 40.")
         return found
 
     def _wrong(self, what: str, place: int | ast.AST, hint: str = "") -> InputError:
@@ -223,7 +224,7 @@ class _Evaluation:
         try:
             return self._known(node)
         except OverflowError:
-            raise self._wrong("holds a number that is too large to compare with", node) from None
+            raise self._wrong("has a number that is too large to compare with", node) from None
         except (pa.ArrowException, TypeError) as error:
             reason = _in_words(str(error).split("\n")[0][:200])
             hint = "" if "regular expression" in reason else "Are the types those of the columns?"
@@ -246,7 +247,7 @@ class _Evaluation:
             return self._call(node)
         if isinstance(node, ast.Constant) and not isinstance(node.value, complex | type(...)):
             return _scalar(node.value)
-        raise self._wrong("holds what it does not understand", node, "See docs/select.md for what it does.")
+        raise self._wrong("has a part that is not supported", node, "docs/select.md lists what is supported.")
 
     def _logic(self, node: ast.BoolOp) -> Any:
         join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
@@ -258,7 +259,9 @@ class _Evaluation:
     def _yes_no(self, node: ast.AST) -> Any:
         value = self._value(node)
         if not pa.types.is_boolean(value.type):
-            raise self._wrong("joins what is not a yes or no", node, "Write a comparison there.")
+            raise self._wrong(
+                "has `and`, `or` or `not` with a value that is not true or false", node, "Write a comparison there."
+            )
         return value
 
     def _unary(self, node: ast.UnaryOp) -> Any:
@@ -268,32 +271,32 @@ class _Evaluation:
             if isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int):
                 return _scalar(-node.operand.value)
             return _widely(pc.negate_checked, self._value(node.operand))
-        raise self._wrong("holds what it does not understand", node)
+        raise self._wrong("has a part that is not supported", node)
 
     def _column(self, node: ast.AST, name: str) -> Any:
         names = self.table.column_names
         if names.count(name) == 1:
             return _comparable(self.table.column(name))
         if name in self.known:
-            raise self._wrong(f"names the column {name!r}, whose bytes are not read to choose rows", node)
+            raise self._wrong(f"names the column {name!r}, which has bytes and cannot be used to select rows", node)
         same = [one for one in self.known if one.casefold() == name.casefold()]
         near = same or difflib.get_close_matches(name, self.known, 1)
         meant = f"Did you mean {near[0]}? " if near else f'A text is in quotes, "{name}". '
         hint = f"{meant}Columns: {', '.join(self.known[:30])}."
-        raise self._wrong(f"names the column {name!r}, which is not there", node, hint)
+        raise self._wrong(f"names the column {name!r}, which does not exist", node, hint)
 
     def _attribute(self, node: ast.Attribute) -> Any:
         value = self._value(node.value)
         if pa.types.is_temporal(value.type) and node.attr in _OF_DATE:
             return _OF_DATE[node.attr](value)
         if not pa.types.is_struct(value.type) or value.type.get_field_index(node.attr) < 0:
-            hint = "Bytes inside of a column are not read to choose rows."
-            raise self._wrong(f"asks for {node.attr!r} of {value.type}, which has none", node, hint)
+            hint = "Bytes inside a column cannot be used to select rows."
+            raise self._wrong(f"asks for {node.attr!r}, which {value.type} does not have", node, hint)
         return _comparable(pc.struct_field(value, node.attr))
 
     def _call(self, node: ast.Call) -> Any:
         if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
-            raise self._wrong("calls with what it does not understand", node)
+            raise self._wrong("has a call with unsupported arguments", node)
         if isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1:
             value = self._value(node.args[0])
             return pc.list_value_length(value) if _is_list(value.type) else pc.utf8_length(value)
@@ -303,10 +306,10 @@ class _Evaluation:
             value = self._value(node.func.value)
             texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
             if len(texts) != len(node.args) or len(texts) != (node.func.attr not in ("lower", "upper", "strip")):
-                raise self._wrong(f"calls {node.func.attr} with what it does not understand", node)
+                raise self._wrong(f"calls {node.func.attr} with unsupported arguments", node)
             return _TEXT[node.func.attr](value, *texts)
         known = ", ".join([*_TEXT, "len", "abs", "column"])
-        raise self._wrong("calls what it does not know", node, f"It knows: {known}.")
+        raise self._wrong("calls an unknown function", node, f"Known functions: {known}.")
 
     def _comparisons(self, node: ast.Compare) -> Any:
         found, left = None, node.left
@@ -320,7 +323,7 @@ class _Evaluation:
         none = isinstance(right, ast.Constant) and right.value is None
         if isinstance(sign, ast.Is | ast.IsNot) or (none and isinstance(sign, ast.Eq | ast.NotEq)):
             if not none:
-                raise self._wrong("compares with `is` what is not None", right)
+                raise self._wrong("has `is` with a value that is not None", right)
             null = pc.is_null(self._value(left))
             return null if isinstance(sign, ast.Is | ast.Eq) else pc.invert(null)
         if isinstance(sign, ast.In | ast.NotIn):
@@ -351,7 +354,7 @@ class _Evaluation:
         if name is not None and name in self.labels and pa.types.is_integer(column.type):
             names = self.labels[name]
             if value.as_py() not in names:
-                raise self._wrong(f"compares with a label that is not one of {name}", node)
+                raise self._wrong(f"compares with a class that {name} does not have", node)
             return pa.scalar(names.index(value.as_py()), column.type)
         if pa.types.is_temporal(column.type):
             try:
@@ -360,7 +363,7 @@ class _Evaluation:
                 what, example = ("time", "10:30:00") if pa.types.is_time(column.type) else ("date", "2024-01-31")
                 zone = "" if getattr(column.type, "tz", None) else ", without a zone"
                 hint = f'Write it as "{example}"{zone}.'
-                raise self._wrong(f"compares a {what} with what is none", node, hint) from None
+                raise self._wrong(f"compares a {what} with a text that is not one", node, hint) from None
         return value
 
     def _inside(self, left: ast.expr, right: ast.expr) -> Any:
@@ -377,10 +380,10 @@ class _Evaluation:
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             text = self._constant(left)
             if not isinstance(text, str):
-                raise self._wrong("looks in a text for what is none", left)
+                raise self._wrong("has `in` with a value that is not a text", left)
             return pc.match_substring(column, pattern=text)
         if not _is_list(column.type):
-            raise self._wrong("looks inside of what is neither a list nor a text", right)
+            raise self._wrong("has `in` with a value that is neither a list nor a text", right)
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
         values = _comparable(array.flatten())
@@ -418,10 +421,23 @@ class _Evaluation:
         try:
             value = ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, RecursionError):
-            raise self._wrong("needs plain values there", node) from None
+            raise self._wrong("needs a plain value here", node) from None
         if value is not None and not isinstance(value, str | int | float | bool | bytes):
-            raise self._wrong("needs plain values there", node)
+            raise self._wrong("needs a plain value here", node)
         return value
+
+
+def _syntax_hint(text: str) -> str:
+    """Return what to write instead of SQL's words, or of a column whose name is a word of Python."""
+    words = re.findall(r"[^\W\d]\w*|[<>!=]=?", re.sub(r"""(['"]).*?\1""", "", text))
+    for word in words:
+        if word in ("AND", "OR", "NOT", "IN", "IS"):
+            return f"Write {word.lower()} in lower case."
+        if word.lower() in ("like", "ilike", "between"):
+            return f"--where has no {word}. Use --sql instead, or .contains() and .startswith()."
+        if word in _NOT_OPERATORS:
+            return f'{word} is a word of Python. Write column("{word}") for the column.'
+    return "Equality is written ==." if "=" in words else ""
 
 
 def _scalar(value: Any) -> Any:
@@ -524,7 +540,7 @@ def sql_mask(text: str, table: pa.Table) -> Bools:
     twins = [name for name in table.column_names if folded.count(name.lower()) > 1]
     if twins:
         raise InputError(
-            f"--sql cannot tell the columns {twins[0]!r} and {twins[1]!r} apart.", hint="Use --where, which can."
+            f"--sql cannot tell the columns {twins[0]!r} and {twins[1]!r} apart.", hint="Use --where instead."
         )
     try:
         # What closes the bracket that it stands in does not parse in a bracket of the other kind.
@@ -545,7 +561,7 @@ def sql_mask(text: str, table: pa.Table) -> Bools:
         except duckdb.Error as error:
             raise InputError(
                 f"--sql cannot read the columns: {str(error).splitlines()[0]}.",
-                hint="Use --where, which can.",
+                hint="Use --where instead.",
             ) from None
         for setting in (
             "enable_external_access=false", "autoinstall_known_extensions=false", "autoload_known_extensions=false",
@@ -555,7 +571,7 @@ def sql_mask(text: str, table: pa.Table) -> Bools:
         try:
             kind = str(connection.sql(f"SELECT ({text}\n) FROM rows LIMIT 0").types[0])
             if kind != "BOOLEAN":
-                raise InputError(f"--sql takes a condition that is true or not, and this is a {kind}.")
+                raise InputError(f"--sql must be a condition that is true or false, not a {kind}.")
             connection.execute(
                 "SELECT setseed(0)"
             ).fetchall()  # random() chooses the same rows when the command is run again
@@ -568,4 +584,4 @@ def sql_mask(text: str, table: pa.Table) -> Bools:
 
 
 def _sql_wrong(error: BaseException) -> InputError:
-    return InputError(f"--sql is refused by DuckDB: {str(error).strip()[:600]}", hint="Give one boolean expression.")
+    return InputError(f"DuckDB cannot run --sql: {str(error).strip()[:600]}", hint="Write one boolean expression.")

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from brim.errors import DamageFound, DestinationError, InputError, SinkFailed
+from brim.errors import DestinationError, DestinationUnavailableError, InputError, VerificationError
 from brim.sizes import format_size
 
 BUFFER_BYTES = 1024 * 1024  # fits the second-level cache: read, hash and write touch memory once
@@ -242,7 +242,7 @@ def reading(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         refuse_more_files(error)
-        raise DamageFound(
+        raise VerificationError(
             f"{name} cannot be read: {reason(error)}.", hint="brim verify lists everything that is wrong."
         ) from error
 
@@ -259,7 +259,7 @@ def failures(root: Path, again: str = "run the same command to continue") -> Ite
         if error.errno in _FULL:
             free = free_bytes(root) if root.exists() else None
             left = f" ({format_size(free)} left)" if free is not None else ""
-            raise SinkFailed(
+            raise DestinationUnavailableError(
                 f"The disk of the destination is full{left}: {str(root)!r}; what is finished is kept.",
                 hint=f"Make room, then {again}.",
             ) from error
@@ -269,7 +269,7 @@ def failures(root: Path, again: str = "run the same command to continue") -> Ite
                 f"The destination {str(root)!r} cannot be used: {error.strerror}{file}.",
                 hint="Choose another folder, or give yourself the right to write there.",
             ) from error
-        raise SinkFailed(
+        raise DestinationUnavailableError(
             f"The destination {str(root)!r} failed: {error.strerror or error}{file}.",
             hint=f"{again[0].upper()}{again[1:]}.",
         ) from error

@@ -233,7 +233,7 @@ class Ledger:
         except OSError as error:  # it belongs to somebody else, or is a folder
             raise DestinationError(
                 f"The ledger {str(self.path)!r} cannot be read: {reason(error)}.",
-                hint="Choose another folder for it with --state=DIR.",
+                hint="Choose another folder for it with --state-dir=DIR.",
             ) from error
 
     @classmethod

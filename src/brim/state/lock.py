@@ -46,7 +46,7 @@ def locked(
     except OSError as error:
         raise DestinationError(
             f"The lock {str(folder / 'lock')!r} cannot be opened: {reason(error)}.",
-            hint="Make that possible, or keep the ledger in another folder with --state DIR.",
+            hint="Make that possible, or keep the ledger in another folder with --state-dir DIR.",
         ) from error
     try:
         lock_file(
@@ -54,7 +54,7 @@ def locked(
             shared=shared,
             busy=busy,
             what=f"the ledger, {str(folder)!r},",
-            elsewhere="Keep the ledger on another disk with --state=DIR.",
+            elsewhere="Keep the ledger on another disk with --state-dir=DIR.",
         )
         yield
     finally:

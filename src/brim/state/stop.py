@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from brim.errors import InputError, Stopped
+from brim.errors import InputError, StoppedError
 from brim.memory.meter import boot_id, started
 from brim.state.durable import private_folder
 from brim.state.retry import interrupted_by
@@ -59,7 +59,7 @@ class Stop:
         self._event = threading.Event()
 
     def request(self, why: str = "the program that runs it") -> None:
-        """Ask. Jobs look a few times a second and raise `Stopped`; `why` is told there."""
+        """Ask. Jobs look a few times a second and raise `StoppedError`; `why` is told there."""
         self._why = self._why or why
         self._event.set()
 
@@ -71,7 +71,7 @@ class Stop:
     def check(self) -> None:
         """Raise Stopped if someone asked."""
         if self._event.is_set():
-            raise Stopped(
+            raise StoppedError(
                 f"Stopped by {self._why}; finished shards are kept.", hint="Run the same command to continue."
             )
 
@@ -118,7 +118,7 @@ def stoppable(*files: Path, asked: Stop | None = None) -> Iterator[RunStop]:
 
 @contextmanager
 def heard_at_once(*files: Path, asked: Stop | None = None) -> Iterator[None]:
-    """The same while nothing has begun that must end cleanly: `Stopped` is raised wherever this thread is.
+    """The same while nothing has begun that must end cleanly: `StoppedError` is raised wherever this thread is.
 
     In a program of somebody else's, that is where it waits for a server.
     """
@@ -202,10 +202,10 @@ def _look(stop: RunStop, heard: threading.Event, over: threading.Event, news: in
         if number and not heard.is_set() and not over.is_set() and time.monotonic() - began > _MOST_DEAF_S:
             sys.stderr.write(f"brim: Stopped by {_name(number)}; nothing was begun.\n")
             sys.stderr.flush()
-            os._exit(Stopped.exit_code)
+            os._exit(StoppedError.exit_code)
         try:
             stop.check()
-        except Stopped:
+        except StoppedError:
             if not asked and not over.is_set() and not number:
                 os.kill(os.getpid(), signal.SIGUSR1)
             asked = True
@@ -226,7 +226,7 @@ def _interrupt(stop: RunStop) -> Iterator[None]:
     before = _handled((signal.SIGINT,), on_interrupt) if python_hears else {}
     try:
         yield
-    except Stopped as stopped:
+    except StoppedError as stopped:
         if heard.is_set():
             raise KeyboardInterrupt(str(stopped)) from stopped
         raise

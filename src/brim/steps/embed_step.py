@@ -24,14 +24,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.buckets.bucket_address import Access, is_bucket_address, parse_object_address
-from brim.buckets.read_object import TO_END, Changed, ObjectPiece, fetch
-from brim.errors import BrimError, DoesNotFit, InputError
+from brim.errors import BrimError, InputError, MemoryLimitError
 from brim.memory.limit import usable_cores
 from brim.records import dataclass
-from brim.steps.embed_options import EmbedOptions
+from brim.steps.embed_options import EmbedStepOptions
 from brim.steps.models import Model, VectorType, load_model, model_facts, need
 from brim.steps.step import BadBatch, BadRow, Batch
+from brim.storage.location import Access, is_bucket_address, parse_object_address
+from brim.storage.reading import TO_END, Changed, ObjectPiece, fetch
 
 Array = np.ndarray[Any, Any]
 
@@ -237,10 +237,10 @@ class EmbedStep:
         """Where there are some to be had."""
         return self.options.loading.device in ("auto", "cuda")
 
-    def __init__(self, options: EmbedOptions) -> None:
+    def __init__(self, options: EmbedStepOptions) -> None:
         self.options = options
         self.batch_rows: int | None = options.window_rows
-        wanted = [name for name in (options.column, options.image, *options.keep) if name is not None]
+        wanted = [name for name in (options.column, options.image, *options.keep_columns) if name is not None]
         self.columns: tuple[str, ...] | None = tuple(dict.fromkeys(wanted))
         self._running: _Running | None = None
 
@@ -289,7 +289,7 @@ class EmbedStep:
         if self._running is None or not self._running.outputs:
             return None
         names = self._named(self._running.outputs)
-        kept = [schema.field(name) for name in self.options.keep]
+        kept = [schema.field(name) for name in self.options.keep_columns]
         return pa.schema(kept + [vector_field(names[old], output) for old, output in self._running.outputs.items()])
 
     def apply(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
@@ -322,7 +322,7 @@ class EmbedStep:
         if len(window.bad) < table.num_rows:
             if window.bad:
                 good = np.array([row not in window.bad for row in range(table.num_rows)])
-                table = table.select(list(dict.fromkeys(self.options.keep))).filter(pa.array(good))
+                table = table.select(list(dict.fromkeys(self.options.keep_columns))).filter(pa.array(good))
                 results = {name: array[good] for name, array in results.items()}
             yield self._table(table, results)
 
@@ -473,7 +473,7 @@ class EmbedStep:
         del prepared
         _give_back()
         if len(rows) == 1:
-            fault = DoesNotFit(
+            fault = MemoryLimitError(
                 "One row alone does not fit into the memory of the device.",
                 hint="Cut it shorter with --max-tokens, or use --device=cpu.",
             )
@@ -519,19 +519,19 @@ class EmbedStep:
     def _table(self, table: pa.Table, results: Mapping[str, Array]) -> pa.Table:
         outputs = self._open().outputs
         names = self._named(outputs)
-        fields = [table.schema.field(name) for name in self.options.keep]
-        columns = [table[name] for name in self.options.keep]
+        fields = [table.schema.field(name) for name in self.options.keep_columns]
+        columns = [table[name] for name in self.options.keep_columns]
         for old, array in results.items():
             fields.append(vector_field(names[old], outputs[old]))
             columns.append(vector_column(array, outputs[old]))
         return pa.table(columns, schema=pa.schema(fields))
 
     def _named(self, outputs: Mapping[str, VectorType]) -> dict[str, str]:
-        wanted = dict(self.options.names)
+        wanted = dict(self.options.name or {})
         if unknown := wanted.keys() - outputs.keys():
             raise InputError(f"The model gives no {min(unknown)!r}.", hint=f"It gives {', '.join(outputs)}.")
         names = {old: wanted.get(old, old) for old in outputs}
-        taken = [*self.options.keep, *names.values()]
+        taken = [*self.options.keep_columns, *names.values()]
         if twice := sorted(name for name in set(taken) if taken.count(name) > 1):
             raise InputError(
                 f"Two columns of the result are called {twice[0]!r}.",

@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from brim.choices import one_of
 from brim.errors import InputError
 from brim.extras import missing
 from brim.memory.meter import process_bytes
@@ -111,7 +110,6 @@ class ComposedTokens:
 
 
 EncoderChoice = Literal["auto", "reference", "fast"]
-CHOICES = ("auto", "reference", "fast")
 _GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -229,7 +227,6 @@ def _is_prefix(normalizer: Any) -> bool:
 
 def choose(choice: EncoderChoice, data: bytes) -> FastKind | None:
     """The fast way where it is installed, wanted, and known to give the same ids; else None."""
-    one_of("encoder", choice, CHOICES)
     installed = choice != "reference" and importlib.util.find_spec("gigatoken") is not None
     if choice == "fast" and not installed:
         raise missing("fast", "The fast encoder is not installed.")

@@ -13,6 +13,7 @@ import importlib.util
 import io
 import os
 import pickle
+import re
 import sys
 import traceback
 import types
@@ -26,14 +27,18 @@ from brim.records import dataclass
 from brim.steps.module_source import globals_by_text, is_singledispatch
 
 _FROM_FILE = "_brim_file_"
+_FUNCTION = re.compile(
+    r"(?:.+\.py|.*/.*|[^\W\d]\w*(?:\.\w+)*):[^\W\d]\w*(?:\.\w+)*", re.DOTALL
+)  # FILE or MODULE, function
 
 
 def load_function(where: str) -> Callable[..., Any]:
     """The function that `pkg.module:function` or `path/to/file.py:function` names."""
-    module_name, colon, name = where.rpartition(":")
-    if not colon or not module_name or not name:
+    module_name, _, name = where.rpartition(":")
+    if not _FUNCTION.fullmatch(where):
         raise InputError(
-            f"{where!r} does not name a function.", hint="Write pkg.module:function or path/to/file.py:function."
+            f"{where!r} does not name a function.",
+            hint="Write the function to a file and name both: steps.py:function, or package.module:function.",
         )
     look_here()
     by_file = module_name.endswith(".py") or os.sep in module_name
@@ -64,8 +69,8 @@ def _module(name: str) -> types.ModuleType:
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
             raise InputError(
-                f"There is no module {error.name!r}.",
-                hint="Run from the folder that holds it, or give the file: path/to/file.py:function.",
+                f"No module named {error.name!r}.",
+                hint="Run brim from the folder that has the module, or name the file: path/to/file.py:function.",
             ) from error
         raise _broken(name, error) from error
     except (Exception, SystemExit) as error:
@@ -75,7 +80,7 @@ def _module(name: str) -> types.ModuleType:
 def _file_module(path: Path) -> types.ModuleType:
     path = path.resolve()
     if not path.is_file():
-        raise InputError(f"There is no file {path}.")
+        raise InputError(f"The file {path} does not exist.", hint="Name the file and the function: steps.py:function.")
     name = _FROM_FILE + path.stem
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__file__ == str(path):

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from brim.records import dataclass
-from brim.steps.map_options import MapOptions
+from brim.steps.map_options import MapStepOptions
 from brim.steps.row_features import features_of, import_datasets, is_plain
 
 _FIXED = (type(None), bool, int, float, str, bytes, datetime.datetime, datetime.date)
@@ -178,7 +178,7 @@ class Inputs:
     """Makes the arguments of calls from tables."""
 
     def __init__(
-        self, schema: pa.Schema, options: MapOptions, format_kwargs: Mapping[str, Any], rank: Callable[[], int]
+        self, schema: pa.Schema, options: MapStepOptions, format_kwargs: Mapping[str, Any], rank: Callable[[], int]
     ) -> None:
         self._options, self._rank = options, rank
         features = features_of(schema)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.errors import MissingExtra
+from brim.errors import MissingDependencyError
 from brim.records import dataclass
 from brim.steps.map_inputs import Call, LazyRow
-from brim.steps.map_options import NO_COLUMNS, UNCHANGED, MapOptions
+from brim.steps.map_options import NO_COLUMNS, UNCHANGED, MapStepOptions
 from brim.steps.row_features import Feature, features_of, import_datasets, inferred, is_plain, metadata
 
 _LEAF_TYPES = {bool, int, float, str, bytes, datetime.datetime, datetime.date, datetime.time, datetime.timedelta}
@@ -124,7 +124,7 @@ def _by_datasets(
 ) -> tuple[Array, Feature | None]:
     try:
         datasets = import_datasets(f"what the function gave for {name!r}")
-    except MissingExtra:
+    except MissingDependencyError:
         if isinstance(values, list) and name not in source.types and wanted is None:
             pa.array(values)  # says what it is about the values
         raise
@@ -363,7 +363,7 @@ class Results:
     def __init__(
         self,
         source: pa.Schema,
-        options: MapOptions,
+        options: MapStepOptions,
         wanted: pa.Schema | None,
         settled: pa.Schema | None,
     ) -> None:

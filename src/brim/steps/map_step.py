@@ -24,7 +24,7 @@ from brim.errors import BrimError
 from brim.steps.function_digest import Digest, function_digest
 from brim.steps.functions import Shipped, pack, unpack
 from brim.steps.map_inputs import Call, Inputs
-from brim.steps.map_options import ALL_ROWS, NO_COLUMNS, MapOptions
+from brim.steps.map_options import ALL_ROWS, NO_COLUMNS, MapStepOptions
 from brim.steps.map_results import Results, kept, reconciled
 from brim.steps.row_features import as_schema, features_of, metadata
 from brim.steps.step import BadRow, Batch, end_forked_child
@@ -50,8 +50,8 @@ class MapStep:
 
     columns: tuple[str, ...] | None = None
 
-    def __init__(self, function: Callable[..., Any] | None, options: MapOptions | None = None) -> None:
-        options = options or MapOptions()
+    def __init__(self, function: Callable[..., Any] | None, options: MapStepOptions | None = None) -> None:
+        options = options or MapStepOptions()
         function = function or identity
         self.function = Shipped.of(function)
         self.digest: Digest = function_digest((function, options.fn_kwargs, options.format_kwargs))
@@ -380,7 +380,7 @@ class FilterStep(MapStep):
 
     settle = None  # type: ignore[assignment]  # its types are known before the first batch
 
-    def __init__(self, function: Callable[..., Any] | None, options: MapOptions, *, numbers: bool) -> None:
+    def __init__(self, function: Callable[..., Any] | None, options: MapStepOptions, *, numbers: bool) -> None:
         super().__init__(function or always, options)
         self.numbers = numbers
         self.indices = numbers or options.with_indices

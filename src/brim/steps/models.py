@@ -23,10 +23,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from brim.errors import ArgumentError, InputError, MissingExtra
+from brim.errors import ArgumentError, InputError, MissingDependencyError
 from brim.extras import EXTRAS, missing
+from brim.options.compute_options import ModelOptions
 from brim.records import dataclass
-from brim.steps.embed_options import ModelOptions
 from brim.steps.functions import load_function, look_here
 from brim.steps.module_source import own_file, resolve_import
 
@@ -80,7 +80,9 @@ def need(module: str) -> Any:
         if error.name is not None and error.name.partition(".")[0] != package:
             raise
         if package not in EXTRAS["embed"].packages:
-            raise MissingExtra(f"This model needs {package}.", hint=f"pip install {package}", extra="embed") from error
+            raise MissingDependencyError(
+                f"This model needs {package}.", hint=f"pip install {package}", extra="embed"
+            ) from error
         raise missing("embed", f"This model needs {EXTRAS['embed'].packages[package]}.", package) from error
 
 
@@ -182,7 +184,8 @@ class FactoryModel:
         torch = sys.modules.get("torch")
         plain = "cpu" if options.device == "auto" else options.device
         device = plain if torch is None else device_for(options.device, torch)
-        self._made = factory(**_taken(spec, factory, {"device": device, "dtype": options.dtype}, options.arguments))
+        asked = options.model_arg or {}
+        self._made = factory(**_taken(spec, factory, {"device": device, "dtype": options.dtype}, asked))
         self._encode = getattr(self._made, "encode", self._made)
         if not callable(self._encode):
             raise InputError(
@@ -218,13 +221,11 @@ class FactoryModel:
             close()
 
 
-def _taken(
-    spec: str, factory: Callable[..., Any], offered: dict[str, Any], asked: tuple[tuple[str, Any], ...]
-) -> dict[str, Any]:
+def _taken(spec: str, factory: Callable[..., Any], offered: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """What brim offers is left out where the factory has no place for it; what the user asks for is not."""
     parameters = inspect.signature(factory).parameters
     open_end = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    for name, _ in asked:
+    for name in asked:
         if name not in parameters and not open_end:
             raise InputError(f"{spec} takes no argument {name!r}.", hint=f"It takes {', '.join(parameters) or 'none'}.")
     return {name: value for name, value in offered.items() if open_end or name in parameters} | dict(asked)
@@ -259,8 +260,6 @@ def load_model(spec: str, options: ModelOptions, *, text: bool = True, image: bo
         return FactoryModel(spec, options)
     _refuse_missing_folder(spec)
     torch = need("torch")
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
     device = device_for(options.device, torch)
     need("transformers.utils.logging").disable_progress_bar()  # a worker's bars would be in the way of brim's
     try:

@@ -12,12 +12,12 @@ import subprocess
 import sys
 
 from brim.errors import BrimError, InputError
-from brim.steps.map_options import MapOptions
+from brim.monitor.watching.launch import HOME
+from brim.steps.map_options import MapStepOptions
 from brim.steps.map_step import MapStep
-from brim.watching.launch import HOME
 
 
-def make_step(function: str, options: MapOptions) -> MapStep:
+def make_step(function: str, options: MapStepOptions) -> MapStep:
     """The step for a function that is given by name."""
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join([str(HOME), *filter(None, [environment.get("PYTHONPATH")])])

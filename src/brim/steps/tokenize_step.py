@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim.choices import at_least, one_of
 from brim.errors import InputError
+from brim.options.compute_options import TextOptions
 from brim.records import dataclass
 from brim.steps.fast_encoder import FastEncoder, FastKind, ProvedEncoder, fast_name
 from brim.steps.step import BadRow, Batch
@@ -103,33 +103,22 @@ _GROUP_BYTES = 1 << 18
 _NO_IDS = np.empty(0, np.uint32)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizeOptions:
-    """How texts become tokens. Who packs documents leaves `add_special_tokens` off, as training jobs do.
+@dataclass(frozen=True, kw_only=True)
+class TokenizeStepOptions(TextOptions):
+    """How texts become tokens, as workers take it. Packed documents have no special tokens, as training jobs want."""
 
-    `max_length` counts special tokens and `eos`. A document longer than `long_chars` characters is long.
-    """
-
-    column: str = "text"
-    eos: str | None = None
     add_special_tokens: bool = True
-    max_length: int | None = None
-    keep: tuple[str, ...] = ()
     dtype: Dtype = "int32"
-    long_documents: Literal["cut", "refuse"] = "cut"
-    long_chars: int = PIECE_CHARS
 
-    def __post_init__(self) -> None:
-        one_of("long-documents", self.long_documents, ("cut", "refuse"))
-        at_least("max-length", self.max_length, 1)
-        at_least("long-chars", self.long_chars, 1000)
-        if IDS in self.keep or NOTE in self.keep:
-            raise InputError(f"{IDS} is the column that is made; it cannot be kept.", hint="Rename it in the source.")
+    def check_options(self) -> None:
+        if {IDS, NOTE} & {*self.keep_columns}:
+            raise InputError(
+                f"{IDS} is the column that tokenize writes; it cannot be kept.", hint="Rename it in the source."
+            )
 
 
 def settle_dtype(asked: str, output: str, vocab_size: int) -> Dtype:
     """auto: int32 for Parquet and Arrow, because torch takes it as it is; for bin the smallest that fits."""
-    one_of("dtype", asked, ("auto", "int32", "uint16", "uint32"))
     if asked == "auto":
         return "int32" if output != "bin" else "uint16" if vocab_size <= 1 << 16 else "uint32"
     if asked == "uint16" and vocab_size > 1 << 16:
@@ -144,7 +133,7 @@ class TokenizeStep:
     """Made in the parent, opened in workers. `threads` is set by who runs it, before `open`."""
 
     tokenizer: TokenizerFile
-    options: TokenizeOptions = field(default_factory=TokenizeOptions)
+    options: TokenizeStepOptions = field(default_factory=TokenizeStepOptions)
     threads: int = 1
     batch_rows: int | None = None
     batch_bytes: int = 1_000_000
@@ -161,16 +150,22 @@ class TokenizeStep:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.options.column, *self.options.keep)))
+        return tuple(dict.fromkeys((self.options.column, *self.options.keep_columns)))
 
     @property
     def facts(self) -> dict[str, Any]:
-        named = self.options
+        options = self.options
         return {
             "step": "tokenize",
             "tokenizer": self.tokenizer.sha256,
-            **{name: getattr(named, name) for name in named.__dataclass_fields__ if name != "keep"},
-            "keep": list(named.keep),
+            "column": options.column,
+            "eos": options.eos,
+            "add_special_tokens": options.add_special_tokens,
+            "max_length": options.max_length,
+            "dtype": options.dtype,
+            "long_documents": options.long_documents,
+            "long_chars": options.long_chars,
+            "keep": list(options.keep_columns),
             # Jobs of the time before 1.x say nothing of it, and go on.
             **({"tokenizers_generation": generation()} if generation() else {}),
         }
@@ -196,7 +191,7 @@ class TokenizeStep:
                 f"The column {self.options.column!r} is not text but {kind}.", hint="Choose another with --column."
             )
         fields = [pa.field(IDS, pa.list_(_arrow(self.options.dtype))), pa.field(NOTE, pa.uint8())]
-        return pa.schema(fields + [_field(schema, name).remove_metadata() for name in self.options.keep])
+        return pa.schema(fields + [_field(schema, name).remove_metadata() for name in self.options.keep_columns])
 
     def open(self, schema: pa.Schema) -> None:
         # The engine has a worker for each core; a pool of threads in each would only be in the way.
@@ -306,7 +301,9 @@ class TokenizeStep:
         ids = pa.ListArray.from_arrays(
             pa.array(offsets.astype(np.int32)), pa.array(values.astype(self.options.dtype, copy=False))
         )
-        return pa.table({IDS: ids, NOTE: pa.array(notes)} | {name: table.column(name) for name in self.options.keep})
+        return pa.table(
+            {IDS: ids, NOTE: pa.array(notes)} | {name: table.column(name) for name in self.options.keep_columns}
+        )
 
     @property
     def _room(self) -> int | None:

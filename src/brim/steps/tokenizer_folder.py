@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from brim.errors import InputError
+from brim.monitor.watching.launch import HOME
 from brim.records import dataclass
-from brim.watching.launch import HOME
 
 FILE = "tokenizer.json"
 CONFIG, SPECIAL_MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from brim.errors import InputError, SourceChanged
+from brim.errors import InputError, SourceChangedError
 from brim.extras import missing
 from brim.records import dataclass
 from brim.state.durable import reason
@@ -126,7 +126,7 @@ class TokenizerFile:
         data = self.data if self.path is None else _bytes_of(Path(self.path))
         assert data is not None
         if hashlib.sha256(data).hexdigest() != self.sha256:
-            raise SourceChanged(
+            raise SourceChangedError(
                 f"The tokenizer {self.name} is not what it was when the job began.",
                 hint="Give the old file back, or start over with --fresh.",
                 path=self.path,

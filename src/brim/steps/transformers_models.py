@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from brim.errors import InputError
-from brim.steps.embed_options import ModelOptions, Pooling
+from brim.options.compute_options import ModelOptions
 from brim.steps.models import Model, VectorType, need
 
 _POSITIONS = ("position_embeddings", "position_embedding", "wpe")  # as BERT, CLIP and GPT-2 call the table
@@ -130,7 +130,7 @@ class _OneModel:
     def __init__(self, parts: _Parts, *, text: bool) -> None:
         self._parts = parts
         self._reads_text = text
-        self._pooling: Pooling = parts.options.pooling or ("mean" if text else "cls")
+        self._pooling: str = parts.options.pooling or ("mean" if text else "cls")
         self._reader = parts.tokenizer() if text else parts.image_processor()
         self.outputs: Mapping[str, VectorType] | None = outputs_of(self, text=text, image=not text)
 
@@ -188,7 +188,7 @@ def _pooled(result: Any) -> Any:
     return result if isinstance(result, torch.Tensor) else result.pooler_output
 
 
-def _pool(states: Any, mask: Any, pooling: Pooling) -> Any:
+def _pool(states: Any, mask: Any, pooling: str) -> Any:
     if states.dim() == 4:  # a convolutional model has a picture of channels
         return states.mean(dim=(2, 3))
     if pooling == "cls":

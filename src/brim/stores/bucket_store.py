@@ -9,32 +9,30 @@ Machines that share no disk put unit files there, too, and whoever finishes fetc
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from brim.buckets import hub_bucket
-from brim.buckets.abilities import CHECKS, ask_abilities
-from brim.buckets.bucket_address import BucketAddress
-from brim.buckets.bucket_client import explain, explained, is_object_error, is_passing, patience_s
-from brim.buckets.listing import ObjectStat, list_objects, read_small, stat_object
-from brim.buckets.read_object import ObjectStream
-from brim.buckets.send_object import PART_BYTES, copy_object, delete_objects, part_bytes, send_parts, send_small
-from brim.errors import BrimError, DamageFound, DestinationError, SinkFailed
+from brim.errors import DestinationError, DestinationUnavailableError, VerificationError
 from brim.formats.card import CARD
 from brim.formats.card_configs import UNFINISHED
-from brim.formats.source_reader import Buffers
 from brim.formats.splice import FileSplice, Splice
 from brim.progress import told_if_slow
 from brim.records import dataclass
-from brim.sizes import format_size
 from brim.state.durable import write_whole
 from brim.state.ledger import Piece, Receipt
 from brim.state.retry import Retry, leaving
-from brim.stores.bucket_lease import Lease
+from brim.storage.abilities import CHECKS, ask_abilities
+from brim.storage.explain_error import explain, explained
+from brim.storage.lease import Lease
+from brim.storage.listing import list_objects, read_small, stat_object
+from brim.storage.location import Location
+from brim.storage.reading import ObjectStream
+from brim.storage.requests import is_transient, patience_s
+from brim.storage.storage import PART_BYTES, ObjectStat, open_storage, part_bytes
+from brim.storage.storage_error import StorageError
 from brim.stores.store import (
     Announcement,
     CardMaker,
@@ -57,7 +55,7 @@ class BucketCarrier:
     `etags`: whether those of this store tell content (abilities.py); else none are noted. `parts`: if it takes any.
     """
 
-    address: BucketAddress
+    address: Location
     in_flight: int = 2
     etags: bool = True
     parts: bool = True
@@ -66,21 +64,19 @@ class BucketCarrier:
         """Whether this machine may write there."""
         key = self.address.key(f".brim/{CHECKS}{time.time_ns():x}")
         with explained(self.address):
-            send_small(self.address, key, b"brim")
-            delete_objects(self.address, [key])
+            open_storage(self.address).put_bytes(key, b"brim")
+            open_storage(self.address).delete([key])
 
     def put(self, name: str, splice: Splice, sha256: str | None, watcher: PutWatcher) -> Put:
         # obstore has tried again what it may. What it may not, like a part whose answer was lost, is sent anew.
-        retry = Retry((_WAIT_S,) * (_TRIES - 1), is_passing, patience_s=patience_s())
+        retry = Retry((_WAIT_S,) * (_TRIES - 1), is_transient, patience_s=patience_s())
         quiet = False
         try:
             while True:
                 retry.begin()
                 try:
                     return self._put(name, splice, _Told(watcher, quiet=quiet))
-                except Exception as error:
-                    if isinstance(error, BrimError) or not is_object_error(error):
-                        raise
+                except StorageError as error:
                     if not retry.again(error):
                         raise explain(error, self.address) from None
                 quiet = True
@@ -90,41 +86,16 @@ class BucketCarrier:
             raise
 
     def _put(self, name: str, splice: Splice, watcher: _Told) -> Put:
-        if self.address.on_hub:
-            etag, sha256 = hub_bucket.send(
-                self.address, self.address.key(name), splice, lambda sent, _: watcher.sent(sent)
-            )
-            return self._there(name, splice.size, sha256, etag)
-        digest = hashlib.sha256()
-        key, size = self.address.key(name), part_bytes(splice.size)
-
-        whole = splice.size <= size
-
-        def parts() -> Iterator[memoryview]:
-            """Each its own memory: a part may be sent again while the next ones are made."""
-            for part in splice.chunks(buffer_bytes=size, keep=Buffers(size), as_they_come=not whole):
-                digest.update(part)
-                yield part
-                watcher.sent(len(part))
-
-        if whole:
-            etag = send_small(self.address, key, next(iter(list(parts())), memoryview(b"")))
-        elif not self.parts:
-            raise DestinationError(
-                f"{name} has {format_size(splice.size)}, and the store at {self.address} takes no uploads in parts.",
-                hint=f"Give --shard-size={PART_BYTES >> 20}MB, or use another store.",
-            )
-        else:
-            in_flight = max(1, self.in_flight * PART_BYTES // size)
-            etag = send_parts(self.address, key, parts(), size, in_flight, lambda: watcher.sent(0))
-        return self._there(name, splice.size, digest.hexdigest(), etag)
+        key = self.address.key(name)
+        etag, sha256 = open_storage(self.address).put(key, splice, self.in_flight, self.parts, watcher.sent)
+        return self._there(name, splice.size, sha256, etag)
 
     def _there(self, name: str, size: int, sha256: str, etag: str) -> Put:
         """What was sent, if that is what the store has."""
         there = stat_object(self.address.below(name), reading=False)
         if there is None or there.st_size != size:
             there_are = "is not there" if there is None else f"has {there.st_size:,} there"
-            raise SinkFailed(
+            raise DestinationUnavailableError(
                 f"{self.address.below(name)} was sent with {size:,} bytes and {there_are}.",
                 hint="Somebody else may be writing to the same place. Run the same command again.",
             )
@@ -134,7 +105,7 @@ class BucketCarrier:
 
     def drop(self, name: str) -> None:
         """What was begun and will not be finished."""
-        from brim.buckets.uploads import CannotTell, abort_uploads
+        from brim.storage.uploads import CannotTell, abort_uploads
 
         key = self.address.key(name)
         try:
@@ -166,12 +137,11 @@ def parts_in_flight(room: SendingRoom) -> int:
     return max(1, min(1 + room.bytes // max(room.workers, 1) // PART_BYTES, _MOST_IN_FLIGHT))
 
 
-def need_place(address: BucketAddress, note: Callable[[str], None]) -> None:
+def need_place(address: Location, note: Callable[[str], None]) -> None:
     """A bucket of the Hub is made if it is not there, as a repository is; others are not brim's to make."""
-    if address.on_hub:
-        with explained(address):
-            if hub_bucket.need_bucket(address):
-                note(f"made the private bucket hf://{address.bucket}")
+    with explained(address):
+        if open_storage(address).create():
+            note(f"made the private bucket {address.scheme}://{address.bucket}")
 
 
 class BucketStore:
@@ -181,7 +151,7 @@ class BucketStore:
 
     def __init__(
         self,
-        address: BucketAddress,
+        address: Location,
         owner: str,
         room: SendingRoom,
         listener: Listener,
@@ -213,7 +183,7 @@ class BucketStore:
 
     def _abort_left(self) -> None:
         """Uploads that a killed run has begun. Whoever holds the lease is the only one to have any."""
-        from brim.buckets.uploads import CannotTell, abort_uploads  # which speaks HTTP and XML
+        from brim.storage.uploads import CannotTell, abort_uploads  # which speaks HTTP and XML
 
         start = self.address.key(f"{self.folder}/")
         keys = None if self._mine is None else {self.address.key(name) for name in self._mine}
@@ -262,11 +232,14 @@ class BucketStore:
 
     def _move(self, source: str, target: str) -> None:
         with explained(self.address):
-            copy_object(self.address, self.address.key(source), self.address.key(target))
-            delete_objects(self.address, [self.address.key(source)])
+            storage = open_storage(self.address)
+            storage.copy(self.address.key(source), self.address.key(target))
+            storage.delete([self.address.key(source)])
         there = stat_object(self.address.below(target), reading=False)
         if there is None:
-            raise SinkFailed(f"{target} was copied in the bucket and is not there.", hint="Run the same command again.")
+            raise DestinationUnavailableError(
+                f"{target} was copied in the bucket and is not there.", hint="Run the same command again."
+            )
         self._there.pop(source, None)
         self._there[target] = there
 
@@ -277,7 +250,7 @@ class BucketStore:
 
     def _delete(self, names: Sequence[str]) -> None:
         with explained(self.address):
-            delete_objects(self.address, [self.address.key(name) for name in names])
+            open_storage(self.address).delete([self.address.key(name) for name in names])
         for name in names:
             self._there.pop(name, None)
 
@@ -302,7 +275,7 @@ class BucketStore:
         self._look()
         wrong = [piece.name for piece in publication.pieces if not self._lists(piece)]
         if wrong:
-            raise SinkFailed(
+            raise DestinationUnavailableError(
                 f"{self.address} does not hold {wrong[0]} as it was sent ({len(wrong)} such objects).",
                 hint="Someone else may have changed it meanwhile. Run the same command again.",
             )
@@ -335,7 +308,7 @@ class BucketStore:
 
     def _write(self, name: str, data: bytes) -> None:
         with explained(self.address):
-            send_small(self.address, self.address.key(name), data)
+            open_storage(self.address).put_bytes(self.address.key(name), data)
 
     def close(self) -> None:
         self._lease.release()
@@ -346,16 +319,16 @@ def _is(there: ObjectStat | None, piece: Piece) -> bool:
     return there is not None and there.st_size == piece.size and piece.etag in ("", there.etag)
 
 
-def published_in(address: BucketAddress, folder: str = "data") -> PublishedThere:
+def published_in(address: Location, folder: str = "data") -> PublishedThere:
     """What is there, without a lock and without changing anything. In a bucket that is yet to be made: nothing."""
     with explained(address):
-        if address.on_hub and not hub_bucket.is_there(address):
+        if not open_storage(address).exists():
             return PublishedThere((), (), unfinished=False)
     there, card = _listed(address, folder), read_small(address, CARD, reading=False) or b""
     return PublishedThere(_manifests(address, there), _shards(there, folder), UNFINISHED.encode() in card)
 
 
-def _listed(address: BucketAddress, shards: str) -> dict[str, ObjectStat]:
+def _listed(address: Location, shards: str) -> dict[str, ObjectStat]:
     there = {}
     for folder in (shards, MANIFESTS):
         for name, stat in list_objects(address.below(folder), reading=False):
@@ -363,7 +336,7 @@ def _listed(address: BucketAddress, shards: str) -> dict[str, ObjectStat]:
     return there
 
 
-def _manifests(address: BucketAddress, there: Iterable[str]) -> list[bytes]:
+def _manifests(address: Location, there: Iterable[str]) -> list[bytes]:
     names = [name for name in sorted(there) if name.startswith(f"{MANIFESTS}/{_CONFIG}/") and name.endswith(".jsonl")]
     found = (read_small(address, name, reading=False) for name in names)
     return [data for data in found if data is not None]
@@ -386,20 +359,20 @@ def bad_rows_of(unit: str) -> str:
     return f"{Path(unit).stem}.bad.arrow"
 
 
-def send_unit(address: BucketAddress, folder: Path, name: str) -> None:
+def send_unit(address: Location, folder: Path, name: str) -> None:
     """A unit's file, and that of the rows that were left out of it, if there is one."""
     for file in (folder / bad_rows_of(name), folder / name):
         if file.exists():
             send_file(address, file, file.name)
 
 
-def send_file(address: BucketAddress, file: Path, name: str) -> None:
+def send_file(address: Location, file: Path, name: str) -> None:
     with FileSplice(file) as splice:
         BucketCarrier(address).put(name, splice, None, _Nobody())
 
 
-def fetch_unit(address: BucketAddress, name: str, folder: Path, sha256: str = "") -> None:
-    """A file of a unit, whole or not at all; DamageFound if it is not the one with this SHA-256."""
+def fetch_unit(address: Location, name: str, folder: Path, sha256: str = "") -> None:
+    """A file of a unit, whole or not at all; VerificationError if it is not the one with this SHA-256."""
     stat = stat_object(address.below(name))
     if stat is None:
         raise DestinationError(f"{address.below(name)} is not there any more.", hint="Run the same command again.")
@@ -409,18 +382,18 @@ def fetch_unit(address: BucketAddress, name: str, folder: Path, sha256: str = ""
         def content() -> Iterator[bytes]:
             yield from (stream.read_at(at, _CHUNK) for at in range(0, stat.st_size, _CHUNK))
             if sha256 not in ("", stream.sha256()):
-                raise DamageFound(f"{address.below(name)} is not what was computed.")
+                raise VerificationError(f"{address.below(name)} is not what was computed.")
 
         write_whole(folder / name, content())
 
 
-def units_there(address: BucketAddress) -> Callable[[Receipt], bool]:
+def units_there(address: Location) -> Callable[[Receipt], bool]:
     """Whether the unit of a receipt is in the bucket, as it lists them now."""
     there = {name: stat.st_size for name, stat in list_objects(address, reading=False)}
     return lambda receipt: there.get(receipt.name) == receipt.size
 
 
-def clear_units(address: BucketAddress) -> None:
+def clear_units(address: Location) -> None:
     """Take all of them away."""
     with explained(address):
-        delete_objects(address, [address.key(name) for name, _ in list_objects(address, reading=False)])
+        open_storage(address).delete([address.key(name) for name, _ in list_objects(address, reading=False)])

@@ -1,6 +1,6 @@
 """Where a dataset is: a folder, a repository on the Hub, or a place in a bucket; and where its ledger is.
 
-hf://datasets/ORG/NAME[@REVISION] says which repository and which branch of it; `HubOptions`, how it is published.
+hf://datasets/ORG/NAME[@REVISION] says which repository and which branch of it; `PublishOptions`, how it is published.
 """
 
 from __future__ import annotations
@@ -9,91 +9,59 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import field
+from dataclasses import asdict, field
 from pathlib import Path
-from typing import Literal, get_args
-from urllib.parse import unquote
+from typing import Any
 
 import numpy as np
 
-from brim.buckets.bucket_address import Access, BucketAddress, is_bucket_address, parse_bucket_address
-from brim.buckets.bucket_client import endpoint_of
-from brim.choices import one_of
-from brim.errors import DestinationError, DoesNotFit, InputError, SinkFailed
+from brim.errors import DestinationError, DestinationUnavailableError, InputError, MemoryLimitError
 from brim.file_set import FileSet, inode_of
 from brim.formats.card import CARD
+from brim.options.groups import HubOptions
 from brim.records import dataclass
 from brim.sizes import format_size
 from brim.state.durable import private_folder, reason, sync_folder
 from brim.state.ledger import LEDGER, STATE, Ledger
+from brim.storage.accounts import endpoint_of
+from brim.storage.location import (
+    HUB_SCHEME,
+    Access,
+    HubAddress,
+    Location,
+    is_bucket_address,
+    parse_bucket_address,
+    parse_hub_address,
+)
 
-SCHEME = "hf://"
-MAIN = "main"
-_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
-_REPO = re.compile(rf"{_PART}/{_PART}")
-_HINT = "Write hf://datasets/ORG/NAME, with @BRANCH after it for another branch than main."
-
-
-@dataclass(frozen=True, slots=True)
-class HubAddress:
-    """A dataset repository and a revision of it."""
-
-    repo: str
-    revision: str = MAIN
-
-    def __str__(self) -> str:
-        return f"{SCHEME}datasets/{self.repo}" + ("" if self.revision == MAIN else f"@{self.revision}")
-
-
-def parse_hub_address(text: str) -> HubAddress:
-    path, at, revision = text.removeprefix(SCHEME).rstrip("/").partition("@")
-    kind, _, repo = path.partition("/")
-    if kind in ("models", "spaces", "buckets"):
-        raise InputError(f"{text!r} is not a dataset repository.", hint=_HINT)
-    if kind != "datasets":
-        if _REPO.fullmatch(path):
-            raise InputError(f"{text!r} lacks its kind.", hint=f"Write hf://datasets/{path}.")
-        raise InputError(f"{text!r} is not the address of a dataset.", hint=_HINT)
-    if not repo_name_is_valid(repo):
-        raise InputError(f"{repo!r} is not the name of a repository on the Hub.", hint=_HINT)
-    if at and not revision:
-        raise InputError(f"{text!r} ends where a branch should be named.", hint=_HINT)
-    return HubAddress(repo, unquote(revision) or MAIN)
-
-
-def repo_name_is_valid(repo: str) -> bool:
-    """ORG/NAME as the Hub takes it."""
-    return _REPO.fullmatch(repo) is not None and ".." not in repo and "--" not in repo and not repo.endswith(".git")
-
-
-Via = Literal["auto", "lfs", "xet"]
 _FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _MOST_NAME = 200  # characters: it is the name of a folder
 _CONFIG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class HubOptions:
-    """How to publish, apart from where. `split` alone is replaced if it is given, else the whole config."""
+# Names in saved plans, of an earlier version.
+_STORED_NAMES = {
+    "commit_message": "message", "commit_as_you_go": "direct", "upload_with": "via", "create_pr": "create_pull",
+    "replace_foreign": "replace",
+}  # fmt: skip
 
-    config: str = "default"
+
+@dataclass(frozen=True, kw_only=True)
+class PublishOptions(HubOptions):
+    """How to publish, apart from where. If `split` is given, only that split is replaced, else the whole config."""
+
     split: str | None = None
     data_dir: str | None = None
-    message: str | None = None
     description: str | None = None
-    public: bool = False
-    direct: bool = False
-    via: Via = "auto"
-    create_pull: bool = False
-    replace: bool = False  # files that brim did not write go too; the repository's history keeps them
+    create_pr: bool = False
+    replace_foreign: bool = False  # files that brim did not write are replaced too; the repository's history keeps them
     set_default: bool = False
     bare: bool = False  # the card lists files as `push_to_hub` does
     token: str | None = field(default=None, repr=False)
 
-    def __post_init__(self) -> None:
-        one_of("via", self.via, get_args(Via))
+    def check_options(self) -> None:
         if "readme.md" in (self.config.lower(), (self.data_dir or "").lower()):
             raise InputError("README.md is the card.", hint="Use another name for the config or folder.")
         taken = self.config in ("data", "all")
@@ -104,8 +72,17 @@ class HubOptions:
             )
         if self.data_dir is not None and not _FOLDER.fullmatch(self.data_dir):
             raise InputError(f"{self.data_dir!r} is not a folder for shards.", hint="Use a plain name, like data.")
-        if self.direct and self.create_pull:
-            raise InputError("Choose one of --create-pr (a pull request) and --direct.")
+        if self.commit_as_you_go and self.create_pr:
+            raise InputError("create_pr=True cannot be used with --commit-as-you-go.")
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what a saved plan keeps, without the token."""
+        return {_STORED_NAMES.get(name, name): value for name, value in asdict(self).items() if name != "token"}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> PublishOptions:
+        present = {stored: name for name, stored in _STORED_NAMES.items()}
+        return cls(**{present.get(name, name): value for name, value in record.items()})
 
     @property
     def folder(self) -> str:
@@ -169,7 +146,7 @@ def _round(size: int) -> str:
     return f"{-(-size // unit)}{letters}"
 
 
-Destination = Path | HubAddress | BucketAddress
+Destination = Path | HubAddress | Location
 UNITS = "units"  # the folder of the units of a computed job, beside its ledger
 QUARANTINE = "quarantine.parquet"
 CLAIM = "destination"  # the file that says which one books are of, if their folder is the user's choice
@@ -181,7 +158,7 @@ def parse_destination(destination: str | os.PathLike[str], access: Access | None
     refuse_nameless(text)
     if is_bucket_address(text):
         return parse_bucket_address(text, access)
-    if text.startswith(SCHEME):
+    if text.startswith(HUB_SCHEME):
         return parse_hub_address(text)
     if "://" in text:
         raise InputError(
@@ -242,7 +219,7 @@ def _is_place(destination: Destination, place: str, access: Access) -> bool:
     if isinstance(destination, Path):
         return "://" not in place and _same_path(destination, Path(place))
     if isinstance(destination, HubAddress):
-        on_hub = place.startswith(SCHEME) and not is_bucket_address(place)
+        on_hub = place.startswith(HUB_SCHEME) and not is_bucket_address(place)
         return on_hub and parse_hub_address(place).repo == destination.repo
     if not is_bucket_address(place):
         return False
@@ -250,7 +227,7 @@ def _is_place(destination: Destination, place: str, access: Access) -> bool:
     return _same_bucket(destination, source) and destination.prefix == source.prefix
 
 
-def _same_bucket(one: BucketAddress, other: BucketAddress) -> bool:
+def _same_bucket(one: Location, other: Location) -> bool:
     alike = (one.scheme, one.bucket) == (other.scheme, other.bucket)
     return alike and endpoint_of(one) == endpoint_of(other)
 
@@ -374,7 +351,7 @@ class Footprints:
         """For whoever holds the lock: nothing stays of a job that is refused, or does not fit, with nothing done."""
         try:
             yield
-        except (InputError, DoesNotFit, SinkFailed):
+        except (InputError, MemoryLimitError, DestinationUnavailableError):
             if Ledger(self._state).job is None and not Ledger(self._state / UNITS).receipts:
                 for folder in self._books:
                     shutil.rmtree(folder, ignore_errors=True)
@@ -399,5 +376,5 @@ def make_state(destination: Destination, folder: Path) -> None:
     except OSError as error:
         raise DestinationError(
             f"The folder of the ledger, {str(folder)!r}, cannot be used: {reason(error)}.",
-            hint="Choose another one with --state=DIR.",
+            hint="Choose another one with --state-dir=DIR.",
         ) from error

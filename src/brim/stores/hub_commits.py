@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from brim.state.ledger import Piece
-from brim.stores import hub_private
-from brim.stores.hub_client import HubClient, Snapshot
-from brim.stores.hub_session import UnexpectedAnswer, hub_tries, is_passing, status_of, wait_after
+from brim.storage import hub_private
+from brim.storage.hub_client import HubClient, Snapshot
+from brim.storage.hub_session import UnexpectedAnswer, hub_tries, is_passing, status_of, wait_after
 from brim.stores.hub_upload import Lfs
 from brim.stores.store import ObjectsGone
 

@@ -15,19 +15,20 @@ from contextlib import ExitStack
 from dataclasses import field
 from typing import Any, Protocol
 
-from brim.buckets.xet import XET_BYTES, NoXet
-from brim.errors import DestinationError, DoesNotFit, SinkFailed
+from brim.errors import DestinationError, DestinationUnavailableError, MemoryLimitError
 from brim.formats.card import CARD
 from brim.formats.card_configs import UNFINISHED
 from brim.formats.splice import Splice
 from brim.records import dataclass
 from brim.state.ledger import Piece
 from brim.state.retry import interruptible
-from brim.stores import hub_private
-from brim.stores.destination import MAIN, HubAddress, HubOptions
-from brim.stores.hub_client import HubClient, Snapshot
+from brim.storage import hub_private
+from brim.storage.hub_client import HubClient, Snapshot
+from brim.storage.hub_session import explained, hub_session, hub_tries, status_of
+from brim.storage.location import MAIN, HubAddress
+from brim.storage.xet import XET_BYTES, NoXet
+from brim.stores.destination import PublishOptions
 from brim.stores.hub_commits import CONFLICT, REFUSED, Commits, OperationsAt, pointers, texts
-from brim.stores.hub_session import explained, hub_session, hub_tries, status_of
 from brim.stores.hub_upload import Lfs, Xet
 from brim.stores.store import (
     Announcement,
@@ -126,7 +127,7 @@ class HubStore:
     def __init__(
         self,
         address: HubAddress,
-        options: HubOptions,
+        options: PublishOptions,
         memory: Memory,
         room: SendingRoom,
         listener: Listener,
@@ -180,10 +181,10 @@ class HubStore:
         """The pull request that an interrupted run of the same job left."""
         # A pull request is taken up by the same publication alone: to the same branch, config and split, and not
         # if it waits for somebody to look at it.
-        what = [fingerprint, self.address.revision, self.options.config, self.options.split, self.options.create_pull]
+        what = [fingerprint, self.address.revision, self.options.config, self.options.split, self.options.create_pr]
         self._mark = f"brim {hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
         self._filled: Snapshot | None = None
-        if self.options.direct:
+        if self.options.commit_as_you_go:
             return
         mark, number = self._memory.recall("pull request") or ("", 0)
         number = number if mark == self._mark else self.client.find_pull(self._mark)
@@ -196,15 +197,15 @@ class HubStore:
 
     def _choose_way(self, token: str) -> Way:
         """A changed shard is mostly what was there: by Xet its new chunks go, if there is Xet and memory for it."""
-        asked = self.options.via == "xet"
-        if not asked and not (self.options.via == "auto" and self._updates and any(self.shards())):
+        asked = self.options.upload_with == "xet"
+        if not asked and not (self.options.upload_with == "auto" and self._updates and any(self.shards())):
             return self._lfs
         try:
             return Xet(self.address, token, self._room)
         except NoXet as error:
             if asked:
                 self._note(f"{error}: sending by LFS instead")
-        except DoesNotFit:
+        except MemoryLimitError:
             if asked:
                 raise
         return self._lfs
@@ -266,10 +267,10 @@ class HubStore:
             self._card(self._base, job.trial_card)
         self._begun = True
         with self._explained():
-            if self.options.direct:
+            if self.options.commit_as_you_go:
                 card = self._card(self._base, job.unfinished_card)
                 self._commits.bring(self.address.revision, lambda at: texts(at, {CARD: card}), "Begin to publish")
-            elif not self.pull and (job.missing > ONE_COMMIT_SHARDS or self.options.create_pull):
+            elif not self.pull and (job.missing > ONE_COMMIT_SHARDS or self.options.create_pr):
                 self._open_pull(job)
         self._job = job
         self._remember_pull()
@@ -277,10 +278,10 @@ class HubStore:
         self._sizes = {f.size for snapshot in self._snapshots() for f in snapshot.tree.values() if f.sha256}
 
     def _open_pull(self, job: Announcement) -> None:
-        title = f"{(self.options.message or job.title)[:_TITLE_CHARACTERS]} [{self._mark}]"
+        title = f"{(self.options.commit_message or job.title)[:_TITLE_CHARACTERS]} [{self._mark}]"
         number = self.client.find_pull(self._mark)  # an answer to its opening may have been lost
         if number is None:
-            end = "" if self.options.create_pull else " and merges it when everything is there"
+            end = "" if self.options.create_pr else " and merges it when everything is there"
             about = f"Opened by brim, which fills it in groups{end}."
             retry = hub_tries()
             while number is None:
@@ -291,7 +292,7 @@ class HubStore:
                         raise
                     number = self.client.find_pull(self._mark)
         self._take_pull(number)
-        end = "left open" if self.options.create_pull else "merged"
+        end = "left open" if self.options.create_pr else "merged"
         self._note(f"filling pull request {number}, which is {end} when everything is there")
 
     def _remember_pull(self) -> None:
@@ -312,7 +313,7 @@ class HubStore:
         token = self.client.token
         assert token is not None  # open() has seen one
         # What a task elsewhere may take is counted as the least that Xet needs.
-        by_xet = self.options.via == "xet" and self._way is not self._lfs
+        by_xet = self.options.upload_with == "xet" and self._way is not self._lfs
         room = SendingRoom(XET_BYTES, 1, asked_for=False) if by_xet else None
         return HubCarrier(self.address, self.client.api.endpoint, token, room)
 
@@ -323,7 +324,7 @@ class HubStore:
         # Whole groups if there are any: commits are counted, and the rest goes with the next one.
         pieces = pieces[: len(pieces) // GROUP_SHARDS * GROUP_SHARDS] or pieces
         with self._explained():
-            if self.options.direct:
+            if self.options.commit_as_you_go:
                 self._base = self._add(self.address.revision, pieces)
             elif self.pull or age_s >= UNCOMMITTED_S * 0.8:
                 if not self.pull:
@@ -348,12 +349,12 @@ class HubStore:
             if self.pull:
                 self._fill(publication.pieces)
                 self._filled = self._bring_whole(f"refs/pr/{self.pull}", publication)
-                if self.options.create_pull:
+                if self.options.create_pr:
                     self.client.set_pull_status(self.pull, "open")
                     return self._proved(publication, f"refs/pr/{self.pull}")
                 self._merge(publication)
             else:
-                if self.options.direct:
+                if self.options.commit_as_you_go:
                     missing = [p for p in publication.pieces if not self.holds(p)]
                     for start in range(0, len(missing), GROUP_SHARDS):
                         self._base = self._add(target, missing[start : start + GROUP_SHARDS])
@@ -376,7 +377,7 @@ class HubStore:
         self.client.set_pull_status(self.pull, "closed")
 
     def _bring_whole(self, revision: str, publication: Publication) -> Snapshot:
-        message = self.options.message or "Publish with brim"
+        message = self.options.commit_message or "Publish with brim"
         return self._commits.bring(revision, self._whole(publication), message, self.options.description)
 
     def _whole(self, publication: Publication) -> OperationsAt:
@@ -424,7 +425,7 @@ class HubStore:
         wrong = [piece.name for piece in publication.pieces if not at.holds(piece)]
         wrong += [name for name in self._gone(publication) if name in at.tree]
         if wrong:
-            raise SinkFailed(
+            raise DestinationUnavailableError(
                 f"The Hub does not list {wrong[0]} as it was published ({len(wrong)} such files).",
                 hint="Someone else may have changed it meanwhile. Run the same command again.",
             )
@@ -436,7 +437,7 @@ class HubStore:
         self._open.close()
 
 
-def published_at(address: HubAddress, options: HubOptions) -> PublishedThere | None:
+def published_at(address: HubAddress, options: PublishOptions) -> PublishedThere | None:
     """What is there of a config, without changing anything. None: nothing yet, or nobody may look."""
     from huggingface_hub.errors import RevisionNotFoundError
 
@@ -455,13 +456,13 @@ def _manifest_name(config: str, split: str) -> str:
     return f"{MANIFESTS}/{config}/{split}.jsonl"
 
 
-def _manifests(client: HubClient, at: Snapshot, options: HubOptions) -> list[bytes]:
+def _manifests(client: HubClient, at: Snapshot, options: PublishOptions) -> list[bytes]:
     folder, one = f"{MANIFESTS}/{options.config}/", options.split
     names = [name for name in sorted(at.tree) if name.startswith(folder) and name.endswith(".jsonl")]
     wanted = (name for name in names if one is None or name == _manifest_name(options.config, one))
     return [data for data in (client.read(name, at) for name in wanted) if data is not None]
 
 
-def _shards(at: Snapshot, options: HubOptions) -> list[str]:
+def _shards(at: Snapshot, options: PublishOptions) -> list[str]:
     start = f"{options.folder}/" + ("" if options.split is None else f"{options.split}-")
     return [name for name in sorted(at.tree) if name.startswith(start)]

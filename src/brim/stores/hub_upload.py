@@ -12,16 +12,14 @@ import os
 from collections.abc import Iterator
 from functools import partial
 
-from brim.buckets.xet import BASE_BYTES, LANE_BYTES, XET_BYTES, NoXet, XetFailed, XetLine, XetToken, token_of
-from brim.errors import BrimError, DestinationError, DoesNotFit, SinkFailed
-from brim.formats.source_reader import Seekable
+from brim.errors import BrimError, DestinationError, DestinationUnavailableError, MemoryLimitError
+from brim.formats.file_views import Seekable
 from brim.formats.splice import Splice
 from brim.sizes import format_size
 from brim.state.ledger import Piece
 from brim.state.retry import look, may_pass
-from brim.stores.destination import HubAddress
-from brim.stores.hub_private import addition, upload_info
-from brim.stores.hub_session import (
+from brim.storage.hub_private import addition, upload_info
+from brim.storage.hub_session import (
     HubAnswer,
     answer_of,
     ask_hub,
@@ -31,6 +29,8 @@ from brim.stores.hub_session import (
     status_of,
     unexpected,
 )
+from brim.storage.location import HubAddress
+from brim.storage.xet import BASE_BYTES, LANE_BYTES, XET_BYTES, NoXet, XetFailed, XetLine, XetToken, token_of
 from brim.stores.store import Put, PutWatcher, SendingRoom
 
 _TOLD_BY_CODE = (400, 403, 409)
@@ -149,10 +149,10 @@ class Xet:
         # In pieces, unless someone said that there is memory for more.
         lanes = min((room.bytes - BASE_BYTES) // LANE_BYTES, _MOST_LANES, room.workers) if room.asked_for else 0
         if lanes < 1 and room.bytes < XET_BYTES:
-            raise DoesNotFit(
+            raise MemoryLimitError(
                 f"Xet needs about {format_size(XET_BYTES)} beside the build, and "
                 f"{format_size(max(room.bytes, 0))} are left.",
-                hint="Use --via=lfs, which needs none of it, or raise --memory.",
+                hint="Use --upload-with=lfs, which needs none of it, or raise --memory.",
                 need_bytes=XET_BYTES,
                 limit_bytes=room.bytes,
             )
@@ -167,10 +167,10 @@ class Xet:
             done = self._line.send(name, splice, sha256, told)
         except XetFailed as error:
             lasts = error.status is not None and not may_pass(error.status)
-            raise (DestinationError if lasts else SinkFailed)(
+            raise (DestinationError if lasts else DestinationUnavailableError)(
                 f"Sending {name} by Xet failed: {scrubbed(error.text)}.",
                 hint=("" if lasts else "Run the same command to continue. ")
-                + "With --via=lfs the bytes go another way.",
+                + "With --upload-with=lfs the bytes go another way.",
             ) from error
         return Put(done.sha256, sent=True)
 

@@ -1,8 +1,8 @@
-"""What is safely there of an unfinished file: one checksummed line for every checkpoint.
+"""Record how far an unfinished tensor file is safe on disk: one checksummed line per checkpoint.
 
-A line says how many rows there are, and for each stream of bytes where it ends and the CRC-32 of what was added
-since the line before. Lines are only ever appended; rows that turn out to be damaged are taken back by a line
-that says so. One writer at a time: the lock on this file dies with its process.
+A line has the number of rows and, for each stream of bytes, its end and the CRC-32 of the bytes added since the
+previous line. Lines are only appended; damaged rows are revoked by another line. The lock on this file allows one
+writer at a time and is released when its process dies.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ RECEIPTS = "receipts.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`rows` are on disk; `blocks` has the end of each stream and the checksum of its newest part."""
+    """`rows` rows are on disk; `blocks` has the end of each stream and the checksum of its newest part."""
 
     rows: int
     blocks: dict[str, tuple[int, int]]
 
 
 class CheckpointLog:
-    """The lines of one unfinished file. `job` is what was asked for, `moves` the renames that finish it."""
+    """The lines of one unfinished file. `job` describes the request, `moves` the renames that finish it."""
 
     def __init__(self, folder: Path) -> None:
         self.job: dict[str, Any] | None = None
@@ -37,7 +37,7 @@ class CheckpointLog:
             name = folder.name
             self._log.lock(repr(str(folder)), f"{name.removesuffix('.partial')} is being written by another writer.")
             for record in self._log.replay():
-                self._take(record)
+                self._apply(record)
             self._log.sync()
         except BaseException:
             self.close()
@@ -45,7 +45,7 @@ class CheckpointLog:
 
     @property
     def is_empty(self) -> bool:
-        """Whether starting over loses nothing."""
+        """Return whether starting over loses nothing."""
         return self.job is None or (self.rows == 0 and self.moves is None)
 
     @property
@@ -63,7 +63,7 @@ class CheckpointLog:
         self._append({"type": "rows", "rows": checkpoint.rows, "blocks": checkpoint.blocks})
 
     def take_back(self, rows: int) -> None:
-        """Only the first `rows` rows count from now on."""
+        """Revoke all rows after the first `rows`."""
         self._append({"type": "back", "rows": rows})
 
     def finish(self, moves: dict[str, Any]) -> None:
@@ -74,9 +74,9 @@ class CheckpointLog:
 
     def _append(self, record: dict[str, Any]) -> None:
         self._log.append(record)
-        self._take(json.loads(json.dumps(record)))
+        self._apply(json.loads(json.dumps(record)))
 
-    def _take(self, record: dict[str, Any]) -> None:
+    def _apply(self, record: dict[str, Any]) -> None:
         match record:
             case {"type": "job", "job": dict(job)}:
                 self.job = job

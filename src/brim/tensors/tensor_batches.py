@@ -1,8 +1,8 @@
-"""Batches as bytes: NumPy, torch and Arrow, without copies where memory already lies as the file wants it.
+"""Turn batches of NumPy, torch and Arrow into bytes, without copies if memory already has the layout of the file.
 
-Where it does not (another device, transposed, big-endian, bits for booleans) a batch is turned piece by piece, so
-that a large one costs one piece. torch is looked for among the modules that are loaded, never imported: a caller
-who hands over one of its tensors has it.
+Other batches (on another device, transposed, big-endian, booleans as bits) are converted in chunks of 16 MB, so that a
+large batch costs the memory of one chunk. torch is looked up among the loaded modules and never imported: a caller that
+passes one of its tensors has loaded it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from brim.errors import InputError
 from brim.records import dataclass
 from brim.tensors.tensor_files import RAW_BITS, STRING, Tensor, dtype_name
 
-PIECE_BYTES = 16 * 1024 * 1024
+CHUNK_BYTES = 16 * 1024 * 1024
 
 Array = np.ndarray[Any, Any]
 Blocks = Iterator[memoryview]
@@ -27,7 +27,7 @@ Blocks = Iterator[memoryview]
 
 @dataclass(frozen=True, slots=True)
 class TensorBatch:
-    """Some rows. `streams` are its bytes: one for numbers, two for strings (lengths, and then the text)."""
+    """Some rows. `streams` are their bytes: one stream for numbers, two for strings (lengths, then text)."""
 
     rows: int
     dims: tuple[int, ...]
@@ -36,7 +36,7 @@ class TensorBatch:
 
 
 def batch_for(tensor: Tensor, value: Any) -> TensorBatch:
-    """The batch, or an error that says how it differs from what the tensor is made of."""
+    """Convert a batch, or raise InputError with the difference between the batch and its tensor."""
     batch = text_batch(tensor.name, value) if tensor.is_text else as_batch(tensor.name, value)
     if batch.dims != tensor.dims:
         raise InputError(
@@ -44,18 +44,23 @@ def batch_for(tensor: Tensor, value: Any) -> TensorBatch:
             hint="Nothing of this batch was written.",
             name=tensor.name,
         )
-    bits = tensor.dtype in RAW_BITS and batch.dtype == tensor.carrier.name
-    if batch.dtype != tensor.dtype and not bits:
+    is_raw = tensor.dtype in RAW_BITS and batch.dtype == tensor.carrier.name
+    if batch.dtype != tensor.dtype and not is_raw:
+        conversion = ""
+        if _is_torch(value):
+            conversion = f" For example: batch.to(torch.{tensor.dtype})."
+        elif isinstance(value, np.ndarray) and tensor.dtype not in RAW_BITS:
+            conversion = f" For example: batch.astype({tensor.dtype!r})."
         raise InputError(
             f"The batch for {tensor.name!r} has values of type {batch.dtype}, and the file has {tensor.dtype}.",
-            hint=f"Convert it first; nothing of this batch was written. {_conversion(value, tensor.dtype)}".strip(),
+            hint=f"Convert it first; nothing of this batch was written.{conversion}",
             name=tensor.name,
         )
     return batch
 
 
 def as_batch(name: str, value: Any) -> TensorBatch:
-    """A batch of numbers, whatever holds it."""
+    """Convert a batch of numbers from any supported library."""
     if isinstance(value, pa.Array | pa.ChunkedArray):
         return _from_arrow(name, value)
     if _is_torch(value):
@@ -71,13 +76,18 @@ def as_batch(name: str, value: Any) -> TensorBatch:
 
 
 def text_batch(name: str, value: Any) -> TensorBatch:
-    """A batch of strings: a list, or an array of NumPy or Arrow."""
+    """Convert a batch of strings: a list, or a NumPy or Arrow array."""
     if isinstance(value, pa.ChunkedArray):
         value = value.combine_chunks()
     elif isinstance(value, Sequence) and not isinstance(value, str | list):
         value = list(value)
-    if isinstance(value, pa.Array) and not _is_text(value.type):
-        raise InputError(f"The batch for {name!r} is made of {value.type}, and not of strings.", hint="Cast it first.")
+    if isinstance(value, pa.Array):
+        kind = value.type.value_type if pa.types.is_dictionary(value.type) else value.type
+        tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+        if not any(test(kind) for test in tests):
+            raise InputError(
+                f"The batch for {name!r} is made of {value.type}, and not of strings.", hint="Cast it first."
+            )
     try:
         texts = value.cast(pa.large_string()) if isinstance(value, pa.Array) else pa.array(value, pa.large_string())
     except (pa.ArrowException, TypeError) as error:
@@ -89,77 +99,65 @@ def text_batch(name: str, value: Any) -> TensorBatch:
     offsets = np.frombuffer(ends, np.int64)[texts.offset : texts.offset + len(texts) + 1] if ends else np.zeros(1, int)
     lengths = np.diff(offsets)
     text = memoryview(data)[int(offsets[0]) : int(offsets[-1])] if data else memoryview(b"")
-    return TensorBatch(len(texts), (), STRING, (lambda: iter([_bytes_of(lengths)]), lambda: iter([text])))
-
-
-def _conversion(value: Any, dtype: str) -> str:
-    if _is_torch(value):
-        return f"For example: batch.to(torch.{dtype})."
-    return f"For example: batch.astype({dtype!r})." if isinstance(value, np.ndarray) and dtype not in RAW_BITS else ""
+    return TensorBatch(len(texts), (), STRING, (lambda: iter([_memory(lengths)]), lambda: iter([text])))
 
 
 def _from_numpy(name: str, array: Array) -> TensorBatch:
-    _refuse_scalar(name, array.ndim)
-    dtype = _known(name, array.dtype)
-    little = array.dtype.newbyteorder("<")
+    dtype = _checked_dtype(name, array.ndim, array.dtype)
+    little_endian = array.dtype.newbyteorder("<")
 
     def blocks() -> Blocks:
-        if array.flags.c_contiguous and array.dtype == little:
-            yield _bytes_of(array)
+        if array.flags.c_contiguous and array.dtype == little_endian:
+            yield _memory(array)
             return
-        for start, stop in _pieces(len(array), array.nbytes):
-            yield _bytes_of(np.ascontiguousarray(array[start:stop], little))
+        for chunk in _chunks(len(array), array.nbytes):
+            yield _memory(np.ascontiguousarray(array[chunk], little_endian))
 
     return TensorBatch(len(array), array.shape[1:], dtype, (blocks,))
 
 
 def _from_torch(name: str, tensor: Any) -> TensorBatch:
     torch = sys.modules["torch"]
-    _refuse_scalar(name, tensor.dim())
-    dtype = _known(name, tensor.dtype)
+    dtype = _checked_dtype(name, tensor.dim(), tensor.dtype)
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         raise InputError(f"The batch for {name!r} is sparse or has no values.", hint="Make it dense: batch.to_dense().")
     tensor = tensor.detach()
 
-    def plain(part: Any) -> Array:
-        part = part.resolve_conj().resolve_neg().to("cpu").contiguous()
-        if dtype in RAW_BITS:  # NumPy does not know the type, and the bytes are the same
-            part = part.view(torch.int16 if part.element_size() == 2 else torch.uint8)
-        array: Array = part.numpy()
-        return array
-
     def blocks() -> Blocks:
-        rows = len(tensor)
-        if tensor.device.type == "cpu" and tensor.is_contiguous():
-            yield _bytes_of(plain(tensor))
-            return
-        for start, stop in _pieces(rows, tensor.numel() * tensor.element_size()):
-            yield _bytes_of(plain(tensor[start:stop]))
+        is_ready = tensor.device.type == "cpu" and tensor.is_contiguous()
+        size = tensor.numel() * tensor.element_size()
+        for chunk in [slice(None)] if is_ready else _chunks(len(tensor), size):
+            part = tensor[chunk].resolve_conj().resolve_neg().to("cpu").contiguous()
+            if dtype in RAW_BITS:  # NumPy does not have the type, and the bytes are the same
+                part = part.view(torch.int16 if part.element_size() == 2 else torch.uint8)
+            yield _memory(part.numpy())
 
     return TensorBatch(len(tensor), tuple(tensor.shape[1:]), dtype, (blocks,))
 
 
 def _from_arrow(name: str, array: Any) -> TensorBatch:
     chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
-    parts = [_arrow_leaf(name, chunk) for chunk in chunks or [pa.array([], array.type)]]
+    parts = [_arrow_values(name, chunk) for chunk in chunks or [pa.array([], array.type)]]
     if len({dims for _, dims in parts}) != 1:
         raise InputError(f"The batch for {name!r} has rows of different lengths.")
-    (leaf, dims), rows = parts[0], len(array)
+    first_values, dims = parts[0]
     try:
-        dtype = _known(name, leaf.type.to_pandas_dtype())
+        dtype = _checked_dtype(name, 1, first_values.type.to_pandas_dtype())
     except NotImplementedError as error:
-        raise InputError(f"The batch for {name!r} has values of type {leaf.type}, which cannot be written.") from error
+        raise InputError(
+            f"The batch for {name!r} has values of type {first_values.type}, which cannot be written."
+        ) from error
 
     def blocks() -> Blocks:
         for values, _ in parts:
-            for start, stop in _pieces(len(values), values.nbytes):
-                yield _bytes_of(values[start:stop].to_numpy(zero_copy_only=False))
+            for chunk in _chunks(len(values), values.nbytes):
+                yield _memory(values[chunk].to_numpy(zero_copy_only=False))
 
-    return TensorBatch(rows, dims, dtype, (blocks,))
+    return TensorBatch(len(array), dims, dtype, (blocks,))
 
 
-def _arrow_leaf(name: str, array: Any) -> tuple[Any, tuple[int, ...]]:
-    """The values of lists in lists, and the sizes of those lists."""
+def _arrow_values(name: str, array: Any) -> tuple[Any, tuple[int, ...]]:
+    """Flatten nested lists to their values; return the sizes of the lists too."""
     dims: list[int] = []
     _refuse_nulls(name, array)
     if isinstance(array.type, pa.FixedShapeTensorType):
@@ -183,19 +181,16 @@ def _arrow_leaf(name: str, array: Any) -> tuple[Any, tuple[int, ...]]:
     return array, tuple(dims)
 
 
-def _known(name: str, dtype: Any) -> str:
-    known = dtype_name(dtype)
-    if known is None or known == STRING:
+def _checked_dtype(name: str, dimensions: int, dtype: Any) -> str:
+    if dimensions == 0:
+        raise InputError(f"The batch for {name!r} is a single value without rows.", hint="Its first dimension is rows.")
+    supported = dtype_name(dtype)
+    if supported is None or supported == STRING:
         raise InputError(
             f"The batch for {name!r} has values of type {getattr(dtype, 'name', dtype)}, which cannot be written.",
             hint="Convert it to a type of numbers first, such as float32.",
         )
-    return known
-
-
-def _refuse_scalar(name: str, dimensions: int) -> None:
-    if dimensions == 0:
-        raise InputError(f"The batch for {name!r} is a single value without rows.", hint="Its first dimension is rows.")
+    return supported
 
 
 def _refuse_nulls(name: str, array: Any) -> None:
@@ -203,23 +198,17 @@ def _refuse_nulls(name: str, array: Any) -> None:
         raise InputError(f"The batch for {name!r} has nulls.", hint="Fill or leave out those rows.")
 
 
-def _is_text(kind: Any) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    return any(test(kind) for test in tests)
-
-
 def _is_torch(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _pieces(rows: int, size: int) -> Iterator[tuple[int, int]]:
-    step = max(1, rows * PIECE_BYTES // size) if size else max(rows, 1)
+def _chunks(rows: int, size: int) -> Iterator[slice]:
+    step = max(1, rows * CHUNK_BYTES // size) if size else max(rows, 1)
     for start in range(0, rows, step):
-        yield start, min(start + step, rows)
+        yield slice(start, min(start + step, rows))
 
 
-def _bytes_of(array: Array) -> memoryview:
-    """The memory of a contiguous array."""
+def _memory(array: Array) -> memoryview:
+    """Return the memory of a contiguous array."""
     return array.reshape(-1).view(np.uint8).data

@@ -1,13 +1,12 @@
-"""The header of a safetensors file, as the library itself would write it around the whole tensors.
+"""Describe tensors, and write and read the formats that contain them: safetensors, .npy and Parquet.
 
-The library writes a header only together with all the values. So it is asked for the same tensors without rows,
-which tells the order it puts them in and what it calls their types; sizes and offsets are then filled in. That
-brim fills them in as the library does (spelling, offsets, padding) is not taken for granted: for every file some
-small shapes are put to the library, and must come out the same, byte for byte.
+A `Tensor` has a name, the shape of a row, and the type of its values.
 
-The notes (`metadata`) are sorted by name. The library's own order of two or more is random, from call to call.
-
-A `Tensor` is what one is called and made of: its name, the shape of a row, and the type of its values.
+The safetensors library writes a header only together with all the values. So brim has it serialize the same tensors
+without rows, which shows their order and the names of their types, and fills in sizes and offsets itself. That brim
+does this like the library (spelling, offsets, padding) is checked for every file: the library serializes some small
+shapes, and brim's headers must be identical. `metadata` is sorted by name, because the library's order of two or more
+entries is random.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brim.errors import DamageFound, InputError
+from brim.errors import InputError, VerificationError
 from brim.extras import missing
 from brim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A file but for its values. `starts` are offsets, in the order of the file; nothing lies between tensors."""
+    """A file without its values. `starts` are offsets in the order of the file; there are no gaps between tensors."""
 
     header: bytes
     starts: Mapping[str, int]
@@ -38,8 +37,8 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorPlace:
-    """A tensor in a file. A shape of nothing is a single value, which brim does not write and others do."""
+class StoredTensor:
+    """A tensor in a file. An empty shape is a single value, which brim does not write and others do."""
 
     path: Path
     tensor: Tensor
@@ -57,8 +56,8 @@ class TensorPlace:
 
 STRING = "string"
 
-# The type's name is the one that torch and NumPy share. A type that NumPy lacks is carried by its raw bits, in
-# unsigned integers of its size; the code is what a safetensors file calls it.
+# The name that torch and NumPy share: the NumPy type, and the name in a safetensors file. Types that NumPy does not
+# have are stored as unsigned integers of their size.
 _DTYPES: dict[str, tuple[str, str]] = {
     "bool": ("?", "BOOL"),
     "uint8": ("u1", "U8"),
@@ -83,7 +82,7 @@ NAMES_BY_CODE = {code: name for name, (_, code) in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of a file. `dims` is the shape of a row; strings have none."""
+    """The name and type of one tensor. `dims` is the shape of a row; strings have none."""
 
     name: str
     dims: tuple[int, ...]
@@ -95,12 +94,12 @@ class Tensor:
 
     @property
     def carrier(self) -> np.dtype[Any]:
-        """The NumPy type that holds the values, or their raw bits."""
+        """Return the NumPy type of the values, or of their raw bits."""
         return np.dtype(_DTYPES[self.dtype][0])
 
     @property
     def row_bytes(self) -> int:
-        """0 for strings, whose rows differ."""
+        """Return the size of a row; 0 for strings, whose rows differ."""
         return 0 if self.is_text else self.carrier.itemsize * int(np.prod(self.dims, dtype=object))
 
     def shape(self, rows: int) -> tuple[int, ...]:
@@ -110,39 +109,32 @@ class Tensor:
         return f"({', '.join(map(str, (*self.dims, self.dtype)))})"
 
 
-def tensors_from(given: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """The tensors of `text=(768, "float32"), id="string"`."""
-    if not given:
+def tensors_from(specs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Parse the tensors of `text=(768, "float32"), id="string"`."""
+    if not specs:
         raise InputError("No tensor is named.", hint='Name each with the shape of a row: text=(768, "float32").')
-    return tuple(_tensor(name, value) for name, value in given.items())
-
-
-def _tensor(name: str, value: Any) -> Tensor:
-    if not isinstance(name, str) or not _is_usable(name):
-        raise InputError(f"A tensor cannot be called {name!r}.", hint="Give it another name.")
-    *dims, dtype = value if isinstance(value, tuple | list) and value else (value,)
-    known = dtype_name(dtype)
-    sizes = [int(size) for size in dims if isinstance(size, int | np.integer) and not isinstance(size, bool)]
-    if known is None or len(sizes) != len(dims) or any(size < 1 for size in sizes):
-        raise InputError(
-            f"{value!r} does not describe the rows of the tensor {name!r}.",
-            hint='Write the sizes of a row and then the type of its values: (768, "float32"); "int64" for one value.',
-        )
-    if known == STRING and dims:
-        raise InputError(f"The column {name!r} has strings with dimensions.", hint='Write it as "string".')
-    return Tensor(name, tuple(sizes), known)
-
-
-def _is_usable(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return bool(name) and name != "__metadata__"  # a safetensors file keeps its notes under that name
+    tensors = []
+    for name, spec in specs.items():
+        # The name must be encodable, and a safetensors file keeps its metadata under "__metadata__".
+        if not isinstance(name, str) or name in ("", "__metadata__") or any("\ud800" <= c <= "\udfff" for c in name):
+            raise InputError(f"A tensor cannot be called {name!r}.", hint="Give it another name.")
+        *dims, last = spec if isinstance(spec, tuple | list) and spec else (spec,)
+        dtype = dtype_name(last)
+        sizes = [int(size) for size in dims if isinstance(size, int | np.integer) and not isinstance(size, bool)]
+        if dtype is None or len(sizes) != len(dims) or any(size < 1 for size in sizes):
+            raise InputError(
+                f"{spec!r} does not describe the rows of the tensor {name!r}.",
+                hint='Write the sizes of a row and then the type of its values: (768, "float32"); '
+                '"int64" for one value.',
+            )
+        if dtype == STRING and dims:
+            raise InputError(f"The column {name!r} has strings with dimensions.", hint='Write it as "string".')
+        tensors.append(Tensor(name, tuple(sizes), dtype))
+    return tuple(tensors)
 
 
 def dtype_name(dtype: Any) -> str | None:
-    """The name of a type given as a name, a NumPy type or a torch one; None for what brim does not write."""
+    """Return the name of a type that is a name, a NumPy type or a torch type; None for types that brim cannot write."""
     if dtype is str:
         return STRING
     if isinstance(dtype, str) or str(dtype).startswith("torch."):
@@ -150,14 +142,14 @@ def dtype_name(dtype: Any) -> str | None:
         if name in _DTYPES or name == STRING:
             return name
     try:
-        name = "" if dtype is None else np.dtype(dtype).name  # NumPy takes None for float64
+        name = "" if dtype is None else np.dtype(dtype).name  # NumPy reads None as float64
     except TypeError:
         return None
     return name if name in _DTYPES else None
 
 
 class NpyLayout:
-    """One tensor in one file."""
+    """Header and offsets of a .npy file, which contains one tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         if tensor.is_text or tensor.dtype in RAW_BITS:
@@ -165,22 +157,24 @@ class NpyLayout:
                 f"A .npy file cannot hold {tensor.name!r}: NumPy has no {tensor.dtype}.",
                 hint="Write a .parquet file for strings, a .safetensors file for the rest.",
             )
-        self._tensor = tensor
+        self.tensors = (tensor,)
 
     def body(self, rows: Mapping[str, int]) -> Body:
-        count = rows[self._tensor.name]
+        """Return the header and offsets for these numbers of rows."""
+        (tensor,) = self.tensors
+        count = rows[tensor.name]
         buffer = io.BytesIO()
-        descr = np.lib.format.dtype_to_descr(self._tensor.carrier)
+        descr = np.lib.format.dtype_to_descr(tensor.carrier)
         np.lib.format.write_array_header_1_0(
-            buffer, {"descr": descr, "fortran_order": False, "shape": self._tensor.shape(count)}
+            buffer, {"descr": descr, "fortran_order": False, "shape": tensor.shape(count)}
         )
         header = buffer.getvalue()
-        return Body(header, {self._tensor.name: len(header)}, len(header) + count * self._tensor.row_bytes)
+        return Body(header, {tensor.name: len(header)}, len(header) + count * tensor.row_bytes)
 
 
-def npy_path(path: Path, name: str, alone: bool) -> Path:
-    """`emb.npy` if there is one tensor, `emb.text.npy` if there are several."""
-    if alone:
+def npy_path(path: Path, name: str, is_single: bool) -> Path:
+    """Return `emb.npy` for a single tensor, `emb.text.npy` for one of several."""
+    if is_single:
         return path
     if "/" in name or "\0" in name:
         raise InputError(f"A file cannot be called after the tensor {name!r}.", hint="Write a .safetensors file.")
@@ -189,19 +183,11 @@ def npy_path(path: Path, name: str, alone: bool) -> Path:
 
 _ALIGNMENT = 8
 _HEADER_LIMIT_BYTES = 100_000_000  # the library refuses to read more
-_PROBES = (0, 1, 12, 123, 1234)
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    name: str
-    code: str
-    shape: tuple[int, ...]
-    size: int
+_TEST_LENGTHS = (0, 1, 12, 123, 1234)
 
 
 class SafetensorsLayout:
-    """All tensors in one file."""
+    """Header and offsets of a safetensors file, which contains all tensors."""
 
     def __init__(self, tensors: Sequence[Tensor], metadata: Mapping[str, str] | None) -> None:
         if text := next((tensor.name for tensor in tensors if tensor.is_text), None):
@@ -209,86 +195,79 @@ class SafetensorsLayout:
                 f"A safetensors file cannot hold the strings of {text!r}.", hint="Write a .parquet file, which can."
             )
         self._metadata = None if metadata is None else dict(sorted(metadata.items()))
-        self._codes = _ask_library(tensors, self._metadata)
-        self._tensors = {tensor.name: tensor for tensor in tensors}
+        self._codes = _library_codes(tensors, self._metadata)
+        self._by_name = {tensor.name: tensor for tensor in tensors}
+        self.tensors = tuple(tensors)
 
     def body(self, rows: Mapping[str, int]) -> Body:
-        """The file for these numbers of rows."""
-        entries = [
-            _Entry(name, code, self._tensors[name].shape(rows[name]), self._tensors[name].row_bytes * rows[name])
-            for name, code in self._codes.items()
-        ]
-        header = _render(entries, self._metadata)
+        """Return the header and offsets for these numbers of rows."""
+        tensors = [self._by_name[name] for name in self._codes]
+        sizes = {tensor.name: tensor.row_bytes * rows[tensor.name] for tensor in tensors}
+        shapes = {tensor.name: tensor.shape(rows[tensor.name]) for tensor in tensors}
+        header = _safetensors_header(self._codes, shapes, sizes, self._metadata)
         starts, position = {}, len(header)
-        for entry in entries:
-            starts[entry.name] = position
-            position += entry.size
+        for name, size in sizes.items():
+            starts[name] = position
+            position += size
         return Body(header, starts, position)
 
 
-def _render(entries: Sequence[_Entry], metadata: Mapping[str, str] | None) -> bytes:
+def _safetensors_header(
+    codes: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    sizes: Mapping[str, int],
+    metadata: Mapping[str, str] | None,
+) -> bytes:
     content: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
-    for entry in entries:
-        start, end = end, end + entry.size
-        content[entry.name] = {"dtype": entry.code, "shape": entry.shape, "data_offsets": [start, end]}
+    for name, code in codes.items():
+        start, end = end, end + sizes[name]
+        content[name] = {"dtype": code, "shape": shapes[name], "data_offsets": [start, end]}
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
-def _ask_library(tensors: Sequence[Tensor], metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """What the library calls each type, in its order of the tensors."""
-    one = None if metadata is None else dict(list(metadata.items())[:1])
-    known: dict[str, str] = {}
-    for probe in _PROBES:
-        shapes = {
-            tensor.name: tensor.shape(0) if probe == 0 else (probe + place,) for place, tensor in enumerate(tensors)
-        }
-        theirs = _serialize(tensors, shapes, one)
-        length = int.from_bytes(theirs[:8], "little")
-        content = json.loads(theirs[8 : 8 + length])
-        content.pop("__metadata__", None)
-        known = known or {name: entry["dtype"] for name, entry in content.items()}
-        sizes = {tensor.name: tensor.carrier.itemsize for tensor in tensors}
-        entries = [
-            _Entry(name, known[name], shapes[name], sizes[name] * int(np.prod(shapes[name]))) for name in content
-        ]
-        if list(known) != list(content) or theirs[: 8 + length] != _render(entries, one):
-            raise InputError(
-                "This version of safetensors writes its headers in a way that brim does not know.",
-                hint="Use another version of it: brim was made with 0.8.",
-            )
-    return known
+def _library_codes(tensors: Sequence[Tensor], metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the library's name for each tensor's type, in the library's order of the tensors.
 
-
-def _serialize(
-    tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str] | None
-) -> bytes:
+    Raises InputError if brim's headers of small tensors differ from the library's.
+    """
     try:
         import safetensors
     except ImportError as error:
         raise missing("embed", "Writing .safetensors needs the safetensors library.", "safetensors") from error
-    zeros = {t.name: np.zeros(int(np.prod(shapes[t.name])), t.carrier) for t in tensors}
-    if hasattr(safetensors, "TensorSpec"):
-        given: dict[str, Any] = {
-            t.name: safetensors.TensorSpec(
-                dtype=t.dtype,
-                shape=list(shapes[t.name]),
-                data_ptr=zeros[t.name].ctypes.data,
-                data_len=zeros[t.name].nbytes,
+    entry = None if metadata is None else dict(list(metadata.items())[:1])
+    codes: dict[str, str] = {}
+    for length in _TEST_LENGTHS:
+        shapes = {
+            tensor.name: tensor.shape(0) if length == 0 else (length + number,) for number, tensor in enumerate(tensors)
+        }
+        zeros = {tensor.name: np.zeros(int(np.prod(shapes[tensor.name])), tensor.carrier) for tensor in tensors}
+        specs: dict[str, Any] = {}
+        for tensor in tensors:
+            shape, array = list(shapes[tensor.name]), zeros[tensor.name]
+            if hasattr(safetensors, "TensorSpec"):
+                memory = {"data_ptr": array.ctypes.data, "data_len": array.nbytes}
+                specs[tensor.name] = safetensors.TensorSpec(dtype=tensor.dtype, shape=shape, **memory)
+            else:  # before 0.8
+                specs[tensor.name] = {"dtype": tensor.dtype, "shape": shape, "data": array.tobytes()}
+        serialized = bytes(safetensors.serialize(specs, metadata=entry))
+        header_end = 8 + int.from_bytes(serialized[:8], "little")
+        content = json.loads(serialized[8:header_end])
+        content.pop("__metadata__", None)
+        codes = codes or {name: each["dtype"] for name, each in content.items()}
+        sizes = {name: array.nbytes for name, array in zeros.items()}
+        if list(codes) != list(content) or serialized[:header_end] != _safetensors_header(codes, shapes, sizes, entry):
+            raise InputError(
+                "This version of safetensors writes its headers in a way that brim does not know.",
+                hint="Use another version of it: brim was made with 0.8.",
             )
-            for t in tensors
-        }
-    else:  # before 0.8
-        given = {
-            t.name: {"dtype": t.dtype, "shape": list(shapes[t.name]), "data": zeros[t.name].tobytes()} for t in tensors
-        }
-    return bytes(safetensors.serialize(given, metadata=None if metadata is None else dict(metadata)))
+    return codes
 
 
-def read_header(path: Path) -> dict[str, TensorPlace]:
-    """What is in a file, in its order."""
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """Read the tensors of a safetensors file, in the order of the file."""
     size = path.stat().st_size
     try:
         with open(path, "rb") as file:
@@ -297,48 +276,42 @@ def read_header(path: Path) -> dict[str, TensorPlace]:
                 raise ValueError("its header is longer than it can be")
             content = json.loads(file.read(length))
         content.pop("__metadata__", None)
-        found, position = {}, 8 + length
+        stored, position = {}, 8 + length
         for name, entry in sorted(content.items(), key=lambda item: item[1]["data_offsets"]):
             start, end = entry["data_offsets"]
             shape = tuple(entry["shape"])
             if (code := entry["dtype"]) not in NAMES_BY_CODE:
                 raise InputError(f"The values of {name!r} in {path.name} have a type that brim does not know: {code}.")
-            found[name] = TensorPlace(path, Tensor(name, shape[1:], NAMES_BY_CODE[code]), shape, position)
-            if 8 + length + start != position or end - start != found[name].size:
+            stored[name] = StoredTensor(path, Tensor(name, shape[1:], NAMES_BY_CODE[code]), shape, position)
+            if 8 + length + start != position or end - start != stored[name].size:
                 raise ValueError(f"the place of {name!r} does not fit its shape")
             position += end - start
         if position != size:
             raise ValueError(f"it has {size} bytes and should have {position}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamageFound(f"{str(path)!r} is not a whole safetensors file: {error}.", path=str(path)) from error
-    return found
+        raise VerificationError(f"{str(path)!r} is not a whole safetensors file: {error}.", path=str(path)) from error
+    return stored
 
 
-ROW_GROUP_BYTES = 16 * 1024 * 1024  # pyarrow holds a row group three to four times while it writes it
+ROW_GROUP_BYTES = 16 * 1024 * 1024  # pyarrow needs three to four times the memory of a row group to write it
 
 
-@dataclass(frozen=True, slots=True)
-class VectorColumn:
-    """A tensor and the files of its values; strings have two, their lengths and their text."""
+def write_parquet(
+    target: Path, columns: Sequence[tuple[Tensor, Sequence[Path]]], rows: int, metadata: Mapping[str, str] | None
+) -> None:
+    """Write a Parquet file from the files of each column: one for numbers, two for strings (lengths, text).
 
-    tensor: Tensor
-    files: tuple[Path, ...]
-
-
-def check_columns(tensors: Sequence[Tensor]) -> None:
-    for tensor in tensors:
-        if tensor.dtype in RAW_BITS or tensor.dtype == "complex64":
-            raise InputError(
-                f"A Parquet file cannot hold {tensor.name!r}: it has no {tensor.dtype}.",
-                hint="Convert it to float16 or float32, or write a .safetensors file.",
-            )
-
-
-def write_parquet(target: Path, columns: Sequence[VectorColumn], rows: int, metadata: Mapping[str, str] | None) -> None:
-    """Write the whole file. Not synced."""
-    schema = pa.schema([(column.tensor.name, _arrow_type(column.tensor)) for column in columns], metadata=metadata)
-    scalars = [column.tensor.name for column in columns if not column.tensor.dims]
-    readers = [_Reader(column, rows) for column in columns]
+    The file is not synced.
+    """
+    fields = []
+    for tensor, _ in columns:
+        kind = pa.string() if tensor.is_text else pa.from_numpy_dtype(tensor.carrier)
+        for size in reversed(tensor.dims):
+            kind = pa.list_(kind, size)
+        fields.append((tensor.name, kind))
+    schema = pa.schema(fields, metadata=metadata)
+    scalars = [tensor.name for tensor, _ in columns if not tensor.dims]
+    readers = [_ColumnReader(tensor, files, rows) for tensor, files in columns]
     total = sum(reader.size for reader in readers)
     step = max(1, ROW_GROUP_BYTES * rows // total) if total else 1
     compression = {name: "zstd" if name in scalars else "none" for name in schema.names}
@@ -346,66 +319,56 @@ def write_parquet(target: Path, columns: Sequence[VectorColumn], rows: int, meta
         target, schema, compression=compression, use_dictionary=scalars, write_statistics=scalars
     ) as writer:
         for start in range(0, rows, step):
-            arrays = [reader.take(start, min(start + step, rows)) for reader in readers]
+            arrays = [reader.read(start, min(start + step, rows)) for reader in readers]
             writer.write_table(pa.table(arrays, schema=schema), row_group_size=step)
 
 
-class _Reader:
-    """The first rows of a column as Arrow, from its files as they are mapped; what follows them is not looked at."""
+class _ColumnReader:
+    """Read the first `rows` rows of a column as Arrow arrays from its memory-mapped files, in order."""
 
-    def __init__(self, column: VectorColumn, rows: int) -> None:
-        self._tensor = column.tensor
-        self._width = int(np.prod(self._tensor.dims, dtype=int))
-        carrier = np.dtype(np.int64) if column.tensor.is_text else column.tensor.carrier
-        self._values = _mapped(column.files[0], carrier, rows * self._width)
+    def __init__(self, tensor: Tensor, files: Sequence[Path], rows: int) -> None:
+        self._tensor = tensor
+        self._row_values = int(np.prod(tensor.dims, dtype=int))
+        dtype = np.dtype(np.int64) if tensor.is_text else tensor.carrier
+        self._values = _memory_map(files[0], dtype, rows * self._row_values)
         self._text = None
-        self._text_at = 0
+        self._text_position = 0
         self.size = self._values.nbytes
-        if column.tensor.is_text:
-            self._text = _mapped(column.files[1], np.dtype(np.uint8), int(self._values.sum()))
+        if tensor.is_text:
+            self._text = _memory_map(files[1], np.dtype(np.uint8), int(self._values.sum()))
             self.size += self._text.nbytes
 
-    def take(self, start: int, stop: int) -> Any:
-        values = self._values[start * self._width : stop * self._width]
+    def read(self, start: int, stop: int) -> Any:
+        values = self._values[start * self._row_values : stop * self._row_values]
         if self._text is not None:
             ends = np.concatenate([[0], np.cumsum(values)])
-            text = self._text[self._text_at : self._text_at + int(ends[-1])]
-            self._text_at += int(ends[-1])
-            return pa.LargeStringArray.from_buffers(stop - start, pa.py_buffer(ends), pa.py_buffer(text)).cast(
-                pa.string()
-            )
+            text = self._text[self._text_position : self._text_position + int(ends[-1])]
+            self._text_position += int(ends[-1])
+            array = pa.LargeStringArray.from_buffers(stop - start, pa.py_buffer(ends), pa.py_buffer(text))
+            return array.cast(pa.string())
         array = pa.array(values)
         for size in reversed(self._tensor.dims):
             array = pa.FixedSizeListArray.from_arrays(array, size)
         return array
 
 
-def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
+def _memory_map(path: Path, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
     return np.memmap(path, dtype, "r", shape=(count,)) if count else np.zeros(0, dtype)
 
 
-def _arrow_type(tensor: Tensor) -> Any:
-    if tensor.dtype == STRING:
-        return pa.string()
-    kind = pa.from_numpy_dtype(tensor.carrier)
-    for size in reversed(tensor.dims):
-        kind = pa.list_(kind, size)
-    return kind
-
-
 def read_spec(path: Path) -> tuple[dict[str, Tensor], int]:
-    """The tensors of a file and its rows. Columns that brim does not write have the names of their Arrow types."""
-    found = {}
+    """Read the columns of a Parquet file and its number of rows. Unsupported types keep the names of Arrow."""
     try:
         with pq.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
     except pa.ArrowInvalid as error:
-        raise DamageFound(f"{str(path)!r} is not a Parquet file: {error}", path=str(path)) from error
+        raise VerificationError(f"{str(path)!r} is not a Parquet file: {error}", path=str(path)) from error
+    tensors = {}
     for field in schema:
         dims, kind = [], field.type
         while pa.types.is_fixed_size_list(kind):
             dims.append(kind.list_size)
             kind = kind.value_type
         name = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind))
-        found[field.name] = Tensor(field.name, tuple(dims), name)
-    return found, rows
+        tensors[field.name] = Tensor(field.name, tuple(dims), name)
+    return tensors, rows

@@ -1,7 +1,7 @@
-"""The bytes of a tensor, in order, wherever they lie in the files of an unfinished job.
+"""Write the bytes of a tensor in order, wherever they belong in the files of an unfinished job.
 
-What is put into a stream counts when it is committed: a write that failed half-way is done again at the same
-place. The checksum of what is put is computed on a thread beside the write, which takes about as long.
+Bytes put into a stream count only when they are committed: a write that failed half-way is repeated at the same offset.
+The checksum is computed on a second thread during the write, because both take about as long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from brim.records import dataclass
 from brim.state.durable import BUFFER_BYTES, write_all
 
 _OPEN_FILES = 64
-_BESIDE_BYTES = 128 * 1024  # less than this is checked sooner than handed over
+_THREAD_BYTES = 128 * 1024  # the checksum of a smaller block takes less time than handing it to a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +29,19 @@ class FileSpan:
     file_bytes: int = 0
 
 
-Place = Callable[[int, int], Iterator[FileSpan]]
+FindSpans = Callable[[int, int], Iterator[FileSpan]]  # (start in the stream, size) -> ranges of files
 
 
 class Files:
-    """The files of an unfinished job: a few of them open, and which have to be synced."""
+    """The files of an unfinished job. Keeps at most 64 of them open and remembers which must be synced."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: dict[str, int] = {}
-        self._changed: set[str] = set()
+        self.changed: set[str] = set()  # files that must be synced
 
     def descriptor(self, name: str, file_bytes: int = 0) -> int:
-        """Open for reading and writing; a new file gets its size at once."""
+        """Open a file for reading and writing; a new file gets its final size immediately."""
         if name not in self._open:
             if len(self._open) >= _OPEN_FILES:
                 self.close()
@@ -53,25 +53,20 @@ class Files:
 
     def write(self, span: FileSpan, data: memoryview) -> None:
         descriptor = self.descriptor(span.file, span.file_bytes)
-        self._changed.add(span.file)
+        self.changed.add(span.file)
         write_all(descriptor, data, span.offset)
 
     def crc(self, span: FileSpan, crc: int) -> int | None:
-        """The checksum goes on over a range; None if the file ends before."""
+        """Extend a CRC-32 by a range of a file; return None if the file is too short."""
         buffer = memoryview(bytearray(min(BUFFER_BYTES, span.size)))
-        descriptor, offset, left = self.descriptor(span.file, span.file_bytes), span.offset, span.size
-        while left:
-            step = os.preadv(descriptor, [buffer[: min(left, len(buffer))]], offset)
+        descriptor, offset, remaining = self.descriptor(span.file, span.file_bytes), span.offset, span.size
+        while remaining:
+            step = os.preadv(descriptor, [buffer[: min(remaining, len(buffer))]], offset)
             if step == 0:
                 return None
             crc = zlib.crc32(buffer[:step], crc)
-            offset, left = offset + step, left - step
+            offset, remaining = offset + step, remaining - step
         return crc
-
-    def take_changed(self) -> set[str]:
-        """What was written since the last time, and has to be synced."""
-        taken, self._changed = self._changed, set()
-        return taken
 
     def close(self) -> None:
         while self._open:
@@ -79,7 +74,7 @@ class Files:
 
 
 def sync_file(path: Path) -> None:
-    """With a descriptor of its own, so that another thread may write meanwhile."""
+    """Sync a file through a separate descriptor, so that another thread can write at the same time."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -87,69 +82,47 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-class Checker:
-    """CRC-32 on a thread beside the writes; zlib and the kernel both leave Python free meanwhile."""
-
-    def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-
-    def begin(self, data: memoryview, crc: int) -> Future[int]:
-        if len(data) < _BESIDE_BYTES:
-            done: Future[int] = Future()
-            done.set_result(zlib.crc32(data, crc))
-            return done
-        self._pool = self._pool or ThreadPoolExecutor(1, "brim-checksum")
-        return self._pool.submit(zlib.crc32, data, crc)
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
-
-
 class Stream:
-    """One run of bytes. `end` is how many are committed."""
+    """One sequence of bytes. `end` is the number of committed bytes, `crc` their CRC-32 since the last receipt."""
 
-    def __init__(self, files: Files, checker: Checker, place: Place) -> None:
-        self.place = place
+    def __init__(self, files: Files, checksums: ThreadPoolExecutor, find_spans: FindSpans) -> None:
         self.end = 0
+        self.crc = 0
         self._files = files
-        self._checker = checker
-        self._crc = 0
-        self._put = (0, 0)
+        self._checksums = checksums
+        self._find_spans = find_spans
+        self._uncommitted = (0, 0)
 
     def put(self, blocks: Iterable[memoryview]) -> None:
-        """Write after what is committed."""
-        end, crc = self.end, self._crc
+        """Write after the committed bytes."""
+        end, crc = self.end, self.crc
         for block in blocks:
-            checked = self._checker.begin(block, crc)
+            # zlib and the kernel both release Python's lock.
+            is_large = len(block) >= _THREAD_BYTES
+            checksum: Future[int] | None = self._checksums.submit(zlib.crc32, block, crc) if is_large else None
             try:
-                at = 0
-                for span in self.place(end, len(block)):
-                    self._files.write(span, block[at : at + span.size])
-                    at += span.size
+                done = 0
+                for span in self._find_spans(end, len(block)):
+                    self._files.write(span, block[done : done + span.size])
+                    done += span.size
             finally:
-                crc = checked.result()
+                crc = zlib.crc32(block, crc) if checksum is None else checksum.result()
             end += len(block)
-        self._put = (end, crc)
+        self._uncommitted = (end, crc)
 
     def commit(self) -> None:
-        self.end, self._crc = self._put
+        self.end, self.crc = self._uncommitted
 
-    def block(self) -> tuple[int, int]:
-        """Where the stream ends, and the checksum of what was committed since the last receipt."""
-        return self.end, self._crc
+    def start_block(self, end: int) -> None:
+        """Continue at `end`: the bytes before it have a receipt, and any after it are ignored."""
+        self.end, self.crc = end, 0
 
-    def begin_block(self, end: int) -> None:
-        """Everything up to here is safe, and nothing behind it counts."""
-        self.end, self._crc = end, 0
-
-    def holds(self, start: int, end: int, crc: int) -> bool:
-        """Whether the bytes on disk have this checksum."""
-        found = 0
-        for span in self.place(start, end - start):
-            further = self._files.crc(span, found)
-            if further is None:
+    def has_checksum(self, start: int, end: int, crc: int) -> bool:
+        """Compare a range on disk with its CRC-32."""
+        actual = 0
+        for span in self._find_spans(start, end - start):
+            extended = self._files.crc(span, actual)
+            if extended is None:
                 return False
-            found = further
-        return found == crc
+            actual = extended
+        return actual == crc

@@ -1,0 +1,55 @@
+"""watch and why: the memory of this program, and why a process was killed. Loads neither numpy nor pyarrow."""
+
+from brim.monitor.oom import why as oom
+from brim.monitor.watching import watching
+from brim.options.declare import takes
+from brim.options.monitor_options import WatchOptions, WhyOptions
+
+
+@takes(WatchOptions)
+def watch(options: WatchOptions) -> watching.watch:
+    """Watch the memory of this program and of its child processes, while a `with` block runs.
+
+    A separate process takes the samples, so that a program that hangs is seen too. It warns, writes the log, creates
+    the stop file and answers `should_stop()`. It stops and kills the program only with `enforce`.
+
+    Returns:
+        The watch, a context manager with `now`, `peak`, `usage`, `mark(text)`, `should_stop()`, `callback(save)` and
+        `trainer_callback()`.
+
+    Raises:
+        ArgumentError: A level or a size is wrong.
+
+    Examples:
+        >>> with brim.watch(memory="40GB", quiet=True) as meter:
+        ...     meter.should_stop()
+        False
+    """
+    return watching.watch(
+        options.memory,
+        stop_file=options.stop_file,
+        alert=options.alert,
+        stop=options.stop_at,
+        kill=options.kill_at,
+        log=options.log,
+        on_alert=options.on_alert,
+        lead=options.stop_lead,
+        act=options.enforce,
+        quiet=options.quiet,
+    )
+
+
+@takes(WhyOptions)
+def why(options: WhyOptions) -> oom.WhyReport:
+    """Explain the out-of-memory kills on this machine, or those that given logs contain.
+
+    Returns:
+        The report: `kills`, `restarts`, `sources` that were read or could not be read; print it.
+
+    Raises:
+        InputError: The time is wrong.
+
+    Examples:
+        >>> print(brim.why(1540763, since="3d"))  # doctest: +SKIP
+    """
+    return oom.why(**options.values())

@@ -1,0 +1,91 @@
+"""The list of commands and the page that `brim` and `brim --help` print, without loading the parser or a command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+GROUPS = {
+    "Build": {
+        "plan": "Show what would be built, how large it is and whether it fits.",
+        "build": "Package files into shards in a folder, on the Hub or in a bucket.",
+        "select": "Filter, sort, shuffle, split or concatenate published datasets.",
+    },
+    "Transform": {
+        "map": "Apply a function to every row and write the results to DEST.",
+        "tokenize": "Turn a column of text into token ids.",
+        "embed": "Compute embeddings of texts and images with a model.",
+    },
+    "Check": {
+        "check": "Check every file before a long run, or a published dataset.",
+        "info": "Show rows, splits, columns, size and shards of a dataset.",
+        "verify": "Compare a dataset with its checksums, or with its source.",
+        "unpack": "Write the original files of a dataset back to a folder.",
+    },
+    "Monitor": {
+        "run": "Run any command under a memory limit and record its memory.",
+        "watch": "Watch a process that is already running.",
+        "why": "Explain why a process was killed.",
+        "forecast": "Estimate whether a job fits into memory.",
+        "report": "Write the HTML page about a run from its log.",
+        "lab": "Measure how common patterns use memory.",
+    },
+    "Setup": {
+        "recipes": "List the built-in recipes.",
+        "clean": "List or remove cached results of brim.map, tokenize and embed.",
+        "doctor": "Show versions, optional libraries, credentials and limits.",
+        "help": "Show the help of a command.",
+    },
+}
+COMMANDS = {name: summary for commands in GROUPS.values() for name, summary in commands.items()}
+
+# Names that people try, and the command that does it.
+SYNONYMS = {
+    "convert": "brim map SOURCE DEST",
+    "download": "brim unpack hf://datasets/ORG/NAME FOLDER",
+    "extract": "brim unpack DATASET FOLDER",
+    "filter": "brim select SOURCE DEST --where 'age > 40'",
+    "pack": "brim build SOURCE DEST",
+    "publish": "brim build SOURCE hf://datasets/ORG/NAME",
+    "push": "brim build SOURCE hf://datasets/ORG/NAME",
+    "shard": "brim build SOURCE DEST --shard-size 500MB",
+    "split": "brim select SOURCE DEST --split-into train=0.9,test=0.1",
+    "upload": "brim build SOURCE hf://datasets/ORG/NAME",
+}
+
+_PAGE = """\
+Usage: brim COMMAND [ARGUMENTS] [OPTIONS]
+
+Build, transform and publish datasets larger than memory, under a memory limit.
+
+Examples:
+  brim build photos/ out/ --memory 1GB
+  brim tokenize corpus.jsonl tokens/ --tokenizer gpt2 --memory 2GB
+  brim run --memory 40GB -- python train.py
+"""
+_OPTIONS = {
+    "-h, --help": "Show this page, or the help of a command.",
+    "-V, --version": "Show the version.",
+    "--debug": "Show tracebacks (anywhere on the command line).",
+    "--show-completion": "Print the completion script of this shell.",
+    "--install-completion": "Add completion to the start-up file of this shell.",
+}
+_DOCS = "https://brim.example/docs"
+
+
+def help_page() -> str:
+    """Return the page that lists all commands."""
+    return "\n".join([_PAGE, *_sections(), f"brim COMMAND --help shows examples and options. Docs: {_DOCS}"])
+
+
+def _sections() -> Iterator[str]:
+    for title, rows in {**GROUPS, "Options": _OPTIONS}.items():
+        width = max(len(name) for name in rows) if title == "Options" else max(map(len, COMMANDS))
+        yield f"{title}:"
+        yield from (f"  {name:<{width}}  {text}" for name, text in rows.items())
+        yield ""
+
+
+def version_line() -> str:
+    from brim import __version__
+
+    return f"brim {__version__}"

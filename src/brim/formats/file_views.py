@@ -1,0 +1,84 @@
+"""Anything with bytes at offsets as the file that pyarrow, tarfile and io.BufferedReader want."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+
+class Seekable(io.IOBase):
+    """`_at` is where the next read begins; a subclass says how large it is."""
+
+    _at = 0
+
+    def _size(self) -> int:
+        raise NotImplementedError
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size()}[whence]
+        if base + offset < 0:
+            raise ValueError(f"cannot seek to {base + offset}")
+        self._at = base + offset
+        return self._at
+
+
+class FileView(Seekable, io.RawIOBase):
+    """A range of `source`, which has `read_at`, as a file of its own; without `size`, all of a source that knows its.
+
+    Reading begins at `position`. With `passed`, it only goes forwards, and `passed` is told how far. Closing the view
+    leaves the source open, unless `owned`.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        start: int = 0,
+        size: int | None = None,
+        *,
+        position: int = 0,
+        passed: Callable[[int], None] | None = None,
+        owned: bool = False,
+    ) -> None:
+        self._source, self._start, self._at = source, start, position
+        self._length = source.size - start if size is None else size
+        self._passed, self._owned = passed, owned
+
+    def _size(self) -> int:
+        return int(self._length)
+
+    def seekable(self) -> bool:
+        return self._passed is None
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(self._length - self._at, 0)
+        wanted = left if size is None or size < 0 else min(size, left)
+        data: bytes = self._source.read_at(self._start + self._at, wanted) if wanted else b""
+        self._at += len(data)
+        if self._passed is not None:
+            self._passed(self._at)
+        return data
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if self._owned and not self.closed:
+            self._source.close()
+        super().close()

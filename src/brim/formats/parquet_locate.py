@@ -1,0 +1,137 @@
+"""Locate the files inside a spliced Parquet shard by reading the shard alone.
+
+Used to verify and unpack shards, so it shares no state with the writer: it reads the footer, walks the pages, and
+yields byte ranges. It takes the memory of one small page, however large the files are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from brim.errors import VerificationError
+from brim.file_set import Ints
+from brim.formats import thrift
+from brim.formats.parquet_footer import UNREADABLE, Leaf, check_footer, is_damage, open_parquet, schema_leaves
+from brim.formats.parquet_levels import decode_levels, is_list_type, single_array
+from brim.formats.parquet_writer import LEAF
+from brim.formats.readable import Readable, ShardFile
+from brim.formats.thrift import Struct
+
+_HEADER_BYTES = 1024
+_BYTE_ARRAY, _UNCOMPRESSED = 6, 0
+_WHOLE_PAGE_BYTES = 4 << 20  # larger pages have one row: only the lengths of its values are read
+
+
+def locate_parquet(
+    shard: Readable, footer_of: Readable | None = None, first_rows: int | None = None, column: str | None = None
+) -> Iterator[ShardFile]:
+    """Yield every file of a shard that brim wrote, by row group and column.
+
+    `first_rows` limits them to the first rows of the first row group, `column` to one column. Pages are read forwards
+    only, the range of each file before the length of the next. The footer and the paths are read from `footer_of`, for
+    shards that cannot be read backwards.
+    """
+    try:
+        yield from _locate(shard, footer_of or shard, first_rows, column)
+    except (*UNREADABLE, KeyError, IndexError, TypeError) as error:
+        if not is_damage(error):
+            raise
+        raise VerificationError(f"{shard.name} is not a shard that brim can read: {error}.") from error
+
+
+def _locate(shard: Readable, footer_of: Readable, first_rows: int | None, column: str | None) -> Iterator[ShardFile]:
+    footer, _ = check_footer(footer_of)
+    file_leaves = _file_leaves(schema_leaves(footer))
+    with open_parquet(footer_of) as parquet:
+        row_before = 0
+        for number, group in enumerate(footer[4][1].items):
+            paths = [tuple(part.decode() for part in entry[3][1][3][1].items) for entry in group[1][1].items]
+            for entry, path in zip(group[1][1].items, paths, strict=True):
+                meta = entry[3][1]
+                # Other columns of this shape were written by pyarrow, which compresses them.
+                is_spliced = meta[1][1] == _BYTE_ARRAY and meta[4][1] == _UNCOMPRESSED
+                if path not in file_leaves or not is_spliced or column not in (None, path[0]):
+                    continue
+                leaf = file_leaves[path]
+                names = _read_paths(parquet, number, paths.index((*path[:-1], "path")))
+                max_definition, path_definition = leaf.max_definition, leaf.repeated
+                slot = 0
+                row = row_before - 1
+                for repetition, definition, ranges in _pages(shard, meta, leaf):
+                    if first_rows is not None and row + 1 >= first_rows:
+                        break
+                    for repeats, defines in zip(repetition.tolist(), definition.tolist(), strict=True):
+                        row += repeats == 0
+                        if defines == max_definition:
+                            offset, size = next(ranges)
+                            yield ShardFile(path[0], row, names[slot].as_py(), offset, size)
+                        slot += defines >= path_definition  # the struct, null or not, has a path
+                    if next(ranges, None) is not None:
+                        raise ValueError("a page holds more values than its levels say")
+            row_before += group[3][1]
+            if first_rows is not None:
+                return
+
+
+def _file_leaves(leaves: list[Leaf]) -> dict[tuple[str, ...], Leaf]:
+    """Return the `bytes` leaves of file columns: structs of `bytes` and `path`, or lists of such structs."""
+    children: dict[tuple[str, ...], set[str]] = {}
+    for leaf in leaves:
+        for depth, name in enumerate(leaf.path):
+            children.setdefault(leaf.path[:depth], set()).add(name)
+    return {
+        leaf.path: leaf
+        for leaf in leaves
+        if leaf.path[-1] == LEAF and children[leaf.path[:-1]] == {LEAF, "path"}
+        # Deeper structs are values of a nested column, not files.
+        if len(leaf.path) in (2, 4) and leaf.max_repetition == len(leaf.path) // 4
+    }
+
+
+def _read_paths(parquet: pq.ParquetFile, group: int, column: int) -> Any:
+    """Return the values of a `path` leaf, one per struct. The column is a number because names may contain dots."""
+    # In this thread: if one of Arrow's threads releases Python's bytes at the exit of the interpreter, it aborts.
+    read = parquet.reader.read_row_group(group, column_indices=[column], use_threads=False)
+    array = single_array(read.column(0))
+    while is_list_type(array.type):
+        array = array.flatten()
+    return array.field(array.type.get_field_index("path"))
+
+
+def _pages(shard: Readable, meta: Struct, leaf: Leaf) -> Iterator[tuple[Ints, Ints, Iterator[tuple[int, int]]]]:
+    """Yield the repetition levels, definition levels and value ranges of each page."""
+    position, end = int(meta[9][1]), int(meta[9][1]) + int(meta[7][1])
+    while position < end:
+        header, used = thrift.decode(shard.read_at(position, min(_HEADER_BYTES, end - position)))
+        if header[1][1] != 0 or header[5][1][2][1] != 0:
+            raise ValueError("its file column is encoded, so brim did not write it")
+        size, count = int(header[3][1]), int(header[5][1][1][1])
+        body = position + used
+        if size < 0 or body + size > end:
+            raise ValueError("a page runs past its column")
+        # The levels of a page take a few bits per slot; the rest of the page may be one huge file.
+        data = shard.read_at(body, size if size <= _WHOLE_PAGE_BYTES else 64 + count * 4)
+        repetition, used_r = decode_levels(data, count, leaf.max_repetition)
+        definition, used_d = decode_levels(memoryview(data)[used_r:], count, leaf.max_definition)
+        values = int(np.count_nonzero(definition == leaf.max_definition))
+        yield repetition, definition, _ranges(shard, body, size, data, used_r + used_d, values)
+        position = body + size
+
+
+def _ranges(
+    shard: Readable, body: int, size: int, data: bytes, position: int, values: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the byte range of each value of a page; `data` is the page or its start."""
+    for _ in range(values):
+        raw = data[position : position + 4] if position + 4 <= len(data) else b""
+        length = int.from_bytes(raw or shard.read_at(body + position, 4), "little")
+        if position + 4 + length > size:
+            raise ValueError("the lengths in a page do not add up to its size")
+        yield body + position + 4, length
+        position += 4 + length
+    if position != size:
+        raise ValueError("the lengths in a page do not add up to its size")

@@ -1,0 +1,161 @@
+"""Stop a watched process tree: request it with the stop file, then SIGTERM, then SIGKILL.
+
+`Stopping.step` is called at every sample and takes the next step if it is due, so that nothing here waits. The lead of
+a command is set by the user, or derived from an earlier run of it, or 30 s.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import field
+from pathlib import Path
+
+from brim.memory.thresholds import DEFAULT_LEAD_S
+from brim.monitor.watching.run_log import End, Head, LogEvent, log_folder, read_records
+from brim.records import dataclass
+from brim.sizes import format_duration
+from brim.state.stop import forget_run
+
+Tell = Callable[[str, str], None]
+_LEFTOVERS_S = 5.0
+
+
+@dataclass(slots=True)
+class Stopping:
+    """`main` gives the processes that get SIGTERM first, `members` all of them. Without `act` no signal is sent."""
+
+    members: Callable[[], Iterable[int]]
+    tell: Tell
+    stop_file: Path | None = None
+    grace_s: float = 30.0
+    act: bool = True
+    main: Callable[[], Iterable[int]] = field(default=list)
+    how: str | None = None  # "stop" or "kill", once begun
+    _patience_s: float = 0.0  # from the stop file to SIGTERM
+    _touched: bool = False
+    _asked_at: float | None = None
+    _terminated_at: float | None = None
+    _orphaned_at: float | None = None
+    _refused: set[int] = field(default_factory=set)
+
+    def stop(self, now: float, left_s: float | None = None) -> None:
+        """Request a graceful stop, once.
+
+        `left_s` is the predicted time to the limit: SIGTERM follows the stop file at half of it at the latest, so that
+        a program that only handles the signal still gets it.
+        """
+        if self.how is not None:
+            return
+        if self.stop_file is None and not self.act:
+            return
+        self.how, self._asked_at = "stop", now
+        self._patience_s = self.grace_s if left_s is None else min(self.grace_s, left_s / 2)
+        if self.stop_file is not None and self._touch():
+            later = f"; SIGTERM in {format_duration(self._patience_s)} if it keeps running" if self.act else ""
+            self.tell("stop", f"asked it to stop with the stop file {self.stop_file}{later}")
+        elif self.act:
+            self._terminate(now)
+
+    def kill(self, now: float, why: str) -> None:
+        """Kill the whole tree."""
+        if not self.act:
+            return
+        self._signal(self.members(), signal.SIGKILL)
+        if self.how != "kill":
+            self.how = "kill"
+            self.tell("kill", f"killed it: {why}")
+
+    def step(self, now: float, main_ended: bool) -> None:
+        """Take the next step if it is due."""
+        if self.how == "kill":
+            self._signal(self.members(), signal.SIGKILL)  # processes that started during the first kill
+        elif self.how == "stop" and self.act:
+            if main_ended:
+                self._end_leftovers(now)
+            elif self._terminated_at is None:
+                if now - (self._asked_at or now) >= self._patience_s:
+                    self._terminate(now)
+            elif now - self._terminated_at >= self.grace_s:
+                self.kill(now, f"it was still running {format_duration(self.grace_s)} after SIGTERM")
+
+    def finish(self, over: bool = True) -> None:
+        """Remove the stop file, which would stop the next run.
+
+        A watch that ends before its process keeps a file that a person made: the process may not have seen it yet.
+        """
+        if self.stop_file is not None and (over or self._touched):
+            forget_run(self.stop_file)
+
+    def _terminate(self, now: float) -> None:
+        """Signal only the command itself: workers that die would spoil a checkpoint that is being saved."""
+        self._terminated_at = now
+        self._signal(self.main(), signal.SIGTERM)
+        self.tell("term", f"sent SIGTERM; SIGKILL in {format_duration(self.grace_s)} if it keeps running")
+
+    def _end_leftovers(self, now: float) -> None:
+        if self._orphaned_at is None:
+            self._orphaned_at = now
+            self._signal(self.members(), signal.SIGTERM)
+        elif now - self._orphaned_at >= min(self.grace_s, _LEFTOVERS_S):
+            self._signal(self.members(), signal.SIGKILL)
+
+    def _touch(self) -> bool:
+        assert self.stop_file is not None
+        try:
+            self.stop_file.parent.mkdir(parents=True, exist_ok=True)
+            self.stop_file.touch()
+        except OSError as error:
+            self.tell("stop", f"the stop file {self.stop_file} cannot be made: {error.strerror}")
+            return False
+        self._touched = True
+        return True
+
+    def _signal(self, pids: Iterable[int], number: signal.Signals) -> None:
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+            except PermissionError:
+                if pid not in self._refused:
+                    self._refused.add(pid)
+                    self.tell("refused", f"no right to send {number.name} to process {pid}")
+
+
+_LOOKED_AT = 20  # logs
+_MARGIN, _SHORTEST_S, _LONGEST_S = 1.5, 10.0, 1800.0
+
+
+def lead_of(command: Iterable[str], *logs: Path) -> tuple[float, str]:
+    """Return the lead of a command and its reason, which is empty for the default."""
+    wanted = list(command)
+    try:
+        folder = sorted(log_folder().glob("*.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError:
+        folder = []
+    for log in (*logs, *folder[:_LOOKED_AT]):
+        took_s = _took(log, wanted)
+        if took_s is not None:
+            lead_s = min(max(_MARGIN * took_s, _SHORTEST_S), _LONGEST_S)
+            return lead_s, f"it took {format_duration(took_s)} to stop last time"
+    return DEFAULT_LEAD_S, ""
+
+
+def _took(log: Path, command: list[str]) -> float | None:
+    """Return the seconds from the stop request to the exit, of a run of this command that exited without a kill."""
+    asked: float | None = None
+    try:
+        for record in read_records(log):
+            if isinstance(record, Head) and list(record.command) != command:
+                return None
+            if isinstance(record, LogEvent) and record.kind == "kill":
+                return None
+            if isinstance(record, LogEvent) and record.kind == "stop" and asked is None:
+                asked = record.t
+            if isinstance(record, End) and record.stopped == "stop" and asked is not None and record.t is not None:
+                return max(record.t - asked, 0.0)
+    except OSError:
+        return None
+    return None

@@ -1,0 +1,226 @@
+"""An option is declared once; the command line, Python, the checks and the docs follow from the declaration."""
+
+import inspect
+import json
+from dataclasses import field
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+
+import brim
+from brim.cli.command import Command, click_command, help_page
+from brim.cli.commands import COMMANDS
+from brim.cli.parser import BrimGroup
+from brim.errors import ArgumentError
+from brim.formats.parquet_writer import MAX_CELL_BYTES
+from brim.options.declare import Option, Options, Path, Size, declared_options, old_names, options_table, takes
+from brim.records import dataclass
+
+EARLIER = json.loads((FilePath(__file__).parents[1] / "fixtures" / "options-0.1.json").read_text())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CookOptions(Options):
+    """Options of a command that exists only here."""
+
+    source: Annotated[Path, Option("What to cook.", "SOURCE", argument=True)] = field(kw_only=False)
+    style: Annotated[Literal["raw", "done"], Option("How it is served.")] = "done"
+    size: Annotated[Size, Option("Size of a portion.", default="1KB")] = None
+    # The option that the tests below look for.
+    oven_heat: Annotated[int, Option("Degrees of the oven.", "N", minimum=1, maximum=300, old=("warmth",))] = 180
+
+
+@takes(CookOptions)
+def cook(options: CookOptions) -> int:
+    """Cook something.
+
+    Returns:
+        The degrees that were used.
+    """
+    return options.oven_heat
+
+
+cooked: list[CookOptions] = []
+COOK = Command(CookOptions, cooked.append, "brim cook soup --oven-heat 200", summary="Cook something.")
+
+
+def typed(*words: str) -> CookOptions:
+    """Run the command with these words and return the options that it was called with."""
+    click_command("cook", COOK).main(list(words), "brim cook", standalone_mode=False)
+    return cooked.pop()
+
+
+def completions(*words: str) -> list[str]:
+    """Return what the Tab key offers for the last word."""
+    shell = ShellComplete(click_command("cook", COOK), {}, "brim", "_BRIM_COMPLETE")
+    return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
+
+
+def test_declared_option_is_on_the_command_line() -> None:
+    """Its flag is parsed as people write numbers, shown by both help pages and completed."""
+    assert typed("soup", "--oven-heat", "200").oven_heat == 200
+    assert typed("soup", "--oven-heat=2e2", "--size", "3MB") == CookOptions("soup", oven_heat=200, size="3MB")
+    made = click_command("cook", COOK)
+    for everything in (False, True):
+        page = help_page(made, click.Context(made, info_name="brim cook"), everything=everything)  # type: ignore[arg-type]
+        assert "--oven-heat N" in page
+        assert "Degrees of the oven. (default: 180)" in page
+        assert "warmth" not in page
+    assert completions("--ov") == ["--oven-heat"]
+    assert completions("--style", "r") == ["raw"]
+    assert completions("--warm") == []
+
+
+def test_declared_option_is_in_python() -> None:
+    """It is a keyword argument with its type and default, and the docstring explains it."""
+    assert cook("soup", oven_heat=90) == 90
+    parameter = inspect.signature(cook).parameters["oven_heat"]
+    assert (parameter.default, parameter.annotation, parameter.kind) == (180, int, parameter.KEYWORD_ONLY)
+    assert "oven_heat: Degrees of the oven. (default: 180)" in (inspect.getdoc(cook) or "")
+    with pytest.raises(TypeError, match=r"^cook\(\) got .* 'oven_heet'. Did you mean 'oven_heat'\?"):
+        cook("soup", oven_heet=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^cook\(\) missing 1 required positional argument: 'source'"):
+        cook()  # type: ignore[call-arg]
+
+
+def test_declared_option_is_checked_with_one_message() -> None:
+    """The same sentence names the keyword in Python and the flag in the terminal, which adds a hint."""
+    with pytest.raises(ArgumentError) as in_python:
+        cook("soup", oven_heat=301)
+    assert in_python.value.message == "oven_heat= takes a number from 1 to 300, not 301."
+    with pytest.raises(ArgumentError) as in_terminal:
+        typed("soup", "--oven-heat", "301")
+    assert in_terminal.value.words == (
+        "--oven-heat takes a number from 1 to 300, not 301.",
+        "brim cook --help shows examples and options.",
+    )
+    with pytest.raises(ArgumentError, match="style= takes raw or done, not 'burnt'"):
+        cook("soup", style="burnt")  # type: ignore[arg-type]
+
+
+def test_deprecated_name_is_accepted_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    """The old name works in both, and both name the present one."""
+    with pytest.warns(DeprecationWarning, match="warmth= is now oven_heat="):
+        assert cook("soup", warmth=70) == 70  # type: ignore[call-arg]
+    assert typed("soup", "--warmth", "70").oven_heat == 70
+    assert capsys.readouterr().err == "brim: --warmth is now --oven-heat.\n"
+
+
+def test_declared_option_is_in_the_docs() -> None:
+    """The table of the reference has its flag, its keyword and its help."""
+    assert "| `--oven-heat N` | `oven_heat` | Degrees of the oven. (default: 180) |" in list(options_table(CookOptions))
+
+
+def test_wrapped_command_keeps_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """What follows the wrapped command is not read: not even a deprecated name, or --help-all."""
+    seen: list[Any] = []
+    wrapper = click_command("run", COOK._replace(run=seen.append, is_wrapper=True, options=_Wrapper))
+    wrapper.main(["--oven-heat", "7", "x", "--warmth", "3", "--help-all"], "brim run", standalone_mode=False)
+    assert (seen[0].oven_heat, seen[0].words) == (7, ("x", "--warmth", "3", "--help-all"))
+    assert capsys.readouterr().err == ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wrapper(Options):
+    words: Annotated[
+        tuple[str, ...], declared_options(brim.build.options)["include"].kind, Option("", argument=True)
+    ] = ()  # type: ignore[attr-defined]
+    oven_heat: Annotated[int, Option("Degrees of the oven.", old=("warmth",))] = 180
+
+
+def commands() -> list[str]:
+    return list(EARLIER["commands"])
+
+
+def command(path: str) -> click.Command:
+    """Return the click command of `brim forecast map`."""
+    name, _, subcommand = path.partition(" ")
+    group = BrimGroup("brim")
+    made = group.get_command(click.Context(group), name)
+    assert made is not None
+    return made.commands[subcommand] if isinstance(made, click.Group) else made
+
+
+def test_every_command_is_looked_at() -> None:
+    """The tests below walk every command of the page."""
+    assert {name.partition(" ")[0] for name in commands()} | {"help"} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("path", commands())
+def test_help_fits_a_small_terminal(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The help of a command has at most 45 lines of at most 80 characters, also with all options no longer line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    made: Any = command(path)
+    context = click.Context(made, info_name=f"brim {path}")
+    page = help_page(made, context, everything=False).splitlines()
+    assert len(page) <= 45
+    assert not [line for line in [*page, *help_page(made, context, everything=True).splitlines()] if len(line) > 80]
+    assert len(made.command.examples.strip().splitlines()) in (1, 2, 3)
+    assert all(line.startswith("brim ") for line in made.command.examples.strip().splitlines())
+
+
+@pytest.mark.parametrize("path", commands())
+def test_options_are_explained(path: str) -> None:
+    """Every option has a help text that is a sentence."""
+    made: Any = command(path)
+    wrong = {
+        name: item.option.help
+        for name, item in made.declared.items()
+        if not (item.option.help[:1].isupper() or item.option.help.startswith("datasets"))
+        or item.option.help[-1] != "."
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", commands())
+def test_earlier_command_lines_are_accepted(path: str) -> None:
+    """Every flag of version 0.1 is accepted and takes a value, or none, as it did; so do the arguments."""
+    before, made = EARLIER["commands"][path], command(path)
+    arguments = [param for param in made.params if isinstance(param, click.Argument)]
+    options = [param for param in made.params if isinstance(param, click.Option)]
+    assert len(arguments) >= len(before["arguments"])
+    switches = {flag for param in options if param.is_flag for flag in (*param.opts, *param.secondary_opts)}
+    values = {flag for param in options if not param.is_flag for flag in param.opts}
+    assert set(before["switches"]) <= switches
+    assert set(before["values"]) <= values
+
+
+@pytest.mark.parametrize("name", EARLIER["functions"])
+def test_earlier_calls_of_python_are_accepted(name: str) -> None:
+    """Every parameter of version 0.1 is accepted, at its position and with its default, perhaps by an old name."""
+    function: Any = getattr(brim, name)
+    renamed = old_names(function.options) if hasattr(function, "options") else {}
+    parameters = inspect.signature(function).parameters
+    for position, (parameter, kind, default) in enumerate(EARLIER["functions"][name]):
+        if kind == "any":
+            assert any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+            continue
+        present = parameters[renamed.get(parameter, parameter)]
+        if kind == "position":
+            assert list(parameters).index(present.name) == position
+            assert present.kind is present.POSITIONAL_OR_KEYWORD
+        shown = "required" if present.default is inspect.Parameter.empty else repr(present.default)
+        empty = ("None", "()", "False")
+        assert shown == default or (shown in empty and default in empty), parameter
+
+
+@pytest.mark.parametrize(
+    "name", ["build", "check", "clean", "info", "plan", "select", "unpack", "verify", "watch", "why"]
+)
+def test_docstrings_explain_every_keyword(name: str) -> None:
+    """help() has a first line, every keyword, what is returned, and an example."""
+    function: Any = getattr(brim, name)
+    text = inspect.getdoc(function) or ""
+    assert text.splitlines()[0].endswith((".", ":"))
+    assert all(f"{keyword}: " in text for keyword in inspect.signature(function).parameters)
+    assert "Args:" in text
+    assert "Returns:" in text
+    assert "Examples:" in text
+
+
+def test_largest_cell_is_that_of_the_format() -> None:
+    """`brim.check` declares the limit without loading the format."""
+    assert inspect.signature(brim.check).parameters["max_cell_bytes"].default == MAX_CELL_BYTES

@@ -1,0 +1,405 @@
+"""Pages of anybody's Parquet files: what they hold as ranges of the file, and what is wrong with broken ones."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from brim.formats import parquet_page_decode as pages
+from brim.formats import thrift
+from brim.formats.parquet_levels import Damaged, read_varint, unpack_bits
+from brim.formats.parquet_page_decode import (
+    PageBody,
+    decode_delta,
+    decode_runs,
+    max_delta_bytes,
+    plain_body,
+    snappy_body,
+    zstd_body,
+)
+
+AT = 7  # pages lie somewhere in a file
+RANDOM = random.Random(1).randbytes
+
+
+def fetch_from(file: bytes) -> Callable[[int, int], bytes]:
+    return lambda at, size: file[at : at + size]
+
+
+def snappy(data: bytes, size: int) -> PageBody | None:
+    file = b"#" * AT + data + b"#" * 9
+    return snappy_body(fetch_from(file), AT, len(data), size)
+
+
+def zstd(data: bytes, size: int) -> PageBody | None:
+    file = b"#" * AT + data + b"#" * 9
+    return zstd_body(fetch_from(file), AT, len(data), size)
+
+
+def test_a_plain_page_is_a_range() -> None:
+    """Read from memory if it is there, else from the file; fewer bytes only at its end."""
+    file = bytes(range(100))
+    held = plain_body(memoryview(file)[10:30], 10, 20, lambda *_: pytest.fail("read again"))
+    far = plain_body(b"", 10, 20, fetch_from(file))
+    for body in (held, far):
+        assert body.size == 20
+        assert body.read(0, 5) == file[10:15]
+        assert body.read(3, 2) == file[13:15]
+        assert body.read(15, 99) == file[25:30]
+        assert body.read(20, 1) == body.read(25, 1) == b""
+        assert body.ranges(3, 8) == [(13, 5)]
+        assert body.ranges(3, 3) == []
+    assert PageBody(b"", [], [], fetch_from(file)).size == 0
+    with pytest.raises(Damaged, match="cut off"):
+        plain_body(b"", 90, 20, fetch_from(file)).read(0, 20)
+
+
+def test_pieces_that_follow_each_other_are_one() -> None:
+    """Where they do in the file too."""
+    file = bytes(range(100))
+    body = PageBody(b"", [5, 10, 15], [20, 25, 50], fetch_from(file))
+    assert body.ranges(0, 15) == [(20, 10), (50, 5)]
+    assert body.ranges(2, 12) == [(22, 8), (50, 2)]
+    assert body.ranges(5, 6) == [(25, 1)]
+    assert body.ranges(10, 15) == [(50, 5)]
+    assert body.read(4, 8) == file[24:30] + file[50:52]
+
+
+@given(
+    st.binary(max_size=300) | st.integers(1, 5).map(lambda n: b"abcdefgh" * n * 7),
+    st.integers(0, 30),
+    st.integers(0, 40),
+)
+@example(b"x" * 60, 0, 60)
+@example(b"x" * 61, 0, 61)
+@example(bytes(range(60)), 0, 60)
+@example(bytes(range(61)), 1, 60)
+@example(bytes(range(256)), 0, 256)
+@example(bytes(range(256)) + b"!", 0, 257)
+@example(b"abcdefgh" * 9 + bytes(range(80)) + b"abcdefgh" * 9, 3, 200)
+def test_snappy_pages_are_ranges(data: bytes, start: int, size: int) -> None:
+    """Literals and copies alike: what is read is what went in."""
+    body = snappy(pa.compress(data, "snappy", asbytes=True), len(data))
+    assert body is not None
+    assert body.size == len(data)
+    assert body.read(0, len(data)) == data
+    assert body.read(start, size) == data[start : start + size]
+
+
+def test_large_literals_are_not_read() -> None:
+    """Only the few bytes between them are."""
+    data, reads = RANDOM(300_000), []
+    packed = pa.compress(data, "snappy", asbytes=True)
+
+    def fetch(at: int, size: int) -> bytes:
+        reads.append(size)
+        return packed[at : at + size]
+
+    body = snappy_body(fetch, 0, len(packed), len(data))
+    assert body is not None
+    assert sum(reads) <= 4096 * 12
+    assert max(reads) == 4096
+    assert body.read(250_000, 100) == data[250_000:250_100]
+
+
+def literal(data: bytes) -> bytes:
+    return bytes([(len(data) - 1) << 2]) + data
+
+
+@pytest.mark.parametrize(
+    ("tags", "wanted"),
+    [
+        (literal(b"abcd") + b"\x01\x04", b"abcdabcd"),  # four back, four long
+        (literal(b"abcd") + b"\x1d\x04", b"abcd" + b"abcdabcdabc"),  # eleven long
+        (literal(b"a") + b"\x01\x01", b"aaaaa"),  # overlapping
+        (literal(b"abcd") + b"\x0e\x02\x00", b"abcdcdcd"),  # with two bytes
+        (literal(b"abcd") + b"\x0f\x03\x00\x00\x00", b"abcdbcdb"),  # with four
+        (literal(b"ab") + literal(b"cd") + b"\x09\x03", b"abcdbcdbcd"),  # out of two literals
+        (b"\xf0\x3b" + bytes(range(60)), bytes(range(60))),  # a length of one byte
+        (b"\xf4\x3b\x00" + bytes(range(60)), bytes(range(60))),  # of two
+        (b"\xf8\x3b\x00\x00" + bytes(range(60)), bytes(range(60))),
+        (b"\xfc\x3b\x00\x00\x00" + bytes(range(60)), bytes(range(60))),
+        (b"\xec" + bytes(range(60)), bytes(range(60))),  # the longest in the tag
+        (literal(b"z" * 60) * 5 + b"\x21\x00", (b"z" * 60) * 5 + b"z" * 4),  # 256 back
+    ],
+)
+def test_every_kind_of_snappy_tag(tags: bytes, wanted: bytes) -> None:
+    size = len(wanted)
+    head = bytes([size]) if size < 128 else bytes([size & 0x7F | 0x80, size >> 7])
+    assert pa.decompress(head + tags, size, "snappy", asbytes=True) == wanted
+    body = snappy(head + tags, size)
+    assert body is not None
+    assert body.read(0, size) == wanted
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "words"),
+    [
+        (b"\x05" + literal(b"abcd"), 4, "another size"),
+        (b"\x05" + literal(b"abcd"), 5, "another size"),
+        (b"\x03" + literal(b"abcd"), 3, "another size"),
+        (b"\x08" + literal(b"abcd") + b"\x01\x05", 8, "refers to what is not there"),
+        (b"\x08" + literal(b"abcd") + b"\x01\x00", 8, "refers to what is not there"),
+        (b"\x04" + b"\x0cab", 4, "another size"),
+        (b"", 0, "ends early"),
+        (b"\x08" + literal(b"abcd") + b"\x01", 8, "ends early"),
+        (b"\x80" * 10 + b"\x01", 4, "does not end"),
+    ],
+)
+def test_broken_snappy_pages_are_damage(data: bytes, size: int, words: str) -> None:
+    with pytest.raises(Damaged, match=words):
+        snappy(data, size)
+
+
+def test_many_small_pieces_are_left_to_who_decompresses() -> None:
+    """More than 64 and one for every 512 bytes."""
+    for count, described in ((64, True), (65, False)):
+        data = bytes([count]) + literal(b"a") * count
+        assert (snappy(data, count) is not None) == described
+    many = 64 + 2
+    assert (
+        snappy(
+            b"\x80\x08"
+            + literal(b"a") * many
+            + b"\xf4"
+            + bytes([1023 - many - 1 & 255, 1023 - many >> 8])
+            + b"b" * (1024 - many),
+            1024,
+        )
+        is None
+    )
+    fits = literal(b"a") * 65 + b"\xf4" + (1024 - 65 - 1).to_bytes(2, "little") + b"b" * (1024 - 65)
+    assert snappy(b"\x80\x08" + fits, 1024) is not None
+
+
+MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+def block(data: bytes, last: bool, kind: int = 0) -> bytes:
+    return (len(data) << 3 | kind << 1 | last).to_bytes(3, "little") + data
+
+
+@pytest.mark.parametrize("size", [1000, 70_000, 300_000])
+def test_zstd_pages_of_media_are_ranges(size: int) -> None:
+    """What it could not compress lies there as it is."""
+    data = RANDOM(size)
+    body = zstd(pa.compress(data, "zstd", asbytes=True), size)
+    assert body is not None
+    assert body.read(0, size) == data
+    assert body.read(size - 10, 99) == data[-10:]
+    assert zstd(pa.compress(b"a" * size, "zstd", asbytes=True), size) is None
+
+
+@pytest.mark.parametrize(
+    ("head", "skipped"),
+    # Window or single segment, the bytes of a dictionary's number and of the size, a checksum at the end.
+    [
+        (0x00, 1), (0x20, 1), (0x21, 2), (0x22, 3), (0x23, 5), (0x01, 2), (0x40, 3), (0x60, 2), (0x80, 5), (0xC0, 9),
+        (0xE0, 8), (0x24, 1),
+    ],
+)  # fmt: skip
+def test_every_kind_of_zstd_frame(head: int, skipped: int) -> None:
+    body = block(b"abcd", False) + block(b"", False) + block(b"ef", True)
+    end = b"\x01\x02\x03\x04" if head & 4 else b""
+    frame = MAGIC + bytes([head]) + b"\0" * skipped + body + end
+    found = zstd(frame, 6)
+    assert found is not None
+    assert found.read(0, 6) == b"abcdef"
+    assert len(found.ends) == 2
+    for broken in (frame + b"!", frame[:-1], b"!" + frame[1:]):
+        assert zstd(broken, 6) is None
+    assert zstd(frame, 5) is None
+    assert zstd(frame, 7) is None
+    wrong = MAGIC + bytes([head ^ 4]) + b"\0" * skipped + body + end
+    assert zstd(wrong, 6) is None
+
+
+def test_zstd_blocks_that_are_compressed() -> None:
+    """Runs and compressed blocks are for who decompresses; so is what is too short to be a frame."""
+    for kind in (1, 2, 3):
+        assert zstd(MAGIC + b"\x20\x04" + block(b"abcd", True, kind), 4) is None
+    assert zstd(MAGIC + b"\x20\x00" + block(b"", True), 0) is not None
+    assert zstd(MAGIC + b"\x20\x00" + block(b"", True)[:2], 0) is None
+    assert zstd(MAGIC + b"\x20\x04" + (9 << 3 | 1).to_bytes(3, "little") + b"abcd", 9) is None
+
+
+def deltas_of(values: list[int]) -> bytes:
+    """As pyarrow writes them."""
+    sink = io.BytesIO()
+    table = pa.table({"x": pa.array(values, pa.int64())}, schema=pa.schema([pa.field("x", pa.int64(), nullable=False)]))
+    pq.write_table(table, sink, use_dictionary=False, column_encoding="DELTA_BINARY_PACKED", compression="none")
+    at = pq.ParquetFile(sink).metadata.row_group(0).column(0).data_page_offset
+    header, start = thrift.decode(sink.getvalue(), at)
+    return sink.getvalue()[start : start + header[2][1]]
+
+
+@given(st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=300))
+@example([5])
+@example(list(range(33)))
+@example([0] * 128 + [1])
+@example([2**62, -(2**62)] * 20)
+@example(list(range(0, 300, 3)) * 2)
+def test_deltas_are_read(values: list[int]) -> None:
+    """The numbers, and where they end."""
+    data = deltas_of(values)
+    found, end = decode_delta(data, len(values))
+    assert (found.tolist(), end) == (values, len(data))
+    assert decode_delta(data + b"more", len(values))[1] == len(data)
+    with pytest.raises(Damaged, match="lengths of a page are broken"):
+        decode_delta(data, len(values) + 1)
+
+
+@pytest.mark.parametrize(
+    ("head", "count", "most"),
+    [
+        (b"\x80\x01\x04", 0, 64 + 256 + 14),
+        (b"\x80\x01\x04", 31, 64 + 256 + 14),
+        (b"\x80\x01\x04", 32, 64 + 512 + 14),
+        (b"\x80\x01\x04", 128, 64 + 5 * 256 + 28),
+        (b"\x01\x02", 3, 64 + 4 * 12),
+        (b"\x80\x80\x40\x80\x04", 1, 64 + 8 * 2048 + 522),
+    ],
+)
+def test_how_long_deltas_are_at_most(head: bytes, count: int, most: int) -> None:
+    """By the size of a block and of its parts, which are whole."""
+    assert max_delta_bytes(head, count) == most
+
+
+@pytest.mark.parametrize("values", [[5], list(range(33)), [2**62, -(2**62)] * 200, [0] * 1000])
+def test_deltas_are_never_longer(values: list[int]) -> None:
+    assert len(deltas_of(values)) <= max_delta_bytes(deltas_of(values)[:20], len(values))
+
+
+@pytest.mark.parametrize("widths", [b"\x08\0\0\0", b"\x41\0\0\0", b"\x08"])
+def test_deltas_that_end_early(widths: bytes) -> None:
+    """A block of 128 in 4 parts, 3 numbers in all, and nothing of the bits that are told; or too many of them."""
+    with pytest.raises(Damaged, match="end early"):
+        decode_delta(b"\x80\x01\x04\x03\x00\x00" + widths + bytes(7 if widths[0] == 8 else 300), 3)
+
+
+def test_widths_that_end_early() -> None:
+    """Though all numbers that are asked for are there."""
+    with pytest.raises(Damaged, match="end early"):
+        decode_delta(b"\x80\x01\x04\x03\x00\x00" + bytes(3), 3)
+
+
+@pytest.mark.parametrize("head", [b"\x80\x01\x00", b"\x00\x04", b"\x80\x01\x81\x04", b"\x81\x80\x40\x04"])
+def test_heads_of_deltas_that_cannot_be(head: bytes) -> None:
+    with pytest.raises(Damaged, match="lengths of a page are broken"):
+        max_delta_bytes(head, 5)
+
+
+def test_no_deltas() -> None:
+    assert decode_delta(b"\x80\x01\x04\x00\x00", 0)[1] == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "words"),
+    [
+        (b"", 1, "does not end"),
+        (b"\x80" * 10, 1, "does not end"),
+        (b"\x80\x01\x00\x01\x00", 1, "broken"),  # no parts
+        (b"\x00\x04\x01\x00", 1, "broken"),  # no values in a block
+        (b"\x80\x01\x03\x01\x00", 1, "broken"),  # parts of no whole number
+        (b"\x80\x01\x20\x01\x00", 1, "broken"),  # parts of four values
+        (b"\x80\x01\x81\x04\x01\x00", 1, "broken"),  # 513 parts
+        (b"\x80\x80\x80\x01\x04\x01\x00", 1, "broken"),  # blocks of two million
+        (b"\x80\x01\x04\x02\x00" + b"\x00\x00\x00", 2, "end early"),  # widths are cut off
+        (b"\x80\x01\x04\x02\x00" + b"\x00", 2, "end early"),  # not one width
+        (b"\x80\x01\x04\x02\x00" + b"\x00\x41\x00\x00\x00" + b"\0" * 400, 2, "end early"),  # 65 bits
+        (b"\x80\x01\x04\x02\x00" + b"\x00\x08\x00\x00\x00" + b"\0" * 31, 2, "end early"),
+    ],
+)
+def test_broken_deltas_are_damage(data: bytes, count: int, words: str) -> None:
+    with pytest.raises(Damaged, match=words):
+        decode_delta(data, count)
+
+
+def test_deltas_at_the_edges() -> None:
+    """A block of a million values, parts of eight, numbers of 64 bits, and just enough bytes."""
+    assert decode_delta(b"\x80\x80\x40\x80\x04\x01\x0a", 1)[0].tolist() == [5]
+    just = b"\x80\x01\x04\x02\x00" + b"\x00\x08\x00\x00\x00" + b"\x03" + b"\0" * 31
+    assert decode_delta(just, 2) == (pytest.approx([0, 3]), len(just))
+    wide = b"\x08\x01\x02\x00" + b"\x00\x40" + (2**63 - 1).to_bytes(8, "little") + b"\0" * 56
+    assert decode_delta(wide, 2)[0].tolist() == [0, 2**63 - 1]
+
+
+def hybrid(groups: list[tuple[str, int, int]], width: int) -> tuple[bytes, list[int]]:
+    """Runs ("run", count, value) and packed groups ("packed", groups of eight, seed)."""
+    data, values = b"", []
+    for kind, count, value in groups:
+        if kind == "run":
+            data += bytes([count << 1]) + value.to_bytes((width + 7) // 8, "little")
+            values += [value] * count
+        else:
+            numbers = [(value + n * 7) % (1 << width) for n in range(count * 8)]
+            bits = sum(number << (n * width) for n, number in enumerate(numbers))
+            data += bytes([count << 1 | 1]) + bits.to_bytes(count * width, "little")
+            values += numbers
+    return data, values
+
+
+_group = st.tuples(st.sampled_from(["run", "packed"]), st.integers(1, 9), st.integers(0, 1))
+
+
+@given(st.lists(_group, min_size=1, max_size=5), st.integers(1, 20), st.integers(0, 7))
+@example([("packed", 2, 1), ("run", 3, 1), ("packed", 1, 0)], 1, 0)
+@example([("packed", 2, 1)], 12, 3)
+@example([("run", 63, 1)], 9, 0)
+def test_runs_and_packed_bits_are_read(groups: list[tuple[str, int, int]], width: int, fewer: int) -> None:
+    """As many as are asked for, whatever follows."""
+    data, values = hybrid(groups, width)
+    count = max(len(values) - fewer, 1)
+    assert decode_runs(data, width, count).tolist() == values[:count]
+    assert decode_runs(data + b"more", width, count).tolist() == values[:count]
+
+
+def test_numbers_of_no_bits_are_zero() -> None:
+    assert decode_runs(b"\x0a", 0, 5).tolist() == [0] * 5
+    assert decode_runs(b"\x03", 0, 5).tolist() == [0] * 5
+    assert decode_runs(b"", 3, 0).tolist() == []
+    assert decode_runs(b"\x04\xff\xff\xff\xff", 32, 2).tolist() == [2**32 - 1] * 2
+
+
+def test_the_last_group_may_be_cut() -> None:
+    """If what is asked for is there all the same."""
+    data, values = hybrid([("packed", 2, 1)], 4)
+    assert decode_runs(data[:-2], 4, 12).tolist() == values[:12]
+    with pytest.raises(Damaged, match="end early"):
+        decode_runs(data[:-2], 4, 13)
+    with pytest.raises(Damaged, match="end early"):
+        decode_runs(data[:-3], 4, 12)
+
+
+@pytest.mark.parametrize(
+    ("data", "width", "count", "words"),
+    [
+        (b"\x04\x01", 33, 2, "too wide"),
+        (b"\x04", 1, 2, "end early"),
+        (b"\x04\x01", 9, 2, "end early"),
+        (b"\x00\x01", 1, 2, "end early"),
+        (b"\x01", 1, 2, "end early"),
+        (b"\x04\x01", 1, 3, "does not end"),
+    ],
+)
+def test_broken_runs_are_damage(data: bytes, width: int, count: int, words: str) -> None:
+    with pytest.raises(Damaged, match=words):
+        decode_runs(data, width, count)
+
+
+def test_numbers_that_are_too_long() -> None:
+    """Nine groups of seven bits are read, and a tenth; no more."""
+    assert read_varint(b"\xff" * 9 + b"\x01", 0) == (2**64 - 1, 10)
+    assert read_varint(b"??\x80\x01", 2) == (128, 4)
+    with pytest.raises(Damaged):
+        read_varint(b"\xff" * 10 + b"\x01", 0)
+    assert [pages._zigzag(n) for n in range(5)] == [0, -1, 1, -2, 2]
+    assert np.array_equal(unpack_bits(b"\x21\x43", 4, 4), [1, 2, 3, 4])
