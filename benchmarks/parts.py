@@ -20,8 +20,8 @@ from peak import Measured, measure
 from tables import MB, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 import brim
-from brim.jobs.plan_place import Part as PartOf
-from brim.jobs.plan_place import PartReceipts
+from brim.jobs.plan_storage import Part as PartOf
+from brim.jobs.plan_storage import PartReceipts
 from brim.state.ledger import LEDGER, Ledger
 
 MOST_S, MOST_GROWTH = 10.0, 1.25

@@ -43,15 +43,15 @@ from peak import measure
 from tables import GB, MB, Part, at_most, machine, print_goals, print_machine, print_part, progress, write_json
 
 from brim.file_set import FileSet
-from brim.jobs.bring import Run, RunOptions, versions
 from brim.jobs.content import PlanContent
+from brim.jobs.upload_shards import Run, RunOptions, versions
 from brim.memory.limit import Limit
 from brim.options.groups import ShardOptions
 from brim.plans.describe_plan import forecast_build, plan_facts
 from brim.plans.plan import Plan, make_plan
 from brim.progress import Progress
 from brim.sources.file_table import FileColumn, FileTable, Split
-from brim.state.durable import record_line
+from brim.state.atomic_files import record_line
 from brim.state.ledger import JobRecord, Ledger, Receipt
 from brim.state.stop import stoppable
 from brim.stores.folder_store import FolderStore

@@ -188,7 +188,7 @@ def _wait_for(body: bytes, descriptors: list[int]) -> None:
 
 def _import_everything() -> None:
     """All of brim, but for what imports a library that reads the environment as it is imported."""
-    from brim.no_pandas import do_without_pandas
+    from brim.block_pandas import do_without_pandas
 
     do_without_pandas()
     import brim

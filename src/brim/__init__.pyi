@@ -46,26 +46,19 @@ from brim.errors import SourceError as SourceError
 from brim.errors import StoppedError as StoppedError
 from brim.errors import UserFunctionError as UserFunctionError
 from brim.errors import VerificationError as VerificationError
+from brim.execution.run_units import UnitStats as UnitStats
 from brim.jobs.build_job import BuildPlan as BuildPlan
 from brim.jobs.caches import CacheEntry as CacheEntry
-from brim.jobs.check_files import Check as Check
-from brim.jobs.check_files import CheckReport as CheckReport
-from brim.jobs.dataset_info import ColumnInfo as ColumnInfo
-from brim.jobs.dataset_info import DatasetInfo as DatasetInfo
-from brim.jobs.dataset_info import SplitInfo as SplitInfo
 from brim.jobs.job import BuildResult as BuildResult
 from brim.jobs.job import MapResult as MapResult
-from brim.jobs.parts import PartResult as PartResult
-from brim.jobs.parts import PlanStatus as PlanStatus
-from brim.jobs.parts import SavedBuild as SavedBuild
-from brim.jobs.unit_parts import SavedComputation as SavedComputation
-from brim.jobs.unpack import UnpackResult as UnpackResult
-from brim.jobs.verify import VerifyResult as VerifyResult
+from brim.jobs.saved_build import PartResult as PartResult
+from brim.jobs.saved_build import PlanStatus as PlanStatus
+from brim.jobs.saved_build import SavedBuild as SavedBuild
+from brim.jobs.saved_compute import SavedComputation as SavedComputation
 from brim.memory.release import release as release
 from brim.monitor.forecasts.shapes import Forecast as Forecast
 from brim.monitor.oom.why import WhyReport as WhyReport
 from brim.progress import Progress as Progress
-from brim.schedule.unit_work import UnitStats as UnitStats
 from brim.sources.file_table import FileTable as FileTable
 from brim.sources.recipe import Recipe as Recipe
 from brim.sources.selection import Selection as Selection
@@ -74,6 +67,13 @@ from brim.tensors.tensor_reader import ShardedTensor as ShardedTensor
 from brim.tensors.tensor_reader import open_tensors as open_tensors
 from brim.tensors.tensor_writer import TensorWriter as TensorWriter
 from brim.tensors.tensor_writer import save_file as save_file
+from brim.verification.check_files import Check as Check
+from brim.verification.check_files import CheckReport as CheckReport
+from brim.verification.dataset_info import ColumnInfo as ColumnInfo
+from brim.verification.dataset_info import DatasetInfo as DatasetInfo
+from brim.verification.dataset_info import SplitInfo as SplitInfo
+from brim.verification.unpack import UnpackResult as UnpackResult
+from brim.verification.verify import VerifyResult as VerifyResult
 
 __version__: str
 __all__: list[str]

@@ -125,7 +125,7 @@ class UserFunctionError(InputError, json_name="FunctionFailed"):
     """The user's function failed. `unit`, `row` and `rows` locate the row, and `traceback` is that of the worker.
 
     The error that a worker sends contains the pickled exception (`parts`) and its stack (`frames`).
-    schedule/work_failures.py turns it into the error for callers in Python, which also has the type of the exception.
+    execution/failures.py turns it into the error for callers in Python, which also has the type of the exception.
     """
 
     def __init__(

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from brim.jobs.caches import make_last
-from brim.state.later_sync import boot_here
+from brim.state.deferred_sync import boot_here
 from brim.state.ledger import LEDGER, Ledger
 from tests.faults.injection import Fault, Shim
 
 ROWS = 4000
 # Every unit that is computed leaves a mark, so that the next run tells which were done again.
 SCRIPT = """
-import os, pathlib, sys, time, brim, brim.jobs.caches, brim.schedule.unit_work, brim.state.later_sync
+import os, pathlib, sys, time, brim, brim.jobs.caches, brim.execution.run_units, brim.state.deferred_sync
 after, boot, later_s = sys.argv[1:]
 if boot:
-    brim.state.ledger.boot_id = brim.state.later_sync.boot_id = lambda: boot
-brim.schedule.unit_work._LATER_S = float(later_s)
+    brim.state.ledger.boot_id = brim.state.deferred_sync.boot_id = lambda: boot
+brim.execution.run_units._LATER_S = float(later_s)
 brim.jobs.caches._AT_ONCE_BYTES = int(os.environ["AT_ONCE"])
 if after == "die":  # before the disk was heard of
     brim.jobs.caches.later = lambda work: None

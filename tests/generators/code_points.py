@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from brim.steps.fast_encoder import FastEncoder
-from brim.steps.tokenizers import LoadedTokenizer
+from brim.compute.steps.gigatoken_encoder import FastEncoder
+from brim.compute.steps.tokenizers import LoadedTokenizer
 
 _SHAPES = (
     "a{0}b {0} 1{0}2 {0}{0}x\n{0}!{0}  {0}\u0301e{0}",

@@ -19,8 +19,8 @@ import pytest
 
 import brim as library
 from brim.errors import DestinationError, InputError, PlanMismatchError, SourceChangedError, SourceError
-from brim.jobs.parts import SavedBuild, SavedSettings, job_facts
-from brim.jobs.plan_place import Part, PartReceipts, divide
+from brim.jobs.plan_storage import Part, PartReceipts, divide
+from brim.jobs.saved_build import SavedBuild, SavedSettings, job_facts
 from brim.plans.plan import Plan
 from brim.plans.saved_plan import load_plan, save_plan
 from brim.plans.shard_bytes import splice_of

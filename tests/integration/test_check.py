@@ -18,8 +18,8 @@ from PIL import Image
 import brim as library
 from brim.api.check_api import check
 from brim.errors import InputError, MissingDependencyError
-from brim.jobs.check_files import Check, CheckReport, anatomical_reminder, bids_validator
 from brim.progress import Progress
+from brim.verification.check_files import Check, CheckReport, anatomical_reminder, bids_validator
 from tests.conftest import random_bytes, write_files
 from tests.forked import brim
 

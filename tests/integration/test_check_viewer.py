@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim
-from brim.jobs import check_dataset
-from brim.jobs.check_files import Check
+from brim.verification import check_dataset
+from brim.verification.check_files import Check
 
 CARD = "---\nconfigs:\n- config_name: default\n  data_files: data/*.parquet\n---\n"
 

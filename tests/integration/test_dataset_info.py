@@ -19,7 +19,7 @@ import pytest
 
 import brim
 from brim.errors import VerificationError
-from brim.state.durable import record_line
+from brim.state.atomic_files import record_line
 from brim.state.ledger import Ledger
 from tests.generators import Layout
 from tests.generators.aomic import make_aomic

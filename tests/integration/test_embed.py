@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim
+from brim.compute.outputs.output import Units
+from brim.compute.outputs.vector_output import FinishedVectors, VectorOutput, finish_vectors, rows_path
+from brim.compute.steps.embed_options import EmbedStepOptions
+from brim.compute.steps.embed_step import EmbedStep
+from brim.compute.steps.step import BadRow, Batch
 from brim.errors import BrimError, InputError, MemoryLimitError
 from brim.options.compute_options import ModelOptions
-from brim.outputs.output import Units
-from brim.outputs.vector_output import FinishedVectors, VectorOutput, finish_vectors, rows_path
 from brim.state.ledger import Receipt
-from brim.steps.embed_options import EmbedStepOptions
-from brim.steps.embed_step import EmbedStep
-from brim.steps.step import BadRow, Batch
 from tests.integration.embed_models import NoRed, Small
 
 MODELS = "tests.integration.embed_models"
@@ -361,9 +361,9 @@ def test_finish_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert {path.name: path.read_bytes() for path in whole.files} == expected
 
     for step in (1, 2):
-        crash(step, "rename", "brim.outputs.vector_output")
+        crash(step, "rename", "brim.compute.outputs.vector_output")
     for step in (1, 4, 9):
-        crash(step, "batch_for", "brim.outputs.vector_output")
+        crash(step, "batch_for", "brim.compute.outputs.vector_output")
 
 
 @pytest.mark.parametrize("name", ["emb.npy", "emb.parquet"])

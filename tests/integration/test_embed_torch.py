@@ -18,10 +18,10 @@ import pyarrow as pa
 import pytest
 
 import brim
+from brim.compute.outputs.vector_output import finish_vectors
+from brim.compute.steps.embed_options import EmbedStepOptions
 from brim.errors import InputError
 from brim.options.compute_options import ModelOptions
-from brim.outputs.vector_output import finish_vectors
-from brim.steps.embed_options import EmbedStepOptions
 from tests.integration.test_embed import run, texts_table, vectors, write_units
 
 torch = pytest.importorskip("torch", reason="embedding with torch is not proved here: no torch")
@@ -241,7 +241,7 @@ def test_max_tokens_above_the_positions_of_a_model_is_refused(minilm: str, bert:
 
 def test_positions_of_models_with_and_without_a_table() -> None:
     """RoBERTa counts from its padding; rotary positions have no end."""
-    from brim.steps.transformers_models import text_positions
+    from brim.compute.steps.transformers_models import text_positions
 
     sizes: dict[str, Any] = {"vocab_size": 9, "hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 1}
     roberta = transformers.RobertaConfig(

@@ -18,13 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from brim.compute.steps.gigatoken_encoder import FastEncoder, FastKind, ProvedEncoder, choose, doubtful, kind_of
+from brim.compute.steps.step import BadRow, Batch, Redo
+from brim.compute.steps.tokenize_step import IDS, TokenizeStep, TokenizeStepOptions
+from brim.compute.steps.tokenizers import Encoded, LoadedTokenizer, find_tokenizer, generation, reference_name
 from brim.errors import InputError, MissingDependencyError
 from brim.memory.meter import process_bytes
 from brim.options.compute_options import EncoderOptions
-from brim.steps.fast_encoder import FastEncoder, FastKind, ProvedEncoder, choose, doubtful, kind_of
-from brim.steps.step import BadRow, Batch, Redo
-from brim.steps.tokenize_step import IDS, TokenizeStep, TokenizeStepOptions
-from brim.steps.tokenizers import Encoded, LoadedTokenizer, find_tokenizer, generation, reference_name
 from tests.conftest import brim
 from tests.generators.code_points import differing as differing_points
 from tests.generators.texts import fuzz_texts

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import brim as library
 from brim.errors import BrimError, InputError, VerificationError
 from brim.safe_names import is_file_name, path_below, stays_below
-from brim.state.durable import record_line
+from brim.state.atomic_files import record_line
 from brim.state.ledger import Ledger
 from tests.forked import brim
 from tests.hub import TestHub

@@ -29,14 +29,14 @@ HEAVY = (
 FINDING = (
     "brim.sources.folder_tree",
     "brim.sources.dataset_source",
-    "brim.rows.row_files",
+    "brim.compute.rows.row_files",
     "brim.jobs",
     "brim.plans.plan",
 )
 
 _TOLD = """
 import atexit, json, os, sys
-if "brim.schedule.worker" in " ".join(sys.orig_argv):
+if "brim.execution.worker" in " ".join(sys.orig_argv):
     out = open(os.environ["BRIM_TEST_MODULES"] + f".{os.getpid()}", "w")
     before = os._exit
     def tell(*code):
@@ -78,7 +78,7 @@ def test_workers_of_tokenize(tmp_path: Path, source: Path) -> None:
     for modules in worker_modules(
         tmp_path, "tokenize", str(source), str(tmp_path / "out"), "--tokenizer", str(made["bpe"])
     ):
-        assert "brim.steps.tokenize_step" in modules
+        assert "brim.compute.steps.tokenize_step" in modules
         assert not [name for name in (*HEAVY, *FINDING) if name in modules]
 
 
@@ -89,7 +89,7 @@ def test_workers_of_map(tmp_path: Path, source: Path) -> None:
     assert found
     for modules in found:
         assert "own" in modules
-        others = ("brim.steps.tokenize_step", "brim.steps.embed_step")
+        others = ("brim.compute.steps.tokenize_step", "brim.compute.steps.embed_step")
         assert not [name for name in (*HEAVY, *FINDING, *others) if name in modules]
 
 
@@ -104,21 +104,27 @@ def test_workers_of_embed(tmp_path: Path, source: Path) -> None:
     assert found
     for modules in found:
         assert "own" in modules
-        others = ("brim.steps.tokenize_step", "brim.steps.map_step", "transformers", "sentence_transformers", "PIL")
+        others = (
+            "brim.compute.steps.tokenize_step",
+            "brim.compute.steps.map_step",
+            "transformers",
+            "sentence_transformers",
+            "PIL",
+        )
         assert not [name for name in (*HEAVY, *FINDING, *others) if name in modules]
 
 
 def test_a_worker_that_waits(tmp_path: Path) -> None:
     """One that is started before there is a job has loaded brim and Arrow, and no step but the one it is for."""
-    from brim.schedule.worker_process import _ALSO, _MODULES
+    from brim.execution.worker_process import _ALSO, _MODULES
 
     for step in ("map_step", "tokenize_step", "embed_step"):
-        name = f"brim.steps.{step}"
+        name = f"brim.compute.steps.{step}"
         code = f"import sys, importlib\nfor name in {(*_MODULES, name, *_ALSO.get(name, ()))!r}:\n"
         code += "    importlib.import_module(name)\nprint(*sys.modules)"
         said = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
         modules = set(said.stdout.split())
-        others = {f"brim.steps.{other}" for other in ("map_step", "tokenize_step", "embed_step")} - {name}
+        others = {f"brim.compute.steps.{other}" for other in ("map_step", "tokenize_step", "embed_step")} - {name}
         assert not [each for each in (*HEAVY, *FINDING, "asyncio", "gigatoken", *others) if each in modules]
 
 
@@ -164,7 +170,12 @@ def test_a_small_build(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "data").is_dir()
     pages = tuple(f"brim.monitor.report.{name}" for name in ("live_server", "page"))
     pages += ("http.client", "http.server", "xml.etree.ElementTree")
-    others = ("brim.sources.recipe", "brim.sources.bids_source", "brim.sources.parquet_source", "brim.rows.read_unit")
+    others = (
+        "brim.sources.recipe",
+        "brim.sources.bids_source",
+        "brim.sources.parquet_source",
+        "brim.compute.rows.read_unit",
+    )
     assert not [
         name for name in (*HEAVY, *pages, *others, "psutil") if name in modules and name not in ("click", "yaml")
     ]
@@ -186,7 +197,7 @@ def test_the_command_imports_only_its_verb() -> None:
         "watch": {"run"},
         **{key: {"compute"} for key in ("map", "tokenize", "embed")},
     }
-    running = ("brim.jobs", "brim.rows", "brim.schedule.worker", "numpy", "pyarrow", "psutil", "tokenizers")
+    running = ("brim.jobs", "brim.compute.rows", "brim.execution.worker", "numpy", "pyarrow", "psutil", "tokenizers")
     for name, modules in zip(names, found, strict=True):
         assert not [heavy for heavy in (*HEAVY, *running) if heavy in modules and heavy != "click"]
         commands = {module for module in modules if module.startswith("brim.cli.") and module.endswith("_command")}

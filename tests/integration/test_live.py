@@ -294,7 +294,7 @@ def test_a_browser_watches_a_job(tmp_path: Path) -> None:
             )
             keep(driver, "job-380")
             assert driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
-            eventually(lambda: "brim.schedule.worker" in text('[data-part="processes"]'), 40)
+            eventually(lambda: "brim.execution.worker" in text('[data-part="processes"]'), 40)
             subprocess.run(text(".stop code"), shell=True, check=True)
             assert process.wait(60) == 6
             eventually(lambda: text("#connection") == "the run has ended", 40)

@@ -24,8 +24,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import brim
+from brim.execution.failures import own_error, parts_of
 from brim.jobs.caches import list_caches, open_cache
-from brim.schedule.work_failures import own_error, parts_of
 
 MEMORY = "1GB"
 

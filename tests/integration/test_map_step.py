@@ -18,12 +18,12 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from brim.compute.steps.map_options import MapStepOptions
+from brim.compute.steps.map_step import MapStep
+from brim.compute.steps.row_features import is_plain, merge_features, tagged
+from brim.compute.steps.step import BadRow, Batch
 from brim.errors import InputError, VerificationError
 from brim.jobs.caches import open_dataset
-from brim.steps.map_options import MapStepOptions
-from brim.steps.map_step import MapStep
-from brim.steps.row_features import is_plain, merge_features, tagged
-from brim.steps.step import BadRow, Batch
 from tests.integration.map_cases import BATCH_CASES, ROW_CASES, Case, matrices, plain
 
 datasets.disable_progress_bars()
@@ -275,7 +275,7 @@ def test_dictionary_columns_are_plain_text() -> None:
 
 STORED = """
 import sys, pickle, pyarrow as pa
-from brim.steps.step import Batch
+from brim.compute.steps.step import Batch
 table = pa.ipc.open_stream(sys.argv[1]).read_all()
 assert "datasets" not in sys.modules
 step = pickle.load(sys.stdin.buffer)
@@ -321,7 +321,7 @@ def test_facts_say_what_decides() -> None:
 
 LIGHT = """
 import sys, pickle, numpy as np, pyarrow as pa
-from brim.steps.step import Batch
+from brim.compute.steps.step import Batch
 step = pickle.load(sys.stdin.buffer)
 table = pa.table({"n": [1, 2, 3], "text": ["a", "b", None], "tags": [["x"], [], None]})
 step.open(table.schema)

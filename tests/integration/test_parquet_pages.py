@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from brim.compute.outputs.rows_file import MOST_GROUP_BYTES, RowsFile, Writing
+from brim.compute.outputs.token_files import ParquetShard
 from brim.formats import thrift
-from brim.outputs.rows_file import MOST_GROUP_BYTES, RowsFile, Writing
-from brim.outputs.token_files import ParquetShard
 from tests.forked import brim
 
 FUNCTIONS = """
@@ -119,7 +119,7 @@ def test_written_bytes_do_not_depend_on_the_number_of_workers(sources: Path, com
 
 
 def test_row_groups_of_rows_of_very_different_sizes_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brim.outputs.rows_file.MOST_GROUP_BYTES", 1_000_000)
+    monkeypatch.setattr("brim.compute.outputs.rows_file.MOST_GROUP_BYTES", 1_000_000)
     sizes = [10] * 300 + [600_000] * 3 + [10] * 300
     table = pa.table({"x": pa.array([bytes(size) for size in sizes], pa.binary())})
     file = RowsFile(tmp_path / "a.parquet", table.schema, Writing("parquet", 100_000, 1_000_000))

@@ -14,7 +14,7 @@ import pytest
 
 from brim.errors import SourceError
 from brim.formats.parquet_locate import locate_parquet
-from brim.formats.readable import LocalFile
+from brim.formats.range_readers import LocalFile
 from brim.formats.tar_shard import locate_tar
 from brim.sources.table_source import _root
 from tests.conftest import brim, random_bytes, write_files

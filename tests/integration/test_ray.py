@@ -82,7 +82,8 @@ def make(device):
 # brim with less patience.
 HASTY = """
 from brim.cli import main
-from brim.schedule import ray_cluster, ray_gauges
+from brim.execution import ray_cluster
+from brim.execution import ray_monitors as ray_gauges
 
 ray_cluster._HEAD_S = ray_gauges._LATE_S = 1.0
 main()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from brim.formats import parquet_writer
 from brim.formats.parquet_locate import locate_parquet
 from brim.formats.parquet_writer import splice_parquet
-from brim.formats.readable import LocalFile
+from brim.formats.range_readers import LocalFile
 from tests.conftest import file_set, random_bytes
 
 CONTENTS = {f"d/f{i}.bin": random_bytes(size, i) for i, size in enumerate((0, 1, 5_000, 1_200_000, 300, 70_000))}

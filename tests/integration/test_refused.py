@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import brim
+from brim.compute.rows.open_rows import open_rows
+from brim.compute.rows.row_options import RowOptions
 from brim.errors import BrimError, DestinationError, InputError, MemoryLimitError, SourceError
-from brim.rows.open_rows import open_rows
-from brim.rows.row_options import RowOptions
 
 ROWS = "".join(f'{{"text": "row {number}"}}\n' for number in range(1000))
 

@@ -19,12 +19,12 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
+from brim.compute.rows.open_rows import open_rows
+from brim.compute.rows.read_unit import cut_batches, read_unit, where
+from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.schemas import cast, unify
+from brim.compute.rows.unit import RowSource, Unit
 from brim.errors import InputError, SourceChangedError
-from brim.rows.open_rows import open_rows
-from brim.rows.read_unit import cut_batches, read_unit, where
-from brim.rows.row_options import RowOptions
-from brim.rows.schemas import cast, unify
-from brim.rows.unit import RowSource, Unit
 
 ROWS = [
     {"n": n, "text": f"row {n} ü" * (n % 5), "day": "2024-01-02", "l": [n, None] if n % 3 else None, "s": {"x": n / 2}}
@@ -474,9 +474,9 @@ def test_limit(tmp_path: Path) -> None:
 _PEAK = """
 import resource, sys
 import pyarrow as pa
-from brim.rows.open_rows import open_rows
-from brim.rows.read_unit import read_unit
-from brim.rows.row_options import RowOptions
+from brim.compute.rows.open_rows import open_rows
+from brim.compute.rows.read_unit import read_unit
+from brim.compute.rows.row_options import RowOptions
 source = open_rows(sys.argv[1], RowOptions())
 def used():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
@@ -515,7 +515,7 @@ def test_batches_of_a_unit_stream(tmp_path: Path) -> None:
 
 def test_a_unit_of_arrow_begins_at_its_own_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at the first of the file: a dataset of many units would be walked again for each. Also of a part of it."""
-    from brim.rows import arrow_rows
+    from brim.compute.rows import arrow_rows
 
     table = pa.table({"n": list(range(1000))})
     with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:

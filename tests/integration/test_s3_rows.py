@@ -19,16 +19,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim as library
+from brim.compute.rows.open_rows import open_rows
+from brim.compute.rows.read_unit import read_unit, where
+from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.schemas import cast, unify
+from brim.compute.rows.unit import RowSource, Unit
+from brim.compute.steps.embed_options import EmbedStepOptions
+from brim.compute.steps.embed_step import EmbedStep
+from brim.compute.steps.step import BadRow, Batch
 from brim.errors import InputError, MissingDependencyError, SourceChangedError
-from brim.rows.open_rows import open_rows
-from brim.rows.read_unit import read_unit, where
-from brim.rows.row_options import RowOptions
-from brim.rows.schemas import cast, unify
-from brim.rows.unit import RowSource, Unit
 from brim.sources.open_dataset import open_dataset
-from brim.steps.embed_options import EmbedStepOptions
-from brim.steps.embed_step import EmbedStep
-from brim.steps.step import BadRow, Batch
 from brim.storage.location import Access
 from tests.conftest import brim, tree_digest, write_files
 from tests.s3 import FaultProxy, S3Server
@@ -321,9 +321,9 @@ def test_memory_does_not_grow_with_the_object(s3: S3Server, s3_prefix: str) -> N
     code = """
 import os, sys, threading
 from brim.memory.meter import process_bytes
-from brim.rows.open_rows import open_rows
-from brim.rows.read_unit import read_unit
-from brim.rows.row_options import RowOptions
+from brim.compute.rows.open_rows import open_rows
+from brim.compute.rows.read_unit import read_unit
+from brim.compute.rows.row_options import RowOptions
 def count(name):
     source = open_rows(sys.argv[1] + name, RowOptions(unit_size=1 << 30))
     return sum(table.num_rows for unit in source.units(1) for table in read_unit(source.reading, unit))

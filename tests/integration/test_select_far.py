@@ -25,13 +25,13 @@ from hypothesis import strategies as st
 import brim as library
 from brim.errors import SourceChangedError
 from brim.memory.meter import tree_bytes
-from brim.sources import far_values
-from brim.state.durable import record_line
+from brim.sources import remote_values as far_values
+from brim.state.atomic_files import record_line
 from brim.state.record_log import records_of
+from brim.storage.http_files import HttpStorage
 from brim.storage.location import Location
 from brim.storage.storage import ObjectStat
 from brim.storage.storage_error import StorageError
-from brim.storage.web_files import HttpStorage
 from tests.forked import brim
 from tests.hub import TestHub
 from tests.integration.test_parquet_source import rows_of

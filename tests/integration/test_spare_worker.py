@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import brim
+from brim.execution import worker_process
+from brim.execution.worker_process import caller_bytes, end_spares, start_spare, take_spares
 from brim.memory.meter import tree_bytes
-from brim.schedule import worker_process
-from brim.schedule.worker_process import caller_bytes, end_spares, start_spare, take_spares
 
 pytest.importorskip("datasets")
-MAP = "brim.steps.map_step"
+MAP = "brim.compute.steps.map_step"
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +144,7 @@ def test_it_ends_with_the_program(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys, datasets, brim\n"
-        "from brim.schedule import worker_process\n"
+        "from brim.execution import worker_process\n"
         "rows = datasets.Dataset.from_dict({'n': [1]})\n"
         f"brim.map(rows, lambda row: {{'m': 1}}, cache_dir={str(tmp_path / 'cache')!r}, memory='1GB')\n"
         "if os.fork() == 0:\n"
@@ -179,7 +179,7 @@ def test_a_small_rest_is_left_to_those_who_are_there(monkeypatch: pytest.MonkeyP
     """4.2 MB and 0.4 MB: the second process would have loaded its libraries when all is done. Not for long, though."""
     from types import SimpleNamespace
 
-    from brim.schedule import processes
+    from brim.execution import process_backend as processes
 
     now = 10.0
     monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now))

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from brim.cli.show import escape_controls
+from brim.cli.print_output import escape_controls
 from brim.extras import EXTRAS
 from brim.monitor.report.progress_renderers import PlainLines, TerminalBar
 from brim.progress import Progress
-from brim.state.durable import private_folder
+from brim.state.atomic_files import private_folder
 from tests.conftest import brim, write_files
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]

@@ -397,7 +397,7 @@ def test_killed_and_continued(work: Path, tmp_path: Path) -> None:
 
 _KILLED = """
 import os, signal, sys, threading
-from brim.outputs.token_files import ParquetShard
+from brim.compute.outputs.token_files import ParquetShard
 place, beside, seen = sys.argv[1], sys.argv[2] == "beside", []
 usual = getattr(ParquetShard, place)
 def killed(*given):

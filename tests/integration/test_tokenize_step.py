@@ -10,12 +10,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from brim.compute.outputs.token_output import FinishOptions, finish_tokens
+from brim.compute.outputs.token_packing import SEQ_LENGTHS
+from brim.compute.steps.step import BadRow, Batch
+from brim.compute.steps.tokenize_step import (
+    CUT,
+    IDS,
+    NOTE,
+    NULL,
+    PLAIN,
+    ROUGH,
+    TokenizeStep,
+    TokenizeStepOptions,
+    pieces,
+)
+from brim.compute.steps.tokenizers import LoadedTokenizer, find_tokenizer, generation
 from brim.errors import InputError, SourceChangedError
-from brim.outputs.token_documents import SEQ_LENGTHS
-from brim.outputs.token_output import FinishOptions, finish_tokens
-from brim.steps.step import BadRow, Batch
-from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, TokenizeStep, TokenizeStepOptions, pieces
-from brim.steps.tokenizers import LoadedTokenizer, find_tokenizer, generation
 from tests.generators.tokenizers import SPECIALS, made_tokenizers, prose
 
 tokenizers = pytest.importorskip("tokenizers")

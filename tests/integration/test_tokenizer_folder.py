@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from brim.compute.steps import tokenizer_folder
+from brim.compute.steps.tokenizer_folder import find_id_change
+from brim.compute.steps.tokenizers import LoadedTokenizer, find_tokenizer
 from brim.errors import InputError
-from brim.steps import tokenizer_folder
-from brim.steps.tokenizer_folder import find_id_change
-from brim.steps.tokenizers import LoadedTokenizer, find_tokenizer
 from tests.forked import brim
 from tests.generators.texts import fuzz_texts
 from tests.generators.tokenizers import SPECIALS, made_tokenizers
@@ -183,8 +183,8 @@ def test_neither_the_job_nor_its_workers_import_transformers(made: dict[str, Pat
     program = f"""
 import pickle, sys
 import pyarrow as pa
-from brim.steps.tokenize_step import TokenizeStep
-from brim.steps.tokenizers import find_tokenizer
+from brim.compute.steps.tokenize_step import TokenizeStep
+from brim.compute.steps.tokenizers import find_tokenizer
 step = pickle.loads(pickle.dumps(TokenizeStep(find_tokenizer({str(folder)!r}))))
 step.open(pa.schema([("text", pa.string())]))
 assert not {{"transformers", "torch"}} & set(sys.modules)

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim
+from brim.compute.rows.open_rows import open_rows
+from brim.compute.rows.read_unit import read_unit
+from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.unreadable import UnreadableRow
 from brim.errors import InputError
-from brim.rows.open_rows import open_rows
-from brim.rows.read_unit import read_unit
-from brim.rows.row_options import RowOptions
-from brim.rows.unreadable import UnreadableRow
 from tests.forked import brim as command
 
 BAD_JSON = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from brim.errors import InputError
-from brim.storage.accounts import authorities, aws_endpoint, chosen_profile, known_keys, region_of
+from brim.storage.credentials import authorities, aws_endpoint, chosen_profile, known_keys, region_of
 from brim.storage.location import Access
 from brim.storage.requests import patience_s
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim import cuts
-from brim.cuts import column_bytes, fill, fill_all, row_bytes, running, share
+from brim import partition as cuts
+from brim.partition import column_bytes, fill, fill_all, row_bytes, running, share
 
 _weights = st.lists(st.integers(0, 100), min_size=1, max_size=60)
 

@@ -10,15 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import brim
+from brim.compute.outputs.output import RowsOutput
+from brim.compute.rows.open_rows import open_rows
+from brim.compute.steps.map_options import MapStepOptions
+from brim.compute.steps.map_step import MapStep
 from brim.errors import BrimError, DestinationError, InputError
 from brim.file_set import FileSetBuilder
 from brim.jobs.job import Job
-from brim.jobs.parts import SavedBuild, SavedSettings
+from brim.jobs.saved_build import SavedBuild, SavedSettings
 from brim.jobs.spec import JobSettings, dataset_spec, vector_file_spec
-from brim.outputs.output import RowsOutput
-from brim.rows.open_rows import open_rows
-from brim.steps.map_options import MapStepOptions
-from brim.steps.map_step import MapStep
 from brim.storage.location import Access, parse_bucket_address
 from brim.storage.storage import ObjectStat
 from brim.stores.destination import PublishOptions, parse_destination, refuse_source

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import brim
-from brim.outputs.rows_file import HashedFile
-from brim.state import durable
-from brim.state.durable import Outflow, append_line, file_system, write_all
+from brim.compute.outputs.rows_file import HashedFile
+from brim.state import atomic_files as durable
+from brim.state.atomic_files import Outflow, append_line, file_system, write_all
 
 
 @pytest.fixture

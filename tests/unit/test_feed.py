@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from brim.rows.unit import Unit
-from brim.schedule.messages import At, Whereabouts
-from brim.schedule.unit_work import Feed
+from brim.compute.rows.unit import Unit
+from brim.execution.run_units import Feed
+from brim.execution.worker_messages import At, Whereabouts
 
 
 def units(count: int, error: Exception | None = None) -> Iterator[Unit]:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brim import cuts
+from brim import partition as cuts
 from brim.plans import fingerprint
 from brim.plans.fingerprint import changes_between, digest_ints, digest_items, digest_json, digest_table
 

@@ -74,7 +74,7 @@ STYLES = {
 }
 PRINT = """
 import importlib, json, sys
-from brim.steps.function_digest import function_digest
+from brim.compute.steps.function_digest import function_digest
 found = {name: function_digest(importlib.import_module(name).f) for name in sys.argv[1:]}
 assert all(digest.stable for digest in found.values()), found
 print(json.dumps([digest.value for digest in found.values()]))

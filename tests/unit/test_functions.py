@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from brim.compute.steps.function_digest import Digest, function_digest
+from brim.compute.steps.functions import Shipped, load_function
 from brim.errors import InputError
-from brim.steps.function_digest import Digest, function_digest
-from brim.steps.functions import Shipped, load_function
 
 FACTOR = 3
 
 # what a script does to send functions away: the worker prints what each gives for 5
 SENDER = """
 import pickle, subprocess, sys
-from brim.steps.functions import Shipped
+from brim.compute.steps.functions import Shipped
 WORKER = "import pickle, sys; print([f.load()(5) for f in pickle.load(sys.stdin.buffer)])"
 def send(*functions):
     sent = pickle.dumps([Shipped.of(f) for f in functions])
@@ -93,7 +93,7 @@ def test_functions_of_files_travel(tmp_path: Path) -> None:
     """A function given as file.py:function is loaded from there again, also inside a partial."""
     (tmp_path / "side.py").write_text("N = 9\n")
     (tmp_path / "json.py").write_text("import side\ndef f(x, more=0): return x + side.N + more\n")
-    code = "from brim.steps.functions import load_function\nimport functools\n"
+    code = "from brim.compute.steps.functions import load_function\nimport functools\n"
     code += "f = load_function('sub/json.py:f')\nimport json; json.dumps\nsend(f, functools.partial(f, more=1))\n"
     (tmp_path / "sub").mkdir()
     for name in ("side.py", "json.py"):
@@ -153,7 +153,7 @@ def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
         Shipped.of(functools.partial(times, f=file))
 
 
-DIGEST = "import sys\nfrom brim.steps.function_digest import function_digest\n"
+DIGEST = "import sys\nfrom brim.compute.steps.function_digest import function_digest\n"
 
 
 def digest_of(tmp_path: Path, body: str, name: str = "script.py") -> str:

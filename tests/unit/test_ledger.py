@@ -254,7 +254,7 @@ def test_a_published_ledger_that_is_empty(tmp_path: Path) -> None:
 
 def test_lines_of_another_version_are_passed_over(tmp_path: Path) -> None:
     """Kinds that are not known, fields that are not, and a job that lacks some."""
-    from brim.state.durable import record_line
+    from brim.state.atomic_files import record_line
 
     lines = [
         {"type": "shard", "name": "data/x"},

@@ -139,11 +139,11 @@ def test_a_scheduler_that_gives_less_is_named(tmp_path: Path) -> None:
 
 def test_the_error_names_the_limit_that_struck(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that the kernel ended did not reach brim's limit: the error says whose it was, and what to do."""
-    from brim.schedule.work_failures import does_not_start
+    from brim.execution.failures import does_not_start
 
-    monkeypatch.setattr("brim.schedule.work_failures.gives_less", lambda asked: "Slurm gives this job 400 MB")
+    monkeypatch.setattr("brim.execution.failures.gives_less", lambda asked: "Slurm gives this job 400 MB")
     struck = does_not_start(-9, "", 2 * GB)
     assert struck.exit_code == 4
     assert "not brim at its limit of 2.00 GB: Slurm gives this job 400 MB" in struck.message
-    monkeypatch.setattr("brim.schedule.work_failures.gives_less", lambda asked: "")
+    monkeypatch.setattr("brim.execution.failures.gives_less", lambda asked: "")
     assert does_not_start(-9, "", 2 * GB).exit_code == 2

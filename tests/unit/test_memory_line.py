@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from brim.schedule import memory_line
-from brim.schedule.memory_line import Gate, HeldLine, WorkerRoom
+from brim.execution import memory_limiter as memory_line
+from brim.execution.memory_limiter import Gate, HeldLine, WorkerRoom
 
 MB, MIB = 10**6, 1 << 20
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from brim.sources.bucket_tree import ObjectTree
 from brim.sources.folder_tree import Folder, LocalTree, Tree, Walk
+from brim.sources.remote_tree import ObjectTree
 from brim.storage.location import parse_bucket_address
 from brim.storage.storage import ObjectStat
 from tests.conftest import write_files

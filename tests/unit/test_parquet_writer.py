@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from brim import cuts
+from brim import partition as cuts
 from brim.file_set import FileSet
 from brim.formats import parquet_writer, thrift
 from brim.formats.parquet_levels import decode_levels, encode_levels

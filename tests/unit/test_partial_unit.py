@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from brim.outputs.partial_unit import PartialUnit, partial_files, remove_partial
+from brim.compute.outputs.partial_unit import PartialUnit, partial_files, remove_partial
 
 ONE, TWO, BAD = pa.table({"a": [1, 2]}), pa.table({"a": ["x"], "b": [None]}), pa.table({"why": ["no"]})
 

@@ -17,8 +17,8 @@ SOURCE = Path(brim.__file__).parent
 ADAPTERS = {
     "huggingface_hub": "storage/hub_private.py",
     "datasets": "sources/datasets_private.py",
-    "ray": "schedule/ray_private.py",
-    "pyarrow": "no_pandas.py",
+    "ray": "execution/ray_private.py",
+    "pyarrow": "block_pandas.py",
 }
 STANDARD = {"_exit", "_Hash", "_typeshed"}  # private names of Python's own library
 ASKING = {"getattr", "setattr", "hasattr", "delattr"}

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from brim.errors import BrimError, DestinationUnavailableError, InputError
-from brim.schedule import ray_cluster
+from brim.execution import ray_cluster
 
 
 class Head:

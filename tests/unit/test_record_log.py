@@ -158,7 +158,7 @@ def test_a_disk_that_cannot_lock_is_said(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_line_without_its_newline_counts() -> None:
     """Its checksum says that it is whole."""
-    from brim.state.durable import record_line
+    from brim.state.atomic_files import record_line
 
     line = record_line({"a": 1})
     assert list(records_of([line, line.removesuffix(b"\n"), line])) == [{"a": 1}] * 3

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brim.compute.rows.cut_text import BOM, RowScanner, count_rows
+from brim.compute.rows.open_rows import open_rows
+from brim.compute.rows.read_unit import cut_batches, read_unit, where
+from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.schemas import cast, unify
+from brim.compute.rows.unit import Unit
 from brim.errors import InputError
-from brim.rows.cut_text import BOM, RowScanner, count_rows
-from brim.rows.open_rows import open_rows
-from brim.rows.read_unit import cut_batches, read_unit, where
-from brim.rows.row_options import RowOptions
-from brim.rows.schemas import cast, unify
-from brim.rows.unit import Unit
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n"), max_size=12)
 CELL = st.lists(st.sampled_from(["a", "é", "😀", '"', ",", "\n", "\r\n", " ", "7", "x"]), max_size=8).map("".join)

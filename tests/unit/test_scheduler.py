@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
+from brim.compute.rows.unit import Unit
 from brim.errors import InputError, MemoryLimitError, StoppedError
-from brim.options import groups
-from brim.options.groups import EngineOptions
-from brim.progress import Progress
-from brim.rows.unit import Unit
-from brim.schedule.scheduler import (
+from brim.execution.scheduler import (
     Attempt,
     Compute,
     Event,
@@ -28,6 +25,9 @@ from brim.schedule.scheduler import (
     TaskQueue,
     run,
 )
+from brim.options import groups
+from brim.options.groups import EngineOptions
+from brim.progress import Progress
 from brim.state.stop import Stop
 
 

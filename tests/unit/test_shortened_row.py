@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from brim.rows import cut_text
-from brim.rows.cut_text import shortened_row
+from brim.compute.rows import cut_text
+from brim.compute.rows.cut_text import shortened_row
 
 TEXTS = st.text(st.sampled_from('ab"\\\n\t/é😀\u2028{}[],:'), max_size=40)
 VALUES: Any = st.recursive(

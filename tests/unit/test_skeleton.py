@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from brim import cuts
+from brim import partition as cuts
 from brim.file_set import FILE_TYPE, FileSetBuilder
 from brim.formats.parquet_writer import splice_parquet
 from brim.state import scratch

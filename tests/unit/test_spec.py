@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from brim.compute.outputs.output import Output, RowsOutput
+from brim.compute.outputs.token_output import FinishOptions, TokenOutput
+from brim.compute.rows.open_rows import open_rows
+from brim.compute.rows.unit import RowSource
+from brim.compute.steps.map_options import MapStepOptions
+from brim.compute.steps.map_step import MapStep
 from brim.errors import BrimError, DestinationError, InputError, MemoryLimitError
 from brim.jobs.caches import CacheLayout
 from brim.jobs.file_layout import file_layout
 from brim.jobs.job import Job
 from brim.jobs.spec import JobSettings, Layout, computed_spec, dataset_layout
-from brim.outputs.output import Output, RowsOutput
-from brim.outputs.token_output import FinishOptions, TokenOutput
-from brim.rows.open_rows import open_rows
-from brim.rows.unit import RowSource
-from brim.steps.map_options import MapStepOptions
-from brim.steps.map_step import MapStep
 from brim.stores.destination import PublishOptions
 
 HUB = {

@@ -17,7 +17,7 @@ from brim.errors import SourceChangedError
 from brim.file_set import FileSet, FileSetBuilder, Pieces, Ranges, tar_size
 from brim.formats import splice as splice_module
 from brim.formats.splice import Splice, SpliceBuilder
-from brim.state.durable import BUFFER_BYTES
+from brim.state.atomic_files import BUFFER_BYTES
 from brim.state.scratch import Scratch
 from brim.storage.upload_content import Buffers
 from brim.stores.folder_store import _write_and_hash

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from brim.outputs import token_documents as module
-from brim.outputs.token_documents import (
+from brim.compute.outputs import token_packing as module
+from brim.compute.outputs.token_packing import (
     KEY,
     SPLIT,
     Packer,
@@ -23,7 +23,7 @@ from brim.outputs.token_documents import (
     unit_batches,
     with_places,
 )
-from brim.steps.tokenize_step import IDS, NOTE
+from brim.compute.steps.tokenize_step import IDS, NOTE
 
 
 def batch_of(documents: list[list[int]], kind: pa.DataType | None = None, **more: Any) -> pa.RecordBatch:

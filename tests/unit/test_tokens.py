@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brim.compute.outputs import token_files, token_output
+from brim.compute.outputs.token_files import MAGIC, JoinedFooter
+from brim.compute.outputs.token_output import FinishedTokens, FinishOptions, finish_tokens, token_splits
+from brim.compute.outputs.token_packing import SEQ_LENGTHS, Packer, TokenSplit, hashed
+from brim.compute.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, settle_dtype
 from brim.errors import BrimError, InputError, MemoryLimitError
 from brim.options.compute_options import TokenSplitOptions
-from brim.outputs import token_files, token_output
-from brim.outputs.token_documents import SEQ_LENGTHS, Packer, TokenSplit, hashed
-from brim.outputs.token_files import MAGIC, JoinedFooter
-from brim.outputs.token_output import FinishedTokens, FinishOptions, finish_tokens, token_splits
-from brim.steps.tokenize_step import CUT, IDS, NOTE, NULL, PLAIN, ROUGH, settle_dtype
 
 Documents = list[list[int]]
 DOCUMENTS = st.lists(st.lists(st.integers(0, 60_000), max_size=30), max_size=40)
@@ -127,8 +127,8 @@ def test_shuffle_is_a_permutation_that_memory_does_not_change(tmp_path: Path, mo
     documents = many()
     units = units_of(tmp_path / "u", documents, [1000, 2500])
     plenty = finish(units, tmp_path / "plenty", shuffle=1)
-    monkeypatch.setattr("brim.outputs.token_documents._LEAST_BUCKET", 2000)
-    monkeypatch.setattr("brim.outputs.token_documents._MOST_BUCKETS", 4)
+    monkeypatch.setattr("brim.compute.outputs.token_packing._LEAST_BUCKET", 2000)
+    monkeypatch.setattr("brim.compute.outputs.token_packing._MOST_BUCKETS", 4)
     little = finish(units, tmp_path / "little", limit_bytes=1, shuffle=1)
     other = finish(units, tmp_path / "other", shuffle=2)
     order = np.argsort(hashed(np.arange(len(documents), dtype=np.uint64), 1, 2))

@@ -7,8 +7,8 @@ from brim.api.source_api import source_options
 from brim.errors import InputError
 from brim.jobs.build_job import BuildPlan, BuildSettings
 from brim.jobs.job import BuildResult
-from brim.jobs.parts import SavedBuild, SavedSettings
-from brim.jobs.plan_place import is_job_plan, open_place
+from brim.jobs.plan_storage import is_job_plan, open_place
+from brim.jobs.saved_build import SavedBuild, SavedSettings
 from brim.jobs.spec import heard_while_reading, job_settings
 from brim.options.build_options import (
     BuildOptions,

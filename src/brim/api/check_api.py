@@ -3,14 +3,6 @@
 from brim.api.recorded_run import shown
 from brim.api.source_api import source_options
 from brim.errors import InputError
-from brim.jobs import dataset_info
-from brim.jobs import unpack as unpack_job
-from brim.jobs import verify as verify_job
-from brim.jobs.check_dataset import check_dataset, is_published
-from brim.jobs.check_files import CheckReport, bids_validator, check_table
-from brim.jobs.dataset_info import DatasetInfo
-from brim.jobs.unpack import UnpackResult
-from brim.jobs.verify import VerifyResult
 from brim.options.build_options import ReadFilesOptions
 from brim.options.check_options import CheckOptions, InfoOptions, UnpackOptions, VerifyOptions
 from brim.options.declare import takes
@@ -20,6 +12,14 @@ from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
 from brim.sources.selection import Selection
 from brim.storage.location import Access
+from brim.verification import dataset_info
+from brim.verification import unpack as unpack_job
+from brim.verification import verify as verify_job
+from brim.verification.check_dataset import check_dataset, is_published
+from brim.verification.check_files import CheckReport, bids_validator, check_table
+from brim.verification.dataset_info import DatasetInfo
+from brim.verification.unpack import UnpackResult
+from brim.verification.verify import VerifyResult
 
 
 @takes(VerifyOptions)

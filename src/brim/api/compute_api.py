@@ -20,7 +20,29 @@ import pyarrow as pa
 
 from brim.api.overloads import refuse_without_destination, with_optional_destination
 from brim.api.recorded_run import recorded_run, shown
+from brim.compute.outputs.output import Output, RowsOutput
+from brim.compute.outputs.rows_file import read_schema
+from brim.compute.outputs.token_output import FinishOptions, TokenOutput, token_splits
+from brim.compute.outputs.vector_output import SUFFIXES, VectorOutput, rows_path
+from brim.compute.rows.open_rows import open_rows
+from brim.compute.rows.row_files import WILD, split_name
+from brim.compute.rows.row_options import RowOptions
+from brim.compute.rows.unit import RowSource
+from brim.compute.steps.embed_options import EmbedStepOptions
+from brim.compute.steps.embed_step import EmbedStep
+from brim.compute.steps.embedding_models import is_factory, model_name
+from brim.compute.steps.function_digest import iterator_digest
+from brim.compute.steps.gigatoken_encoder import choose
+from brim.compute.steps.map_options import MapStepOptions
+from brim.compute.steps.map_step import MapStep
+from brim.compute.steps.row_features import import_datasets
+from brim.compute.steps.step import Step
+from brim.compute.steps.step_process import make_step
+from brim.compute.steps.tokenize_step import TokenizeStep, TokenizeStepOptions, settle_dtype
+from brim.compute.steps.tokenizers import LoadedTokenizer, TokenizerFile, find_tokenizer
 from brim.errors import InputError
+from brim.execution.failures import users_own
+from brim.execution.worker_process import caller_bytes, kept_workers, start_spare
 from brim.extras import need_extra
 from brim.jobs.caches import cache_home, cache_key, open_cache, open_dataset, trim_caches
 from brim.jobs.file_layout import FileLayout
@@ -50,33 +72,11 @@ from brim.options.compute_options import (
 )
 from brim.options.declare import takes, warn_deprecated
 from brim.options.groups import ComputedJobOptions, InputOptions
-from brim.outputs.output import Output, RowsOutput
-from brim.outputs.rows_file import read_schema
-from brim.outputs.token_output import FinishOptions, TokenOutput, token_splits
-from brim.outputs.vector_output import SUFFIXES, VectorOutput, rows_path
 from brim.plans.fingerprint import digest_ints, digest_json, digest_table
 from brim.progress import Progress
-from brim.rows.open_rows import open_rows
-from brim.rows.row_files import WILD, split_name
-from brim.rows.row_options import RowOptions
-from brim.rows.unit import RowSource
-from brim.schedule.work_failures import users_own
-from brim.schedule.worker_process import caller_bytes, kept_workers, start_spare
 from brim.sources.file_table import FileTable
 from brim.sources.open_source import read_source
 from brim.sources.source_options import SourceOptions
-from brim.steps.embed_options import EmbedStepOptions
-from brim.steps.embed_step import EmbedStep
-from brim.steps.fast_encoder import choose
-from brim.steps.function_digest import iterator_digest
-from brim.steps.map_options import MapStepOptions
-from brim.steps.map_step import MapStep
-from brim.steps.models import is_factory, model_name
-from brim.steps.row_features import import_datasets
-from brim.steps.step import Step
-from brim.steps.step_process import make_step
-from brim.steps.tokenize_step import TokenizeStep, TokenizeStepOptions, settle_dtype
-from brim.steps.tokenizers import LoadedTokenizer, TokenizerFile, find_tokenizer
 from brim.storage.listing import list_objects
 from brim.storage.location import Access, is_bucket_address, is_web_address, parse_bucket_address
 from brim.tensors.tensor_reader import ShardedTensor, open_tensors

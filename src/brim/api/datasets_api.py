@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from brim import cuts
+from brim import partition as cuts
 from brim.api.recorded_run import shown
+from brim.compute.rows.open_rows import dataset_tables
+from brim.compute.steps.row_features import import_datasets
 from brim.errors import ArgumentError, DestinationError, DestinationUnavailableError, InputError, named
 from brim.jobs.build_job import BuildPlan, BuildSettings
 from brim.jobs.caches import cache_home, open_cache, open_dataset
@@ -35,14 +37,12 @@ from brim.plans.cut_shards import DEFAULT_SHARD_BYTES, metadata_bytes
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
 from brim.records import dataclass
-from brim.rows.open_rows import dataset_tables
 from brim.sizes import parse_size
 from brim.sources.dataset_source import dataset_source
 from brim.sources.datasets_private import fingerprint_of
 from brim.sources.file_table import FileTable
-from brim.state.durable import reason
+from brim.state.atomic_files import reason
 from brim.state.scratch import scratch_folder
-from brim.steps.row_features import import_datasets
 from brim.storage.hub_client import own_name
 from brim.storage.location import HUB_SCHEME, HubAddress, parse_hub_address, repo_name_is_valid
 from brim.stores.destination import PublishOptions

@@ -19,7 +19,16 @@ import pyarrow as pa
 from brim.api.compute_api import map_job, row_options, run_job, start_worker
 from brim.api.overloads import refuse_without_destination, with_optional_destination
 from brim.api.recorded_run import shown
+from brim.compute.outputs.output import CachedRows
+from brim.compute.rows.open_rows import open_rows
+from brim.compute.rows.unit import RowSource
+from brim.compute.steps.functions import AtEnd
+from brim.compute.steps.map_options import NO_COLUMNS, UNCHANGED, MapStepOptions
+from brim.compute.steps.map_step import INDICES, FilterStep, MapStep
+from brim.compute.steps.row_features import import_datasets
+from brim.compute.steps.step_process import make_step
 from brim.errors import ArgumentError, InputError, named
+from brim.execution.worker_process import caller_bytes
 from brim.jobs.caches import CacheLayout, cache_home, cache_key, cache_max, open_dataset, remove_folder, trim_caches
 from brim.jobs.content import without_function
 from brim.jobs.job import Job, MapResult
@@ -34,18 +43,9 @@ from brim.options.compute_options import (
     RowOutputOptions,
 )
 from brim.options.declare import declared_options, takes
-from brim.outputs.output import CachedRows
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
-from brim.rows.open_rows import open_rows
-from brim.rows.unit import RowSource
-from brim.schedule.worker_process import caller_bytes
 from brim.sources.datasets_private import format_of_stream, is_stream, with_rows
-from brim.steps.functions import AtEnd
-from brim.steps.map_options import NO_COLUMNS, UNCHANGED, MapStepOptions
-from brim.steps.map_step import INDICES, FilterStep, MapStep
-from brim.steps.row_features import import_datasets
-from brim.steps.step_process import make_step
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict

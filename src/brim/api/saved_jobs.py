@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from brim.api.compute_api import embed_job, map_job, tokenize_job
 from brim.errors import ArgumentError, InputError
+from brim.execution.worker_process import caller_bytes
 from brim.jobs.job import Job
-from brim.jobs.unit_parts import JobPlan, SavedComputation, save_job_plan
+from brim.jobs.saved_compute import JobPlan, SavedComputation, save_job_plan
 from brim.options.compute_options import (
     EmbedJobOptions,
     EmbedToDestinationOptions,
@@ -28,7 +29,6 @@ from brim.options.compute_options import (
 from brim.options.declare import declared_options, make_options, old_names, takes
 from brim.options.groups import ComputedJobOptions, RunOptions
 from brim.progress import Progress
-from brim.schedule.worker_process import caller_bytes
 from brim.storage.location import Access
 
 JobOfCommand = MapToDestinationOptions | TokenizeToDestinationOptions | EmbedToDestinationOptions

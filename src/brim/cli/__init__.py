@@ -8,11 +8,11 @@ import os
 import sys
 from typing import NoReturn, TextIO
 
+from brim.block_pandas import do_without_pandas
 from brim.cli.commands import help_page, version_line
-from brim.cli.show import Escaped, Printed, fail, missing_working_folder
+from brim.cli.print_output import Escaped, Printed, fail, missing_working_folder
 from brim.errors import BrimError, DestinationUnavailableError, StoppedError
-from brim.no_pandas import do_without_pandas
-from brim.state.durable import reason
+from brim.state.atomic_files import reason
 from brim.state.stop import hear_all_signals
 from brim.wording import speak_of_flags
 

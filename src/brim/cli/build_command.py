@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from brim.cli.command import Command
 from brim.cli.plan_command import show_plan
-from brim.cli.show import emit, memory_held, print_lines, show_progress, waiting_for
+from brim.cli.print_output import emit, memory_held, print_lines, show_progress, waiting_for
 from brim.options.build_options import BuildOptions
 from brim.options.declare import Option, Path
 from brim.options.groups import RunOptions, SavedPlanOptions, ShowOptions

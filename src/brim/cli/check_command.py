@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 from brim.cli.command import Command
-from brim.cli.show import emit, show_progress, waiting_for, wrapped
+from brim.cli.print_output import emit, show_progress, waiting_for, wrapped
 from brim.errors import VerificationError
 from brim.options.check_options import CheckOptions
 from brim.options.declare import Option

@@ -1,7 +1,7 @@
 """brim clean: list or remove cached results."""
 
 from brim.cli.command import Command
-from brim.cli.show import emit
+from brim.cli.print_output import emit
 from brim.options.cache_options import CleanOptions
 from brim.options.groups import JsonOptions
 from brim.records import dataclass

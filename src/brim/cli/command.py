@@ -117,7 +117,7 @@ class _ClickCommand(click.Command):
         try:
             options = kind(**{name: declared[name].parse(value) for name, value in values.items()})
             if values.get("quiet") and not values.get("json"):
-                from brim.cli.show import silence_stdout
+                from brim.cli.print_output import silence_stdout
 
                 silence_stdout()
             return self.command.run(options)

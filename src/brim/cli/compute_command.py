@@ -5,14 +5,14 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from brim.cli.show import emit, memory_held, print_lines, show_progress
+from brim.cli.print_output import emit, memory_held, print_lines, show_progress
 from brim.errors import InputError
 from brim.options.groups import SavedPlanOptions
 
 
 def start_worker(step: str, options: Any, workers: int | None = None) -> None:
     """Start the first worker early, so that it imports its modules while this process opens the source."""
-    from brim.schedule.worker_process import start_spare
+    from brim.execution.worker_process import start_spare
 
     if getattr(options, "engine", "local") == "local":
         start_spare(step, options.workers or workers)

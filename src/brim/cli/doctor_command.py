@@ -13,7 +13,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from brim.cli.command import Command
-from brim.cli.show import emit, print_lines
+from brim.cli.print_output import emit, print_lines
 from brim.extras import EXTRAS, install_command, installed_version, is_missing, own_requirements
 from brim.options.groups import JsonOptions
 from brim.sizes import format_size

@@ -4,7 +4,7 @@ import time
 
 from brim.cli.command import Command
 from brim.cli.compute_command import run_job, run_saved, save_plan, show_result, start_worker
-from brim.cli.show import waiting_for
+from brim.cli.print_output import waiting_for
 from brim.options.compute_options import EmbedToDestinationOptions, SaveOptions
 from brim.options.groups import SavedPlanOptions, ShowOptions
 from brim.records import dataclass
@@ -32,7 +32,7 @@ class EmbedCommand(EmbedToDestinationOptions, SaveOptions, ShowOptions):
 
 
 def run(options: EmbedCommand | SavedPlanOptions) -> None:
-    start_worker("brim.steps.embed_step", options, 1)
+    start_worker("brim.compute.steps.embed_step", options, 1)
     if isinstance(options, SavedPlanOptions):
         run_saved("embed", options)
         return

@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 from brim.cli.command import Command
-from brim.cli.show import emit, print_lines, waiting_for
+from brim.cli.print_output import emit, print_lines, waiting_for
 from brim.options.groups import JsonOptions
 from brim.options.monitor_options import ConcatForecast, EmbedFilesForecast, MapForecast, PidForecast, SampledForecast
 from brim.records import dataclass

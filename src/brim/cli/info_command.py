@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from brim.cli.command import Command
-from brim.cli.show import emit, print_lines
+from brim.cli.print_output import emit, print_lines
 from brim.options.check_options import InfoOptions
 from brim.options.groups import JsonOptions
 from brim.records import dataclass
@@ -29,7 +29,7 @@ class InfoCommand(InfoOptions, JsonOptions):
 
 
 def run(options: InfoCommand) -> None:
-    from brim.jobs.dataset_info import info
+    from brim.verification.dataset_info import info
 
     dataset = info(options)
     if options.json:

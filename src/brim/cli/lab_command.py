@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from brim.cli.command import Command
-from brim.cli.show import emit, page_path, wrapped
+from brim.cli.print_output import emit, page_path, wrapped
 from brim.options.declare import Option, Path, Size
 from brim.options.groups import JsonOptions
 from brim.records import dataclass

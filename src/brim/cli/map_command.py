@@ -2,7 +2,7 @@
 
 from brim.cli.command import Command
 from brim.cli.compute_command import run_job, run_saved, save_plan, show_result, start_worker
-from brim.cli.show import waiting_for
+from brim.cli.print_output import waiting_for
 from brim.options.compute_options import MapToDestinationOptions, SaveOptions
 from brim.options.groups import SavedPlanOptions, ShowOptions
 from brim.records import dataclass
@@ -33,7 +33,7 @@ class MapCommand(MapToDestinationOptions, SaveOptions, ShowOptions):
 
 
 def run(options: MapCommand | SavedPlanOptions) -> None:
-    start_worker("brim.steps.map_step", options)
+    start_worker("brim.compute.steps.map_step", options)
     if isinstance(options, SavedPlanOptions):
         run_saved("map", options)
         return

@@ -4,7 +4,7 @@ import shlex
 from typing import Annotated, Any
 
 from brim.cli.command import Command
-from brim.cli.show import emit, print_lines, waiting_for
+from brim.cli.print_output import emit, print_lines, waiting_for
 from brim.errors import InputError
 from brim.options.build_options import PlanOptions
 from brim.options.declare import Option, Path
@@ -85,7 +85,7 @@ def show_plan(job: Any, as_json: bool) -> None:
 
 def _show_saved(options: ShowPlanCommand) -> None:
     from brim.api.build_api import open_plan
-    from brim.jobs.plan_place import is_job_plan, listed, open_place
+    from brim.jobs.plan_storage import is_job_plan, listed, open_place
     from brim.storage.location import Access
 
     running = options.values(RunOptions)

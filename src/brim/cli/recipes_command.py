@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from brim.cli.command import Command
-from brim.cli.show import emit, print_lines
+from brim.cli.print_output import emit, print_lines
 from brim.options.groups import JsonOptions
 from brim.options.read_options import RecipesOptions
 from brim.records import dataclass

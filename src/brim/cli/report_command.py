@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from brim.cli.command import Command
-from brim.cli.show import emit, print_lines, print_stderr
+from brim.cli.print_output import emit, print_lines, print_stderr
 from brim.errors import InputError
 from brim.options.declare import Names, Option
 from brim.options.groups import JsonOptions, LiveOptions

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from brim.cli.command import Command
-from brim.cli.show import absolute, page_path, print_stderr, print_stderr_lines
+from brim.cli.print_output import absolute, page_path, print_stderr, print_stderr_lines
 from brim.errors import BrimError, InputError
 from brim.options.declare import Names, Option
 from brim.options.groups import LiveOptions, QuietOptions

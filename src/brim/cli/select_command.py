@@ -5,7 +5,7 @@ from typing import Annotated
 
 from brim.cli.command import Command
 from brim.cli.plan_command import show_plan
-from brim.cli.show import emit, memory_held, print_lines, show_progress, waiting_for
+from brim.cli.print_output import emit, memory_held, print_lines, show_progress, waiting_for
 from brim.options.build_options import SelectOptions
 from brim.options.declare import Option
 from brim.options.groups import ShowOptions

@@ -6,7 +6,7 @@ from typing import Any
 
 from brim.cli.command import Command
 from brim.cli.compute_command import run_job, run_saved, save_plan, show_result, start_worker
-from brim.cli.show import progress_for, waiting_for
+from brim.cli.print_output import progress_for, waiting_for
 from brim.options.compute_options import SaveOptions, TokenizeToDestinationOptions
 from brim.options.groups import SavedPlanOptions, ShowOptions
 from brim.records import dataclass
@@ -33,7 +33,7 @@ class TokenizeCommand(TokenizeToDestinationOptions, SaveOptions, ShowOptions):
 
 
 def run(options: TokenizeCommand | SavedPlanOptions) -> None:
-    start_worker("brim.steps.tokenize_step", options)
+    start_worker("brim.compute.steps.tokenize_step", options)
     if isinstance(options, SavedPlanOptions):
         run_saved("tokenize", options)
         return

@@ -1,7 +1,7 @@
 """brim unpack: write the original files of a dataset back to a folder."""
 
 from brim.cli.command import Command
-from brim.cli.show import emit, print_lines, show_progress
+from brim.cli.print_output import emit, print_lines, show_progress
 from brim.options.check_options import UnpackOptions
 from brim.options.groups import ShowOptions
 from brim.records import dataclass
@@ -26,7 +26,7 @@ class UnpackCommand(UnpackOptions, ShowOptions):
 
 
 def run(options: UnpackCommand) -> None:
-    from brim.jobs.unpack import unpack
+    from brim.verification.unpack import unpack
 
     with show_progress(options) as progress:
         result = unpack(options, progress)

@@ -1,7 +1,7 @@
 """brim verify: compare a dataset with its checksums, or with its source."""
 
 from brim.cli.command import Command
-from brim.cli.show import emit, print_lines, show_progress
+from brim.cli.print_output import emit, print_lines, show_progress
 from brim.options.check_options import VerifyOptions
 from brim.options.groups import ShowOptions
 from brim.records import dataclass
@@ -34,7 +34,7 @@ class VerifyCommand(VerifyOptions, ShowOptions):
 
 
 def run(options: VerifyCommand) -> None:
-    from brim.jobs.verify import verify
+    from brim.verification.verify import verify
 
     with show_progress(options) as progress:
         result = verify(options, progress)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from brim.cli.command import Command
+from brim.cli.print_output import emit, print_stderr, print_stderr_lines
 from brim.cli.run_command import check_report, log_path, make_levels, write_report
-from brim.cli.show import emit, print_stderr, print_stderr_lines
 from brim.errors import InputError
 from brim.options.declare import Option
 from brim.options.groups import ShowOptions

@@ -4,7 +4,7 @@ import shutil
 import sys
 
 from brim.cli.command import Command
-from brim.cli.show import emit
+from brim.cli.print_output import emit
 from brim.options.groups import JsonOptions
 from brim.options.monitor_options import WhyOptions
 from brim.records import dataclass

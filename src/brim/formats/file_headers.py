@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Literal
 
 from brim.errors import SourceChangedError
 from brim.extras import missing
-from brim.state.durable import open_regular, reason
+from brim.state.atomic_files import open_regular, reason
 
 OpenFile = Callable[[], AbstractContextManager[Any]]  # opens a file, as a context manager
 HeaderKind = Literal["NIfTI", "image", "PDF", "gzip"]

@@ -4,7 +4,7 @@ A column with bytes somewhere inside is a tree. A file table has a column of the
 each value (`numbered_type`); a skeleton has empty bytes (`with_empty_bytes`). `assemble_leaf` builds the shape of one
 leaf from the levels of its Parquet column, `merge_leaves` combines leaves that were built or read separately.
 
-Columns with one file per row, or one list of files, are not built here: sources/value_places.py. Columns with maps or
+Columns with one file per row, or one list of files, are not built here: sources/value_locator.py. Columns with maps or
 lists of fixed length above their bytes are not supported (`byte_leaves` returns None) and are decoded.
 """
 

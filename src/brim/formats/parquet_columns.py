@@ -20,7 +20,7 @@ from brim.formats.file_views import FileView
 from brim.formats.parquet_footer import UNREADABLE, damaged, is_damage, open_parquet
 from brim.formats.parquet_levels import is_list_type, single_array
 from brim.formats.parquet_writer import CREATED_BY, LEAF
-from brim.formats.readable import Readable
+from brim.formats.range_readers import Readable
 
 _BUFFER_BYTES = 1 << 20  # makes pyarrow read page by page instead of complete columns
 

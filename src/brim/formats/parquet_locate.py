@@ -18,7 +18,7 @@ from brim.formats import thrift
 from brim.formats.parquet_footer import UNREADABLE, Leaf, check_footer, is_damage, open_parquet, schema_leaves
 from brim.formats.parquet_levels import decode_levels, is_list_type, single_array
 from brim.formats.parquet_writer import LEAF
-from brim.formats.readable import Readable, ShardFile
+from brim.formats.range_readers import Readable, ShardFile
 from brim.formats.thrift import Struct
 
 _HEADER_BYTES = 1024

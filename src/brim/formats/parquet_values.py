@@ -35,7 +35,7 @@ from brim.formats.parquet_page_decode import (
     snappy_body,
     zstd_body,
 )
-from brim.formats.readable import LocalFile, Readable
+from brim.formats.range_readers import LocalFile, Readable
 from brim.formats.thrift import Struct
 from brim.records import dataclass
 

@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from brim import cuts
-from brim.cuts import HELD_VALUE_BYTES
+from brim import partition as cuts
 from brim.file_set import FileSet, Ints
 from brim.formats import thrift
 from brim.formats.nested_values import byte_leaves
@@ -28,6 +27,7 @@ from brim.formats.parquet_footer import schema_leaves
 from brim.formats.parquet_levels import Levels, encode_levels, levels_of
 from brim.formats.splice import Splice, SpliceBuilder
 from brim.formats.thrift import I32, I64, LIST, STRUCT, Struct
+from brim.partition import HELD_VALUE_BYTES
 from brim.records import dataclass
 from brim.state.scratch import Scratch
 

@@ -23,7 +23,7 @@ from brim.file_set import FileSet
 from brim.formats.file_views import FileView, Seekable
 from brim.memory.release import keep_heap_small
 from brim.records import dataclass
-from brim.state.durable import open_regular, reason, refuse_more_files
+from brim.state.atomic_files import open_regular, reason, refuse_more_files
 from brim.storage.location import Location
 from brim.storage.reading import PIECE_BYTES, Changed, ObjectFile, ObjectPiece, ahead, as_they_come, cut
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 from brim.file_set import END, FileSet, Ints, member_header, padding
 from brim.formats.file_views import Seekable
 from brim.formats.source_reader import SourceReader, reader_of
-from brim.state.durable import BUFFER_BYTES, write_all
+from brim.state.atomic_files import BUFFER_BYTES, write_all
 from brim.state.scratch import Scratch
 from brim.storage.upload_content import Buffers
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from brim.errors import InputError
 from brim.formats.parquet_writer import MAX_CELL_BYTES
-from brim.jobs.bring import versions
 from brim.jobs.content import PlanContent
 from brim.jobs.job import BuildResult, Job
 from brim.jobs.spec import (
@@ -32,8 +31,8 @@ from brim.plans.plan import Plan, make_plan
 from brim.progress import Progress, Watch, given_or_silent
 from brim.records import dataclass
 from brim.sources.file_table import FileTable
-from brim.state.durable import reason
-from brim.state.ledger import Ledger
+from brim.state.atomic_files import reason
+from brim.state.ledger import Ledger, job_versions
 from brim.storage.location import HubAddress, Location
 from brim.stores.destination import Destination, parse_destination
 from brim.wording import Described
@@ -126,8 +125,8 @@ class BuildPlan(Described):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, from which `brim build --plan` works on any machine that sees the source."""
-        from brim.jobs.parts import job_facts  # what is built at once has no use for them
-        from brim.jobs.plan_place import check_plan_place, receipts_at, save_to
+        from brim.jobs.plan_storage import check_plan_place, receipts_at, save_to
+        from brim.jobs.saved_build import job_facts  # what is built at once has no use for them
         from brim.plans.saved_plan import save_plan
 
         check_plan_place(path)
@@ -149,7 +148,7 @@ class BuildPlan(Described):
         access = self.options.access
         receipts_at(path, access).all(self.plan.fingerprint)  # nobody may mix two plans
         job = job_facts(destination, self.options.hub, self.options.update)
-        save_to(path, lambda file: save_plan(file, self.plan, job, versions()), access)
+        save_to(path, lambda file: save_plan(file, self.plan, job, job_versions()), access)
 
     def _destination_text(self, destination: Destination) -> str:
         """What a build would find at the destination, as far as this machine's ledger tells."""

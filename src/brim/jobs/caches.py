@@ -20,19 +20,19 @@ from typing import Any
 
 import pyarrow as pa
 
+from brim.compute.outputs.output import MadeShard
+from brim.compute.outputs.rows_file import read_schema
+from brim.compute.steps.row_features import as_schema, features_of, import_datasets
 from brim.errors import DestinationError, InputError, VerificationError
+from brim.execution.run_units import clear_scratch, has_scratch
 from brim.jobs.spec import WriteBadRows
-from brim.outputs.output import MadeShard
-from brim.outputs.rows_file import read_schema
 from brim.plans.fingerprint import digest_json
 from brim.records import dataclass
-from brim.schedule.unit_work import clear_scratch, has_scratch
 from brim.sizes import parse_size
-from brim.state.durable import reason, rename, sync_file, sync_folder, write_whole
-from brim.state.later_sync import later, sync_rest
+from brim.state.atomic_files import reason, rename, sync_file, sync_folder, write_whole
+from brim.state.deferred_sync import later, sync_rest
 from brim.state.ledger import LEDGER, Ledger, Receipt
 from brim.state.lock import lock_in_turn, locked
-from brim.steps.row_features import as_schema, features_of, import_datasets
 from brim.stores.destination import UNITS, Destination, Footprints
 from brim.stores.store import PutWatcher
 

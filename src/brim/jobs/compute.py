@@ -16,8 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from brim.compute.outputs.output import CachedRows, Finished, Units, write_bad_rows
+from brim.compute.rows.unit import RowSource
 from brim.errors import PlanMismatchError, VerificationError
-from brim.jobs.bring import Share, refuse_strangers, versions
+from brim.execution.process_backend import ProcessBackend
+from brim.execution.run_units import ComputeOptions, UnitShare, UnitStats, UnitWork, compute
 from brim.jobs.caches import CacheLayout, Kept, keep_in_place, read_kept
 from brim.jobs.content import ComputedContent, computed_changes, rows_of, without_function
 from brim.jobs.job import ALONE, BuildResult, Job, MapResult, built_of
@@ -32,19 +35,16 @@ from brim.jobs.source_changes import (
     unit_number,
     unit_record,
 )
+from brim.jobs.upload_shards import Share, refuse_strangers
 from brim.memory.limit import cgroups
 from brim.memory.meter import process_bytes
 from brim.options.check_options import VerifyOptions
-from brim.outputs.output import CachedRows, Finished, Units, write_bad_rows
 from brim.plans.describe_plan import WORKER_BYTES, sending_bytes
 from brim.plans.fingerprint import digest_json
 from brim.progress import Progress
 from brim.records import dataclass
-from brim.rows.unit import RowSource
-from brim.schedule.processes import ProcessBackend
-from brim.schedule.unit_work import ComputeOptions, UnitShare, UnitStats, UnitWork, compute
-from brim.state.later_sync import boot_here, sync_rest
-from brim.state.ledger import JobRecord, Ledger, SourceRecord
+from brim.state.deferred_sync import boot_here, sync_rest
+from brim.state.ledger import JobRecord, Ledger, SourceRecord, job_versions
 from brim.state.stop import Stop
 from brim.storage.listing import list_objects
 from brim.storage.location import HubAddress, Location, parse_bucket_address
@@ -52,8 +52,8 @@ from brim.stores.bucket_store import clear_units, fetch_unit, units_there
 from brim.stores.store import Carrier, PublishedThere
 
 if TYPE_CHECKING:
-    from brim.schedule.ray_cluster import Cluster
-    from brim.schedule.ray_tasks import RayBringing
+    from brim.execution.ray_backend import RayBringing
+    from brim.execution.ray_cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def open_units(folder: Path, wanted: Wanted, finished: Ledger, removed: bool = F
         if finished.job is not None and another and not wanted.fresh and not removed:
             raise _another(finished.job, wanted)
         folder.mkdir(exist_ok=True)
-        units.begin(JobRecord(wanted.fingerprint, wanted.facts, versions()))
+        units.begin(JobRecord(wanted.fingerprint, wanted.facts, job_versions()))
     elif units.job.fingerprint != wanted.fingerprint:
         _adopt(units, units.job, wanted)
     return units
@@ -110,7 +110,7 @@ def _adopt(units: Ledger, before: JobRecord, wanted: Wanted) -> None:
     receipts = [replace(receipt, job=wanted.fingerprint[:16]) for receipt in units.receipts.values()]
     names = ["types", *(f"bad {what} {receipt.name}" for what in ("rows", "batches") for receipt in receipts)]
     notes, source = {name: units.recall(name) for name in names}, units.source
-    units.begin(JobRecord(wanted.fingerprint, wanted.facts, versions()))
+    units.begin(JobRecord(wanted.fingerprint, wanted.facts, job_versions()))
     if source is not None:
         units.read_from(source)
     for name, note in notes.items():
@@ -286,7 +286,7 @@ class Computing:
 
     def _is_whole(self) -> bool:
         """Whether the destination says that it holds what its own receipts say."""
-        from brim.jobs.verify import verify  # for what is far away, and done already
+        from brim.verification.verify import verify  # for what is far away, and done already
 
         try:
             endpoint = self.how.access.endpoint
@@ -305,7 +305,7 @@ class Computing:
         shared = self.cluster is not None and self._units_at is None
         if shared and self.cluster is not None and not isinstance(to, Path) and not self.layout.apart:
             shard_bytes = WORKER_BYTES + (sending_bytes(0) if isinstance(to, Location) else 0)
-            from brim.schedule.ray_cluster import Sight  # of use where there is a cluster, as below
+            from brim.execution.ray_cluster import Sight  # of use where there is a cluster, as below
 
             sight = Sight(paths=(str(self.layout.units.absolute()),))
             executor = self.job.on_cluster(self.cluster, sight, shard_bytes)
@@ -332,7 +332,7 @@ class Computing:
                 flows = next(cgroups(), None) is not None
                 work = replace(work, writing=replace(work.writing, flows=flows), boot=boot)
             return compute(work, ProcessBackend)
-        from brim.schedule.ray_tasks import RayUnits
+        from brim.execution.ray_backend import RayUnits
 
         return compute(work, functools.partial(RayUnits, self.cluster, carrier, self._units_at))
 
@@ -353,8 +353,8 @@ class Computing:
 
     def _finish_there(self, cluster: Cluster, outcome: UnitStats, units: Units) -> Finished:
         """Joined, packed and cut by a task on a node. Without a shared disk, what it made is fetched."""
-        from brim.schedule.ray_tasks import finish_on_cluster
-        from brim.schedule.ray_worker import Ending
+        from brim.execution.ray_backend import finish_on_cluster
+        from brim.execution.ray_worker import Ending
 
         at, folder = self._units_at, self.layout.units.absolute()
         ending = Ending(self.output, replace(units, folder=folder, work=units.work.absolute()), self.how.hub.folder, at)

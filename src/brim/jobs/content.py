@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from brim.compute.outputs.output import MadeShard
 from brim.formats.card import CardFacts, SplitFacts
 from brim.formats.shard_listing import MOST_LISTING_BYTES, listing_record
-from brim.outputs.output import MadeShard
 from brim.plans.cut_shards import Shard
 from brim.plans.fingerprint import changes_between, digest_json
 from brim.plans.plan import EXTENSIONS, Plan

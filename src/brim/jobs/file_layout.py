@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from brim.compute.outputs.vector_output import check_target, quarantine_path, rows_path
 from brim.errors import DestinationError
 from brim.formats.splice import FileSplice, Splice
 from brim.jobs.spec import WriteBadRows, write_aside
-from brim.outputs.vector_output import check_target, quarantine_path, rows_path
 from brim.records import dataclass
-from brim.state.durable import failures, free_bytes, rename
+from brim.state.atomic_files import failures, free_bytes, rename
 from brim.state.ledger import Ledger, Piece
 from brim.storage.explain_error import explained
 from brim.storage.listing import stat_object

@@ -16,35 +16,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brim.errors import DestinationUnavailableError
+from brim.execution.run_units import UnitStats
 from brim.formats.card import write_waiting_card
-from brim.jobs.appended import AppendBase, AppendedContent, appended_content
-from brim.jobs.bring import DeliveryOptions, Run, Share
+from brim.jobs.append import AppendBase, AppendedContent, appended_content
 from brim.jobs.content import Content, PlanContent
-from brim.jobs.known_rows import planned_again, without_known_rows
 from brim.jobs.next_steps import next_steps
 from brim.jobs.open_store import Books, carrying_bytes, dataset_there, open_books, open_store
-from brim.jobs.repair import refuse_append_to_damaged
 from brim.jobs.spec import Spec, check_hub_limits, limits_of, preflight, stop_files
+from brim.jobs.upload_shards import DeliveryOptions, Run, Share
 from brim.memory.limit import Limit, usable_cores
 from brim.memory.meter import tree_bytes
 from brim.options.declare import warn_deprecated
 from brim.options.groups import EngineOptions
+from brim.plans.known_rows import planned_again, without_known_rows
 from brim.plans.plan import Plan
 from brim.progress import Progress
 from brim.records import dataclass
-from brim.schedule.unit_work import UnitStats
 from brim.sizes import format_size, plural
 from brim.state.ledger import Receipt, SourceRecord
 from brim.storage.location import HubAddress
 from brim.stores.destination import PublishOptions
 from brim.stores.hub_store import HubStore
 from brim.stores.store import CardMaker, Moved, SendingRoom
+from brim.verification.repair import refuse_append_to_damaged
 from brim.wording import Result
 
 if TYPE_CHECKING:
+    from brim.execution.ray_backend import RayBringing
+    from brim.execution.ray_cluster import Cluster, Sight
     from brim.jobs.caches import Kept
-    from brim.schedule.ray_cluster import Cluster, Sight
-    from brim.schedule.ray_tasks import RayBringing
 
 _LOOKS = 5  # at a destination that others append to
 _MOST_SENDERS = 4  # of what was computed: it lies there, and only has to be sent
@@ -214,7 +214,7 @@ def workplace(engine: EngineOptions) -> Iterator[Cluster | None]:
     if engine.engine == "local":
         yield None
         return
-    from brim.schedule.ray_cluster import connected  # of use where there is a cluster
+    from brim.execution.ray_cluster import connected  # of use where there is a cluster
 
     with connected(engine.address) as cluster:
         yield cluster
@@ -308,13 +308,13 @@ class Job:
         source, forecast = self.spec.source, self.spec.forecast
         if cluster is None or forecast is None or not isinstance(source, PlanContent):
             return None
-        from brim.schedule.ray_cluster import Sight, sample_of
+        from brim.execution.ray_cluster import Sight, sample_of
 
         return self.on_cluster(cluster, Sight(files=sample_of(source.plan.table.files)), forecast.worker)
 
     def on_cluster(self, cluster: Cluster, sight: Sight, shard_bytes: int) -> RayBringing:
         """What brings shards from the nodes of a cluster. Each takes `shard_bytes`, and what sending it takes."""
-        from brim.schedule.ray_tasks import INTERPRETER_BYTES, RayBringing  # of use where there is a cluster
+        from brim.execution.ray_backend import INTERPRETER_BYTES, RayBringing  # of use where there is a cluster
 
         spec = self.spec
         need = INTERPRETER_BYTES + shard_bytes + carrying_bytes(spec.layout.destination, spec.how.hub)

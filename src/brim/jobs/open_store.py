@@ -9,16 +9,14 @@ from pathlib import Path
 
 from brim.errors import DestinationError, InputError, StoppedError
 from brim.formats.card import CardFacts
-from brim.jobs.appended import AppendedContent
-from brim.jobs.bring import Share, refuse_another
+from brim.jobs.append import AppendedContent
 from brim.jobs.content import Content
-from brim.jobs.published import Published, PublishedRepository
-from brim.jobs.published import opened as dataset_at
 from brim.jobs.spec import JobSettings, Layout, stop_files
+from brim.jobs.upload_shards import Share, refuse_another
 from brim.plans.describe_plan import HUB_BYTES, OBJECTS_BYTES
 from brim.progress import Progress, told_if_slow
 from brim.records import dataclass
-from brim.state.durable import failures, write_whole
+from brim.state.atomic_files import failures, write_whole
 from brim.state.ledger import STATE, Ledger
 from brim.state.lock import lock_in_turn, locked, owner_of
 from brim.state.retry import interrupted_by
@@ -32,6 +30,8 @@ from brim.stores.destination import CLAIM, Destination, PublishOptions, identity
 from brim.stores.folder_store import FolderStore, make_folder
 from brim.stores.hub_store import HubCarrier, HubStore, published_at
 from brim.stores.store import Carrier, Moved, PublishedThere, SendingRoom, Store
+from brim.verification.published import Published, PublishedRepository
+from brim.verification.published import opened as dataset_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from pathlib import Path
 
+from brim.compute.rows.read_unit import name_of_span
+from brim.compute.rows.source_hash import hash_unit
+from brim.compute.rows.unit import RowSource, Unit
+from brim.compute.steps.step import Step
 from brim.progress import Progress
 from brim.records import dataclass
-from brim.rows.read_unit import name_of_span
-from brim.rows.source_hash import hash_unit
-from brim.rows.unit import RowSource, Unit
 from brim.state.ledger import Receipt, SourceRecord
 from brim.state.stop import Stop
-from brim.steps.step import Step
 
 _DATES_LENGTH = 64
 UnitRecord = tuple[str, str, str]  # key, dates, SHA-256 of the source bytes

@@ -20,9 +20,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from brim.compute.outputs.output import Output
+from brim.compute.rows.unit import RowSource
+from brim.compute.steps.step import Step
 from brim.errors import InputError
-from brim.jobs.bring import refuse_strangers
 from brim.jobs.content import Content, PlanContent
+from brim.jobs.upload_shards import refuse_strangers
 from brim.memory.limit import Limit, effective_limit, usable_cores
 from brim.options.declare import choose_one, shared_values
 from brim.options.groups import (
@@ -34,16 +37,13 @@ from brim.options.groups import (
     RunOptions,
     WriteOptions,
 )
-from brim.outputs.output import Output
 from brim.plans.describe_plan import BuildForecast, forecast_build
 from brim.plans.fingerprint import digest_json
 from brim.plans.plan import Plan
 from brim.records import dataclass
-from brim.rows.unit import RowSource
-from brim.state.durable import rename
+from brim.state.atomic_files import rename
 from brim.state.ledger import Ledger
 from brim.state.stop import heard_at_once, stop_file_lies
-from brim.steps.step import Step
 from brim.storage.location import Access, HubAddress, Location
 from brim.stores.destination import (
     QUARANTINE,
@@ -205,8 +205,8 @@ def _check_no_unknown_suffix(destination: str) -> None:
 
 def vector_file_spec(source: RowSource, step: Step, destination: str | os.PathLike[str], how: JobSettings) -> Spec:
     """Rows through a model to one file of vectors."""
+    from brim.compute.outputs.vector_output import VectorOutput
     from brim.jobs.file_layout import file_layout  # other jobs have no use for them, and would hold them
-    from brim.outputs.vector_output import VectorOutput
 
     layout = file_layout(destination, how.state_dir, how.access)
     return computed_spec("embed", source, step, VectorOutput(layout.name, step.batch_rows or 1000), layout, how)

@@ -10,7 +10,7 @@ from typing import overload
 import numpy as np
 import pyarrow as pa
 
-from brim import cuts
+from brim import partition as cuts
 from brim.errors import InputError
 from brim.file_set import Ints
 from brim.options.groups import ShardOptions

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from brim import cuts
+from brim import partition as cuts
 from brim.errors import MemoryLimitError
 from brim.memory.limit import Limit
 from brim.monitor.forecasts.shapes import EMBED_FACTORS

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim import cuts
+from brim import partition as cuts
 from brim.file_set import Bools, Ints
 from brim.sizes import format_size
 from brim.sources.read_table import plain_type

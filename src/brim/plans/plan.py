@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim import cuts
+from brim import partition as cuts
 from brim.errors import SourceError
 from brim.file_set import FILE_TYPE, Ints
 from brim.formats.nested_values import with_empty_bytes

@@ -30,7 +30,7 @@ from brim.plans.plan import FORMAT_VERSION, Plan
 from brim.records import dataclass
 from brim.safe_names import stays_below
 from brim.sources.file_table import FileColumn, FileTable, Split, flat_numbers
-from brim.state.durable import reason, rename
+from brim.state.atomic_files import reason, rename
 from brim.storage.location import Access, Location, parse_bucket_address
 
 _SHARD_FACTS = ("folder", "extension", "splits", "counts")

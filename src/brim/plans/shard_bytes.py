@@ -15,7 +15,7 @@ from brim.formats.file_views import FileView
 from brim.formats.parquet_footer import open_parquet
 from brim.formats.parquet_locate import locate_parquet
 from brim.formats.parquet_writer import splice_parquet
-from brim.formats.readable import Readable, ShardFile
+from brim.formats.range_readers import Readable, ShardFile
 from brim.formats.splice import FileSplice, Splice
 from brim.formats.tar_shard import locate_tar, splice_tar, tar_rows
 from brim.plans.cut_shards import Shard

@@ -24,10 +24,10 @@ from brim.records import dataclass
 from brim.sources import bids_sidecars
 from brim.sources.bids_layout import BidsLayout, Item, file_kind, is_text, parse_name, read_layout
 from brim.sources.bids_sidecars import Sidecars, is_private
-from brim.sources.bucket_tree import tree_of
 from brim.sources.features import KINDS
 from brim.sources.file_table import FileColumn, FileTable, Split, Unmatched, collect_unmatched
 from brim.sources.folder_tree import Tree, every_file
+from brim.sources.remote_tree import tree_of
 from brim.sources.source_options import SourceOptions
 from brim.sources.table_memory import check_joined_table_fits
 from brim.sources.table_source import describe

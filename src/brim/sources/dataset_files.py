@@ -25,7 +25,7 @@ from brim.formats.card_configs import card_entries, fits, patterns_of
 from brim.formats.shard_listing import LISTING, ShardListing
 from brim.formats.source_reader import join_ranges
 from brim.records import dataclass
-from brim.state.durable import record_line
+from brim.state.atomic_files import record_line
 from brim.state.ledger import STATE, Ledger, Receipt
 from brim.state.record_log import records_of
 from brim.storage.listing import list_objects, read_small, stat_object

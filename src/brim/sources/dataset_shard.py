@@ -15,7 +15,7 @@ from brim.formats.file_views import FileView
 from brim.formats.nested_values import byte_leaves
 from brim.formats.parquet_footer import Leaf, read_footer, schema_leaves
 from brim.formats.parquet_values import PageSpan, page_spans
-from brim.formats.readable import Readable
+from brim.formats.range_readers import Readable
 from brim.formats.thrift import Struct
 from brim.records import dataclass
 from brim.sources.dataset_files import DatasetFile

@@ -15,14 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from brim import cuts
+from brim import partition as cuts
 from brim.errors import InputError, SourceError
 from brim.extras import missing
 from brim.file_set import Ints
 from brim.records import dataclass
-from brim.sources.dataset_media import BATCH_BYTES, BATCH_ROWS, Media, MediaColumns, Spill, gathered, media_of
 from brim.sources.datasets_private import read_undecoded, resolve_features, row_order, tokens_of
 from brim.sources.file_table import FileColumn, FileTable, Split
+from brim.sources.media_columns import BATCH_BYTES, BATCH_ROWS, Media, MediaColumns, Spill, gathered, media_of
 from brim.sources.source_options import check_split
 
 

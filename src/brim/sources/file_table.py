@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim import cuts
+from brim import partition as cuts
 from brim.errors import InputError
 from brim.file_set import FileSet, Ints
 from brim.formats.nested_values import leaf_cells

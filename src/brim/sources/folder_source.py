@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSetBuilder, Ints
-from brim.sources.bucket_tree import tree_of
 from brim.sources.features import KINDS, is_companion, kind_of
 from brim.sources.file_table import FileColumn, FileTable, Split, collect_unmatched, one_array
 from brim.sources.folder_tree import Tree, Walk
 from brim.sources.read_table import read_table
+from brim.sources.remote_tree import tree_of
 from brim.sources.source_options import SourceOptions
 from brim.sources.table_source import describe, encode_labels, limit_rows, make_file_table
 

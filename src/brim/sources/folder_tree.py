@@ -20,7 +20,7 @@ from brim.errors import SourceError
 from brim.file_set import AbsentStat, Stat
 from brim.records import dataclass
 from brim.sources.file_table import Refused
-from brim.state.durable import open_regular, reason
+from brim.state.atomic_files import open_regular, reason
 from brim.storage.location import Location
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from brim.errors import InputError, SourceError
 from brim.options.groups import BidsOptions
-from brim.sources.bucket_tree import ObjectTree
 from brim.sources.file_table import FileTable
 from brim.sources.folder_source import folder_source
 from brim.sources.folder_tree import LocalTree, Tree
 from brim.sources.open_dataset import is_dataset, open_dataset
+from brim.sources.remote_tree import ObjectTree
 from brim.sources.source_options import SourceOptions
 from brim.sources.table_source import table_source
-from brim.state.durable import reason, refuse_more_files
+from brim.state.atomic_files import reason, refuse_more_files
 from brim.storage.location import is_bucket_address, is_web_address, parse_bucket_address
 
 if TYPE_CHECKING:  # BIDS and recipes are loaded for folders that have to do with them

@@ -2,7 +2,7 @@
 
 `ParquetOrigin` reads footers and small columns first; the values of the rows that were chosen are found when they are
 (`locate`), so that one subject of a dataset far away costs its own bytes. Which shards there are: dataset_files.py;
-what is in one: dataset_shard.py; where values lie: value_places.py; which rows are chosen: selection.py.
+what is in one: dataset_shard.py; where values lie: value_locator.py; which rows are chosen: selection.py.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from brim.errors import BrimError, SourceError
 from brim.file_set import Bools, Ints
 from brim.formats.file_views import FileView
 from brim.formats.nested_values import merge_leaves, numbered_type
-from brim.formats.readable import LocalFile, Readable
+from brim.formats.range_readers import LocalFile, Readable
 from brim.formats.shard_listing import ShardListing
 from brim.sources.dataset_files import DatasetFile, RemoteShard, fetch_together, open_together
 from brim.sources.dataset_shard import BROKEN, ContentColumn, DatasetShard, broken, plain_schema
 from brim.sources.features import NoFeature, feature_of, feature_of_type, fits_type, kind_of, kind_of_feature
 from brim.sources.file_table import FileColumn, FileTable, Split, is_list, one_array
 from brim.sources.hive_partitions import partition_array, partition_fields
-from brim.sources.value_places import Finder, ValuePlaces, ValueSpool, fetch_chosen, numbers_type
+from brim.sources.value_locator import Finder, ValuePlaces, ValueSpool, fetch_chosen, numbers_type
 from brim.sources.where import may_choose
 
 HELD_BYTES = 64_000_000  # of small columns; more goes to disk

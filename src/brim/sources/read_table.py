@@ -18,7 +18,7 @@ from brim.sources.exact_values import exact, load_row
 from brim.sources.folder_tree import LocalTree, Tree
 from brim.sources.table_batches import read_csv, read_jsonl, read_parquet
 from brim.sources.table_memory import check_table_fits
-from brim.state.durable import reason
+from brim.state.atomic_files import reason
 from brim.state.scratch import Scratch
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}

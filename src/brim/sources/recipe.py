@@ -25,7 +25,7 @@ from brim.records import dataclass
 from brim.sources.features import KINDS
 from brim.sources.file_table import Finding
 from brim.sources.folder_tree import Tree
-from brim.state.durable import reason
+from brim.state.atomic_files import reason
 
 Span = tuple[int, int]  # lowest and highest
 

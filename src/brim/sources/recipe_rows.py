@@ -17,7 +17,6 @@ import pyarrow as pa
 from brim.errors import InputError, SourceError
 from brim.options.groups import BidsOptions
 from brim.records import dataclass
-from brim.sources.bucket_tree import tree_of
 from brim.sources.file_table import FileColumn, FileTable, Finding, Refused, RowFault, Unmatched, collect_unmatched
 from brim.sources.folder_tree import Tree, every_file, natural
 from brim.sources.recipe import (
@@ -33,6 +32,7 @@ from brim.sources.recipe import (
     required_findings,
 )
 from brim.sources.recipe_tables import Join, SmallFiles
+from brim.sources.remote_tree import tree_of
 from brim.sources.source_options import SourceOptions
 from brim.sources.table_source import make_file_table
 

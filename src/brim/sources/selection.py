@@ -27,7 +27,7 @@ from brim.formats.splice import SpliceBuilder
 from brim.records import dataclass
 from brim.sources.file_table import FileTable, Split, comparable, is_list, one_array, other_type, stacked
 from brim.sources.source_options import check_split
-from brim.sources.value_places import with_content
+from brim.sources.value_locator import with_content
 from brim.sources.where import labels_of, names_in, need_duckdb, sql_mask, where_mask
 
 CONTENT = "content"  # the word for the bytes of the only file column

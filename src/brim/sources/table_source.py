@@ -20,10 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brim import cuts
+from brim import partition as cuts
 from brim.errors import InputError, SourceError
 from brim.file_set import FileSet, FileSetBuilder, Stat
-from brim.sources.bucket_tree import ObjectTree
 from brim.sources.features import (
     NoFeature,
     as_feature_dict,
@@ -36,6 +35,7 @@ from brim.sources.features import (
 from brim.sources.file_table import FileColumn, FileTable, Refused, Split, Unmatched, collect_unmatched, one_array
 from brim.sources.folder_tree import Folder, LocalTree, Tree, Walk, passed_over
 from brim.sources.read_table import as_table, read_table
+from brim.sources.remote_tree import ObjectTree
 from brim.sources.source_options import SourceOptions, check_split
 from brim.sources.table_spool import mapped_columns, spooled
 from brim.storage.listing import stat_object

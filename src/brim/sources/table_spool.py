@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from brim.cuts import arrow_bytes
 from brim.file_set import Bools, Ints
 from brim.memory.release import give_back_heap
-from brim.state.durable import failures
+from brim.partition import arrow_bytes
+from brim.state.atomic_files import failures
 from brim.state.scratch import scratch_folder
 
 SMALL_TABLE_BYTES = 8_000_000  # tables up to here stay in memory

@@ -25,7 +25,7 @@ from brim.errors import DestinationError
 from brim.memory.meter import boot_id
 from brim.records import dataclass
 from brim.safe_names import is_file_name, stays_below
-from brim.state.durable import reason, record_line, write_whole
+from brim.state.atomic_files import reason, record_line, write_whole
 from brim.state.record_log import RecordLog, broken_line, records_of
 
 
@@ -502,3 +502,12 @@ def _written(record: dict[str, Any]) -> dict[str, Any]:
 
 def _encode(record: dict[str, Any]) -> bytes:
     return record_line(_written(record))
+
+
+def job_versions() -> dict[str, str]:
+    """Return the versions that a job record names: those of brim and pyarrow."""
+    import pyarrow
+
+    from brim import __version__
+
+    return {"brim": __version__, "pyarrow": pyarrow.__version__}

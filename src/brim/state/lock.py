@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from brim.errors import DestinationError
-from brim.state.durable import reason, write_whole
+from brim.state.atomic_files import reason, write_whole
 
 _WAIT_S = 0.1
 

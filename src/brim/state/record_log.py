@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from brim.state.durable import append_line, end_torn_line, record_line, record_of, sync_folder
+from brim.state.atomic_files import append_line, end_torn_line, record_line, record_of, sync_folder
 from brim.state.lock import lock_file
 
 

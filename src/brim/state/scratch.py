@@ -6,7 +6,7 @@ import os
 import tempfile
 import weakref
 
-from brim.state.durable import file_system
+from brim.state.atomic_files import file_system
 
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 

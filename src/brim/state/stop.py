@@ -27,7 +27,7 @@ from typing import Any
 
 from brim.errors import InputError, StoppedError
 from brim.memory.meter import boot_id, started
-from brim.state.durable import private_folder
+from brim.state.atomic_files import private_folder
 from brim.state.retry import interrupted_by
 
 _OWN = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # batch systems warn with the last

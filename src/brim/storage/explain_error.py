@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from brim.errors import BrimError, DestinationError, DestinationUnavailableError, InputError, SourceError
-from brim.storage.accounts import endpoint_of
+from brim.storage.credentials import endpoint_of
 from brim.storage.location import Location
 from brim.storage.storage_error import StorageError
 

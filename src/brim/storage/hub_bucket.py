@@ -14,11 +14,11 @@ from typing import Any
 from urllib.parse import quote
 
 from brim.extras import missing
+from brim.storage.http_files import HttpStorage
 from brim.storage.hub_api import ask, checked, hub_endpoint, hub_headers, next_page, readable_answer
 from brim.storage.storage import ObjectStat
 from brim.storage.storage_error import StorageError, classify
 from brim.storage.upload_content import Buffers, UploadContent
-from brim.storage.web_files import HttpStorage
 from brim.storage.xet import NoXet, XetFailed, XetLine, XetToken, token_of
 
 _OPERATIONS = _PATHS = 1000  # that one request may hold, and that may be asked about at once

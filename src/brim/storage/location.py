@@ -1,7 +1,7 @@
 """s3://BUCKET/PREFIX: which bucket, where in it, and how it is reached. Never with what secrets.
 
 A bucket of the Hub, hf://buckets/ORG/NAME/PREFIX, is one too; it is called "buckets/ORG/NAME" here. What is only read
-may also be hf://datasets/ORG/NAME[@REVISION][/PATH] or an https address: web_files.py.
+may also be hf://datasets/ORG/NAME[@REVISION][/PATH] or an https address: http_files.py.
 """
 
 from __future__ import annotations

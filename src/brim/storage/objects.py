@@ -20,7 +20,7 @@ from brim.extras import missing
 from brim.memory.release import keep_heap_small
 from brim.sizes import format_size
 from brim.state.retry import look
-from brim.storage.accounts import aws_options, azure_options, google_options
+from brim.storage.credentials import aws_options, azure_options, google_options
 from brim.storage.location import Access, Location
 from brim.storage.requests import call_soon, patience_s, result_of, submit, wait
 from brim.storage.storage import DATED, PART_BYTES, PROBE, ObjectStat, Storage, Version, part_bytes

@@ -20,7 +20,7 @@ from typing import Any
 
 from brim.errors import InputError, SourceError
 from brim.records import dataclass
-from brim.state.durable import write_all
+from brim.state.atomic_files import write_all
 from brim.state.retry import pause
 from brim.storage.explain_error import explain
 from brim.storage.location import Location

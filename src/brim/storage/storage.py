@@ -120,7 +120,7 @@ class Storage:
 def open_storage(location: Location) -> Storage:
     """Return the storage of a location that is not on this machine."""
     if location.scheme in ("http", "https"):
-        from brim.storage.web_files import HttpStorage
+        from brim.storage.http_files import HttpStorage
 
         return HttpStorage(location)
     if location.on_hub:
@@ -128,7 +128,7 @@ def open_storage(location: Location) -> Storage:
 
         return HubBucket(location)
     if location.scheme == "hf":
-        from brim.storage.web_files import HubRepository
+        from brim.storage.http_files import HubRepository
 
         return HubRepository(location)
     from brim.storage.objects import ObjectStorage

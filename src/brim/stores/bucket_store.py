@@ -21,7 +21,7 @@ from brim.formats.card_configs import UNFINISHED
 from brim.formats.splice import FileSplice, Splice
 from brim.progress import told_if_slow
 from brim.records import dataclass
-from brim.state.durable import write_whole
+from brim.state.atomic_files import write_whole
 from brim.state.ledger import Piece, Receipt
 from brim.state.retry import Retry, leaving
 from brim.storage.abilities import CHECKS, ask_abilities
@@ -105,7 +105,7 @@ class BucketCarrier:
 
     def drop(self, name: str) -> None:
         """What was begun and will not be finished."""
-        from brim.storage.uploads import CannotTell, abort_uploads
+        from brim.storage.stale_uploads import CannotTell, abort_uploads
 
         key = self.address.key(name)
         try:
@@ -183,7 +183,7 @@ class BucketStore:
 
     def _abort_left(self) -> None:
         """Uploads that a killed run has begun. Whoever holds the lease is the only one to have any."""
-        from brim.storage.uploads import CannotTell, abort_uploads  # which speaks HTTP and XML
+        from brim.storage.stale_uploads import CannotTell, abort_uploads  # which speaks HTTP and XML
 
         start = self.address.key(f"{self.folder}/")
         keys = None if self._mine is None else {self.address.key(name) for name in self._mine}

@@ -23,9 +23,9 @@ from brim.formats.card import CARD
 from brim.options.groups import HubOptions
 from brim.records import dataclass
 from brim.sizes import format_size
-from brim.state.durable import private_folder, reason, sync_folder
+from brim.state.atomic_files import private_folder, reason, sync_folder
 from brim.state.ledger import LEDGER, STATE, Ledger
-from brim.storage.accounts import endpoint_of
+from brim.storage.credentials import endpoint_of
 from brim.storage.location import (
     HUB_SCHEME,
     Access,

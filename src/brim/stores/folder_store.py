@@ -20,7 +20,7 @@ from brim.formats.card import CARD
 from brim.formats.card_configs import UNFINISHED
 from brim.formats.splice import FileSplice, Splice
 from brim.records import dataclass
-from brim.state.durable import BUFFER_BYTES, failures, free_bytes, rename, write_whole
+from brim.state.atomic_files import BUFFER_BYTES, failures, free_bytes, rename, write_whole
 from brim.state.ledger import Piece
 from brim.storage.upload_content import Buffers
 from brim.stores.store import Announcement, CardMaker, Publication, Put, PutWatcher

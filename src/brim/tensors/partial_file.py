@@ -17,7 +17,7 @@ from typing import Any
 
 from brim.errors import DestinationError, DestinationUnavailableError, InputError, PlanMismatchError
 from brim.sizes import format_size
-from brim.state.durable import failures, free_bytes, rename, sync_folder
+from brim.state.atomic_files import failures, free_bytes, rename, sync_folder
 from brim.tensors.checkpoints import RECEIPTS, Checkpoint, CheckpointLog
 from brim.tensors.partial_layout import Request, layout_for
 from brim.tensors.tensor_batches import TensorBatch

@@ -21,7 +21,7 @@ from typing import Any
 from brim.errors import InputError
 from brim.formats.splice import copy_range
 from brim.records import dataclass
-from brim.state.durable import write_all
+from brim.state.atomic_files import write_all
 from brim.tensors.tensor_files import RAW_BITS, Body, NpyLayout, SafetensorsLayout, Tensor, npy_path, write_parquet
 from brim.tensors.tensor_reader import index_path
 from brim.tensors.tensor_stream import Files, FileSpan, FindSpans, sync_file

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from brim.records import dataclass
-from brim.state.durable import BUFFER_BYTES, write_all
+from brim.state.atomic_files import BUFFER_BYTES, write_all
 
 _OPEN_FILES = 64
 _THREAD_BYTES = 128 * 1024  # the checksum of a smaller block takes less time than handing it to a thread

@@ -30,7 +30,7 @@ from brim.monitor.watching.run_log import (
     text,
 )
 from brim.records import dataclass
-from brim.state.durable import reason
+from brim.state.atomic_files import reason
 
 
 @dataclass(frozen=True, slots=True)

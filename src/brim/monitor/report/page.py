@@ -27,7 +27,7 @@ from brim.monitor.report import run_texts
 from brim.monitor.report.log_series import Event, RunLog, read_run
 from brim.monitor.watching.run_log import WorkState
 from brim.sizes import format_size
-from brim.state.durable import failures, write_whole
+from brim.state.atomic_files import failures, write_whole
 
 _SCRIPTS = ("scale.js", "chart.js", "cursor.js", "live.js")
 _PARTS = (

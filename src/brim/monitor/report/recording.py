@@ -23,7 +23,7 @@ from brim.monitor.watching.find_processes import ProcessNames
 from brim.monitor.watching.run_log import LogWriter, check_log, new_log_path
 from brim.progress import Progress, ProgressSnapshot, Renderer, as_progress
 from brim.sizes import format_size
-from brim.state.durable import reason
+from brim.state.atomic_files import reason
 
 _MAX_RUNNING, _MAX_WAITING = 40, 20
 

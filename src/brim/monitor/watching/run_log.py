@@ -27,7 +27,7 @@ from brim.memory.meter import Usage
 from brim.memory.thresholds import parse_level
 from brim.progress import RunningTask
 from brim.records import dataclass
-from brim.state.durable import private_folder, write_all
+from brim.state.atomic_files import private_folder, write_all
 
 MAX_BYTES = 16 << 20
 _RECENT_S = 600.0  # the last ten minutes stay as they are

@@ -34,7 +34,7 @@ from brim.monitor.watching.journal import Journal
 from brim.monitor.watching.launch import Orders
 from brim.redact import redact
 from brim.sizes import format_duration, format_size
-from brim.state.durable import write_all
+from brim.state.atomic_files import write_all
 
 _HOOK_LIMIT_S = 60.0
 _UNSAID = 100  # lines that wait for a terminal that is not read; later ones are only in the files

@@ -26,7 +26,7 @@ from brim.monitor.watching.find_processes import Matching, leaders
 from brim.monitor.watching.journal import Journal
 from brim.monitor.watching.launch import Orders
 from brim.monitor.watching.verdicts import Alerts, Verdicts
-from brim.state.durable import write_all
+from brim.state.atomic_files import write_all
 
 _MACHINE_EVERY_S = 0.2
 _VMSTAT_EVERY_S = 1.0

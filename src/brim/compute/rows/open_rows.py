@@ -1,0 +1,639 @@
+"""Open a source of rows, whatever it is: see `open_rows`. The schema of text is settled from samples."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import hashlib
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.compute.rows.cut_tables import TableLayout, lay_out, of_arrow, row_units
+from brim.compute.rows.cut_text import BOM, RowScanner, blocks, csv_header, next_line, shortened_row, text_units
+from brim.compute.rows.open_files import decompressed, head_of, looked_into
+from brim.compute.rows.python_rows import tables_of, vote
+from brim.compute.rows.read_text import Place, TextReader, parse_csv, row_blocks, well_formed_csv
+from brim.compute.rows.read_unit import read_unit
+from brim.compute.rows.row_files import WILD, RowFiles, find
+from brim.compute.rows.row_options import RowOptions, Skip, never
+from brim.compute.rows.schemas import TypesDiffer, merged, told_features, unify
+from brim.compute.rows.selected_rows import SelectedRows
+from brim.compute.rows.spool import table_spool, text_spool
+from brim.compute.rows.unit import Reading, RowSource, Span, Unit, unit_size
+from brim.compute.rows.unreadable import UnreadableRow
+from brim.errors import InputError, SourceError
+from brim.file_set import FileSet, FileSetBuilder
+from brim.options.groups import InputOptions
+from brim.partition import arrow_bytes
+from brim.records import dataclass
+from brim.sources.dataset_shard import plain_schema
+from brim.sources.dataset_source import batches_of
+from brim.sources.datasets_private import fingerprint_of, is_reordered, is_stream, row_order
+from brim.sources.exact_values import CHANGES_AS_NUMBER
+from brim.sources.file_table import FileTable, nothing_chosen
+from brim.sources.hive_partitions import partition_fields
+from brim.sources.read_table import as_table
+from brim.sources.selection import Selection
+from brim.sources.where import labels_of, where_mask
+from brim.state.atomic_files import reason
+from brim.state.scratch import scratch_folder
+
+SAMPLE_BYTES = 2 << 20
+_FILES = 16
+
+
+def settle(found: RowFiles, options: RowOptions) -> pa.Schema:
+    """The schema of lines, documents, JSON or CSV, from the start of some files and all over the largest."""
+    if found.kind == "lines":
+        return pa.schema([("text", pa.string())])
+    if found.kind == "document":
+        return pa.schema([("text", pa.string()), ("path", pa.string())])
+    schema = _of_csv(found, options) if found.kind == "csv" else _of_json(found, options)
+    if not len(schema):
+        raise InputError(f"{found.shown(0)!r} has no rows, so its columns are unknown.")
+    return schema
+
+
+def _samples(found: RowFiles) -> Iterator[tuple[int, int, bytes]]:
+    """(file, place, whole rows)."""
+    for number in range(min(len(found.files), _FILES)):
+        if found.codec is None:
+            yield number, *_rows_at(found, number, 0, int(found.files.sizes[number]))
+        else:
+            yield number, 0, _first_rows(found, number)
+    if found.codec is None:
+        largest = int(found.files.sizes.argmax())
+        size, file = int(found.files.sizes[largest]), found.file(largest)
+        for place in (size // 2, size - SAMPLE_BYTES // 2):
+            if place > SAMPLE_BYTES and (start := next_line(file, place, size)) < size:
+                end = min(start + SAMPLE_BYTES, size)
+                end = next_line(file, end, size) if end < size else end
+                yield largest, *_rows_at(found, largest, start, end)
+
+
+def _rows_at(found: RowFiles, number: int, start: int, end: int) -> tuple[int, bytes]:
+    """The first block of whole rows of a part of a file, and where it starts."""
+    span = Span(found.full(number), found.kind, start, end)
+    with looked_into(found.file(number)) as content:
+        if found.kind == "jsonl" and end - start > SAMPLE_BYTES and b"\n" not in content.read_at(start, SAMPLE_BYTES):
+            return start, shortened_row(blocks(found.file(number), start, end))
+        return next(row_blocks(content, span, found.shown(number), SAMPLE_BYTES, found.delimiter))
+
+
+def _first_rows(found: RowFiles, number: int) -> bytes:
+    content = b""
+    scanner, end = RowScanner(found.kind, found.delimiter), 0
+    stream = decompressed(found.file(number), str(found.codec), found.shown(number))
+    for block in stream:
+        ends = scanner.feed(block)
+        if len(ends):
+            end = len(content) + int(ends[-1])
+        content += block
+        if len(content) >= SAMPLE_BYTES and end:
+            return content[:end]
+        if len(content) >= SAMPLE_BYTES and found.kind == "jsonl":
+            return shortened_row(chain([content], stream))
+    return content
+
+
+def _of_json(found: RowFiles, options: RowOptions) -> pa.Schema:
+    """The schema of the samples. Where unreadable rows are left out, each column has the type that most rows have."""
+    reader = TextReader(pa.schema([]), None)
+    samples = []
+    for number, place, text in _samples(found):
+        shown = found.shown(number)
+        if not place and text.removeprefix(BOM).lstrip()[:1] == b"[":
+            raise InputError(
+                f"{shown!r} is one JSON array, not JSON lines.",
+                hint="Convert it to lines: jq -c '.[]' FILE > FILE.jsonl",
+            )
+        if options.leave_out_unreadable:
+            reader = TextReader(pa.schema([]), None, on_unreadable=lambda row: None)
+        table = reader.parse("jsonl", text, None, Place(found.file(number), shown, place))
+        samples.append((reader.schema, 0 if table is None else table.num_rows))
+    return _voted(samples) if options.leave_out_unreadable else reader.schema
+
+
+def _voted(samples: list[tuple[pa.Schema, int]]) -> pa.Schema:
+    """Columns in the order of the samples, each with the type that holds the values of most rows."""
+    types: dict[str, list[tuple[pa.DataType, int]]] = {}
+    for schema, rows in samples:
+        for field in schema:
+            types.setdefault(field.name, []).append((field.type, rows))
+    return pa.schema([(name, vote(name, found)) for name, found in types.items()])
+
+
+def _of_csv(found: RowFiles, options: RowOptions) -> pa.Schema:
+    whole: pa.Schema | None = None
+    for number, place, text in _samples(found):
+        shown = found.shown(number)
+        names, end = _header(found, number, text)
+        place, text = (place, text) if place else (end, text[end:])
+        known = {name: pa.string() for name in options.as_text if name in names}
+        if options.leave_out_unreadable:
+            text = well_formed_csv(text, len(names), found.delimiter)
+        text = text if text.isascii() else text.decode("utf-8", "replace").encode()
+        try:
+            own = _kept_digits(parse_csv(text, names, found.delimiter, known, names), text, names, found.delimiter)
+        except pa.ArrowInvalid:
+            if place == end:  # the reader tells which row is to blame
+                reader = TextReader(pa.schema([(name, pa.string()) for name in names]), None, found.delimiter)
+                reader.parse("csv", text, names, Place(found.file(number), shown, place))
+            continue  # a block from the middle may have started inside of quotes
+        whole = own if whole is None else _text_where_they_differ(whole, own)
+    assert whole is not None
+    missing = sorted(set(options.as_text) - set(whole.names))
+    if missing:
+        raise InputError(f"The source has no column {missing[0]!r}.", hint=f"It has {', '.join(whole.names)}.")
+    return pa.schema([field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in whole])
+
+
+def _header(found: RowFiles, number: int, text: bytes) -> tuple[list[str], int]:
+    if found.codec is None:
+        with looked_into(found.file(number)) as content:
+            return csv_header(head_of(content, int(found.files.sizes[number])), found.delimiter, found.shown(number))
+    return csv_header([text], found.delimiter, found.shown(number))
+
+
+def _kept_digits(table: pa.Table, text: bytes, names: list[str], delimiter: str) -> pa.Schema:
+    numbers = [f.name for f in table.schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
+    schema = table.schema
+    if not numbers:
+        return schema
+    texts = parse_csv(text, names, delimiter, dict.fromkeys(numbers, pa.string()), numbers)
+    for name in numbers:
+        if pc.any(pc.match_substring_regex(texts.column(name), CHANGES_AS_NUMBER)).as_py():
+            schema = schema.set(schema.get_field_index(name), pa.field(name, pa.string()))
+    return schema
+
+
+def _text_where_they_differ(first: pa.Schema, second: pa.Schema) -> pa.Schema:
+    while True:
+        try:
+            return merged(first, second)
+        except TypesDiffer as error:
+            at = first.get_field_index(error.column)
+            first = first.set(at, pa.field(error.column, pa.string()))
+            second = second.set(second.get_field_index(error.column), pa.field(error.column, pa.string()))
+
+
+def pick_split(dataset: Any, options: RowOptions) -> Any:
+    """The dataset itself, or the split of a dict of them."""
+    if not isinstance(dataset, dict):
+        return dataset
+    names = [str(name) for name in dataset]
+    listed = f"It has: {', '.join(names)}."
+    if options.from_split is None and len(names) == 1:
+        return dataset[names[0]]
+    if options.from_split is None:
+        raise InputError("The dict of datasets has several splits.", hint=f"{listed} Name one with --from-split.")
+    if options.from_split not in names:
+        raise InputError(f"The dict of datasets has no split {options.from_split!r}.", hint=listed)
+    return dataset[options.from_split]
+
+
+def mapped_layout(dataset: Any) -> tuple[TableLayout, dict[str, str]] | None:
+    """The files that hold the rows in order, and their names of the columns; None if there are no such files."""
+    if is_reordered(dataset):
+        return None
+    lines = getattr(dataset.data, "blocks", [[dataset.data]])
+    layout = TableLayout("arrow", dataset.features.arrow_schema)
+    rows, sizes, places = [], [], []
+    stored: dict[str, str] | None = None
+    for line in lines:
+        path = getattr(line[0], "path", None) if len(line) == 1 else None
+        if path is None or not os.path.exists(path):
+            return None
+        path = os.path.abspath(path)
+        schema, own_rows, own_places = of_arrow(path, os.path.basename(path))
+        followed = _follow(line[0].replays, schema.names, int(own_rows.sum()))
+        if followed is None:
+            return None
+        start, stop, names = followed
+        types = {new: schema.field(old).type for new, old in names.items()}
+        wanted = {field.name: field.type for field in layout.schema}
+        if types != wanted or (stored is not None and names != stored):
+            return None
+        stored = names
+        found = os.stat(path)
+        layout.names.append((path, os.path.basename(path), found.st_size, found.st_mtime_ns))
+        layout.starts.append(start)
+        layout.file_rows.append(stop - start)
+        edges = np.clip(np.concatenate([[0], np.cumsum(own_rows)]), start, stop)
+        kept = np.diff(edges)
+        rows.append(kept.astype(np.int64))
+        own_bytes = own_places[:, 2] - own_places[:, 1]
+        sizes.append((own_bytes * kept / np.maximum(own_rows, 1)).astype(np.int64))
+        places.append(own_places)
+    if stored is None:
+        return None
+    layout.rows, layout.bytes, layout.places = np.concatenate(rows), np.concatenate(sizes), np.concatenate(places)
+    return layout, {field.name: stored[field.name] for field in layout.schema}
+
+
+def _follow(replays: list[Any], names: list[str], rows: int) -> tuple[int, int, dict[str, str]] | None:
+    """The rows and columns of a file that are left after what was done to its table; None for what is not known."""
+    start, stop = 0, rows
+    columns = {name: name for name in names}
+    for action, arguments, options in replays:
+        if action == "slice" and not options:
+            offset, length = (*arguments, None)[:2] if arguments else (0, None)
+            start = min(start + offset, stop)
+            stop = stop if length is None else min(start + length, stop)
+        elif action == "rename_columns" and len(arguments) == 1 and len(arguments[0]) == len(columns):
+            columns = dict(zip(arguments[0], columns.values(), strict=True))
+        elif action == "drop" and len(arguments) == 1:
+            columns = {new: old for new, old in columns.items() if new not in arguments[0]}
+        elif action == "select" and len(arguments) == 1:
+            columns = {new: columns[new] for new in arguments[0]}
+        elif action != "replace_schema_metadata":
+            return None
+    return start, stop, columns
+
+
+def dataset_tables(dataset: Any) -> Iterator[pa.Table]:
+    """The rows of a dataset in its order, by way of `datasets`, in small tables."""
+    if is_stream(dataset):
+        yield from dataset.with_format("arrow").iter(batch_size=100)
+        return
+    if len(dataset):
+        yield from batches_of(dataset.data, row_order(dataset))
+
+
+_STREAM_BYTES = 32 << 20  # of a unit of what has no size
+_RATIO = 4  # what text is taken to grow by when it is decompressed
+_SAMPLE_BYTES = 1 << 20
+
+_Cut = Callable[[int, bool, Path | None, Skip], Iterator[Unit]]
+
+
+@dataclass(slots=True)
+class Rows:
+    """A RowSource: what is known of it, and the function that cuts it."""
+
+    name: str
+    schema: pa.Schema
+    facts: dict[str, Any]
+    reading: Reading
+    total_bytes: int | None
+    total_rows: int | None
+    cut: _Cut
+    files: FileSet | None = None
+    table: FileTable | None = None
+    notes: tuple[str, ...] = ()
+    stamp: str = ""
+
+    def units(
+        self, align: int, *, indices: bool = False, spool: Path | None = None, skip: Skip = never
+    ) -> Iterator[Unit]:
+        if align < 1:
+            raise ValueError("align must be 1 or more")
+        return self.cut(align, indices, spool, skip)
+
+
+def open_rows(source: Any, options: RowOptions | None = None) -> RowSource:
+    """The rows of a path, a glob, a folder, a list of those, a `datasets.Dataset`, an iterable of dicts or tables, or
+    what was chosen of a dataset.
+
+    A folder may be one that `datasets` saved. An iterator can be cut into units once; a function that makes one, as
+    often as wanted. A list of dicts, and a pandas, Polars or Arrow table, are iterables too.
+    """
+    options = options or RowOptions()
+    return _opened(source, options) if options.where is None else _chosen(source, options)
+
+
+def _chosen(source: Any, options: RowOptions) -> RowSource:
+    """Rows for which a condition is true. They are read here in order, so that batches are of chosen rows alone."""
+    text = str(options.where)
+    whole = _opened(source, replace(options, where=None, columns=(), limit=None))
+    labels, schema = labels_of(told_features(whole.schema)), plain_schema(whole.schema)
+    where_mask(text, schema.empty_table(), labels)  # what is wrong with it is said now
+
+    unreadable: list[UnreadableRow] = []
+    report = unreadable.append if options.leave_out_unreadable else None
+
+    def tables() -> Iterator[pa.Table]:
+        none = True
+        unreadable.clear()
+        with tempfile.TemporaryDirectory(prefix="brim-where-", dir=scratch_folder()) as folder:
+            for unit in whole.units(1, spool=Path(folder)):
+                for table in read_unit(whole.reading, unit, on_unreadable=report):
+                    table = table if table.schema == schema else table.cast(schema)
+                    mask = where_mask(text, table, labels)
+                    if mask.any():
+                        none = False
+                        yield table if mask.all() else table.filter(pa.array(mask))
+        if none:
+            raise InputError("No row was selected.", hint=f"There is nothing to read: from {whole.name}; where {text}.")
+
+    facts = {**whole.facts, "options": options.facts}
+    rows = _spooled(whole.name, tables, schema, facts, None, options, unreadable)
+    rows.notes, rows.stamp = whole.notes, whole.stamp
+    return rows
+
+
+def _opened(source: Any, options: RowOptions) -> RowSource:
+    if isinstance(source, str | os.PathLike):
+        return _open_files([os.fspath(source)], options)
+    if isinstance(source, list | tuple) and all(isinstance(one, str | os.PathLike) for one in source):
+        _refuse_texts(source)
+        return _open_files([os.fspath(one) for one in source], options)
+    _refuse_options_of_files(options)
+    if isinstance(source, Selection | FileTable):
+        table = source.table() if isinstance(source, Selection) else source
+        if table.recipe.get("steps") and not len(table):
+            raise nothing_chosen(table, "read")
+        name = options.name or (source.name if isinstance(source, Selection) else "the table")
+        chosen = SelectedRows(table, options.from_split, name)
+        facts = {**chosen.facts, "options": options.facts}
+        rows = _spooled(name, chosen.tables, chosen.schema, facts, len(chosen), options)
+        rows.table, rows.stamp = table, _stamp(table.files.on_disk)
+        return rows
+    library = type(source).__module__.split(".")[0]
+    if options.from_split is not None and not (library == "datasets" and isinstance(source, dict)):
+        raise InputError("--from-split can only be used with a dataset that has splits.", hint="Leave it out.")
+    if library == "datasets":
+        return _open_dataset(pick_split(source, options), options)
+    if library in ("pandas", "polars") or (hasattr(source, "__arrow_c_stream__") and not hasattr(source, "__next__")):
+        table = as_table(source)
+        return _open_stream(lambda: iter([table]), options, total_rows=table.num_rows, in_memory=True)
+    if callable(source):
+        return _open_stream(lambda: _iterated(source()), options)
+    if isinstance(source, Iterator):
+        return _open_stream(lambda: source, options, once=True)
+    return _open_stream(lambda: _iterated(source), options, in_memory=isinstance(source, list | tuple))
+
+
+def _refuse_texts(source: Sequence[Any]) -> None:
+    """InputError for a list of strings of which none is a path, a glob or an address: they are texts, or mistyped."""
+    if not source or any(not isinstance(one, str) or "://" in one or one == "-" for one in source):
+        return
+    if any(os.path.exists(one) or (WILD.search(one) and next(glob.iglob(one), None)) for one in source):
+        return
+    first = source[0] if len(source[0]) <= 60 else f"{source[0][:60]}…"
+    raise InputError(
+        f"A list of strings must name files, and none of these {len(source):,} is a file (the first is {first!r}).",
+        hint='Pass texts as rows: [{"text": text} for text in texts].',
+    )
+
+
+def _refuse_options_of_files(options: RowOptions) -> None:
+    for item in options.changed(InputOptions):
+        if item.name in ("input_format", "text", "delimiter", "from_config"):
+            raise InputError(
+                f"{item.spelling} can only be used with files, and this source is already in memory.",
+                hint="Leave it out.",
+            )
+
+
+def _iterated(rows: Any) -> Iterator[Any]:
+    try:
+        return iter(rows)
+    except TypeError as error:
+        raise InputError(
+            f"Rows cannot be read from a {type(rows).__name__}.",
+            hint="Use a path, a list of paths, a datasets.Dataset, or an iterable of dicts.",
+        ) from error
+
+
+def _open_files(sources: list[str], options: RowOptions) -> RowSource:
+    found = find(sources, options)
+    name = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1:,} more"
+    facts = {
+        "kind": found.kind,
+        "files": len(found.files),
+        "bytes": int(found.files.sizes.sum()),
+        "digest": found.digest(),
+        "options": options.facts,
+    }
+    reading: dict[str, Any] = {"root": found.files.root, "hashed": True, **found.options}
+    if found.kind == "csv":
+        reading["delimiter"] = found.delimiter
+    if found.codec:
+        facts["codec"] = reading["codec"] = found.codec
+    if found.kind in ("parquet", "arrow"):
+        layout = lay_out(found)
+        layout.schema = _with_partitions(layout.schema, found, reading)
+        rows = _laid_out(name, layout, facts, reading, options)
+    else:
+        try:
+            schema = settle(found, options)
+        except OSError as error:
+            shown = os.path.basename(error.filename or "") or name
+            raise InputError(f"{shown!r} cannot be read: {reason(error)}.", path=shown) from error
+        schema = _with_partitions(schema, found, reading)
+        rows = _open_text(name, found, schema, facts, reading, options)
+    rows.files, rows.stamp = found.files, _stamp(found.files)
+    if found.empty:
+        others = f" and {len(found.empty) - 1:,} more" if len(found.empty) > 1 else ""
+        rows.notes = (f"left out files that are empty: {found.empty[0]}{others}",)
+    return rows
+
+
+def _with_partitions(schema: pa.Schema, found: RowFiles, reading: dict[str, Any]) -> pa.Schema:
+    """The schema with the columns that the names of folders hold; `reading` says which these are."""
+    fields = partition_fields((found.shown(number) for number in range(len(found.files))), schema.names)
+    if fields:
+        reading["partitions"] = [field.name for field in fields]
+    return pa.schema([*schema, *fields], schema.metadata) if fields else schema
+
+
+def _stamp(files: FileSet) -> str:
+    """A digest of the sizes and dates (or ETags) of files."""
+    digest = hashlib.sha256()
+    for numbers in (files.sizes, files.mtimes_ns):
+        digest.update(np.ascontiguousarray(numbers).tobytes())
+    for remote in files.remotes.values():
+        digest.update(remote.etag.encode())
+    return digest.hexdigest()[:32]
+
+
+def _open_text(
+    name: str, found: RowFiles, schema: pa.Schema, facts: dict[str, Any], reading: dict[str, Any], options: RowOptions
+) -> RowSource:
+    total = int(found.files.sizes.sum())
+    spooled = found.codec is not None and found.kind != "document"
+    unit_bytes = options.unit_bytes or unit_size(total * _RATIO if spooled else total, options.least_unit_bytes)
+
+    def cut(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
+        if spooled:
+            return text_spool(found, unit_bytes, align, options.limit, spool, skip)
+        return text_units(found, unit_bytes, count=indices, limit=options.limit)
+
+    rows = len(found.files) if found.kind == "document" else None
+    rows = rows if options.limit is None or rows is None else min(rows, options.limit)
+    return _rows(name, schema, facts, reading, total, rows, cut, options)
+
+
+def _laid_out(
+    name: str, layout: TableLayout, facts: dict[str, Any], reading: dict[str, Any], options: RowOptions
+) -> RowSource:
+    unit_bytes = options.unit_bytes or unit_size(layout.total_bytes, options.least_unit_bytes)
+
+    def cut(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
+        return row_units(layout, unit_bytes, align, options.limit)
+
+    rows = layout.total_rows if options.limit is None else min(layout.total_rows, options.limit)
+    return _rows(name, layout.schema, facts, reading, layout.total_bytes, rows, cut, options)
+
+
+def _rows(
+    name: str,
+    schema: pa.Schema,
+    facts: dict[str, Any],
+    reading: dict[str, Any],
+    total_bytes: int | None,
+    total_rows: int | None,
+    cut: _Cut,
+    options: RowOptions,
+) -> RowSource:
+    if options.columns:
+        missing = [column for column in options.columns if column not in schema.names]
+        if missing:
+            raise InputError(
+                f"The source has no column {missing[0]!r}.", hint=f"Its columns are: {', '.join(schema.names)}."
+            )
+    names = options.columns or schema.names
+    twice = [column for column in names if len(schema.get_all_field_indices(column)) > 1]
+    if twice:
+        raise InputError(
+            f"The source has several columns named {twice[0]!r}.", hint="Rename one, or choose others with --columns."
+        )
+    if options.columns:
+        schema = pa.schema([schema.field(column) for column in options.columns])
+    how = Reading(schema.serialize().to_pybytes(), tuple(options.columns) or None, reading)
+
+    def blamed(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
+        """Units, and what the system says of the source while they are cut: whoever asks may be writing."""
+        try:
+            yield from cut(align, indices, spool, skip)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of what is spooled
+                raise
+            where = error.filename if isinstance(error.filename, str) else name
+            raise SourceError(f"{where!r} cannot be read: {error.strerror or error}.", path=where) from error
+
+    return Rows(name, schema, facts, how, total_bytes, total_rows, blamed)
+
+
+def _open_dataset(dataset: Any, options: RowOptions) -> RowSource:
+    facts: dict[str, Any] = {"kind": "dataset", "options": options.facts}
+    if is_stream(dataset):
+        return _open_dataset_stream(dataset, options)
+    facts["fingerprint"] = fingerprint_of(dataset)
+    laid = mapped_layout(dataset)
+    if laid is not None:
+        layout, stored = laid
+
+        rows = _laid_out("the dataset", layout, facts, {"stored": stored}, options)
+        files = FileSetBuilder("/")
+        for path, *_ in layout.names:
+            files.add(path, os.stat(path))
+        rows.files = files.finish()
+        return rows
+    schema = dataset.features.arrow_schema
+    return _spooled("the dataset", lambda: dataset_tables(dataset), schema, facts, len(dataset), options)
+
+
+def _open_dataset_stream(dataset: Any, options: RowOptions) -> RowSource:
+    """A stream of `datasets`: where it tells its features, rows have their types, also where none comes."""
+    if not dataset.features:
+        return _open_stream(lambda: dataset_tables(dataset), options)
+    name = options.name or "the stream"
+    schema = dataset.features.arrow_schema
+    return _spooled(name, lambda: dataset_tables(dataset), schema, _stream_facts(options), None, options)
+
+
+def _stream_facts(options: RowOptions) -> dict[str, Any]:
+    """A stream is known by its name together with the code that makes it, if there is any."""
+    facts: dict[str, Any] = {"iterator": True, "options": options.facts}
+    if options.name:
+        facts["name"] = options.name
+        if options.code is not None:
+            facts["code"] = options.code
+    return facts
+
+
+def _open_stream(
+    make: Callable[[], Iterator[Any]],
+    options: RowOptions,
+    *,
+    total_rows: int | None = None,
+    once: bool = False,
+    in_memory: bool = False,
+) -> RowSource:
+    """The schema is that of the first rows; they are given again to who asks for units first.
+
+    `in_memory`: all rows are there, so that their content is part of what they are known by.
+    """
+    name = options.name or "the iterator"
+    tables = tables_of(make(), name)
+    first = list(_first(tables))
+    if not first:
+        raise InputError(f"{name} has no rows.", hint="There is nothing to do.")
+    schema = unify(table.schema for table in first)
+    if not len(schema):
+        raise InputError(f"{name} has rows without columns.")
+    started: list[Iterator[pa.Table]] = [itertools.chain(first, tables)]
+
+    def all_tables() -> Iterable[pa.Table]:
+        if started:
+            return started.pop()
+        if once:
+            raise InputError("This iterator was already consumed.", hint="Pass a function that returns a new iterator.")
+        return tables_of(make(), name)
+
+    facts = _stream_facts(options)
+    if in_memory and options.name:
+        facts["digest"] = _digest_of_rows(tables_of(make(), name))
+    return _spooled(name, all_tables, schema, facts, total_rows, options)
+
+
+def _digest_of_rows(tables: Iterable[pa.Table]) -> str:
+    digest = hashlib.sha256()
+    for table in tables:
+        with pa.BufferOutputStream() as sink:
+            with pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table, max_chunksize=10_000)
+            digest.update(memoryview(sink.getvalue()))
+    return digest.hexdigest()[:32]
+
+
+def _first(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    size = 0
+    for table in tables:
+        yield table
+        size += arrow_bytes(table)
+        if size >= _SAMPLE_BYTES:
+            return
+
+
+def _spooled(
+    name: str,
+    make: Callable[[], Iterable[pa.Table]],
+    schema: pa.Schema,
+    facts: dict[str, Any],
+    total_rows: int | None,
+    options: RowOptions,
+    unreadable: list[UnreadableRow] | None = None,
+) -> RowSource:
+    unit_bytes = options.unit_bytes or _STREAM_BYTES
+    if not set(options.columns) <= set(schema.names):
+        missing = next(column for column in options.columns if column not in schema.names)
+        raise InputError(f"{name} has no column {missing!r}.", hint=f"Its columns are: {', '.join(schema.names)}.")
+
+    def cut(align: int, indices: bool, spool: Path | None, skip: Skip) -> Iterator[Unit]:
+        return table_spool(make(), name, unit_bytes, align, options.limit, spool, skip, schema, unreadable)
+
+    rows = total_rows if options.limit is None or total_rows is None else min(total_rows, options.limit)
+    return _rows(name, schema, facts, {}, None, rows, cut, options)

@@ -1,0 +1,189 @@
+"""Parquet files opened so that a row group of a gigabyte takes little memory.
+
+pyarrow reads the pages of each column through a small buffer, all columns side by side. Of an object that would be a
+request for each buffer. The footer says where the columns of a row group lie, so each is a stream of its own, a few
+requests ahead, and small columns that lie side by side are one request.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from brim.compute.rows.open_files import (
+    STREAM_BYTES,
+    AnyFile,
+    FileContent,
+    Forward,
+    RemotePlace,
+    looked_into,
+    watched,
+)
+from brim.formats.file_views import FileView
+from brim.records import dataclass
+from brim.state.atomic_files import open_regular
+from brim.storage.reading import AHEAD_BYTES, ObjectPiece, RangeRun, ahead
+
+_BUFFER_BYTES = 1 << 18
+_FOOTER_BYTES = 1 << 16
+_JOINED_BYTES = 1 << 20  # columns that are smaller together, with the gaps between them, are read as one
+_LEAST_BYTES = 1 << 18
+
+
+@contextmanager
+def parquet_file(file: AnyFile, footer: bytes = b"") -> Iterator[ParquetRows]:
+    """A file to read rows from. `footer` is the end of an object, if it is known already."""
+    import pyarrow.parquet as pq
+
+    if not isinstance(file, RemotePlace):
+        os.close(open_regular(file))  # pyarrow would wait for a FIFO for ever
+        with pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES) as opened:
+            yield ParquetRows(opened)
+        return
+    with looked_into(file) as places:
+        columns = _Columns(file, places, footer)
+        source = pa.PythonFile(FileView(columns, 0, file.size), "r")
+        try:
+            with pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES) as opened:
+                yield ParquetRows(opened, columns)
+        finally:
+            columns.close()
+
+
+def footers(files: Iterable[AnyFile]) -> Iterator[tuple[AnyFile, bytes]]:
+    """Files with their last bytes, where they are objects: those of many are on their way together."""
+    files = list(files)
+    remotes = [file for file in files if isinstance(file, RemotePlace)]
+    pieces = (ObjectPiece(one.key, max(one.size - _FOOTER_BYTES, 0), one.size, one.etag) for one in remotes)
+    coming = ahead(remotes[0].bucket, pieces) if remotes else iter(())
+    for file in files:
+        footer = b""
+        if isinstance(file, RemotePlace):
+            with watched(file):
+                _, footer = next(coming)
+        yield file, footer
+
+
+class ParquetRows:
+    """What is read of a Parquet file."""
+
+    def __init__(self, file: Any, columns: _Columns | None = None) -> None:
+        self._file, self._columns = file, columns
+        self.metadata: Any = file.metadata
+        self.schema: pa.Schema = file.schema_arrow
+
+    def expect(self, groups: list[int], columns: list[str] | None) -> None:
+        """These row groups will be read in order."""
+        if self._columns is not None:
+            self._columns.expect([column_ranges(self.metadata.row_group(number), columns) for number in groups])
+
+    def batches(self, group: int, rows: int, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+        if self._columns is not None:
+            self._columns.advance()
+        yield from self._file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+
+
+def column_ranges(group: Any, columns: list[str] | None) -> list[tuple[int, int]]:
+    """Where the columns of a row group lie, in the order of the file."""
+    found = []
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if columns is not None and column.path_in_schema.split(".")[0] not in columns:
+            continue
+        start = column.data_page_offset
+        if column.dictionary_page_offset:
+            start = min(start, column.dictionary_page_offset)
+        found.append((start, start + column.total_compressed_size))
+    return sorted(found)
+
+
+@dataclass(slots=True)
+class _Window:
+    """A part of an object that is on its way: one large column, or several small ones, which are kept whole."""
+
+    start: int
+    stop: int
+    content: Forward
+    whole: bool
+
+
+class _Columns:
+    """The content of an object: the columns of a row group as streams, anything else by a request for each place."""
+
+    def __init__(self, file: RemotePlace, places: FileContent, footer: bytes) -> None:
+        self._file, self._places = file, places
+        self._footer, self._footer_at = footer, file.size - len(footer)
+        self._groups: list[list[tuple[int, int]]] = []
+        self._windows: list[_Window] = []
+        self._coming: list[_Window] | None = None
+
+    def expect(self, groups: list[list[tuple[int, int]]]) -> None:
+        self._groups = groups[::-1]
+
+    def advance(self) -> None:
+        """On to the next row group; if it is small, the one behind it is asked for too."""
+        _close(self._windows)
+        ranges = self._groups.pop()
+        self._windows = self._opened(ranges) if self._coming is None else self._coming
+        self._coming = None
+        if self._groups and _size(ranges) + _size(self._groups[-1]) <= AHEAD_BYTES:
+            self._coming = self._opened(self._groups[-1])
+
+    def _opened(self, ranges: list[tuple[int, int]]) -> list[_Window]:
+        windows, total = [], max(_size(ranges), 1)
+        parts = list(_joined(ranges))
+        least = max(min(AHEAD_BYTES // len(parts), _JOINED_BYTES), _LEAST_BYTES) if parts else 0
+        for start, stop in parts:
+            share = max(AHEAD_BYTES * (stop - start) // total, 2 * least)
+            # About half of the share, so that two requests are under way.
+            piece_bytes = min(1 << (share * 7 // 10).bit_length() - 1, STREAM_BYTES)
+            run = RangeRun(self._file.bucket, self._file.pieces(start, stop, piece_bytes), most_bytes=2 * piece_bytes)
+            run.start()
+            windows.append(_Window(start, stop, Forward(run, self._file, start), stop - start <= _JOINED_BYTES))
+        return windows
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        stop = min(offset + size, self._file.size)
+        if offset >= self._footer_at:
+            return self._footer[offset - self._footer_at : stop - self._footer_at]
+        for window in self._windows:
+            if window.start <= offset and stop <= window.stop and offset >= window.content.first:
+                data = window.content.read_at(offset, stop - offset)
+                if not window.whole:
+                    window.content.passed(stop)
+                return data
+        return self._places.read_at(offset, size)
+
+    def passed(self, offset: int) -> None:
+        return None
+
+    def close(self) -> None:
+        _close(self._windows)
+        _close(self._coming or [])
+        self._windows, self._coming = [], None
+
+
+def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    held: tuple[int, int] | None = None
+    for start, stop in ranges:
+        if held is not None and stop - held[0] <= _JOINED_BYTES:
+            held = (held[0], max(stop, held[1]))
+            continue
+        if held is not None:
+            yield held
+        held = (start, stop)
+    if held is not None:
+        yield held
+
+
+def _size(ranges: list[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def _close(windows: list[_Window]) -> None:
+    for window in windows:
+        window.content.close()

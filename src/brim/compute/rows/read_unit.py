@@ -1,0 +1,337 @@
+"""What a worker calls: the rows of a unit as a stream of small tables, and their cut into batches.
+
+The tables have the schema of the plan. Where a unit has more (a column that the plan's sample did not show, a float
+among integers), its tables have wider types from there on, and nothing is lost: cast them with `schemas.unify`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from brim.compute.rows.arrow_rows import ArrowFile, rows_between
+from brim.compute.rows.cut_text import count_rows, end_of_row
+from brim.compute.rows.open_files import AnyFile, RemotePlace, Spans, located, streamed
+from brim.compute.rows.parquet_rows import ParquetRows, parquet_file
+from brim.compute.rows.read_text import TextReader, too_far
+from brim.compute.rows.schemas import TypesDiffer, cast, merged
+from brim.compute.rows.source_hash import SourceHash, read_document, stored_columns
+from brim.compute.rows.unit import Reading, Span, Unit, check_unchanged
+from brim.compute.rows.unreadable import OnUnreadable, UnreadableRow
+from brim.errors import BrimError, InputError
+from brim.formats.encrypted import encrypted, is_encrypted
+from brim.partition import row_bytes as sizes_of_rows
+from brim.sources.hive_partitions import partition_array
+from brim.state.atomic_files import reason
+from brim.storage.location import is_bucket_address
+
+_MOST_ROWS = 8192
+
+
+def read_arrow(
+    file: AnyFile, span: Span, shown: str, columns: list[str] | None, hashed: SourceHash | None = None
+) -> Iterator[pa.Table]:
+    opened = ArrowFile(file, shown)
+    try:
+        for first, batch in opened.read(span.start, span.end, span.batches):
+            if hashed is not None:
+                hashed.add_batch(batch, columns)
+            table = pa.Table.from_batches([rows_between(batch, first, span.start, span.end)])
+            yield table if columns is None else table.select([name for name in columns if name in table.column_names])
+    finally:
+        opened.close()
+
+
+def read_parquet(
+    file: AnyFile,
+    span: Span,
+    shown: str,
+    columns: list[str] | None,
+    block_bytes: int,
+    hashed: SourceHash | None = None,
+) -> Iterator[pa.Table]:
+    try:
+        with parquet_file(file) as opened:
+            columns = columns if columns is None else [n for n in columns if n in opened.schema.names]
+            wanted, first = list[tuple[int, int, int]](), 0  # group, its first row, rows in a batch
+            for number in range(opened.metadata.num_row_groups):
+                group = opened.metadata.row_group(number)
+                if first + group.num_rows > span.start and first < span.end and group.num_rows:
+                    row_bytes = max(1, group.total_byte_size // group.num_rows)
+                    wanted.append((number, first, min(max(block_bytes // row_bytes, 1), _MOST_ROWS)))
+                first += group.num_rows
+            opened.expect([number for number, _, _ in wanted], columns)
+            for number, first, batch_rows in wanted:
+                yield from _group(opened, number, first, span, batch_rows, columns)
+                if hashed is not None:  # its bytes are in the page cache now
+                    hashed.add_row_group(file, opened, number, columns)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).replace(str(file), shown).split("\n")[0].rstrip(".")
+        if is_encrypted(error):
+            raise encrypted(f"A column of {shown!r}") from error
+        raise InputError(
+            f"{shown!r} cannot be read as Parquet (rows {span.start:,} to {span.end - 1:,}): {reason}.",
+            hint="Write it again.",
+        ) from error
+
+
+def _group(
+    file: ParquetRows, number: int, first: int, span: Span, batch_rows: int, columns: list[str] | None
+) -> Iterator[pa.Table]:
+    for batch in file.batches(number, batch_rows, columns):
+        if first >= span.end:
+            return
+        low, high = max(span.start - first, 0), min(span.end - first, len(batch))
+        first += len(batch)
+        if low < high:
+            yield pa.Table.from_batches([batch if high - low == len(batch) else batch.slice(low, high - low)])
+
+
+BLOCK_BYTES = 1 << 20
+
+
+def read_unit(
+    reading: Reading,
+    unit: Unit,
+    block_bytes: int = BLOCK_BYTES,
+    on_unreadable: OnUnreadable | None = None,
+    hashed: SourceHash | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of a unit, in order. A file that is not what it was is SourceChangedError, before or after it is read.
+
+    With `on_unreadable`, rows of text that cannot be read are left out and reported, and are no error. `hashed` gets
+    all source bytes of the unit, once all rows are read.
+    """
+    schema = pa.ipc.read_schema(pa.py_buffer(reading.schema))
+    if reading.columns is not None:
+        schema = pa.schema([schema.field(name) for name in reading.columns], schema.metadata)
+    reading, partitions = _without_partitions(reading, schema)
+    own = pa.schema([field for field in schema if field not in partitions], schema.metadata)
+    text = TextReader(own, reading.columns, str(reading.options.get("delimiter", ",")), on_unreadable)
+    ahead = _ahead(reading, unit)
+    try:
+        for number, span in enumerate(unit.spans):
+            shown = name_of_span(unit, reading, number)
+            check_unchanged(unit, number, shown)
+            try:
+                lines_before = unit.origins[number][2] if unit.origins else None
+                tables = _tables(span, shown, reading, text, block_bytes, ahead, lines_before, on_unreadable, hashed)
+                for table in tables:
+                    for field in partitions:
+                        table = table.append_column(field, partition_array(shown, field, table.num_rows))
+                    schema = _wide(schema, table, shown)
+                    if table.num_rows:
+                        yield cast(table, schema)
+            except OSError as error:
+                raise InputError(f"{shown!r} cannot be read: {reason(error)}.", path=shown) from error
+            check_unchanged(unit, number, shown)
+    finally:
+        if ahead is not None:
+            ahead.close()
+
+
+def _without_partitions(reading: Reading, schema: pa.Schema) -> tuple[Reading, list[pa.Field]]:
+    """How the files are read, and the wanted columns that are in the names of their folders."""
+    names = reading.options.get("partitions", ())
+    if reading.columns is not None:
+        reading = replace(reading, columns=tuple(name for name in reading.columns if name not in names))
+    return reading, [field for field in schema if field.name in names]
+
+
+def _ahead(reading: Reading, unit: Unit) -> Spans | None:
+    """The bytes of text objects, on their way before their turn comes."""
+    parts = []
+    for number, span in enumerate(unit.spans):
+        file = located(span, name_of_span(unit, reading, number), reading.options)
+        if not isinstance(file, RemotePlace) or span.kind in ("parquet", "arrow"):
+            return None
+        parts.append((file, span.start, span.end))
+    return Spans(parts) if parts else None
+
+
+def _tables(
+    span: Span,
+    shown: str,
+    reading: Reading,
+    text: TextReader,
+    block_bytes: int,
+    ahead: Spans | None,
+    lines_before: int | None,
+    on_unreadable: OnUnreadable | None,
+    hashed: SourceHash | None,
+) -> Iterator[pa.Table]:
+    file = located(span, shown, reading.options)
+    if span.kind == "document":
+        table = _document(file, shown, reading, ahead, text.rows, on_unreadable, hashed)
+        text.rows += 1
+        if table is not None:
+            yield table
+    elif span.kind == "parquet":
+        yield from read_parquet(file, span, shown, stored_columns(reading), block_bytes, hashed)
+    elif span.kind == "arrow":
+        renamed = {old: new for new, old in reading.options.get("stored", {}).items()}
+        for table in read_arrow(file, span, shown, stored_columns(reading), hashed):
+            yield table.rename_columns([renamed.get(n, n) for n in table.column_names]) if renamed else table
+    else:
+        with streamed(file, span.start, span.end, ahead) as content:
+            yield from text.read(file, content, span, shown, block_bytes, lines_before, hashed)
+
+
+def _wide(schema: pa.Schema, table: pa.Table, shown: str) -> pa.Schema:
+    try:
+        return merged(schema, table.schema.with_metadata(schema.metadata))
+    except TypesDiffer as error:
+        raise InputError(f"{shown!r}: {error}.", hint="Use one type for the column.", column=error.column) from error
+
+
+def _document(
+    file: AnyFile,
+    shown: str,
+    reading: Reading,
+    ahead: Spans | None,
+    offset: int,
+    on_unreadable: OnUnreadable | None,
+    hashed: SourceHash | None,
+) -> pa.Table | None:
+    """A file as one row; None if it is left out."""
+    wanted = ("text", "path") if reading.columns is None else reading.columns
+    try:
+        raw = read_document(file, reading, ahead)
+        if hashed is not None:
+            hashed.update(raw)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{shown!r} cannot be read: {error}.", hint="Check that the file is complete.") from error
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        message = f"{shown!r} is not UTF-8 text (byte {error.start:,})"
+        if on_unreadable is None:
+            raise InputError(f"{message}.", hint="Save it as UTF-8.") from error
+        on_unreadable(UnreadableRow(offset, shown, None, None, raw, message))
+        return None
+    if len(raw) >= 2**31:
+        raise InputError(f"{shown!r} is a document of more than 2 GiB.", hint="Read it with --text=lines, or split it.")
+    table = pa.table({"text": pa.array([text], pa.string()), "path": pa.array([shown], pa.string())})
+    return table.select(list(wanted))
+
+
+def name_of_span(unit: Unit, reading: Reading, number: int) -> str:
+    if unit.origins:
+        return unit.origins[number][0]
+    root = reading.options.get("root")
+    path = unit.spans[number].path
+    if is_bucket_address(path):
+        return path.removeprefix(f"{root}/")
+    return os.path.relpath(path, root) if root else os.path.basename(path)
+
+
+def cut_batches(tables: Iterable[pa.Table], rows: int | None, bytes: int) -> Iterator[pa.Table]:
+    """The same rows in tables of `rows` rows (the last has what is left), or of `bytes` bytes, whichever comes first.
+
+    None and 0 set no limit. Nothing is copied unless types widen on the way. By bytes, a table ends before the row
+    that would pass the limit.
+    """
+    held: list[pa.Table] = []
+    cutter = _Cutter(rows or 2**62, bytes or 2**62)
+    for table in tables:
+        start = 0
+        for edge in cutter.weighed_edges(table) if bytes else cutter.edges(table.num_rows):
+            if edge > start:
+                held.append(table.slice(start, edge - start))
+            start = edge
+            if held:
+                yield _joined(held)
+            held = []
+        if start < table.num_rows:
+            held.append(table.slice(start))
+    if held:
+        yield _joined(held)
+
+
+class _Cutter:
+    """Where tables end in a stream of rows; knows what of the next one is there already."""
+
+    def __init__(self, rows: int, bytes: int) -> None:
+        self._rows, self._bytes = rows, bytes
+        self._count = self._size = 0
+
+    def edges(self, rows: int) -> Sequence[int]:
+        """The rows of so many at which a new table begins, their end perhaps among them."""
+        edges = range(self._rows - self._count, rows + 1, self._rows)
+        self._count = rows - edges[-1] if edges else self._count + rows
+        return edges
+
+    def weighed_edges(self, table: pa.Table) -> Sequence[int]:
+        """The same where bytes count too."""
+        ends = np.cumsum(sizes_of_rows(table))
+        edges: list[int] = []
+        start = base = 0
+        while True:
+            fits = int(np.searchsorted(ends, base + self._bytes - self._size, side="right"))
+            if fits == start and self._count == 0:
+                fits += 1  # a row that is too large stands alone
+            edge = min(start + self._rows - self._count, fits)
+            if edge > table.num_rows or (edge == table.num_rows and edge - start + self._count < self._rows):
+                break
+            edges.append(edge)
+            start, base = edge, int(ends[edge - 1]) if edge else 0
+            self._count = self._size = 0
+        self._count += table.num_rows - start
+        self._size += (int(ends[-1]) if len(ends) else 0) - base
+        return edges
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    if len(tables) == 1:
+        return tables[0]
+    wide = tables[0].schema
+    for table in tables[1:]:
+        wide = merged(wide, table.schema)
+    return pa.concat_tables([cast(table, wide) for table in tables])
+
+
+def where(unit: Unit, reading: Reading, offset: int) -> str:
+    """The offset-th row of a unit, for people: its file, its row there and its byte, as far as they can be told.
+
+    Rows count from 0, as they do in Python and in quarantine.parquet.
+    """
+    try:
+        return _where(unit, reading, offset)
+    except (OSError, BrimError):  # the file is gone, or its store: what is said with this is more important
+        return f"row {offset:,} of unit {unit.number:,}"
+
+
+def _where(unit: Unit, reading: Reading, offset: int) -> str:
+    left = offset
+    delimiter = str(reading.options.get("delimiter", ","))
+    for number, span in enumerate(unit.spans):
+        shown = name_of_span(unit, reading, number)
+        file = located(span, shown, reading.options)
+        if span.kind == "document":
+            own = 1
+        elif span.kind in ("parquet", "arrow"):
+            own = span.end - span.start
+        else:
+            try:
+                own = count_rows(file, span.kind, span.start, span.end, delimiter)
+            except (OSError, BrimError):
+                return f"{shown}, row {offset:,} of unit {unit.number:,}"
+        if left >= own and number + 1 < len(unit.spans):
+            left -= own
+            continue
+        if span.kind == "document":
+            return shown
+        if unit.origins:
+            return f"{shown}, row {unit.origins[number][1] + left:,}"
+        if span.kind in ("parquet", "arrow"):
+            return f"{shown}, row {span.start + left:,}"
+        place = end_of_row(file, span.kind, span.start, span.end, left, delimiter) if left else span.start
+        if too_far(file, span.start):
+            return f"{shown}, byte {place:,}"
+        before = count_rows(file, span.kind, 0, span.start, delimiter) if span.start else 0
+        return f"{shown}, row {before + left:,} (byte {place:,})"
+    return f"row {offset:,} of unit {unit.number:,}"

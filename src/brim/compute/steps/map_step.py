@@ -1,0 +1,421 @@
+"""Map and filter: a user's function over rows or batches, with the results of `Dataset.map` and `Dataset.filter`.
+
+Results become Arrow a few rows at a time, so that Python objects do not pile up. Tables keep the types that their
+own rows have: widening them over a whole dataset is the engine's work, since nobody knows the late rows here.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import inspect
+import json
+import os
+import pickle
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from brim.compute.steps.function_digest import Digest, function_digest
+from brim.compute.steps.functions import Shipped, pack, unpack
+from brim.compute.steps.map_inputs import Call, Inputs
+from brim.compute.steps.map_options import ALL_ROWS, NO_COLUMNS, MapStepOptions
+from brim.compute.steps.map_results import Results, kept, reconciled
+from brim.compute.steps.row_features import as_schema, features_of, metadata
+from brim.compute.steps.step import BadRow, Batch, end_forked_child
+from brim.errors import BrimError
+
+_CHUNK_ROWS = 100
+_CHUNK_ROWS_DECODED = 10  # images and the like are large as Python objects
+_CHUNK_BYTES = 4_000_000
+_HELD_BYTES = 32_000_000  # results that wait for the rest of their batch, to be given one type
+_PIECES = 8
+_BATCH_BYTES = 16_000_000
+_PLAIN_TYPES = (int, float, str, bool, type(None))
+_COLLECTIONS = (list, dict, set, collections.Counter)
+_FEW = 1000  # in a collection that an object keeps of the rows it has seen
+
+
+def identity(rows: Any) -> Any:
+    """What `map` does without a function."""
+    return rows
+
+
+class MapStep:
+    """The step of a map. Made in the caller's process; `open` makes the function again in the worker."""
+
+    columns: tuple[str, ...] | None = None
+
+    def __init__(self, function: Callable[..., Any] | None, options: MapStepOptions | None = None) -> None:
+        options = options or MapStepOptions()
+        function = function or identity
+        self.function = Shipped.of(function)
+        self.digest: Digest = function_digest((function, options.fn_kwargs, options.format_kwargs))
+        self._kwargs = pack((options.fn_kwargs, options.format_kwargs), "fn_kwargs")
+        self._wanted = None if options.features is None else as_schema(options.features)
+        none: dict[str, Any] = {}
+        self.options = replace(options, fn_kwargs=none, format_kwargs=none, features=None)
+        self.batch_rows: int | None = options.batch_rows
+        # Batches of rows are only read together: where rows are large, by bytes.
+        self.batch_bytes = 0 if options.batched else _BATCH_BYTES
+        self.indices = options.with_indices
+        self._changes: dict[int, bytes] = {}  # in the parent: of each worker
+        self.rank = 0  # in the worker: which of those that run at a time it is
+        self._open: _Open | None = None
+
+    @property
+    def splittable(self) -> bool:
+        """Whether a batch in pieces gives the same rows."""
+        if not self.options.batched:
+            return True
+        return self.options.splittable is True and not self.options.drop_last_batch  # a part would be such a last batch
+
+    @property
+    def repeats(self) -> str | None:
+        return json.dumps(self.facts, sort_keys=True) if self.digest.stable else None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What decides the output."""
+        options = self.options
+        more: dict[str, Any] = {
+            "with_rank": options.with_rank,
+            "disable_nullable": options.disable_nullable,
+            "new_types": not options.try_original_type,
+            "mixed_types": "" if options.on_mixed_types else "refused",
+        }
+        return {name: value for name, value in more.items() if value} | {
+            "step": "map",
+            "function": self.digest.value,
+            "batched": options.batched,
+            "batch_rows": self.batch_rows,
+            "drop_last_batch": options.batched and options.drop_last_batch,
+            "remove_columns": sorted(options.remove_columns or ()),
+            "with_indices": options.with_indices,
+            "input_columns": None if options.input_columns is None else list(options.input_columns),
+            "input": options.input,
+            "format": options.format_type,
+            "features": None if self._wanted is None else json.dumps(features_of(self._wanted), sort_keys=True),
+        }
+
+    def empty_schema(self, schema: pa.Schema, had_rows: bool) -> pa.Schema:
+        """The schema of an output without rows: of a source that has none, or of which all were dropped."""
+        if had_rows and self._wanted is not None:
+            return self._wanted
+        features = features_of(schema)
+        if not had_rows:
+            gone = self.options.remove_columns or ()
+            schema = pa.schema([field for field in schema if field.name not in gone])
+        return schema.with_metadata(metadata({name: features[name] for name in schema.names}))
+
+    def settle(self, schema: pa.Schema) -> None:
+        """From now on, columns have the types of `schema` where their values can take them.
+
+        `datasets` gives all rows the types of the first batch it writes, or fails. With the schema of the first
+        batch settled, late batches get the same types as there; values that cannot take them keep their own.
+        """
+        if self._open is not None and self._wanted is None:
+            self._open.settle(schema)
+
+    def open(self, schema: pa.Schema) -> None:
+        """Load the function, and look at the columns it will get."""
+        self.options.check(schema)
+        self._open = _Open(self, schema)
+
+    def apply(self, batch: Batch, small: bool = False) -> Iterator[pa.Table]:
+        """The rows that come of a batch."""
+        if self._open is None:
+            raise RuntimeError("open() comes before apply()")
+        if batch.table.num_rows == 0:
+            return
+        if not self.options.batched:
+            yield from self._open.rows(batch, small)
+        elif not self.options.drop_last_batch or self.batch_rows in (batch.table.num_rows, ALL_ROWS):
+            yield from self._open.batch(batch, small and self.splittable)
+
+    def changes(self) -> bytes:
+        return b"" if self._open is None else self._open.changes()
+
+    def take_changes(self, worker: int, changes: bytes) -> None:
+        self._changes[worker] = changes
+
+    def give_back(self, function: Any) -> bool:
+        """Change an object that was called as it has changed itself; False if several workers have, each its own."""
+        changed = [changes for changes in self._changes.values() if changes]
+        if len(self._changes) == 1 and changed:
+            vars(function).update(pickle.loads(changed[0]))
+        return len(self._changes) <= 1 or not changed
+
+    def smaller(self, rows: int) -> str:
+        """A batch that may not be cut is for the user to make smaller."""
+        if self.splittable or rows < 2:
+            return ""
+        return (
+            f"Or try --batch-size={max(rows // 4, 1)}, if the function allows it, or say that a batch may be done in "
+            "parts (--splittable)."
+        )
+
+    def close(self) -> None:
+        """Let go of the function."""
+        self._open = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": None}
+
+
+_FORKED: list[bool] = []  # not empty in a process that the function has forked
+
+
+@functools.cache
+def _notice_forks() -> None:
+    os.register_at_fork(after_in_child=lambda: _FORKED.append(True))
+
+
+class _Open:
+    """A map at work: the function, and the way in and out of it."""
+
+    def __init__(self, step: MapStep, schema: pa.Schema) -> None:
+        function = step.function.load()
+        self._kwargs, format_kwargs = unpack(step._kwargs, "fn_kwargs")
+        self._inputs = Inputs(schema, step.options, format_kwargs, lambda: step.rank)
+        self._told = (self._inputs.schema or schema, step.options, step._wanted)
+        self._results = Results(*self._told, None)
+        self._function = function
+        self.keep: Callable[[Any], Any] = kept  # of what a call for a row gives
+        self._before = _small_state(function)
+        _notice_forks()
+        self._is_async = inspect.iscoroutinefunction(function)
+
+    def settle(self, schema: pa.Schema) -> None:
+        self._results = Results(*self._told, schema)
+
+    def rows(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
+        table = self._inputs.arrange(batch.table)
+        held: list[pa.Table] = []
+        held_bytes = 0
+        nothing: bool | None = None  # whether the function returns None
+        step = 1 if small else self._chunk_rows(table)
+        for start in range(0, table.num_rows, step):
+            chunk = table.slice(start, step)
+            first_row = None if batch.first_row is None else batch.first_row + start
+            calls, results = self._call_rows(chunk, first_row, start)
+            for row, result in enumerate(results):
+                if nothing is None:
+                    nothing = result is None
+                if nothing != (result is None):
+                    told = "The function returned None for one row and not for another. Return a dict for every row."
+                    raise BadRow(start + row, 1) from TypeError(told)
+            if not nothing:
+                held.append(self._row_table(chunk, calls, results, start))
+                held_bytes += held[-1].nbytes
+                if held_bytes > _HELD_BYTES:
+                    yield from self._given(held)
+                    held, held_bytes = [], 0
+        if nothing:
+            yield self._results.unchanged(table)
+        yield from self._given(held)
+
+    def batch(self, batch: Batch, in_pieces: bool) -> Iterator[pa.Table]:
+        table = self._inputs.arrange(batch.table)
+        count = table.num_rows
+        step = -(-count // _PIECES) if in_pieces else count
+        made = (
+            piece
+            for start in range(0, count, step)
+            for piece in self._piece(table.slice(start, step), batch.first_row, start, in_pieces)
+        )
+        yield from self._given(list(made))
+
+    def _piece(self, table: pa.Table, first_row: int | None, start: int, in_pieces: bool) -> Iterator[pa.Table]:
+        """A batch, or a part of one: in halves if even that is too much."""
+        rows = table.num_rows
+        try:
+            call, result = self.call(table, None if first_row is None else first_row + start)
+            made = self._results.unchanged(table) if result is None else self._results.of_batch(table, call, result)
+        except MemoryError:
+            if not in_pieces or rows == 1:
+                raise
+        except BrimError:
+            raise
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            raise blamed(error, start, rows) from error
+        else:
+            if made is not None:
+                yield made
+            return
+        half = rows // 2
+        yield from self._piece(table.slice(0, half), first_row, start, in_pieces)
+        yield from self._piece(table.slice(half), first_row, start + half, in_pieces)
+
+    def changes(self) -> bytes:
+        now = _small_state(self._function)
+        changed = {name: value for name, value in now.items() if self._before.get(name) != value}
+        return pickle.dumps({name: pickle.loads(value) for name, value in changed.items()}) if changed else b""
+
+    def call(self, table: pa.Table, first_row: int | None) -> tuple[Call, Any]:
+        """The function, once for all rows."""
+        call = self._inputs.batch(table, first_row)
+        result = self._function(*call.args, **self._kwargs)
+        if self._is_async:
+            import asyncio  # few functions are
+
+            result = asyncio.run(result)
+        return call, result
+
+    def masks(self, batch: Batch, small: bool) -> Iterator[tuple[pa.Table, int, list[Any]]]:
+        """Rows, where in the batch they begin, and what the function says of each."""
+        table = self._inputs.arrange(batch.table)
+        step = 1 if small else self._chunk_rows(table)
+        for start in range(0, table.num_rows, step):
+            chunk = table.slice(start, step)
+            first_row = None if batch.first_row is None else batch.first_row + start
+            yield chunk, start, self._call_rows(chunk, first_row, start)[1]
+
+    def mask(self, batch: Batch) -> tuple[pa.Table, list[Any]]:
+        """All rows of a batch, and what the function says of each."""
+        table = self._inputs.arrange(batch.table)
+        try:
+            said = self.call(table, batch.first_row)[1]
+            return table, said.to_pylist() if isinstance(said, pa.Array | pa.ChunkedArray) else list(said)
+        except (MemoryError, BrimError):
+            raise
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            raise blamed(error, 0, table.num_rows) from error
+
+    def unchanged(self, table: pa.Table) -> pa.Table:
+        return self._results.unchanged(table)
+
+    def _given(self, tables: list[pa.Table]) -> list[pa.Table]:
+        if tables and NO_COLUMNS in tables[0].column_names:
+            return tables[:1]
+        return reconciled(tables, self._results) if len(tables) > 1 else tables
+
+    def _chunk_rows(self, table: pa.Table) -> int:
+        most = _CHUNK_ROWS_DECODED if self._inputs.decodes else _CHUNK_ROWS
+        return max(1, min(most, int(_CHUNK_BYTES * table.num_rows / (table.nbytes or 1))))
+
+    def _call_rows(self, chunk: pa.Table, first_row: int | None, start: int) -> tuple[list[Call], list[Any]]:
+        if self._is_async:
+            import asyncio
+
+            return asyncio.run(self._call_rows_async(chunk, first_row, start))
+        calls: list[Call] = []
+        results: list[Any] = []
+        function, kwargs, keep = self._function, self._kwargs, self.keep
+        try:
+            for call in self._inputs.rows(chunk, first_row):
+                results.append(keep(function(*call.args, **kwargs)))
+                calls.append(call)
+                if _FORKED:
+                    end_forked_child()
+        except (MemoryError, BrimError):
+            raise
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            raise blamed(error, start + len(results), 1) from error
+        return calls, results
+
+    async def _call_rows_async(
+        self, chunk: pa.Table, first_row: int | None, start: int
+    ) -> tuple[list[Call], list[Any]]:
+        import asyncio
+
+        calls = list(self._inputs.rows(chunk, first_row))
+        work = (self._function(*call.args, **self._kwargs) for call in calls)
+        results = await asyncio.gather(*work, return_exceptions=True)
+        for row, result in enumerate(results):
+            if isinstance(result, MemoryError):
+                raise result
+            if isinstance(result, BaseException):
+                raise blamed(result, start + row, 1) from result
+        return calls, results
+
+    def _row_table(self, chunk: pa.Table, calls: Sequence[Call], results: Sequence[Any], start: int) -> pa.Table:
+        try:
+            return self._results.of_rows(chunk, calls, results)
+        except (MemoryError, BrimError):
+            raise
+        except Exception as error:
+            for row in range(chunk.num_rows if chunk.num_rows > 1 else 0):
+                self._row_table(chunk.slice(row, 1), calls[row : row + 1], results[row : row + 1], start + row)
+            raise BadRow(start, chunk.num_rows) from error
+
+
+def _small_state(function: Any) -> dict[str, bytes]:
+    """The attributes of an object that is called, as far as they are plain and small: counters, lists of names."""
+    if isinstance(function, types.FunctionType | types.MethodType | functools.partial | type):
+        return {}
+    found = {}
+    for name, value in getattr(function, "__dict__", {}).items():
+        if type(value) in _PLAIN_TYPES or (type(value) in _COLLECTIONS and len(value) <= _FEW):
+            try:
+                found[name] = pickle.dumps(value)
+            except Exception:  # noqa: BLE001  what is inside decides what this raises
+                continue
+    return found
+
+
+def blamed(error: BaseException, row: int, rows: int) -> BaseException:
+    """The error for rows on which the function failed. A GPU that is full is a matter of memory, not of rows."""
+    if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+        return MemoryError(str(error))
+    return BadRow(row, rows)
+
+
+INDICES = "indices"
+_NUMBERS = pa.schema([(INDICES, pa.uint64())])
+_NUMBERS = _NUMBERS.with_metadata(metadata(features_of(_NUMBERS)))
+
+
+def always(*_: Any, **__: Any) -> bool:
+    """What `filter` does without a function."""
+    return True
+
+
+class FilterStep(MapStep):
+    """Rows pass as they are stored. `numbers`: only those of rows that stay are written, for whoever has the rows."""
+
+    settle = None  # type: ignore[assignment]  # its types are known before the first batch
+
+    def __init__(self, function: Callable[..., Any] | None, options: MapStepOptions, *, numbers: bool) -> None:
+        super().__init__(function or always, options)
+        self.numbers = numbers
+        self.indices = numbers or options.with_indices
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return super().facts | {"step": "filter", "numbers": self.numbers}
+
+    def empty_schema(self, schema: pa.Schema, had_rows: bool) -> pa.Schema:
+        return _NUMBERS if self.numbers else super().empty_schema(schema, had_rows)
+
+    def open(self, schema: pa.Schema) -> None:
+        super().open(schema)
+        assert self._open is not None
+        self._open.keep = bool
+
+    def apply(self, batch: Batch, small: bool = False) -> Iterator[pa.Table]:
+        if self._open is None:
+            raise RuntimeError("open() comes before apply()")
+        if batch.table.num_rows == 0:
+            return
+        if self.options.batched:
+            table, said = self._open.mask(batch)
+            yield from self._staying(table, batch.first_row, said)
+            return
+        for table, start, said in self._open.masks(batch, small):
+            yield from self._staying(table, None if batch.first_row is None else batch.first_row + start, said)
+
+    def _staying(self, table: pa.Table, first_row: int | None, said: list[Any]) -> Iterator[pa.Table]:
+        stays = [row for row, true in zip(range(table.num_rows), said, strict=False) if true]
+        if not stays:
+            return
+        if self.numbers:
+            assert first_row is not None
+            yield pa.table([pa.array(np.array(stays, np.uint64) + np.uint64(first_row))], _NUMBERS)
+        else:
+            assert self._open is not None
+            yield self._open.unchanged(table.take(pa.array(stays)))

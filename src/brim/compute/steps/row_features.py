@@ -1,0 +1,123 @@
+"""The `datasets` features of rows on their way through a step, as JSON in the schema's metadata.
+
+`datasets` itself is imported only for columns that plain Arrow types do not describe: images, labels that are
+made from names, arrays of a fixed shape, JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from brim.compute.rows.schemas import unify
+from brim.errors import InputError
+from brim.extras import missing
+from brim.sources.features import NoFeature, as_feature_dict, feature_of_type
+
+Feature = Any  # what Features.to_dict() has for one column
+KEY = b"huggingface"
+_PLAIN = ("Value", "List", "LargeList")
+
+
+def features_of(schema: pa.Schema) -> dict[str, Feature]:
+    """The features of a schema's columns: what its metadata says, else what the Arrow types are."""
+    said: Mapping[str, Feature] = {}
+    if schema.metadata and KEY in schema.metadata:
+        try:
+            said = (json.loads(schema.metadata[KEY]).get("info") or {}).get("features") or {}
+        except (ValueError, AttributeError):
+            said = {}
+    return {field.name: said[field.name] if field.name in said else inferred(field) for field in schema}
+
+
+def inferred(field: pa.Field) -> Feature:
+    """The feature of an Arrow field."""
+    if isinstance(field.type, pa.BaseExtensionType) or _holds_extension(field.type):
+        datasets = import_datasets("a column of a special type")
+        return datasets.Features.from_arrow_schema(pa.schema([field])).to_dict()[field.name]
+    try:
+        return feature_of_type(field.type)
+    except NoFeature as error:
+        raise InputError(
+            f"The column {field.name!r} is of the type {error}, which `datasets` has no feature for.",
+            hint="Cast it to another type in the function.",
+        ) from error
+
+
+def _holds_extension(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return True
+    return any(_holds_extension(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def is_plain(feature: Feature, *, labels: bool = True) -> bool:
+    """Whether values of a feature are what Arrow says they are. `labels`: class labels are numbers too."""
+    if isinstance(feature, list):
+        return len(feature) == 1 and is_plain(feature[0], labels=labels)
+    if not isinstance(feature, Mapping):
+        return False
+    kind = feature.get("_type")
+    if not isinstance(kind, str):  # a struct, perhaps with a field of that name
+        return all(is_plain(inner, labels=labels) for inner in feature.values())
+    if kind == "ClassLabel":
+        return labels
+    return kind in _PLAIN and ("feature" not in feature or is_plain(feature["feature"], labels=labels))
+
+
+def tagged(table: pa.Table, features: Mapping[str, Feature]) -> pa.Table:
+    """A table with its features, as `datasets` writes them."""
+    return table.replace_schema_metadata(metadata(features))
+
+
+def metadata(features: Mapping[str, Feature]) -> dict[bytes, bytes]:
+    """The schema metadata that holds features."""
+    return {KEY: json.dumps({"info": {"features": dict(features)}}).encode()}
+
+
+def merge_features(schemas: Iterable[pa.Schema], final: pa.Schema) -> dict[str, Feature]:
+    """The features of all tables together, once `final` unifies their types.
+
+    A column keeps the feature of the first table that has it with its final type.
+    """
+    found: dict[str, Feature] = {}
+    for schema in schemas:
+        if len(found) == len(final):
+            break
+        known = features_of(schema)
+        for field in schema:
+            position = final.get_field_index(field.name)
+            if field.name not in found and position >= 0 and final.field(position).type == field.type:
+                found[field.name] = known[field.name]
+    return {field.name: found[field.name] if field.name in found else inferred(field) for field in final}
+
+
+def unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The schema that holds rows of all of these, with their features if any of them tells some."""
+    final = unify(schemas)
+    if not any(schema.metadata and KEY in schema.metadata for schema in schemas):
+        return final
+    return final.with_metadata(metadata(merge_features(schemas, final)))
+
+
+def as_schema(features: Any) -> pa.Schema:
+    """What the caller gave as `features=` (a Features, its dict, or an Arrow schema) as a schema with metadata."""
+    if isinstance(features, pa.Schema):
+        return features.with_metadata(metadata(features_of(features)))
+    if not hasattr(features, "arrow_schema"):
+        try:
+            features = import_datasets("features=").Features.from_dict(as_feature_dict(features))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(f"features= is not what Features.to_dict() gives: {error}.") from error
+    return features.arrow_schema
+
+
+def import_datasets(why: str) -> Any:
+    """The library `datasets`: 85 MB and a second, so only where it is needed."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise missing("datasets", f"The library `datasets` is needed for {why}.") from error
+    return datasets

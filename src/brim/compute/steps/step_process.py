@@ -1,0 +1,57 @@
+"""Making a step in a process of its own, which ends: what the user's module imports does not stay with brim.
+
+`brim map --fn module:function` needs to know the function (does it exist, has it changed since the last run), but only
+workers need it loaded. A module that imports torch takes 300 MB: once less is worth a second.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+from brim.compute.steps.map_options import MapStepOptions
+from brim.compute.steps.map_step import MapStep
+from brim.errors import BrimError, InputError
+from brim.monitor.watching.launch import HOME
+
+
+def make_step(function: str, options: MapStepOptions) -> MapStep:
+    """The step for a function that is given by name."""
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join([str(HOME), *filter(None, [environment.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "brim.compute.steps.step_process"],
+        input=pickle.dumps((function, options)),
+        stdout=subprocess.PIPE,
+        env=environment,
+        check=False,
+    )
+    try:
+        made = pickle.loads(done.stdout)
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise InputError(
+            f"Loading {function} ended its process ({done.returncode}).", hint="Can Python import it by itself?"
+        ) from error
+    if isinstance(made, BrimError):
+        raise made
+    return made  # type: ignore[no-any-return]
+
+
+def main() -> None:
+    answer = os.dup(1)
+    os.dup2(2, 1)  # what the module prints is for people
+    function, options = pickle.load(sys.stdin.buffer)
+    try:
+        from brim.compute.steps.functions import load_function
+
+        made: MapStep | BrimError = MapStep(load_function(function), options)
+    except BrimError as error:
+        made = error
+    with open(answer, "wb") as file:
+        file.write(pickle.dumps(made))
+
+
+if __name__ == "__main__":
+    main()

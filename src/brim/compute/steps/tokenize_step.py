@@ -1,0 +1,410 @@
+"""The step that turns a column of text into a column of token ids."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from brim.compute.steps.gigatoken_encoder import FastEncoder, FastKind, ProvedEncoder, fast_name
+from brim.compute.steps.step import BadRow, Batch
+from brim.compute.steps.tokenizers import (
+    Encoded,
+    Encoder,
+    Ids,
+    LoadedTokenizer,
+    TokenizerFile,
+    generation,
+    reference_name,
+)
+from brim.errors import InputError
+from brim.options.compute_options import TextOptions
+from brim.records import dataclass
+
+PIECE_CHARS = 1 << 16  # at 490 bytes each: 32 MB
+_WINDOW = 1024
+_SEARCH = 4096  # how far before the limit a space is looked for
+_TRIES = 3
+_BLIND_TRIES = 32  # where it is not known which places are ends of tokens
+_BETWEEN_WORDS = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
+_BEFORE_WHITE = re.compile(r"(?<=\S)(?=\s)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The left piece ends at `end`, the right one starts at `start`: after a space that is left out, if need be."""
+
+    end: int
+    start: int
+    exact: bool
+
+
+def pieces(loaded: LoadedTokenizer, text: memoryview, limit: int = PIECE_CHARS) -> Iterator[tuple[str, bool]]:
+    """Each piece of a text in UTF-8, and whether the cut before it passed the test.
+
+    Only a window of the text is a Python string at a time: as a whole it can take four times its bytes.
+    """
+    at, exact = 0, True
+    while True:
+        stop = min(at + 4 * (limit + _WINDOW + 2), len(text))  # a character has four bytes at most
+        # A character that the window cuts lies behind everything that is looked at.
+        window = str(text[at:stop], "utf-8", "strict" if stop == len(text) else "ignore")
+        if len(window) <= limit:
+            yield window, exact
+            return
+        cut = _best(loaded, window, limit)
+        yield window[: cut.end], exact
+        at, exact = at + len(window[: cut.start].encode()), cut.exact
+
+
+def _best(loaded: LoadedTokenizer, text: str, limit: int) -> Cut:
+    """Where to cut `text` so that its first piece has at most `limit` characters."""
+    low = max(1, limit - _SEARCH)
+    for pattern in (_BETWEEN_WORDS, _BEFORE_WHITE):
+        places = [found.start() for found in pattern.finditer(text, low, limit)]
+        for place in reversed(places[-_TRIES:]):
+            # Sentencepiece tokenizers of the older kind put a space before every piece: leave ours out.
+            for start in (place, place + 1):
+                if _passes(loaded, text, place, start):
+                    return Cut(place, start, True)
+    for place in _token_ends(loaded, text, limit):
+        if _passes(loaded, text, place, place):
+            return Cut(place, place, True)
+    place = limit
+    while place > low and unicodedata.combining(text[place]):
+        place -= 1
+    return Cut(place, place, False)
+
+
+def _passes(loaded: LoadedTokenizer, text: str, end: int, start: int) -> bool:
+    left, right = text[max(0, end - _WINDOW) : end], text[start : start + _WINDOW]
+    whole = text[max(0, end - _WINDOW) : start + _WINDOW]
+    ids = loaded.ids([whole, left, right])
+    return np.array_equal(ids[0], np.concatenate(ids[1:]))
+
+
+def _token_ends(loaded: LoadedTokenizer, text: str, limit: int) -> list[int]:
+    """The last places before the limit where a token ends in its surroundings: ends of words first."""
+    low = max(0, limit - _WINDOW)
+    words, others = loaded.token_ends(text[low : limit + _WINDOW])
+    tries = _BLIND_TRIES if loaded.generation else _TRIES
+    found = [[low + end for end in ends if 0 < low + end <= limit] for ends in (words, others)]
+    return [*reversed(found[0][-_TRIES:]), *reversed(found[1][-tries:])]
+
+
+IDS, NOTE = "input_ids", "_brim_note"
+# What NOTE says of a document; finishing counts it and drops the column.
+PLAIN, NULL, CUT, ROUGH = range(4)
+Dtype = Literal["int32", "uint16", "uint32"]
+# Encoded at once: takes up to 50 MB.
+_GROUP_BYTES = 1 << 18
+_NO_IDS = np.empty(0, np.uint32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeStepOptions(TextOptions):
+    """How texts become tokens, as workers take it. Packed documents have no special tokens, as training jobs want."""
+
+    add_special_tokens: bool = True
+    dtype: Dtype = "int32"
+
+    def check_options(self) -> None:
+        if {IDS, NOTE} & {*self.keep_columns}:
+            raise InputError(
+                f"{IDS} is the column that tokenize writes; it cannot be kept.", hint="Rename it in the source."
+            )
+
+
+def settle_dtype(asked: str, output: str, vocab_size: int) -> Dtype:
+    """auto: int32 for Parquet and Arrow, because torch takes it as it is; for bin the smallest that fits."""
+    if asked == "auto":
+        return "int32" if output != "bin" else "uint16" if vocab_size <= 1 << 16 else "uint32"
+    if asked == "uint16" and vocab_size > 1 << 16:
+        raise InputError(
+            f"uint16 holds ids up to 65,535, and the tokenizer has {vocab_size:,} tokens.", hint="Use --dtype=uint32."
+        )
+    return asked  # type: ignore[return-value]
+
+
+@dataclass(slots=True)
+class TokenizeStep:
+    """Made in the parent, opened in workers. `threads` is set by who runs it, before `open`."""
+
+    tokenizer: TokenizerFile
+    options: TokenizeStepOptions = field(default_factory=TokenizeStepOptions)
+    threads: int = 1
+    batch_rows: int | None = None
+    batch_bytes: int = 1_000_000
+    indices: bool = False
+    splittable: bool = True
+    runs_own_code: bool = False  # of the user: nothing here needs pandas
+    repeats: str | None = ""
+    _loaded: LoadedTokenizer | None = None
+    fast: FastKind | None = None  # the fast encoder is used, as long as it gives the same ids
+    _proved: ProvedEncoder | None = None
+    _load_failure: str = ""  # why the fast encoder could not be used
+    # What is put before and after every document; None until it is settled.
+    _frame: tuple[list[int], list[int]] | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.options.column, *self.options.keep_columns)))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "step": "tokenize",
+            "tokenizer": self.tokenizer.sha256,
+            "column": options.column,
+            "eos": options.eos,
+            "add_special_tokens": options.add_special_tokens,
+            "max_length": options.max_length,
+            "dtype": options.dtype,
+            "long_documents": options.long_documents,
+            "long_chars": options.long_chars,
+            "keep": list(options.keep_columns),
+            # Jobs of the time before 1.x say nothing of it, and go on.
+            **({"tokenizers_generation": generation()} if generation() else {}),
+        }
+
+    def check(self, loaded: LoadedTokenizer | None = None) -> LoadedTokenizer:
+        """Everything about the tokenizer that can be wrong, before the job starts."""
+        loaded = loaded or LoadedTokenizer(self.tokenizer.read(), self.tokenizer.name)
+        settle_dtype(self.options.dtype, "", loaded.vocab_size)
+        if 0 < loaded.dropout < 1:
+            raise InputError(
+                f"The tokenizer {loaded.name} leaves out merges by chance (dropout {loaded.dropout:.2g}): a text would "
+                "have other ids each time.",
+                hint='Set "dropout" of its model to null.',
+            )
+        self._settle(loaded)
+        return loaded
+
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The columns that workers write. A column that is missing or no text is an InputError."""
+        kind = _field(schema, self.options.column).type
+        if not _is_text(kind):
+            raise InputError(
+                f"The column {self.options.column!r} is not text but {kind}.", hint="Choose another with --column."
+            )
+        fields = [pa.field(IDS, pa.list_(_arrow(self.options.dtype))), pa.field(NOTE, pa.uint8())]
+        return pa.schema(fields + [_field(schema, name).remove_metadata() for name in self.options.keep_columns])
+
+    def open(self, schema: pa.Schema) -> None:
+        # The engine has a worker for each core; a pool of threads in each would only be in the way.
+        os.environ["TOKENIZERS_PARALLELISM"] = "true" if self.threads > 1 else "false"
+        os.environ["RAYON_NUM_THREADS"] = str(self.threads)
+        self.output_schema(schema)
+        data = self.tokenizer.read()
+        self._loaded = LoadedTokenizer(data, self.tokenizer.name)
+        if self._frame is None:
+            self.check(self._loaded)
+        if self.fast is not None:
+            self._open_fast(data, self.fast)
+
+    def _open_fast(self, data: bytes, kind: FastKind) -> None:
+        """Load the fast encoder, or note why it cannot load this tokenizer."""
+        assert self._loaded is not None
+        try:
+            fast = FastEncoder(data)
+        except (RuntimeError, ValueError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            self._load_failure = f"{fast_name()} cannot load the tokenizer {self.tokenizer.name}: {reason}"
+            if kind.required:
+                raise InputError(
+                    f"{self._load_failure}.", hint="Leave --encoder out, or use --encoder=reference."
+                ) from error
+            return
+        self._proved = ProvedEncoder(fast, self._loaded, kind)
+
+    @property
+    def _encoder(self) -> Encoder:
+        assert self._loaded is not None
+        return self._proved or self._loaded
+
+    @property
+    def encoder(self) -> str:
+        if self._loaded is None:  # in the parent, before the work
+            return fast_name() if self.fast is not None else reference_name()
+        return self._encoder.encoder
+
+    @property
+    def differed(self) -> str:
+        return self._proved.differed if self._proved is not None else self._load_failure
+
+    def use_reference(self) -> None:
+        self.fast = None
+
+    def apply(self, batch: Batch, small: bool) -> Iterator[pa.Table]:
+        column = batch.table.column(self.options.column)
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            column = column.cast(pa.large_string())
+        room = 1 if small else _GROUP_BYTES * self.threads
+        for start, stop in _groups(column, room):
+            texts = column.slice(start, stop - start).combine_chunks()
+            yield self._encoded(texts, batch.table.slice(start, stop - start), start)
+
+    def smaller(self, rows: int) -> str:
+        return ""
+
+    def close(self) -> None:
+        self._loaded = self._proved = None
+
+    def _settle(self, loaded: LoadedTokenizer) -> None:
+        options = self.options
+        before, after = loaded.frame() if options.add_special_tokens else ([], [])
+        eos = None if options.eos is None else loaded.id_of(options.eos)
+        if eos is not None and after[-1:] != [eos]:
+            after = [*after, eos]
+        specials = len(before) + len(after)
+        if options.max_length is not None and options.max_length <= specials:
+            raise InputError(
+                f"--max-length={options.max_length} leaves no room: every document has {specials} special tokens.",
+                hint=f"Give {specials + 1} or more.",
+            )
+        self._frame = before, after
+
+    def _encoded(self, texts: pa.Array, table: pa.Table, offset: int) -> pa.Table:
+        assert self._frame is not None
+        _check_utf8(texts, offset)
+        sizes = pc.binary_length(texts).fill_null(0).to_numpy(zero_copy_only=False)
+        notes = np.where(texts.is_null().to_numpy(zero_copy_only=False), NULL, PLAIN).astype(np.uint8)
+        wide = np.flatnonzero(sizes > self.options.long_chars)  # in bytes; in characters they may be short
+        if len(wide):
+            wide = wide[pc.utf8_length(texts.take(pa.array(wide))).to_numpy() > self.options.long_chars]
+        if len(wide) == len(texts) == 1:
+            ids, notes[0] = self._long(texts, 0, offset, framed=True)
+            return self._table(np.array([0, len(ids)]), ids, notes, table)
+        plain = sizes > 0
+        plain[wide] = False
+        found = self._encoder.encode(texts if plain.all() else texts.filter(pa.array(plain)))
+        empty = np.flatnonzero(sizes == 0)
+        found = found.with_others(empty - np.searchsorted(wide, empty), Encoded.of([_NO_IDS] * len(empty)))
+        if len(wide):
+            bodies = []
+            for row in wide.tolist():
+                body, notes[row] = self._long(texts, row, offset, framed=False)
+                bodies.append(body)
+            found = found.with_others(wide, Encoded.of(bodies))
+        if self._room is not None:
+            found = found.cut(self._room)
+        found = found.framed(*self._frame, sizes > 0)
+        return self._table(found.offsets, found.values, notes, table)
+
+    def _table(
+        self, offsets: npt.NDArray[np.int64], values: Ids, notes: npt.NDArray[np.uint8], table: pa.Table
+    ) -> pa.Table:
+        values = values.view(np.int32) if self.options.dtype == "int32" else values
+        ids = pa.ListArray.from_arrays(
+            pa.array(offsets.astype(np.int32)), pa.array(values.astype(self.options.dtype, copy=False))
+        )
+        return pa.table(
+            {IDS: ids, NOTE: pa.array(notes)} | {name: table.column(name) for name in self.options.keep_columns}
+        )
+
+    @property
+    def _room(self) -> int | None:
+        """How many ids of its own a document may have."""
+        assert self._frame is not None
+        if self.options.max_length is None:
+            return None
+        return self.options.max_length - len(self._frame[0]) - len(self._frame[1])
+
+    def _long(self, texts: pa.Array, row: int, offset: int, *, framed: bool) -> tuple[Ids, int]:
+        """The ids of a long document, with what is put around every document if `framed`, and its note.
+
+        They are written to one array as they come, so that there is never a second copy of them.
+        """
+        assert self._loaded is not None
+        assert self._frame is not None
+        text = _bytes_of(texts, row)
+        if self.options.long_documents == "refuse":
+            length = pc.utf8_length(texts[row]).as_py()
+            raise BadRow(offset + row, 1) from InputError(
+                f"A text of {length:,} characters is longer than {self.options.long_chars:,}.",
+                hint="Let it be cut with --long-documents=cut, or raise --long-chars.",
+            )
+        before, after = self._frame if framed else ([], [])
+        # Hardly a tokenizer has more than one id for a byte. Pages that are not written take no memory.
+        ids, count = np.empty(len(before) + len(text) + len(after), np.uint32), len(before)
+        ids[:count] = before
+        most = sys.maxsize if self._room is None else self._room + len(before)
+        note = CUT
+        for piece, exact in pieces(self._loaded, text, self.options.long_chars):
+            found = self._encoder.encode(pa.array([piece])).values[: most - count]
+            if count + len(found) + len(after) > len(ids):
+                ids = np.concatenate([ids[:count], np.empty(max(count, len(found) + len(after)), np.uint32)])
+            ids[count : count + len(found)] = found
+            count += len(found)
+            note = note if exact else ROUGH
+            if count >= most:
+                break
+        ids[count : count + len(after)] = after
+        return ids[: count + len(after)], note
+
+
+def _bytes_of(texts: pa.Array, row: int) -> memoryview:
+    """The UTF-8 of one text; no copy."""
+    _, places, data = texts.buffers()
+    kind = np.int32 if pa.types.is_string(texts.type) else np.int64
+    start, end = np.frombuffer(places, kind, 2, (texts.offset + row) * kind().itemsize).tolist()
+    return memoryview(data)[start:end]
+
+
+def _check_utf8(texts: pa.Array, offset: int) -> None:
+    """Parquet and Arrow files may hold anything in a column of text."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        for row, text in enumerate(texts.cast(pa.large_binary()).to_pylist()):
+            try:
+                (text or b"").decode()
+            except UnicodeDecodeError as error:
+                raise BadRow(offset + row, 1) from InputError(
+                    f"A text is not UTF-8 (its byte {error.start:,}).",
+                    hint="Mend it, or leave such rows out with --on-error=skip.",
+                )
+        raise
+
+
+def _groups(column: pa.ChunkedArray, room: int) -> Iterator[tuple[int, int]]:
+    """Rows from, to: as many as `room` bytes hold, at least one."""
+    sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    ends = np.cumsum(sizes, dtype=np.int64)
+    start, before = 0, 0
+    while start < len(ends):
+        stop = max(start + 1, int(np.searchsorted(ends, before + room, side="right")))
+        yield start, stop
+        start, before = stop, int(ends[stop - 1])
+
+
+def _arrow(dtype: str) -> pa.DataType:
+    return {"int32": pa.int32(), "uint16": pa.uint16(), "uint32": pa.uint32()}[dtype]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return bool(text or pa.types.is_null(kind))  # null: no text so far
+
+
+def _field(schema: pa.Schema, name: str) -> pa.Field:
+    if name in schema.names:
+        return schema.field(name)
+    near = difflib.get_close_matches(name, schema.names, n=3)
+    listed = ", ".join(map(repr, near or schema.names[:20])) or "none"
+    raise InputError(
+        f"The source has no column {name!r}.", hint=f"{'Close to it are' if near else 'It has'} {listed}.", column=name
+    )

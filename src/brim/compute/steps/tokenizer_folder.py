@@ -1,0 +1,213 @@
+"""What the other files of a tokenizer's folder change: tokenizer_config.json and its neighbors.
+
+`AutoTokenizer.from_pretrained(folder)` adds tokens and changes settings of tokenizer.json by these files. Where
+transformers is installed it loads the folder once, in a process of its own that ends: workers get the backend's JSON
+and never import it. Elsewhere a folder whose files would change ids is refused.
+
+Not covered: classes of transformers that build their tokenizer anew from its vocabulary. Only transformers knows those.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from brim.errors import InputError
+from brim.monitor.watching.launch import HOME
+from brim.records import dataclass
+
+FILE = "tokenizer.json"
+CONFIG, SPECIAL_MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_FLAGS = ("lstrip", "rstrip", "normalized", "single_word")
+
+
+@dataclass(frozen=True, slots=True)
+class FolderTokenizer:
+    """What transformers made of a folder. `data` is None if that is its tokenizer.json as it is."""
+
+    data: bytes | None
+    eos: str | None
+    version: str
+
+
+def load_folder(folder: Path) -> FolderTokenizer | None:
+    """The tokenizer as transformers loads it; None if the folder has no configuration or transformers is missing.
+
+    Raises:
+        InputError: the configuration changes ids, and transformers cannot tell how.
+    """
+    if not any((folder / name).is_file() for name in (CONFIG, SPECIAL_MAP, ADDED)):
+        return None
+    failure = "transformers is not installed"
+    if has_transformers():
+        found = _ask_transformers(folder)
+        if isinstance(found, FolderTokenizer):
+            return found
+        failure = f"transformers cannot load the folder ({found})"
+    if (change := find_id_change(folder)) is not None:
+        raise InputError(
+            f"The files next to {str(folder / FILE)!r} change its ids ({change}), and {failure}.",
+            hint=f"pip install transformers, which reads them; or use that file alone: --tokenizer={folder / FILE}.",
+        )
+    return None
+
+
+def has_transformers() -> bool:
+    return importlib.util.find_spec("transformers") is not None
+
+
+def _ask_transformers(folder: Path) -> FolderTokenizer | str:
+    """What a child process says, or why it could not load the folder."""
+    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+    path = os.pathsep.join([str(HOME), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "brim.compute.steps.tokenizer_folder", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **quiet, "PYTHONPATH": path},
+        check=False,
+    )
+    try:
+        answer: FolderTokenizer | str = pickle.loads(done.stdout)
+    except (pickle.UnpicklingError, EOFError):
+        return f"its process ended with {done.returncode}"
+    return answer
+
+
+def find_id_change(folder: Path) -> str | None:
+    """The first setting next to tokenizer.json that gives some texts other ids; None if none does."""
+    tokenizer, config = read_json(folder / FILE), read_json(folder / CONFIG)
+    added = {token["content"]: token for token in tokenizer.get("added_tokens") or ()}
+    for name, content, flags in _named_tokens(folder, config):
+        if content not in added:
+            return f"{name} adds {content!r}"
+        for flag, value in flags.items():
+            if added[content].get(flag, value) != value:
+                return f"{name} sets {flag} of {content!r} to {value}"
+    return next(_changed_settings(tokenizer, config), None)
+
+
+def _named_tokens(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The tokens that the files name: where, which, and what they say about them."""
+    decoder = config.get("added_tokens_decoder")
+    for number, token in decoder.items() if isinstance(decoder, dict) else ():
+        content, flags = _token(token)
+        yield "added_tokens_decoder", content, {**flags, "id": int(number)}
+    for name, held in ((CONFIG, config), (SPECIAL_MAP, read_json(folder / SPECIAL_MAP))):
+        named = [(key, held[key]) for key in _SPECIAL if held.get(key)]
+        for key in _SPECIAL_LISTS:
+            values = held.get(key) or ()
+            named += [(key, value) for value in (values.values() if isinstance(values, dict) else values)]
+        for key, token in named:
+            yield f"{key} of {name}", *_token(token)
+    if not decoder:
+        for content, number in read_json(folder / ADDED).items():
+            yield ADDED, content, {"id": number}
+
+
+def _token(token: Any) -> tuple[str, dict[str, Any]]:
+    """Its content, and its flags if it says any."""
+    if not isinstance(token, dict):
+        return str(token), {}
+    return str(token.get("content")), {flag: token[flag] for flag in _FLAGS if flag in token}
+
+
+def _changed_settings(tokenizer: dict[str, Any], config: dict[str, Any]) -> Iterator[str]:
+    """Settings of the configuration that tokenizer.json has otherwise."""
+    for part in _parts(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+        prefix = config.get("add_prefix_space")
+        if part.get("type") == "ByteLevel":
+            has = bool(part.get("add_prefix_space"))
+        elif part.get("type") == "Metaspace":
+            has = part.get("prepend_scheme", "always") != "never"
+        else:
+            continue
+        if isinstance(prefix, bool) and prefix != has:
+            yield f"add_prefix_space is {prefix}"
+    same = {
+        "do_lower_case": "lowercase",
+        "strip_accents": "strip_accents",
+        "tokenize_chinese_chars": "handle_chinese_chars",
+    }
+    for part in _parts(tokenizer.get("normalizer"), "normalizers"):
+        for key, name in same.items() if part.get("type") == "BertNormalizer" else ():
+            if key in config and config[key] != part.get(name):
+                yield f"{key} is {config[key]}"
+    around = json.dumps(tokenizer.get("post_processor"))
+    for key, name in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
+        content, _ = _token(config.get(name))
+        if isinstance(config.get(key), bool) and config.get(name) and config[key] != (json.dumps(content) in around):
+            yield f"{key} is {config[key]}"
+
+
+def _parts(part: Any, key: str) -> list[dict[str, Any]]:
+    """A normalizer or pre-tokenizer, or those of a sequence."""
+    if not isinstance(part, dict):
+        return []
+    return [inner for each in part[key] for inner in _parts(each, key)] if key in part else [part]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a file of the folder; nothing if there is none."""
+    try:
+        held = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"The file {str(path)!r} cannot be read: {error}.", hint="Fix it, or move it away.") from error
+    return held if isinstance(held, dict) else {}
+
+
+def main() -> None:
+    """In the child: load the folder, and answer with a FolderTokenizer or with the reason why there is none."""
+    answer = os.dup(1)
+    os.dup2(2, 1)  # what transformers prints is not the answer
+    try:
+        found: FolderTokenizer | str = _load_here(sys.argv[1])
+    except Exception as error:  # noqa: BLE001  transformers raises anything
+        found = (str(error).splitlines() or [type(error).__name__])[0]
+    with open(answer, "wb") as file:
+        file.write(pickle.dumps(found))
+
+
+def _load_here(folder: str) -> FolderTokenizer | str:
+    for name in ("torch", "tensorflow", "jax", "flax"):
+        sys.modules[name] = None  # type: ignore[assignment]  # a tokenizer needs none, and they take hundreds of MB
+    import tokenizers
+    import transformers
+
+    loaded = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        return f"{type(loaded).__name__} has no fast tokenizer"
+    made = backend.to_str()
+    plain = tokenizers.Tokenizer.from_file(os.path.join(folder, FILE)).to_str()
+    data = None if _deciding(made) == _deciding(plain) else made.encode()
+    eos = loaded.eos_token
+    return FolderTokenizer(data, eos if eos is None else str(eos), transformers.__version__)
+
+
+def _deciding(text: str) -> dict[str, Any]:
+    """What of a tokenizer decides ids: not its truncation and padding, which brim switches off."""
+    held: dict[str, Any] = json.loads(text)
+    held["truncation"] = held["padding"] = None
+    for token in held["added_tokens"]:
+        del token["special"]
+    return held
+
+
+if __name__ == "__main__":
+    # The parent knows the classes by their module's name, which is not __main__.
+    from brim.compute.steps import tokenizer_folder
+
+    tokenizer_folder.main()

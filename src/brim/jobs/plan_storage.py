@@ -1,0 +1,501 @@
+"""Where a saved plan and the receipts of its parts are: beside each other in a folder, or in a bucket.
+
+`PLAN.parts/` says which parts the plan is done in, and has a ledger for each of them. One shared folder is all that the
+machines need to have in common beside source and destination. Everybody who does a part shares the lock of the folder
+and holds the lock of the part; whoever finishes holds the first alone.
+
+From a bucket, the plan is fetched once and kept with the user's state. The ledger of a part is written there too, and
+copied to the bucket every few seconds and at the end: what a killed part did in between is done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from brim import partition as cuts
+from brim.errors import DestinationError, InputError, StoppedError, VerificationError
+from brim.file_set import Ints
+from brim.formats.splice import FileSplice
+from brim.plans.cut_shards import Shard
+from brim.plans.saved_plan import PLAN_MAGIC
+from brim.records import dataclass
+from brim.state.atomic_files import private_folder, reason, sha256_of, sync_folder, write_whole
+from brim.state.ledger import LEDGER, Ledger, Receipt
+from brim.state.lock import locked, owner_of
+from brim.state.retry import interrupted_by, leaving
+from brim.storage.explain_error import explained
+from brim.storage.lease import Lease
+from brim.storage.listing import list_objects, read_small, stat_object
+from brim.storage.location import Access, Location, is_bucket_address, parse_bucket_address
+from brim.storage.reading import ObjectStream
+from brim.storage.storage import open_storage
+from brim.stores.bucket_store import BucketCarrier, fetch_unit, send_unit, units_there
+from brim.stores.destination import state_home
+
+_FOLDER = re.compile(r"(\d{5})-of-(\d{5})")
+_MOST = 99_999
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Part `number` of `count`, from 1."""
+
+    number: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @property
+    def folder(self) -> str:
+        return f"{self.number:05d}-of-{self.count:05d}"
+
+
+def parse_part(text: str) -> Part:
+    match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text)
+    part = Part(int(match[1]), int(match[2])) if match else None
+    if part is None or not 1 <= part.number <= part.count <= _MOST:
+        raise InputError(f"--part must be I/N, the I-th of N parts from 1, not {text!r}.", hint="Write --part=3/100.")
+    return part
+
+
+def divide(shards: Sequence[Shard], count: int) -> Ints:
+    """Where each of `count` parts begins and ends: consecutive shards, about equal bytes.
+
+    It depends on the plan alone, so that every machine divides alike. A part may be empty: if there are more
+    parts than shards, or a shard is heavier than a part should be.
+    """
+    before = cuts.running(np.array([shard.file_bytes + shard.value_bytes + 1 for shard in shards], np.int64))
+    middles = (before[:-1] + before[1:]) / 2.0  # a shard belongs to the part that its middle falls into
+    edges = np.searchsorted(middles, float(before[-1]) * np.arange(count + 1) / count)
+    return np.asarray(edges, np.int64)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            yield block
+
+
+class PartReceipts:
+    """The receipts of all parts of one saved plan."""
+
+    def __init__(self, plan: Path) -> None:
+        self.root = plan.with_name(f"{plan.name}.parts")
+        self.shown = str(self.root)  # what users know it by
+
+    def count(self) -> int | None:
+        """Into how many parts the plan was divided; None if no part has begun."""
+        found = {int(match[2]) for match in map(_FOLDER.fullmatch, self._names()) if match}
+        if len(found) > 1:
+            raise InputError(
+                f"{self.shown!r} has parts of several divisions: {', '.join(map(str, sorted(found)))}.",
+                hint="Remove the folders of the wrong one.",
+            )
+        return next(iter(found), None)
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(entry.name for entry in self.root.iterdir() if entry.is_dir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def ledger(self, part: Part) -> Ledger:
+        return Ledger(self.root / part.folder)
+
+    def ledgers(self) -> Iterator[tuple[Part, Ledger]]:
+        """Of every part that has begun."""
+        for match in filter(None, map(_FOLDER.fullmatch, self._names())):
+            part = Part(int(match[1]), int(match[2]))
+            yield part, self.ledger(part)
+
+    def check(self, part: Part, ledger: Ledger, fingerprint: str) -> None:
+        """Receipts of another plan are an error: nobody may mix the two."""
+        if ledger.job is not None and ledger.job.fingerprint != fingerprint:
+            raise InputError(
+                f"{self.shown!r} has receipts of another plan, in part {part}.",
+                hint="Save this plan under another name, or remove that folder if its results are not needed.",
+            )
+
+    def all(self, fingerprint: str) -> dict[str, Receipt]:
+        """Every receipt of the plan, by the name of its shard."""
+        found: dict[str, Receipt] = {}
+        for part, ledger in self.ledgers():
+            self.check(part, ledger, fingerprint)
+            found |= ledger.receipts
+        return found
+
+    @contextmanager
+    def part(self, part: Part) -> Iterator[Path]:
+        """The folder of a part, for one run alone."""
+        self._need_count(part)
+        folder = self.root / part.folder
+        self._make(folder)
+        with (
+            locked(self.root, shared=True, busy="This plan is being finished by another brim."),
+            locked(folder, busy=f"Part {part} is being done by another brim."),
+        ):
+            self._need_count(part)  # somebody may have begun another division at the same time
+            yield folder
+
+    def _need_count(self, part: Part) -> None:
+        count = self.count()
+        if count is not None and count != part.count:
+            raise InputError(
+                f"This plan is divided into {count} parts, and --part={part} belongs to another division.",
+                hint=f"Use --part I/{count}; or run without --part to do the rest on one machine; or remove "
+                f"{self.shown!r} to divide it again.",
+            )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While nobody does a part."""
+        self._make(self.root)
+        with locked(self.root, busy="Parts of this plan are being done, or it is being finished."):
+            yield
+
+    def forget(self, names: Iterable[str]) -> None:
+        """These shards have to be brought again by their parts. Only for whoever is `alone`."""
+        gone = set(names)
+        if not gone:
+            return
+        for _, ledger in self.ledgers():
+            for name in sorted(gone & ledger.receipts.keys()):
+                ledger.forget(name)
+            ledger.close()
+
+    def keep(self, part: Part, folder: Path, name: str) -> None:
+        """A unit's file is in the folder of its part: everybody sees it there."""
+
+    def holder(self, part: Part, folder: Path) -> Callable[[Receipt], bool] | None:
+        """Whether a unit that has a receipt is there; None: as its file says."""
+        return None
+
+    def bring(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
+        """A file of a part, into a folder of this machine: another name of it where that is possible. It must have the
+        SHA-256 of its receipt. Only for whoever is `alone`."""
+        source, target = self.root / part.folder / name, folder / name
+        try:
+            if sha256 and sha256_of(source, lambda _: None) != sha256:
+                raise VerificationError(f"{str(source)!r} differs from what was computed.")
+            target.unlink(missing_ok=True)
+            try:
+                os.link(source, target)
+            except OSError:  # another disk, or a file system without links
+                write_whole(target, _blocks(source))
+            sync_folder(folder)
+        except (FileNotFoundError, VerificationError) as error:
+            self.forget([name])  # a receipt that looks good to its part must not keep it from doing the unit again
+            raise _not_there(str(source), part) from error
+
+    def _make(self, folder: Path) -> None:
+        try:
+            self.root.mkdir(exist_ok=True, mode=0o700)
+            if folder != self.root:
+                folder.mkdir(exist_ok=True)
+                (folder / LEDGER).touch()
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> DestinationError:
+        return DestinationError(
+            f"The folder of the receipts, {str(self.root)!r}, cannot be used: {reason(error)}.",
+            hint="Keep the plan in a folder that all machines can write to.",
+        )
+
+
+def _not_there(unit: str, part: Part) -> InputError:
+    return InputError(f"{unit!r} is missing or differs from what part {part} computed.", hint="Run that part again.")
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """1-3, 7: sorted numbers for people."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+_COPY_S = 5.0
+_MOMENT_S = 0.5
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPlace:
+    """A plan as a file of this machine, and the receipts of its parts wherever they are. `shown` is what users say."""
+
+    path: Path
+    shown: str
+    receipts: PartReceipts
+
+
+def open_place(plan: str | os.PathLike[str], access: Access | None = None) -> PlanPlace:
+    text = os.fspath(plan)
+    if not is_bucket_address(text):
+        return PlanPlace(_local(text), str(_local(text)), receipts_at(text))
+    address = parse_bucket_address(text, access)
+    stat = stat_object(address)
+    if stat is None:
+        raise InputError(f"No plan is saved at {address}.", hint="Save one with brim plan SOURCE DEST --save PLAN.")
+    # Another plan under the same name has other receipts: its ETag tells.
+    path = _home(address) / f"{hashlib.sha256(stat.etag.encode()).hexdigest()[:16]}.plan"
+    if not path.exists() or path.stat().st_size != stat.st_size:  # a crash of the machine may have cut it off
+        # Parts that start together on one machine each fetch it for themselves; the last one to end wins.
+        temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
+        bucket = replace(address, prefix="")
+        stream = ObjectStream(bucket, address.prefix, stat.st_size, stat.etag)
+        try:
+            with _usable(path.parent), open(temporary, "wb") as file, closing(stream):
+                for at in range(0, stat.st_size, _CHUNK):
+                    file.write(stream.read_at(at, _CHUNK))
+            os.chmod(temporary, 0o600)
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return PlanPlace(path, str(address), receipts_at(text, access))
+
+
+def receipts_at(plan: str | os.PathLike[str], access: Access | None = None) -> PartReceipts:
+    """The receipts of the parts of a plan, be there any or not."""
+    text = os.fspath(plan)
+    if not is_bucket_address(text):
+        return PartReceipts(_local(text))
+    address = parse_bucket_address(text, access)
+    return BucketReceipts(address, _home(address))
+
+
+JOB_PLAN = "brim computed plan"  # what one of map, tokenize or embed calls itself
+
+
+def is_job_plan(path: Path) -> bool:
+    """Whether a saved plan is one of a computed job; those of a build are Arrow files."""
+    return JOB_PLAN.encode() in _begin(path)
+
+
+def _begin(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(64)
+    except OSError:
+        return b""
+
+
+def check_plan_place(plan: str | os.PathLike[str]) -> None:
+    """Refuse a plan that would take the place of something else, as of its source: before it is made."""
+    if is_bucket_address(os.fspath(plan)):
+        return
+    path = _local(os.fspath(plan))
+    known = path.is_file() and (not path.stat().st_size or is_job_plan(path) or _begin(path).startswith(PLAN_MAGIC))
+    if os.path.lexists(path) and not known:
+        raise InputError(
+            f"{str(path)!r} already exists and is not a plan of brim.", hint="Name a new file for the plan."
+        )
+
+
+def save_to(plan: str | os.PathLike[str], write: Callable[[Path], None], access: Access | None = None) -> None:
+    """Have a plan written to a file, and bring it where it shall be."""
+    text = os.fspath(plan)
+    if not is_bucket_address(text):
+        write(_local(text))
+        return
+    address = parse_bucket_address(text, access)
+    if not address.prefix:
+        raise InputError(f"{text!r} names a bucket, but not a plan in it.", hint="Write s3://BUCKET/NAME.plan.")
+    made = _home(address) / f"new-{secrets.token_hex(8)}.plan"
+    folder, _, name = address.prefix.rpartition("/")
+    carrier = BucketCarrier(replace(address, prefix=folder))
+    try:
+        write(made)
+        with FileSplice(made) as splice:
+            carrier.put(name, splice, None, _Nobody())
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _local(text: str) -> Path:
+    if "://" in text:
+        raise InputError(
+            f"A plan must be a file or an object in a bucket, not {text!r}.", hint="Name a file, or s3://…"
+        )
+    return Path(os.path.abspath(text))
+
+
+def _home(address: Location) -> Path:
+    """Where this machine keeps what it knows of a plan in a bucket."""
+    home = state_home("plans", f"{address} {address.access.endpoint or ''}", address.prefix)
+    with _usable(home):
+        private_folder(home)
+    return home
+
+
+@contextmanager
+def _usable(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DestinationError(
+            f"The folder for copies of plans in buckets, {str(home)!r}, cannot be used: {reason(error)}.",
+            hint="Set XDG_STATE_HOME to another folder.",
+        ) from error
+
+
+class _Nobody:
+    def hashed(self, size: int) -> None: ...
+    def sent(self, size: int) -> None: ...
+
+
+class BucketReceipts(PartReceipts):
+    """`PLAN.parts/` in a bucket."""
+
+    def __init__(self, plan: Location, home: Path) -> None:
+        super().__init__(home / "x")
+        self.root = home / "parts"
+        self._address = replace(plan, prefix=f"{plan.prefix}.parts")
+        self.shown = str(self._address)
+
+    def _names(self) -> list[str]:
+        return sorted({name.split("/", 1)[0] for name, _ in list_objects(self._address) if name.endswith(LEDGER)})
+
+    def ledger(self, part: Part) -> Ledger:
+        return Ledger.of(read_small(self._address, f"{part.folder}/{LEDGER}") or b"")
+
+    @contextmanager
+    def part(self, part: Part) -> Iterator[Path]:
+        self._need_count(part)
+        folder = self.root / part.folder
+        self._make(folder)
+        with (
+            locked(folder, busy=f"Part {part} is being done by another brim."),
+            _leased(self._address.below(part.folder), folder),
+        ):
+            there = read_small(self._address, f"{part.folder}/{LEDGER}")
+            write_whole(folder / LEDGER, _longer(there, (folder / LEDGER).read_bytes()))
+            with self._copied(part, folder):
+                self._need_count(part)
+                yield folder
+
+    @contextmanager
+    def _copied(self, part: Part, folder: Path) -> Iterator[None]:
+        """While this goes on, the bucket gets the ledger every few seconds."""
+        over, stopped = threading.Event(), threading.Event()
+        sent: list[bytes] = []
+
+        def copy() -> None:
+            data = (folder / LEDGER).read_bytes()
+            if [data] != sent:
+                with explained(self._address):
+                    open_storage(self._address).put_bytes(self._address.key(f"{part.folder}/{LEDGER}"), data)
+                sent[:] = [data]
+
+        def again() -> None:
+            with interrupted_by(lambda: _give_up() if stopped.is_set() else None):
+                while not over.wait(_COPY_S):
+                    try:
+                        copy()
+                    except Exception:  # noqa: BLE001  the line may be down: the last copy decides
+                        continue
+
+        copy()  # whoever looks sees that the part has begun
+        thread = threading.Thread(target=again, name="receipts", daemon=True)
+        thread.start()
+        try:
+            yield
+        except (StoppedError, KeyboardInterrupt):
+            stopped.set()
+            raise
+        finally:
+            over.set()
+            thread.join()
+            with _hurried():
+                copy()
+
+    def keep(self, part: Part, folder: Path, name: str) -> None:
+        send_unit(self._address.below(part.folder), folder, name)
+
+    def holder(self, part: Part, folder: Path) -> Callable[[Receipt], bool]:
+        return units_there(self._address.below(part.folder))
+
+    def bring(self, part: Part, name: str, folder: Path, sha256: str = "") -> None:
+        there = self._address.below(part.folder)
+        try:
+            fetch_unit(there, name, folder, sha256)
+        except (VerificationError, DestinationError) as error:
+            self.forget([name])  # a receipt that looks good to its part must not keep it from doing the unit again
+            raise _not_there(str(there.below(name)), part) from error
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Parts that still go on have nothing to lose: only what all of them brought is published."""
+        self._make(self.root)
+        with (
+            locked(self.root, busy="This plan is being finished by another brim."),
+            _leased(self._address, self.root),
+        ):
+            yield
+
+    def forget(self, names: Iterable[str]) -> None:
+        gone = set(names)
+        for part, found in list(self.ledgers()) if gone else []:
+            here = gone & found.receipts.keys()
+            if here:
+                folder = self.root / part.folder
+                self._make(folder)
+                write_whole(folder / LEDGER, read_small(self._address, f"{part.folder}/{LEDGER}") or b"")
+                ledger = Ledger(folder)
+                for name in sorted(here):
+                    ledger.forget(name)
+                ledger.close()
+                with explained(self._address):
+                    key = self._address.key(f"{part.folder}/{LEDGER}")
+                    open_storage(self._address).put_bytes(key, (folder / LEDGER).read_bytes())
+
+
+@contextmanager
+def _leased(address: Location, folder: Path) -> Iterator[None]:
+    """While nobody else is at a place of the bucket; `folder` is what this machine has of it."""
+    lease = Lease(address, owner_of(folder), lambda text: None)
+    lease.take(lambda: None)
+    try:
+        yield
+    finally:
+        with _hurried():
+            lease.release()
+
+
+@contextmanager
+def _hurried() -> Iterator[None]:
+    """What is left to do when a run ends. If it was stopped, a store that is silent is waited for a moment only."""
+    if not isinstance(sys.exception(), StoppedError | KeyboardInterrupt):
+        yield
+        return
+    with suppress(StoppedError), interrupted_by(_give_up), leaving(_MOMENT_S):
+        yield
+
+
+def _give_up() -> None:
+    raise StoppedError("The store does not answer.")
+
+
+def _longer(there: bytes | None, here: bytes) -> bytes:
+    """The ledger that knows more: this machine's own, if it goes on from what the bucket has.
+
+    The bucket has one before there is anything to write into it. If it has none, somebody took the parts away.
+    """
+    return b"" if there is None else here if here.startswith(there) else there

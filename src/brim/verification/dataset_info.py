@@ -1,0 +1,328 @@
+"""What a dataset is, wherever it is and whoever wrote it: rows, splits, columns with their types and true bytes.
+
+Footers, the card and the manifest are read, and for the first rows the beginning of their files; nothing else. Whether
+every byte is right is what `verify` proves, and whether it is as expected what `check` says.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from brim.errors import BrimError, InputError, VerificationError
+from brim.formats.card import CARD, read_card
+from brim.formats.file_headers import shape_of
+from brim.formats.file_views import FileView
+from brim.formats.parquet_columns import ParquetColumns, is_file_type
+from brim.formats.parquet_levels import is_list_type
+from brim.formats.parquet_locate import locate_parquet
+from brim.formats.range_readers import Readable
+from brim.options.check_options import InfoOptions
+from brim.plans.cut_shards import shard_name
+from brim.plans.known_rows import is_class_label
+from brim.plans.shard_bytes import count_rows
+from brim.records import dataclass
+from brim.sizes import format_size, plural
+from brim.sources.features import fits_type, kind_of_feature
+from brim.storage.location import Access
+from brim.verification.published import SHARD_NAME, Published, missing_numbers, opened
+from brim.wording import Described
+
+_SHOWN_CLASSES = 10
+_REQUESTS = 8  # at a time
+_CARD_FIELDS = ("pretty_name", "license", "license_name", "language", "task_categories", "tags")
+_MOST_VALUE_BYTES = 64_000_000  # of media in an encoded column, which has to be read to be shown
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnInfo:
+    """A column: its type in words, whether it holds files, and its bytes as stored."""
+
+    name: str
+    type: str
+    is_file: bool
+    bytes: int
+    classes: tuple[str, ...] = ()  # names of a ClassLabel
+
+    @property
+    def text(self) -> str:
+        """The type for people, with the first names of classes."""
+        if not self.classes:
+            return self.type
+        more = ", …" if len(self.classes) > _SHOWN_CLASSES else ""
+        return f"ClassLabel({len(self.classes):,}: {', '.join(self.classes[:_SHOWN_CLASSES])}{more})"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitInfo:
+    """A split of a config."""
+
+    config: str
+    split: str
+    rows: int
+    shards: int
+    bytes: int
+    state: str = ""
+
+
+@dataclass(repr=False)
+class DatasetInfo(Described):
+    """What is known. `whole` is None where nobody wrote down what it should be; `problems` say why it is not."""
+
+    address: str
+    rows: int = 0
+    bytes: int = 0
+    shards: int = 0
+    shard_bytes: tuple[int, int, int] = (0, 0, 0)  # smallest, median, largest
+    splits: list[SplitInfo] = field(default_factory=list)
+    columns: list[ColumnInfo] = field(default_factory=list)
+    card: dict[str, Any] | None = None
+    writers: list[str] = field(default_factory=list)
+    whole: bool | None = None
+    problems: list[str] = field(default_factory=list)
+    head: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """All but the first rows, for people."""
+        smallest, median, largest = map(format_size, self.shard_bytes)
+        lines = [("dataset", self.address), ("rows", f"{self.rows:,}")]
+        for split in self.splits:
+            name = split.split if split.config == "default" else f"{split.config}/{split.split}"
+            held = f"{plural(split.rows, 'row')}, {plural(split.shards, 'shard')}, {format_size(split.bytes)}"
+            held += "" if split.state in ("", "whole") else f", {split.state}"
+            lines.append(("split", f"{name}: {held}"))
+        lines.append(("size", format_size(self.bytes)))
+        lines.append(("shards", f"{self.shards:,}: {smallest} / {median} / {largest}  (smallest / median / largest)"))
+        lines += [("column", f"{c.name}: {c.text}, {format_size(c.bytes)}") for c in self.columns]
+        if self.card is None:
+            lines.append(("card", "none"))
+        else:
+            texts = {name: value if isinstance(value, list) else [value] for name, value in self.card.items()}
+            said = [f"{name} {', '.join(map(str, value))}" for name, value in texts.items()]
+            lines.append(("card", "; ".join(said) or "README.md"))
+        lines.append(("written by", ", ".join(self.writers) or "unknown"))
+        complete = {
+            True: "yes, as its manifest or its file names say",
+            False: "no",
+            None: "unknown, it has no manifest",
+        }
+        lines.append(("complete", complete[self.whole]))
+        lines += [("problem", problem) for problem in self.problems[:10]]
+        if len(self.problems) > 10:
+            lines.append(("problem", f"and {len(self.problems) - 10:,} more"))
+        return lines
+
+
+@dataclass(slots=True)
+class _Shard:
+    rows: int
+    columns: dict[str, int]
+    types: dict[str, tuple[str, bool]]
+    writer: str
+    classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def info(options: InfoOptions) -> DatasetInfo:
+    """Describe a dataset from its footers, its card and its manifest, whoever wrote it."""
+    dataset, head, access = options.dataset, options.head, Access(options.endpoint_url, options.anonymous)
+    with opened(
+        dataset, options.state_dir, lambda _: None, access, options.from_config, options.from_split
+    ) as published:
+        found = _summed(os.fspath(dataset), published)
+        first = next((name for name in sorted(published.sizes) if name.endswith(".parquet")), None)
+        if head and first is not None:
+            try:
+                with closing(published.open(first)) as shard:
+                    found.head = list(first_rows(shard, head))
+            except VerificationError as error:
+                found.problems.append(f"{first}: its first rows cannot be read ({error.words[0]})")
+                found.whole = False
+        return found
+
+
+def _summed(address: str, published: Published) -> DatasetInfo:
+    names = sorted(published.sizes)
+    found = DatasetInfo(address, shards=len(names), bytes=sum(published.sizes.values()))
+    looks: dict[str, _Shard] = {}
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        for name, look in zip(names, pool.map(lambda name: _look(published, name), names), strict=True):
+            if isinstance(look, str):
+                found.problems.append(f"{name}: {look}")
+            else:
+                looks[name] = look
+    if names:
+        sizes = sorted(published.sizes.values())
+        found.shard_bytes = (sizes[0], int(np.median(sizes)), sizes[-1])
+    found.rows = sum(look.rows for look in looks.values())
+    found.splits = _splits(published, looks)
+    total: dict[str, int] = {}
+    types: dict[str, tuple[str, bool]] = {}
+    classes: dict[str, tuple[str, ...]] = {}
+    for look in looks.values():
+        classes |= look.classes
+        for name, size in look.columns.items():
+            total[name] = total.get(name, 0) + size
+            types.setdefault(name, look.types[name])
+    found.columns = [ColumnInfo(name, *types[name], size, classes.get(name, ())) for name, size in total.items()]
+    built = {f"brim {job.versions.get('brim', '?')}" for job in published.told.jobs}
+    found.writers = sorted(built | {look.writer for look in looks.values() if look.writer and not built})
+    found.problems += list(incomplete(published))
+    known = bool(published.told.jobs) or any(SHARD_NAME.fullmatch(name) for name in names)
+    found.whole = False if found.problems else True if known else None
+    try:
+        text = published.card()
+        said = {} if text is None else read_card(text)
+        found.card = None if text is None else {name: said[name] for name in _CARD_FIELDS if name in said}
+    except (BrimError, UnicodeDecodeError, OSError) as error:
+        found.problems.append(f"{CARD}: {error}")
+    return found
+
+
+def _look(published: Published, name: str) -> _Shard | str:
+    """What a footer says, or why it cannot be read."""
+    try:
+        with closing(published.open(name)) as shard:
+            if not name.endswith(".parquet"):
+                return _Shard(count_rows(shard) or 0, {}, {}, "")
+            with ParquetColumns(shard) as columns:
+                features = columns.features()
+                types = {
+                    column.name: (type_words(column.type, features.get(column.name)), is_file_type(column.type))
+                    for column in columns.schema
+                }
+                writer = str(columns.footer.created_by or "")
+                return _Shard(columns.rows, columns.column_bytes(), types, writer, _class_names(columns))
+    except (pa.ArrowException, BrimError, ValueError) as error:
+        return f"cannot be read ({str(error).splitlines()[0]})"
+
+
+def _class_names(columns: ParquetColumns) -> dict[str, tuple[str, ...]]:
+    """Return the class names of each ClassLabel column whose type in the file is the one that its feature says."""
+    labels = {name: feature for name, feature in columns.features().items() if is_class_label(feature)}
+    schema = columns.schema
+    return {
+        name: tuple(map(str, feature["names"]))
+        for name, feature in labels.items()
+        if name in schema.names and fits_type(feature, schema.field(name).type)
+    }
+
+
+def type_words(kind: pa.DataType, feature: Any = None) -> str:
+    """A type in words: a column of files by what decodes it."""
+    if is_file_type(kind):
+        media = kind_of_feature(feature) if feature is not None else None
+        return f"{'list of ' if is_list_type(kind) else ''}{media[0] if media else 'file'}"
+    return f"list of {kind.value_type}" if is_list_type(kind) else str(kind)
+
+
+def _splits(published: Published, looks: dict[str, _Shard]) -> list[SplitInfo]:
+    """As the manifests, the card or the names of the shards tell."""
+    found = []
+    for subset in published.subsets:
+        names = [name for name in subset.names if name in looks]
+        rows, size = sum(looks[name].rows for name in names), sum(published.sizes[name] for name in names)
+        if names:
+            found.append(SplitInfo(subset.config, subset.split, rows, len(names), size, subset.state))
+    return found
+
+
+def incomplete(published: Published) -> Iterator[str]:
+    """What should be there and is not, by the receipts or, where there are none, by the names."""
+    told = published.told
+    for subset in published.subsets:
+        if subset.state == "unfinished":
+            yield f"{subset.name}: {subset.words}"
+    if told.unfinished and not any(subset.state == "unfinished" for subset in published.subsets):
+        yield "unfinished: 0 shards; run the same build to finish"
+    yield from told.damaged
+    for name, receipt in told.receipts.items():
+        size = published.sizes.get(name)
+        if size is None:
+            yield f"{name}: is missing"
+        elif size != receipt.size:
+            yield f"{name}: has {size:,} bytes instead of {receipt.size:,}"
+    if not told.receipts and not told.unfinished:
+        for folder, split, number, count, extension in missing_numbers(list(published.sizes)):
+            yield f"{shard_name(folder, split, number, count, extension)}: is missing"
+
+
+def first_rows(shard: Readable, count: int) -> Iterator[dict[str, Any]]:
+    """The first rows of a shard: values as they are, files as what they are."""
+    with ParquetColumns(shard) as columns:
+        count = min(count, columns.footer.row_group(0).num_rows) if columns.footer.num_row_groups else 0
+        if not count:
+            return
+        features = columns.features()
+        files = [column.name for column in columns.schema if is_file_type(column.type)]
+        shown = {name: _media(shard, columns, name, features.get(name), count) for name in files}
+        values = {n: columns.cells(0, n).slice(0, count).to_pylist() for n in columns.schema.names if n not in files}
+        for name, classes in _class_names(columns).items():
+            known = range(len(classes))
+            values[name] = [classes[number] if number in known else number for number in values[name]]
+        for row in range(count):
+            yield {name: (shown.get(name) or values[name])[row] for name in columns.schema.names}
+
+
+def _media(shard: Readable, columns: ParquetColumns, name: str, feature: Any, count: int) -> list[Any]:
+    """For each of the first rows what its files are, in words; None where there is none."""
+    media = kind_of_feature(feature) if feature is not None else None
+    kind = media[0] if media else "file"
+    is_list = is_list_type(columns.schema.field(name).type)
+    cells: list[Any] = [[] for _ in range(count)]
+    for row, path, value, size in values_of(shard, columns, name, count):
+        cells[row].append(_in_words(kind, path, value, size))
+    if is_list:
+        return cells
+    return [cell[0] if cell else None for cell in cells]
+
+
+def _in_words(kind: str, path: str | None, value: io.BufferedIOBase | None, size: int) -> dict[str, Any]:
+    shape = None if value is None else shape_of(value, path or "", kind)
+    return {"type": kind, "path": path, "shape": shape, "bytes": size}
+
+
+def values_of(
+    shard: Readable, columns: ParquetColumns, name: str, rows: int | None = None
+) -> Iterator[tuple[int, str | None, io.BufferedIOBase | None, int]]:
+    """(row, path, content, size) of each file of a column, of the first rows or of all. What brim wrote is read in
+    ranges; what others encoded has to be decoded, a batch at a time, and is None if it would be too large to hold."""
+    if not columns.is_spliced:
+        yield from _decoded(columns, name, rows)
+        return
+    for found in locate_parquet(shard, first_rows=rows, column=name):
+        if rows is None or found.row < rows:
+            yield (
+                found.row,
+                found.path,
+                io.BufferedReader(FileView(shard, found.offset, found.size), 1 << 18),
+                found.size,
+            )
+
+
+def _decoded(
+    columns: ParquetColumns, name: str, rows: int | None
+) -> Iterator[tuple[int, str | None, io.BufferedIOBase | None, int]]:
+    footer, first = columns.footer, 0
+    for group in range(footer.num_row_groups):
+        row_group = footer.row_group(group)
+        heavy = sum(row_group.column(n).total_uncompressed_size for n in columns.column_leaves(name))
+        most = max(1, int(_MOST_VALUE_BYTES / max(heavy / max(row_group.num_rows, 1), 1)))
+        if heavy / max(row_group.num_rows, 1) > _MOST_VALUE_BYTES:
+            raise InputError(f"A row of {name!r} is too large to be decoded.")
+        for batch in columns.file.iter_batches(batch_size=min(most, 256), row_groups=[group], columns=[name]):
+            for cell in batch.column(0).to_pylist():
+                for value in cell if isinstance(cell, list) else [cell]:
+                    if value is not None and value.get("bytes") is not None:
+                        yield first, value.get("path"), io.BytesIO(value["bytes"]), len(value["bytes"])
+                first += 1
+                if rows is not None and first >= rows:
+                    return

@@ -1,0 +1,225 @@
+"""Damaged shards: record them, so that the next build writes them again, or write them again from their source.
+
+`verify` finds damage. A shard that has a receipt is recorded in the ledger (of a remote destination, in the user's
+state folder), and the same build command writes exactly the recorded shards. `verify DEST SOURCE --repair` writes them
+at once. It also works without a ledger: the source must then give every intact shard byte for byte.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from brim.errors import BrimError, DestinationError, InputError, VerificationError
+from brim.formats.card import CARD
+from brim.options.groups import ShardOptions
+from brim.plans.cut_shards import Shard
+from brim.plans.plan import EXTENSIONS, Plan, make_plan
+from brim.plans.shard_bytes import PlanSlice, slice_of
+from brim.progress import Progress
+from brim.sources.file_table import FileTable
+from brim.state.atomic_files import sha256_of
+from brim.state.ledger import JobRecord, Ledger, Receipt
+from brim.state.lock import locked
+from brim.stores.destination import Destination, make_state, state_folder
+from brim.stores.folder_store import FolderCarrier
+from brim.verification.published import (
+    SHARD_NAME,
+    DatasetRecord,
+    PublishedPart,
+    is_computed,
+    is_foreign,
+    ledger_fault,
+    parts_of,
+)
+
+
+def record_damage(
+    where: Destination, state: str | os.PathLike[str] | None, told: DatasetRecord, damaged: Collection[str]
+) -> bool:
+    """Record damaged files in the ledger that the next build reads; False if nobody can write there, or a build runs.
+
+    Of a remote destination, a config is built with all of its splits or with one of them, and each has its own ledger.
+    """
+    folders: dict[Path, dict[str, str]] = {}
+    for (config, split), names in told.listed.items():
+        hashes = {name: told.receipts[name].sha256 for name in names if name in damaged}
+        if not isinstance(where, Path):
+            for scope in (f"{config}/*", f"{config}/{split}") if hashes else ():
+                folders.setdefault(state_folder(where, state, scope), {}).update(hashes)
+        else:
+            others = {name: "" for name in damaged if name not in told.receipts}  # the card
+            folders.setdefault(state_folder(where, state), {}).update(hashes | others)
+    try:
+        for folder, hashes in folders.items():
+            make_state(where, folder)
+            with locked(folder):
+                ledger = Ledger(folder)
+                ledger.record_damage(hashes)
+                ledger.close()
+    except (BrimError, OSError):
+        return False
+    return bool(folders)
+
+
+class _Watcher:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def hashed(self, size: int) -> None:
+        self._progress.advance(size)
+
+    def sent(self, size: int) -> None:
+        self._progress.advance(size)
+
+
+def repair_shards(
+    folder: Path,
+    state: str | os.PathLike[str] | None,
+    told: DatasetRecord,
+    tables: Mapping[str, FileTable],
+    damaged: Collection[str],
+    rows: Mapping[str, int],
+    progress: Progress,
+) -> list[str]:
+    """Write damaged or missing shards of a folder again; returns the names of those that were written.
+
+    `tables` are the source as it was read for each part, by the fingerprint of its job; without a ledger, by "".
+    `rows` are those of the shards whose footers can be read.
+    """
+    watcher, carrier, written = _Watcher(progress), FolderCarrier(folder), []
+    damaged = {name for name in damaged if name != CARD}
+    with ExitStack() as stack:
+        ledger = None
+        if told.jobs:
+            stack.enter_context(locked(state_folder(folder, state)))
+            ledger = Ledger(state_folder(folder, state))
+            stack.callback(ledger.close)
+        found = _from_ledger(told, tables) if told.jobs else _from_names(folder, tables[""], damaged, rows)
+        for name, made, receipt in found:
+            if name not in damaged:
+                continue
+            with made.splice() as splice:
+                if receipt is not None and splice.sha256(watcher.hashed) != receipt.sha256:
+                    continue  # the source has changed: the next verification says so
+                carrier.put(name, splice, None, watcher)
+            if ledger is not None and receipt is not None:
+                ledger.add(receipt)
+            progress.shard(name, 0, "", "repaired")
+            written.append(name)
+    return written
+
+
+def _from_ledger(
+    told: DatasetRecord, tables: Mapping[str, FileTable]
+) -> Iterator[tuple[str, PlanSlice, Receipt | None]]:
+    """(name, what makes its bytes, receipt) of every shard that the source gives, part by part."""
+    before: dict[str, int] = {}  # the rows of each split that come before a part
+    for part in parts_of(told):
+        table = tables.get(part.job.fingerprint)
+        plan = None if table is None else plan_of_part(table, part)
+        names = {split: iter(of) for split, of in part.names.items()}
+        for shard in () if plan is None else plan.shards:
+            name = next(names.get(shard.split, iter(())), None)
+            if plan is not None and name is not None:
+                made = slice_of(plan, shard)
+                yield name, replace(made, first_row=made.first_row + before.get(shard.split, 0)), told.receipts[name]
+        for split, of in part.names.items():
+            before[split] = before.get(split, 0) + sum(told.receipts[name].rows for name in of)
+
+
+def plan_of_part(table: FileTable, part: PublishedPart) -> Plan | None:
+    """What a build of this source would be, cut as a part was; None if that part is of another source."""
+    job = part.job
+    if is_computed(job) or is_foreign(job) or table.refused:
+        return None
+    plan = plan_like(table, job)
+    return plan if plan.facts["content"] == job.facts["content"] else None
+
+
+def plan_like(table: FileTable, job: JobRecord, folder: str = "data") -> Plan:
+    """A plan of this source, cut as that of a job was."""
+    try:
+        format, cut = job.facts["format"].split()[0], ShardOptions.from_record(job.facts["cut"])
+        if format not in EXTENSIONS:
+            raise ValueError(format)
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        raise VerificationError("The ledger does not say how rows were cut into shards.") from error
+    return make_plan(table, format, cut, folder)
+
+
+def _from_names(
+    folder: Path, table: FileTable, damaged: Collection[str], rows: Mapping[str, int]
+) -> Iterator[tuple[str, PlanSlice, Receipt | None]]:
+    """Without a ledger nobody knows how rows were cut into shards: a cut is right if it gives the same names, and every
+    intact shard byte for byte. If there is only one shard, it must have the size that the source gives."""
+    here = {f"data/{name}": folder / "data" / name for name in os.listdir(folder / "data") if name[0] != "."}
+    wanted = {*here, *damaged}
+    counts = {match["split"]: int(match["count"]) for name in wanted if (match := SHARD_NAME.fullmatch(name))}
+    formats = {suffix: format for format, suffix in EXTENSIONS.items()}
+    format = formats.get(Path(min(wanted)).suffix)
+    if counts and format is not None:
+        plan = make_plan(table, format, ShardOptions())
+        cuts = [
+            _cut_by_rows(plan, wanted, rows),
+            plan.shards,
+            make_plan(table, format, ShardOptions(num_shards=counts)).shards,
+        ]
+        for shards in cuts:
+            intact = [shard for shard in shards if shard.name not in damaged]
+            if (
+                {shard.name for shard in shards} == wanted
+                and all(_gives(plan, shard, here[shard.name]) for shard in intact)
+                and (intact or (len(shards) == 1 and _has_size(plan, shards[0], here.get(shards[0].name))))
+            ):
+                yield from ((shard.name, slice_of(plan, shard), None) for shard in shards)
+                return
+    raise InputError(
+        "The damaged shards cannot be written again: without a ledger, the source must also give the other "
+        "shards, and it does not.",
+        hint=f"Build it at another destination: brim build SOURCE {folder}-new",
+    )
+
+
+def _cut_by_rows(plan: Plan, names: Collection[str], rows: Mapping[str, int]) -> list[Shard]:
+    """Shards with the rows that their footers tell; one shard of a split may be unreadable, and has the rest."""
+    shards = []
+    for split in plan.table.splits:
+        own = sorted(name for name in names if (match := SHARD_NAME.fullmatch(name)) and match["split"] == split.name)
+        left = split.stop - split.start - sum(rows.get(name, 0) for name in own)
+        if sum(name not in rows for name in own) > 1 or left < 0:
+            return []
+        start = split.start
+        for name in own:
+            shards.append(Shard(name, split.name, start, start + rows.get(name, left), 0))
+            start += rows.get(name, left)
+    return shards
+
+
+def _gives(plan: Plan, shard: Shard, path: Path) -> bool:
+    with slice_of(plan, shard).splice() as splice:
+        return splice.size == path.stat().st_size and splice.sha256(lambda _: None) == sha256_of(path, lambda _: None)
+
+
+def _has_size(plan: Plan, shard: Shard, path: Path | None) -> bool:
+    with slice_of(plan, shard).splice() as splice:
+        return path is not None and path.exists() and splice.size == path.stat().st_size
+
+
+def refuse_append_to_damaged(ledger: Ledger, destination: str) -> None:
+    """Rows do not come behind shards that are known to be damaged: these can only be written from their own source."""
+    fault = ledger_fault(ledger)
+    if fault is not None:
+        raise DestinationError(
+            f"The ledger of {destination} is damaged: {fault}. Nothing is appended.",
+            hint=f"Run brim verify {destination} for a list of all problems.",
+        )
+    if ledger.damaged:
+        raise DestinationError(
+            f"{destination} has {len(ledger.damaged)} damaged file(s), such as {min(ledger.damaged)}: nothing is "
+            "appended.",
+            hint=f"Repair it first: brim verify {destination} SOURCE --repair",
+        )

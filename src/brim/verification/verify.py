@@ -1,0 +1,633 @@
+"""Prove that what is at a destination is whole, from what is there and not from memory of writing it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from brim.errors import BrimError, DestinationError, InputError, SourceChangedError, StoppedError, VerificationError
+from brim.file_set import Ints
+from brim.formats.card import (
+    CARD,
+    card_info,
+    card_rows,
+    card_splits,
+    feature_changes,
+    info_faults,
+    read_card,
+    repeated_field,
+)
+from brim.formats.card_configs import card_entries, config_faults, fits, names_nothing, patterns_of, resolved_files
+from brim.formats.parquet_columns import ParquetColumns, features_of_arrow
+from brim.formats.parquet_levels import is_list_type
+from brim.formats.range_readers import Readable
+from brim.memory.limit import effective_limit, usable_cores
+from brim.options.check_options import VerifyOptions
+from brim.plans.cut_shards import shard_name
+from brim.plans.known_rows import holds_bytes_of, with_known_classes
+from brim.plans.plan import Plan
+from brim.plans.shard_bytes import count_rows, hollow_in, locate, splice_of
+from brim.progress import Progress
+from brim.records import dataclass
+from brim.sizes import format_size, plural
+from brim.sources.features import as_yaml
+from brim.sources.file_table import FileTable, flat_numbers
+from brim.sources.open_source import columns_beside, read_source
+from brim.sources.selection import Selection
+from brim.sources.source_options import SourceOptions
+from brim.state.ledger import JobRecord, job_versions
+from brim.state.retry import interrupted_by
+from brim.storage.location import Access, bucket_of, is_bucket_address
+from brim.stores.destination import parse_destination
+from brim.verification.published import (
+    SHARD_NAME,
+    Published,
+    PublishedPart,
+    Subset,
+    is_computed,
+    is_foreign,
+    missing_numbers,
+    opened,
+    parts_of,
+)
+from brim.verification.repair import plan_like, record_damage, repair_shards
+from brim.wording import Result
+
+_LISTED = (".parquet", ".arrow", ".tar")  # what a card lists under `configs`
+_FOREIGN_FILE = ": is not part of the dataset"
+_REQUESTS = 8  # at a time, to the Hub
+_SHOWN_DIFFERENCES = 10
+_STREAMS = 4  # at a time, from the Hub or a bucket: some 20 MB each
+
+
+@dataclass(repr=False)
+class VerifyResult(Result):
+    """What was proved, and what could not be."""
+
+    shards: int = 0
+    rows: int = 0
+    bytes: int = 0
+    files_compared: int = 0
+    unproved: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    subsets: dict[str, str] = field(default_factory=dict)  # each config and split: whole, unfinished, not brim's
+    repaired: int = 0  # shards that were written again
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return what was verified, for people."""
+        contents = f"{plural(self.rows, 'row')}, {format_size(self.bytes)} in {plural(self.shards, 'shard')}"
+        compared = f"{plural(self.files_compared, 'source file')}, byte for byte"
+        lines = [("verified", contents), *([("compared", compared)] if self.files_compared else [])]
+        lines += [("not verified", text) for text in self.unproved]
+        return lines + [("damage", text) for text in self.findings]
+
+
+def verify(options: VerifyOptions, progress: Progress) -> VerifyResult:
+    """Verify a dataset; raise VerificationError with everything that is wrong.
+
+    Damaged shards are recorded in the ledger (of a remote dataset, in the state folder), so that the command that built
+    them writes exactly those again.
+    """
+    destination, source, address = options.destination, options.source, os.fspath(options.destination)
+    other_store = options.source_endpoint_url not in (None, options.endpoint_url)
+    # --anonymous is for the source if that is in another bucket, else for the dataset too.
+    is_anonymous = options.anonymous and not _in_another_bucket(source, destination, other_store)
+    access = Access(options.endpoint_url, is_anonymous)
+    location = parse_destination(destination, access)
+    if options.repair and source is None:
+        raise InputError("--repair needs the source.", hint=f"brim verify {address} SOURCE --repair")
+    if options.repair and not isinstance(location, Path):
+        raise InputError(
+            "--repair can only be used with a folder.",
+            hint="Run `brim verify` without it: then the command that built the dataset writes the damaged shards.",
+        )
+    is_everything = options.from_config is None and options.from_split is None
+
+    def read_once() -> _Verification:
+        with opened(
+            destination, options.state_dir, progress.note, access, options.from_config, options.from_split
+        ) as published:
+            check = _Verification(published, options.deep, progress, everything=is_everything)
+            if source is not None and published.told.computed:
+                raise InputError(
+                    f"{os.fspath(destination)!r} was computed by map, tokenize or embed, so no source can be compared.",
+                    hint="Leave out SOURCE. Run the command that computed it again to see whether anything changed.",
+                )
+            try:
+                check.shards()
+                check.card()
+                if source is not None:
+                    root = None if options.root is None else os.fspath(options.root)
+                    source_access = Access(options.source_endpoint_url or options.endpoint_url, options.anonymous)
+                    check.source(source, root, source_access)
+            finally:
+                check.progress.finish()
+        return check
+
+    check = read_once()
+    if check.damaged - {CARD} and options.repair and not check.another_source and isinstance(location, Path):
+        written = repair_shards(
+            location, options.state_dir, check.told, check.tables, check.damaged, check.rows_of, progress
+        )
+        progress.note(f"repaired {plural(len(written), 'shard')} from the source")
+        check = read_once()
+        check.result.repaired = len(written)
+    if check.result.findings:
+        count = len(check.result.findings)
+        recorded = not check.another_source and record_damage(location, options.state_dir, check.told, check.damaged)
+        other = [check.another_source] if check.another_source else []
+        intact = [f"{name}: {words}" for name, words in check.result.subsets.items() if words == "whole"]
+        intact = intact if len(check.result.subsets) > 1 else []
+        raise VerificationError(
+            "\n  ".join([*other, f"{count} problem{'s' if count != 1 else ''} found:", *check.lines(), *intact]),
+            hint=check.hint(address, source, recorded),
+            findings=check.result.findings,
+            subsets=check.result.subsets,
+        )
+    return check.result
+
+
+def _in_another_bucket(source: object, destination: str | os.PathLike[str], other_store: bool) -> bool:
+    """Whether the source is a public archive, say, that was packaged into another bucket."""
+    text = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
+    if not is_bucket_address(text):
+        return False
+    to = os.fspath(destination)
+    same = is_bucket_address(to) and bucket_of(text) == bucket_of(to)
+    return other_store or not same
+
+
+class _Verification:
+    def __init__(self, published: Published, deep: bool, progress: Progress, everything: bool = True) -> None:
+        self.published, self.told, self.deep, self.progress = published, published.told, deep, progress
+        self.result = VerifyResult()
+        self.rows_of: dict[str, int] = {}
+        self.types_of: dict[str, dict[str, Any]] = {}  # the features that the footer of a shard tells
+        self._everything = everything
+        self.another_source = ""
+        self.damaged: set[str] = set()  # files that have to be written again
+        self.tables: dict[str, FileTable] = {}  # the source as it was read for a job, by its fingerprint
+        self._own = 0  # how many findings are of the dataset itself
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def found(self, what: str, damaged: str = "") -> None:
+        """Something is wrong; `damaged` is the file that has to be written again."""
+        with self._lock:
+            self.result.findings.append(what)
+            self.damaged |= {damaged} if damaged else set()
+
+    def lines(self) -> list[str]:
+        """What was found. Of the differences from a source, the first ones: there may be one for each of its files."""
+        own, differences = self.result.findings[: self._own], self.result.findings[self._own :]
+        rest = len(differences) - _SHOWN_DIFFERENCES
+        return [*own, *differences[:_SHOWN_DIFFERENCES], *([f"and {rest:,} more differences"] if rest > 0 else [])]
+
+    def hint(self, destination: str, source: object, recorded: bool) -> str:
+        """What to do about it: a command that repairs it."""
+        given = os.fspath(source) if isinstance(source, str | os.PathLike) else "SOURCE"
+        repair = shlex.join(["brim", "verify", destination, given, "--repair"])
+        findings, local = self.result.findings, not self.published.remote
+        if self.another_source:
+            return (
+                "Give the source that it was built from; or bring the dataset up to date, with the command that built "
+                "it and --update."
+            )
+        if all("; run the same build to finish" in finding for finding in findings):
+            return "Run the command that built it again."
+        if all(finding.endswith(_FOREIGN_FILE) for finding in findings):
+            return "Move these files away."
+        if not self.told.jobs and self.told.damaged:
+            compare = shlex.join(["brim", "verify", destination, given])
+            return f"Restore the ledger from a copy; or remove it, and compare with the source: {compare}"
+        if not self.told.jobs and not self.told.unfinished:
+            if local and self.damaged and any(map(SHARD_NAME.fullmatch, self.published.sizes)):
+                return f"Write the damaged shards again from their source: {repair}"
+            if source is not None and not self._own and not self.damaged:
+                return "Give the source that it was built from."
+            if self.published.renames:  # a repository, whose history keeps what is replaced
+                again = "`brim build SOURCE DEST --fresh` replaces it by what the source holds"
+                return f"It was not built by brim. {again}."
+            return "It was not built by brim: write it again with the program that made it."
+        if any("parts" in job.facts for job in self.told.jobs) and self.damaged and local:
+            return f"Write the damaged shards again from the source of their rows: {repair}"
+        if self.damaged and not recorded:
+            again = "--fresh builds it anew" if self.told.computed or not local else repair
+            return f"The damage could not be recorded in the ledger, so that a build would not repair it: {again}"
+        if self.damaged:
+            what = plural(len(self.damaged), "damaged file")
+            also = "" if self.told.computed or not local else f"; or: {repair}"
+            return f"Run the command that built it again: it writes the {what}{also}"
+        return (
+            "Run the command that built it again: it writes what is missing. With --update it takes over what has "
+            "changed in the source; --fresh starts over."
+        )
+
+    def shards(self) -> None:
+        here, receipts = self.published.sizes, self.told.receipts
+        open_ones = [subset for subset in self.published.subsets if subset.state == "unfinished"]
+        begun = {name for subset in open_ones for name in subset.names}
+        self.result.subsets = {subset.name: subset.words for subset in self.published.subsets}
+        for subset in open_ones:
+            self.found(f"{subset.name}: {subset.words}")
+        if self.told.unfinished and not open_ones:
+            self.found("unfinished: 0 shards; run the same build to finish")
+        for fault in self.told.damaged:
+            self.found(fault)
+        strange = [subset for subset in self.published.subsets if subset.state == "not brim's"]
+        if strange and self.told.jobs:
+            named = ", ".join(subset.name for subset in strange)
+            self.result.unproved.append(f"{named}: not brim's, so there are no checksums to compare with")
+        elif not self.told.jobs and not open_ones:
+            self.result.unproved.append("content: there is no ledger, so there are no checksums to compare with")
+        foreign = {name for subset in strange for name in subset.names}
+        for subset in self.published.subsets:
+            if subset.state == "incomplete" and not any(name in receipts for name in subset.names):
+                self._complete_by_name(subset.names)
+        if self.told.jobs:
+            for name in sorted(set(here) - set(receipts) - begun - foreign):
+                self.found(f"{name}{_FOREIGN_FILE}")
+        else:
+            self._odd_names(sorted(set(here) - begun))
+        names = sorted(((set(receipts) if self.told.jobs else set(here)) | foreign) - begun)
+        reads = self.deep or not self.published.remote
+        self.result.unproved += [] if self.deep else self.published.unproved
+        total = sum(here[name] for name in names if name in here) if reads else 0
+        self.progress.start("verify", total, len(names), effective_limit().bytes)
+        with ThreadPoolExecutor(self._threads(reads)) as pool:
+            try:
+                for name, result in zip(names, pool.map(self._shard, names), strict=True):
+                    if result is not None:
+                        self.rows_of[name], size = result
+                        self.result.rows += self.rows_of[name]
+                        self.result.bytes += size
+                    else:
+                        self.progress.shard(name, 0, "", "damaged")
+            finally:
+                self._stopped.set()  # Ctrl-C: the other threads need not go on
+        self.result.shards = len(names)
+
+    def _threads(self, reads: bool) -> int:
+        if not reads:
+            return _REQUESTS
+        return min(usable_cores(), _STREAMS) if self.published.remote else usable_cores()
+
+    def _complete_by_name(self, names: Sequence[str]) -> None:
+        """Without a ledger, the names still say how many shards there should be."""
+        for folder, split, number, count, extension in missing_numbers(names):
+            name = shard_name(folder, split, number, count, extension)
+            self.found(f"{name}: is missing", name)
+
+    def _odd_names(self, names: Sequence[str]) -> None:
+        """Without a ledger: files that are not called as shards are, and that `load_dataset` would not read."""
+        if self.published.remote or all(map(SHARD_NAME.fullmatch, names)):
+            return
+        try:
+            entries = card_entries(read_card(self.published.card() or ""))
+        except (BrimError, UnicodeDecodeError):
+            entries = []  # the card is reported as what it is
+        listed = [pattern for entry in entries for _, pattern in patterns_of(entry)]
+        for name in names:
+            loaded = any(fits(name, pattern) for pattern in listed) if listed else name.endswith(_LISTED)
+            if SHARD_NAME.fullmatch(name) is None and not loaded:
+                self.found(f"{name}{_FOREIGN_FILE}")
+
+    def _shard(self, name: str) -> tuple[int, int] | None:
+        """(rows, size) of a shard that is as its receipt says; None after noting what is wrong."""
+        receipt = self.told.receipts.get(name)
+        size = self.published.sizes.get(name)
+        if size is None:
+            self.found(f"{name}: is missing", name)
+            return None
+        if receipt is not None and size != receipt.size:
+            self.found(f"{name}: has {size:,} bytes instead of {receipt.size:,}", name)
+            return None
+        if size == 0:
+            self.found(f"{name}: is empty", name)
+            return None
+        self.progress.begin(name, size)
+        try:
+            with interrupted_by(self._look):
+                digest = self.published.sha256(name, self.deep, self._advance)
+            if receipt is not None and receipt.sha256 and digest != receipt.sha256:
+                was, now = receipt.sha256[:12], "is not listed" if digest is None else f"{digest[:12]}…"
+                self.found(f"{name}: its content changed (SHA-256 {now} instead of {was}…)", name)
+                return None
+            with interrupted_by(self._look), closing(self.published.open(name)) as shard:
+                rows, hollow, crooked = self._read(name, shard)
+        except pa.ArrowException as error:
+            self.found(f"{name}: cannot be read as {Path(name).suffix[1:]} ({str(error).splitlines()[0]})", name)
+            return None
+        except VerificationError as error:
+            self._damaged(name, error)
+            return None
+        if rows is None:
+            rows = 0 if receipt is None else receipt.rows
+        if receipt is not None and rows != receipt.rows:
+            self.found(f"{name}: holds {rows:,} rows instead of {receipt.rows:,}", name)
+            return None
+        for line in crooked:
+            self.found(f"{name}: lists that go together are not of one length: {line}")
+        if receipt is None:
+            for column in hollow:
+                self.found(f"{name}: the files of its column {column!r} are empty: {rows:,} rows hold paths alone")
+        self.progress.rows(rows)
+        self.progress.shard(name, size, digest or "", "verified")
+        return rows, size
+
+    def _damaged(self, name: str, error: VerificationError) -> None:
+        what = error.message.removeprefix(f"{name} ").removeprefix(f"{Path(name).name} ")
+        self.found(f"{name}: {what.splitlines()[0].rstrip('.')}", name)
+
+    def _read(self, name: str, shard: Readable) -> tuple[int | None, list[str], list[str]]:
+        """Rows, columns whose files are empty, and rows whose lists do not go together; the footer is read once."""
+        if shard.name.endswith(".arrow"):
+            self.types_of[name] = features_of_arrow(shard)
+        if not shard.name.endswith(".parquet"):
+            return count_rows(shard), [], []
+        with ParquetColumns(shard) as columns:
+            self.types_of[name] = columns.features()
+            pairs: dict[str, str] = {}
+            for job in self.told.jobs:
+                if not is_computed(job) and not is_foreign(job):
+                    pairs |= columns_beside(job.facts["recipe"].get("recipe_text"), columns.schema.names)
+            lists = {one: of for one, of in pairs.items() if _holds_list(columns, of)}
+            return columns.rows, hollow_in(columns.file), list(columns.unequal_lists(lists))
+
+    def _look(self) -> None:
+        if self._stopped.is_set():
+            raise StoppedError("Stopped.")
+
+    def _advance(self, size: int) -> None:
+        self._look()
+        self.progress.advance(size)
+
+    def card(self) -> None:
+        """The card loads what the shards hold."""
+        try:
+            text = self.published.card()
+            if text is None:
+                self._wrong_card("is missing")
+                return
+            fields = read_card(text)
+            twice = repeated_field(text)
+        except UnicodeDecodeError:
+            self._wrong_card("is not UTF-8")
+            return
+        except VerificationError as error:
+            self._damaged(CARD, error)
+            return
+        except DestinationError as error:
+            self._wrong_card(str(error))
+            return
+        if twice is not None:
+            self._wrong_card(f"has the field `{twice}` twice")
+        damaged = bool(self.result.findings)
+        if damaged and self.told.jobs:
+            return  # with shards missing, the card cannot agree
+        names = self.published.names if self._everything else None
+        for entry in card_entries(fields) if names is not None else ():
+            for pattern in names_nothing(entry, names or ()):
+                self._wrong_card(f"its config {entry['config_name']!r} names {pattern}, and there is no such file")
+        if damaged:
+            return
+        configs = [subset.config for subset in self.published.subsets]
+        if not self.published.sizes and self._everything:  # all shards are gone, and the card still names them
+            configs += [str(entry["config_name"]) for entry in card_entries(fields)]
+        for config in dict.fromkeys(configs):
+            of = [subset for subset in self.published.subsets if subset.config == config]
+            self._card_of(fields, config, of)
+
+    def _wrong_card(self, what: str, config: str = "default") -> None:
+        self.found(f"{CARD}{'' if config == 'default' else f': config {config}'}: {what}", CARD)
+
+    def _card_of(self, fields: dict[str, Any], config: str, subsets: Sequence[Subset]) -> None:
+        """What the card says of a config, against its shards: files, splits, rows, bytes, features."""
+        rows = {subset.split: sum(self.rows_of.get(name, 0) for name in subset.names) for subset in subsets}
+        names = [name for subset in subsets for name in subset.names]
+        own = bool(names) and all(name in self.told.receipts for name in names)
+        if own and names[0].endswith(_LISTED):
+            self._files_of(fields, config, subsets)
+        named = card_splits(fields, config)
+        if named is not None and (named != set(rows) if self._everything else not set(rows) <= named):
+            self._wrong_card(f"names the splits {_list(named)}, the shards are of {_list(set(rows))}", config)
+        told = card_info(fields, config)
+        for name, said in card_rows(fields, config).items():
+            if name in rows and said != rows[name]:
+                self._wrong_card(f"says {said:,} rows of {name}, the shards hold {rows[name]:,}", config)
+        if own:
+            for what in info_faults(told, rows) if self._everything else ():
+                self._wrong_card(what, config)
+            if not self.result.findings:
+                self._bytes_of(told, config, subsets)
+        features = told.get("features")
+        first = next((n for subset in subsets for n in subset.names if self.types_of.get(n)), None)
+        if features is not None and first is not None:
+            wanted = as_yaml(self.types_of[first])
+            for line in feature_changes(features, wanted):
+                self._wrong_card(line, config)
+
+    def _files_of(self, fields: dict[str, Any], config: str, subsets: Sequence[Subset]) -> None:
+        """`load_dataset` reads a config that brim built from all of its shards, split by split."""
+        entry = next((entry for entry in card_entries(fields) if entry["config_name"] == config), None)
+        faults = list(config_faults(fields, config))
+        if entry is None and not faults:
+            faults = ["does not list the shards under `configs`"]
+        for what in faults:
+            self._wrong_card(what, config)
+        files = None if entry is None or faults else resolved_files(entry, self.published.sizes)
+        for subset in subsets if files is not None else ():
+            listed = (files or {}).get(subset.split, set())
+            if listed != set(subset.names):
+                count = f"{len(listed):,} of its {plural(len(subset.names), 'shard')}"
+                self._wrong_card(f"its `data_files` of the split {subset.split} name {count}", config)
+
+    def _bytes_of(self, told: dict[str, Any], config: str, subsets: Sequence[Subset]) -> None:
+        there = {subset.split: sum(self.published.sizes[name] for name in subset.names) for subset in subsets}
+        said = {str(one["name"]): one.get("num_bytes") for one in told.get("splits") or () if "name" in one}
+        size, total = told.get("download_size"), sum(there.values())
+        if isinstance(size, int) and size != total and self._everything:
+            self._wrong_card(f"says {size:,} bytes to download of {config}, the shards have {total:,}")
+        elif size == told.get("dataset_size"):  # else `datasets` told it, by what it takes in memory
+            for split, count in said.items():
+                if split in there and count != there[split]:
+                    self._wrong_card(f"says {count} bytes of {split}, the shards have {there[split]:,}")
+
+    def source(self, source: str | os.PathLike[str] | FileTable | Selection, root: str | None, access: Access) -> None:
+        """Every source file is inside as often as the source names it, byte for byte."""
+        self._own = len(self.result.findings)
+        parts = parts_of(self.told)
+        if len(parts) <= 1:
+            part = parts[0] if parts else None
+            job = None if part is None else part.job
+            self._with_source(self._table(source, root, job, access), job, part)
+            return
+        # Several configs, splits or rows that were appended, each from a source of its own: prove what this one gives.
+        given, whole = False, None
+        every = sum(count for part in parts if isinstance(count := part.job.facts.get("files"), int))
+        for part in parts:
+            if is_computed(part.job) or is_foreign(part.job):
+                continue
+            try:
+                table = self._table(source, root, part.job, access)
+                whole = table if table.file_count() == every and not table.refused else whole
+                same = not table.refused and self._plan(table, part.job).facts["content"] == part.job.facts["content"]
+            except BrimError:
+                continue  # read as another part was, it may be no source at all
+            if same:
+                self._with_source(table, part.job, part)
+            given |= same
+        if not given and whole is not None:
+            # A source that grew: it has the files of all parts, of which --append added only the new ones each time.
+            self._with_source(whole, None, None)
+        elif not given and any(part.job.left_out for part in parts):
+            self.result.unproved.append("source: it was not compared, because a part was published with files left out")
+        elif not given:
+            self.found(f"the source is not what any of the {len(parts)} parts here was published from")
+
+    def _with_source(self, table: FileTable, job: JobRecord | None, part: PublishedPart | None) -> None:
+        for refused in table.refused:
+            self.found(f"source {refused.path}: is {refused.reason}")
+        if (self.published.remote and not self.deep) or table.files.ranges is not None:
+            self._by_hash(table, job, part)
+            return
+        number_of: dict[str, int] = {path.as_py(): number for number, path in enumerate(table.files.paths)}
+        expected = np.zeros(len(table.files), np.int64)
+        for name in table.columns:
+            np.add.at(expected, flat_numbers(table.rows.column(name)), 1)
+        seen = np.zeros(len(table.files), np.int64)
+        left_out = set(job.left_out) if job else set()
+        names = self._names(part)
+        self.progress.start("compare", int((expected * table.files.sizes).sum()), len(names), effective_limit().bytes)
+        compared = 0
+        for name in names:
+            self.progress.begin(name, self.published.sizes[name])
+            try:
+                self._compare(name, table, number_of, seen)
+                compared += 1
+            except VerificationError as error:
+                self._damaged(name, error)
+            except SourceChangedError as error:
+                self.found(f"source {error.facts['path']}: {error.facts['what']}")
+            self.progress.shard(name, 0, "", "compared")
+        self.result.files_compared += int(seen.sum())
+        here, there = int((seen > 0).sum()), int((expected > 0).sum())
+        intact = len(self.rows_of) == self.result.shards and compared == len(names)
+        if here * 2 < there if intact else compared and not here:
+            self.another_source = f"This is another source: {here:,} of its {there:,} files are in the shards."
+        if not intact:
+            return  # files of a damaged shard would all be reported once more
+        for number in np.flatnonzero(seen != expected).tolist():
+            path = table.files.path(number)
+            if path not in left_out:
+                self.found(
+                    f"{path}: is {seen[number]} time(s) in the shards and {expected[number]} time(s) in the source"
+                )
+        self._metadata(table, job)
+
+    def _names(self, part: PublishedPart | None) -> list[str]:
+        """The whole shards of a part; of the only one, all that are here."""
+        if part is None or len(parts_of(self.told)) == 1:
+            return sorted(self.rows_of)
+        return [name for names in part.names.values() for name in names if name in self.rows_of]
+
+    def _plan(self, table: FileTable, job: JobRecord, folder: str = "data") -> Plan:
+        """What a build of this source would be, done as that one was."""
+        return plan_like(table, job, folder)
+
+    def _by_hash(self, table: FileTable, job: JobRecord | None, part: PublishedPart | None) -> None:
+        """Without a download: the shards that this source gives must have the SHA-256 that the Hub lists."""
+        if job is None or part is None or job.left_out or table.refused:
+            self.result.unproved.append("source: it was not compared; --deep reads the shards back and compares files")
+            return
+        plan = self._plan(table, job)
+        if plan.facts["content"] != job.facts["content"]:
+            self.another_source = "This is another source, or it has changed since."
+            self.found("the source's files or the values of its table are not those that were published")
+            return
+        self.progress.start(
+            "compare", sum(s.file_bytes for s in plan.shards), len(plan.shards), effective_limit().bytes
+        )
+        left = {split: iter(names) for split, names in part.names.items()}
+        for shard in plan.shards:
+            name = next(left.get(shard.split, iter(())), shard.name)
+            receipt = self.told.receipts.get(name)
+            self.progress.begin(name, shard.file_bytes)
+            with splice_of(plan, shard) as splice:
+                sha256 = splice.sha256(self.progress.advance)
+            if receipt is None or receipt.sha256 != sha256:
+                same = not job.versions or job.versions == job_versions()
+                why = "" if same else f" (published with {_versions(job.versions)}: try --deep)"
+                self.found(f"{name}: the source gives other bytes{why}", name)
+            self.progress.shard(name, 0, sha256, "compared")
+        self.result.files_compared += table.file_count()
+
+    def _metadata(self, table: FileTable, job: JobRecord | None) -> None:
+        """The source's values are those that were built: its plan has the same digest of content."""
+        if job is None or job.left_out or self.result.findings or table.refused:
+            self.result.unproved.append("metadata: the values of other columns were not compared with the source")
+            return
+        if self._plan(table, job).facts["content"] != job.facts["content"]:
+            self.found("the values of the source's table are not those that were built (its files are)")
+
+    def _table(
+        self,
+        source: str | os.PathLike[str] | FileTable | Selection,
+        root: str | None,
+        job: JobRecord | None,
+        access: Access,
+    ) -> FileTable:
+        """The source, read as it was for a build."""
+        if isinstance(source, FileTable):
+            table = source
+        elif isinstance(source, Selection):
+            table = source.table()
+        else:
+            recipe: dict[str, Any] = job.facts["recipe"] if job else {}
+            try:
+                options = SourceOptions.from_recipe(recipe, root, access)
+            except (TypeError, ValueError, AttributeError) as error:
+                raise VerificationError("The ledger does not say how the source was read.") from error
+            table = read_source(source, options)
+            if self.told.job is not None and "parts" in self.told.job.facts:  # appended rows have the classes of all
+                features = next((found for found in self.types_of.values() if found), {})
+                table = with_known_classes(table, features)
+        self.tables["" if job is None else job.fingerprint] = table
+        return table
+
+    def _compare(self, name: str, table: FileTable, number_of: dict[str, int], seen: Ints) -> None:
+        with closing(self.published.stream(name)) as shard, closing(self.published.open(name)) as footer_of:
+            for found in locate(shard, footer_of):
+                number = number_of.get(found.path or "")
+                if number is None:
+                    self.found(f"{name}: holds {found.path}, which the source does not have")
+                elif found.size != table.files.sizes[number]:
+                    size = table.files.sizes[number]
+                    self.found(f"{found.path}: has {size:,} bytes in the source and {found.size:,} in {name}")
+                    seen[number] += 1
+                else:
+                    if not holds_bytes_of(shard, found, table, number, self.progress.advance):
+                        self.found(f"{found.path}: differs between the source and {name}", name)
+                    seen[number] += 1
+
+
+def _holds_list(columns: ParquetColumns, name: str) -> bool:
+    return name in columns.schema.names and is_list_type(columns.schema.field(name).type)
+
+
+def _versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _list(names: set[Any]) -> str:
+    return ", ".join(sorted(map(str, names))) or "(none)"
