@@ -345,7 +345,9 @@ def declared_options(kind: type[Options]) -> dict[str, Declared]:
         plain = annotation.__origin__
         own_kind = next((item for item in details if isinstance(item, Kind)), None)
         options.append(
-            Declared(field.name, own_kind or _kind_of(plain), option, field.default, panel, plain, field.kw_only is True)
+            Declared(
+                field.name, own_kind or _kind_of(plain), option, field.default, panel, plain, field.kw_only is True
+            )
         )
     options.sort(key=_sort_key)
     _declared[kind] = {item.name: item for item in options}
